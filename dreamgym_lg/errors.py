@@ -1,0 +1,55 @@
+"""Every error this library raises on purpose.
+
+DreamGymError
+├── ConfigurationError      an argument, an option or an unknown name: nothing was started
+├── MissingDependency       something to install first: an extra, a Java runtime
+├── EnvironmentFailed       a real environment broke: recorded as the rollout's cause
+├── PredictionFailed        the experience model's answer could not be used: recorded as the rollout's cause
+├── ReplayBufferError       the SQLite file is not ours, is damaged, or holds too little
+└── NothingToTrain          no policy token was sampled, or every episode failed: training would change nothing
+
+A message names what was given, the rule it broke and what to do.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class DreamGymError(Exception):
+    """Base of all errors raised by dreamgym-lg."""
+
+
+class ConfigurationError(DreamGymError, ValueError):
+    """An argument is outside what is allowed."""
+
+    @classmethod
+    def unknown(cls, kind: str, given: str, allowed: Iterable[str]) -> "ConfigurationError":
+        """An unknown name, answered with the nearest known one."""
+        names = sorted(allowed)
+        near = get_close_matches(given, names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return cls(f"unknown {kind} {given!r}; known: {', '.join(names)}.{hint}")
+
+
+class MissingDependency(DreamGymError, ImportError):
+    """Something that has to be installed first."""
+
+    @classmethod
+    def extra(cls, package: str, extra: str) -> "MissingDependency":
+        return cls(f"{package} is not installed; run: pip install 'dreamgym-lg[{extra}]'")
+
+
+class EnvironmentFailed(DreamGymError):
+    """A real environment raised or died while an episode ran."""
+
+
+class PredictionFailed(DreamGymError):
+    """The experience model's answer could not be parsed within its retries."""
+
+
+class ReplayBufferError(DreamGymError):
+    """The replay buffer's file is foreign, damaged, newer than this library, or empty where data is needed."""
+
+
+class NothingToTrain(DreamGymError):
+    """An update without a single trainable token."""

@@ -1,0 +1,125 @@
+"""The vocabulary of the library: tasks, steps, trajectories and token segments.
+
+Everything here is a frozen value without behaviour beyond a derived figure, so that a record means the same thing in the
+dream, in the real environment and in the replay buffer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+Origin = Literal["real", "synthetic"]
+Source = Literal["offline", "synthetic", "real"]
+"""Who answered the actions: recorded before training, the experience model, or the real environment during training."""
+
+Split = Literal["train", "validation", "test"]
+"""`validation` and `test` tasks are evaluation tasks: retrieval and the curriculum never see them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One thing for the agent to do in one world."""
+
+    id: str
+    """Stable over runs: the same world has the same id."""
+    instruction: str
+    """What the policy is told to achieve."""
+    environment: str
+    """The environment's name, e.g. `textworld_express/peckingorder`."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """JSON-serialisable: whatever the environment needs to build the world; `observation` holds the first observation,
+    which is where a dream of this task begins."""
+    origin: Origin = "real"
+    parent_id: str | None = None
+    """The task this one was varied from; None for a task nobody varied."""
+    split: Split = "train"
+
+
+class StepResult(NamedTuple):
+    """What an environment answers to one action (Gymnasium's five values, the observation being text)."""
+
+    observation: str
+    reward: float
+    """The change of the task's score, so that an episode's rewards sum to its score."""
+    terminated: bool
+    """The task itself ended, in success or failure."""
+    truncated: bool
+    """The episode was cut short by a step limit; never true together with `terminated`."""
+    info: Mapping[str, Any]
+    """`success: bool` (true only with `terminated`), `valid: bool` (the environment understood the action) and, in the
+    dream, `reasoning: str`. An absent key reads as False, True and ""."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One transition of a trajectory."""
+
+    observation: str
+    """What the policy saw before it acted."""
+    action: str
+    next_observation: str
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    valid: bool = True
+    reasoning: str = ""
+    """The experience model's reasoning about this step; empty for a real one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A run of tokens exactly as the policy read and sampled them: one row of a training batch.
+
+    An episode whose context only grows is one segment; an agent that edits its context gives several.
+    """
+
+    token_ids: Sequence[int]
+    sampled: Sequence[int]
+    """Same length: 1 where the policy sampled the token (trainable), 0 where it was given."""
+    logprobs: Sequence[float]
+    """Same length: natural-log probability under the sampling distribution; 0.0 where `sampled` is 0."""
+
+    @property
+    def trainable(self) -> int:
+        """Number of tokens that the policy sampled."""
+        return sum(self.sampled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """A recorded episode, or the record of one that failed (`error` is set)."""
+
+    task: Task
+    steps: Sequence[Step] = ()
+    source: Source = "offline"
+    success: bool = False
+    error: str | None = None
+    """Why the episode could not be played to its end; None for a played one, whatever its outcome."""
+    run: str = ""
+    """Which training run, evaluation or collection recorded it. (run, iteration, task.id, rollout_index) is unique."""
+    iteration: int = 0
+    rollout_index: int = 0
+    policy_version: str = ""
+    experience_version: str = ""
+    """Empty when the real environment answered."""
+    segments: Sequence[Segment] = ()
+
+    @property
+    def reward(self) -> float:
+        """Sum of the steps' rewards: the episode's score."""
+        return float(sum(step.reward for step in self.steps))
+
+    @property
+    def invalid_actions(self) -> int:
+        return sum(not step.valid for step in self.steps)
+
+
+class Prediction(NamedTuple):
+    """The experience model's answer to one action: `(s_{t+1}, r_{t+1})` with its reasoning trace `R_t` (paper, section 4)."""
+
+    reasoning: str
+    observation: str
+    reward: float
+    terminated: bool
+    success: bool
+    valid: bool
