@@ -1,0 +1,55 @@
+# `make` lists the targets. Everything is installed into $(VENV); nothing else on the machine changes.
+VENV ?= .venv
+PYTHON ?= python3
+# The torch to install when there is none. On Linux the registry's own build brings gigabytes of CUDA:
+# TORCH_INDEX=<address of an index with CPU builds> adds that index.
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+LAYOUT := build/layout/dreamgym_lg
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-fast lint bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1 | /p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name text; \
+		do printf '  make %-11s%s\n' "$$name" "$$text"; done
+	@echo '  variables: VENV=$(VENV) PYTHON=$(PYTHON) TORCH=$(TORCH) TORCH_INDEX= ARGS='
+
+install: $(INSTALLED)  ## create the virtual environment with every extra (again when pyproject.toml changes)
+
+demo: install  ## train a small policy in the dream and judge it in the real environment; ARGS= goes to `dreamgym demo`
+	$(BIN)/dreamgym demo $(ARGS)
+
+test: install  ## run every test; ARGS= goes to pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: install  ## run the tests that are not marked slow; ARGS= goes to pytest
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: install  ## check style, layers (ruff) and types (mypy)
+	$(BIN)/ruff check .
+	@mkdir -p $(LAYOUT) && ln -sfn ../../../graphs $(LAYOUT)/graphs && ln -sfn ../../../integrations $(LAYOUT)/integrations
+	$(BIN)/mypy
+
+bench: install  ## run every file of tests/benchmarks
+	@set -e; for file in $(sort $(wildcard tests/benchmarks/*.py)); do echo "== $$file"; $(BIN)/python "$$file"; done
+
+clean:  ## remove the virtual environment, builds and caches; runs and replay buffers stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo 'dreamgym-lg needs Python 3.11 or newer; name one: make install PYTHON=python3.12' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { echo '$(PYTHON) cannot create virtual environments (on Debian: apt-get install python3-venv)' >&2; exit 1; }
+	@test -x $(BIN)/python || { echo 'Creating $(VENV)'; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))' \
+		|| { echo 'Installing $(TORCH)'; $(BIN)/pip install -q $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH); }
+	@echo 'Installing dreamgym-lg with every extra (about a minute)'
+	@$(BIN)/pip install -q -e '.[all]'
+	@touch $@

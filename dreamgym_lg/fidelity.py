@@ -1,0 +1,64 @@
+"""How far the dream can be trusted: the same policy in dream and reality, and the dream's verdict on the policy's own actions."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dreamgym_lg.experience import CheckAction, Exchange, ExperienceModel, annotate, recorded_history
+from dreamgym_lg.statistics import wilson
+from dreamgym_lg.types import Trajectory
+
+
+def summarise(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Successes with their Wilson 95 % interval, invalid-action share and failed rollouts (which count as no success)."""
+    successes, episodes = sum(trajectory.success for trajectory in trajectories), len(trajectories)
+    steps = sum(len(trajectory.steps) for trajectory in trajectories)
+    return {
+        "successes": successes,
+        "episodes": episodes,
+        "interval": list(wilson(successes, episodes)),
+        "invalid_action_share": sum(trajectory.invalid_actions for trajectory in trajectories) / max(steps, 1),
+        "reward_mean": sum(trajectory.reward for trajectory in trajectories) / max(episodes, 1),
+        "failed": sum(trajectory.error is not None for trajectory in trajectories),
+    }
+
+
+class Verdicts(NamedTuple):
+    """The experience model's judgement of real steps, teacher-forced: each is predicted from the real history."""
+
+    invalid: int
+    """Steps that the real environment did not understand (those refused by `check_action` are not asked)."""
+    invalid_recognised: int
+    valid: int
+    valid_refused: int
+    reward_errors: int
+    """Steps whose predicted reward differs from the real one by more than 0.01."""
+
+    @property
+    def invalid_recall(self) -> float | None:
+        """Share of really invalid actions called invalid; None if there were none to recognise."""
+        return self.invalid_recognised / self.invalid if self.invalid else None
+
+
+async def judge(
+    experience: ExperienceModel, trajectories: Sequence[Trajectory], *, check_action: CheckAction | None = None
+) -> Verdicts:
+    """Ask `experience` about every step of real trajectories, each given the real history before it."""
+    asked, answers = [], []
+    for trajectory in trajectories:
+        history: list[Exchange] = []
+        for step, success in recorded_history(trajectory, check_action):
+            asked.append(step)
+            found = experience.demonstrations(step.observation, step.action, trajectory.task)
+            answers.append(experience.apredict(trajectory.task, tuple(history), step.action, found))
+            history.append(Exchange(step.action, annotate(step, success=success)))
+    predictions = await asyncio.gather(*answers, return_exceptions=True)
+    invalid = recognised = valid = refused = wrong = 0
+    for step, prediction in zip(asked, predictions, strict=True):
+        said_valid = None if isinstance(prediction, BaseException) else prediction.valid
+        invalid += not step.valid
+        recognised += not step.valid and said_valid is False
+        valid += step.valid
+        refused += step.valid and said_valid is not True
+        wrong += isinstance(prediction, BaseException) or abs(prediction.reward - step.reward) > 0.01
+    return Verdicts(invalid, recognised, valid, refused, wrong)

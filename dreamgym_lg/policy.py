@@ -1,0 +1,91 @@
+"""The policy's side channel: which tokens were sampled, with what probability, in which episode.
+
+The policy is any `BaseChatModel`; one that can be trained reports every call to the recorder of the running episode. Token
+ids never travel in messages: those end up in checkpoints and streams, and text re-encoded is not what was sampled.
+"""
+
+import threading
+from collections.abc import Sequence
+from contextvars import ContextVar, Token
+from typing import NamedTuple
+from uuid import UUID
+
+from dreamgym_lg.types import Segment
+
+
+class TokenCall(NamedTuple):
+    """One call of the policy, token by token."""
+
+    run_id: UUID | None
+    """LangChain's id of the call, by which a trace and its tokens are joined."""
+    given_ids: Sequence[int]
+    """What the policy read."""
+    sampled_ids: Sequence[int]
+    logprobs: Sequence[float]
+    """Natural log-probability of each sampled token under the distribution it was drawn from."""
+
+
+_current: ContextVar["TokenRecorder | None"] = ContextVar("dreamgym_token_recorder", default=None)
+
+
+class TokenRecorder:
+    """Collects the policy calls made inside `with recorder:`, also from tasks and threads that copy the context.
+
+    `seed` fixes the sampling of an episode: call n draws from (seed, n), whatever else runs beside it.
+    """
+
+    def __init__(self, *, seed: int | None = None) -> None:
+        self.calls: list[TokenCall] = []
+        self._seed = seed
+        self._drawn = 0
+        self._lock = threading.Lock()
+        self._tokens: list[Token[TokenRecorder | None]] = []
+
+    def __enter__(self) -> "TokenRecorder":
+        self._tokens.append(_current.set(self))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._tokens.pop())
+
+    @staticmethod
+    def current() -> "TokenRecorder | None":
+        """The recorder of the episode this code runs in; None outside of one."""
+        return _current.get()
+
+    def record(self, call: TokenCall) -> None:
+        with self._lock:
+            self.calls.append(call)
+
+    def next_seed(self) -> int | None:
+        """The seed of the episode's next policy call; None if the episode was given none."""
+        if self._seed is None:
+            return None
+        with self._lock:
+            self._drawn += 1
+            return (self._seed * 1_000_003 + self._drawn) % 2**63
+
+    def segments(self) -> list[Segment]:
+        """The recorded calls, merged by exact token prefix.
+
+        A call whose given tokens begin with everything an earlier segment holds continues that segment (the longest such
+        one); any other call begins a new segment. No token is ever re-encoded.
+        """
+        with self._lock:
+            calls = list(self.calls)
+        open_rows: list[tuple[list[int], list[int], list[float]]] = []
+        for call in calls:
+            if not call.sampled_ids:
+                continue
+            given = list(call.given_ids)
+            fits = [row for row in open_rows if len(row[0]) <= len(given) and given[: len(row[0])] == row[0]]
+            if fits:
+                ids, sampled, logprobs = max(fits, key=lambda row: len(row[0]))
+            else:
+                ids, sampled, logprobs = [], [], []
+                open_rows.append((ids, sampled, logprobs))
+            new = given[len(ids) :] + list(call.sampled_ids)
+            ids += new
+            sampled += [0] * (len(new) - len(call.sampled_ids)) + [1] * len(call.sampled_ids)
+            logprobs += [0.0] * (len(new) - len(call.sampled_ids)) + list(call.logprobs)
+        return [Segment(token_ids=ids, sampled=sampled, logprobs=logprobs) for ids, sampled, logprobs in open_rows]

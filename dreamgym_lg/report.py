@@ -1,0 +1,295 @@
+"""The proof written down: `report.html` and `report.png` of a finished run, and the same table for the terminal.
+
+Every figure is an input or derived from one here, once, for page, picture and terminal alike. What is missing, null or
+impossible is left out, never guessed; a gain whose intervals overlap is called not proven wherever it is named.
+"""
+
+import math
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.statistics import intervals_apart, wilson
+from dreamgym_lg.types import Trajectory
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+History = Mapping[int, Mapping[str, Any]]
+"""A run's metrics by iteration, in order."""
+EPISODES_SHOWN = 12
+MODES = {"sampled": "temperature 1", "greedy": "greedy"}
+"""How actions were chosen. The first is the headline, fixed beforehand so that no run picks its better half."""
+NODES = ("curriculum", "rollout", "update_policy", "evaluate", "refresh")
+STEPS = {"offline": "offline", "refresh": "in training", "evaluation": "evaluation"}
+
+# Okabe and Ito's colours, told apart with any colour vision. Real and dream keep theirs everywhere.
+REAL, DREAM, LEFT, RIGHT, INK, FAINT = "#0072B2", "#D55E00", "#008060", "#8C4A86", "#222222", "#666666"
+STYLE = {
+    "font.size": 15, "text.color": INK, "axes.edgecolor": "#999999", "axes.spines.top": False, "axes.spines.right": False,
+    "axes.titlesize": 17, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlepad": 12,
+    "axes.axisbelow": True, "grid.color": "#E6E6E6", "legend.frameon": False, "text.parse_math": False,
+}  # fmt: skip
+TICKS = [0, 0.25, 0.5, 0.75, 1]
+NOTE = "Bars and bands: 95 % intervals. Uniform groups: all rollouts earned the same. Mean V: variance of reward in a group."
+
+
+class Rate(NamedTuple):
+    """A success rate over at least one episode, with its 95 % interval."""
+
+    successes: int
+    episodes: int
+    low: float
+    high: float
+    invalid: float | None
+    """Share of invalid actions."""
+
+    @property
+    def value(self) -> float:
+        return self.successes / self.episodes
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+class Row(NamedTuple):
+    """One policy in one mode: in the real environment, and on the same worlds in the dream."""
+
+    policy: str
+    mode: str
+    real: Rate | None
+    dream: Rate | None
+
+    @property
+    def gap(self) -> str:
+        """Dream minus real: how much the dream flatters."""
+        return f"{self.dream.value - self.real.value:+.2f}" if self.real and self.dream else "–"
+
+
+def write_report(
+    result: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], episodes: Sequence[Trajectory], out: Path
+) -> tuple[Path, Path]:
+    """Write `report.html` and `report.png` (1600 x 1000 pixels) into the folder `out` and return their paths.
+
+    The page stands alone: picture embedded, nothing fetched, no script, all text escaped. `metrics` may be empty, out of
+    order or have gaps; of two records of one iteration (a resumed run) the later counts. The page shows the first
+    EPISODES_SHOWN episodes and says how many there were. Without matplotlib or jinja2 it raises MissingDependency and
+    writes nothing.
+    """
+    for package in ("matplotlib", "jinja2"):
+        if find_spec(package) is None:
+            raise MissingDependency.extra(package, "report")
+    placed = {int(record["iteration"]): record for record in metrics if _number(record.get("iteration")) is not None}
+    history = dict(sorted(placed.items()))
+    picture = _picture(result, history)
+    page = _page(result, history, episodes, picture)
+    out.mkdir(parents=True, exist_ok=True)
+    html, png = out / "report.html", out / "report.png"
+    png.write_bytes(picture)
+    html.write_text(page, encoding="utf-8", errors="replace")  # a model may emit half a surrogate pair
+    return html, png
+
+
+def summary_table(result: Mapping[str, Any]) -> "Table":
+    """Per policy and mode: real success with its interval, dream success, their gap, the share of invalid actions."""
+    try:
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError as error:
+        raise MissingDependency.extra("rich", "report") from error
+    table = Table("policy", "mode", title=Text(_title(result)), caption=Text(_claims(result)[0]["verdict"]))
+    for column in ("real success", "dream success", "gap", "invalid actions"):
+        table.add_column(column, justify="right")
+    for row in _rows(result):
+        invalid = _text(row.real.invalid, ".0%") if row.real else "–"
+        table.add_row(*map(Text, (row.policy, row.mode, _text(row.real), _text(row.dream), row.gap, invalid)))
+    return table
+
+
+def _number(value: Any, most: float = math.inf) -> float | None:
+    """The value if it is a finite number in 0..most, as every figure here has to be, else None."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return float(value) if math.isfinite(value) and 0 <= value <= most else None
+
+
+def _rate(record: Mapping[str, Any], prefix: str = "") -> Rate | None:
+    """None unless an episode was played and the counts are possible; Wilson's interval where none is given."""
+    episodes = int(_number(record.get(f"{prefix}episodes")) or 0)
+    successes = _number(record.get(f"{prefix}successes"), episodes)
+    if not episodes or successes is None:
+        return None
+    low, high = record.get(f"{prefix}interval") or wilson(int(successes), episodes)
+    return Rate(int(successes), episodes, low, high, _number(record.get(f"{prefix}invalid_action_share"), 1))
+
+
+def _rows(result: Mapping[str, Any]) -> list[Row]:
+    """Base and trained in each mode, then on unseen objects where that was measured."""
+
+    def rate(place: str, policy: str, mode: str) -> Rate | None:
+        policies = result.get(place) or {}
+        return _rate((policies.get(policy) or {}).get(mode) or {})
+
+    pairs = [(policy, mode) for mode in MODES for policy in ("base", "trained")]
+    rows = [Row(policy, MODES[mode], rate("real", policy, mode), rate("dream", policy, mode)) for policy, mode in pairs]
+    moved = [Row(policy, f"{MODES[mode]}, unseen objects", rate("transfer", policy, mode), None) for policy, mode in pairs]
+    return rows + [row for row in moved if row.real]
+
+
+def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Per mode a sentence with its verdict (`proven`, `not proven` or `worse`); the first is the headline."""
+    rates = {(row.policy, row.mode): row.real for row in _rows(result)}
+    spent = _number((result.get("real_steps") or {}).get("refresh"))
+    tail = "" if spent is None else f"; {spent:,.0f} real steps spent in training"
+    claims: list[dict[str, str]] = []
+    for mode in dict.fromkeys(mode for _, mode in rates):
+        base, trained = rates.get(("base", mode)), rates.get(("trained", mode))
+        word, why, played = "not proven", "base and trained policy were not both played", ""
+        if base and trained:
+            counts = dict.fromkeys((base.episodes, trained.episodes))
+            played = f" on {' and '.join(map(str, counts))} held-out episodes"
+            why = "the intervals overlap"
+            if intervals_apart((base.low, base.high), (trained.low, trained.high)):
+                word, why = "proven" if trained.low > base.high else "worse", "the intervals do not overlap"
+        sentence = f"real success, {mode}: {_text(base)} → {_text(trained)}{played}{'' if claims else tail}"
+        claims.append({"sentence": sentence, "word": word, "verdict": f"{word}: {why}"})
+    return claims
+
+
+def _title(result: Mapping[str, Any]) -> str:
+    where = f"{result.get('game', 'unnamed')}, seed {result.get('seed', '–')}"
+    return f"Trained in a dream, {_claims(result)[0]['word']} in the real environment: {where}"
+
+
+def _text(value: Any, spec: str = "") -> str:
+    return "–" if value is None else format(value, spec)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _series(history: History, key: str, most: float = math.inf) -> dict[int, float]:
+    return {i: value for i, record in history.items() if (value := _number(record.get(key), most)) is not None}
+
+
+def _evaluations(history: History) -> dict[int, Row]:
+    rows = {i: Row("", "", _rate(record, "eval_real_"), _rate(record, "eval_dream_")) for i, record in history.items()}
+    return {iteration: row for iteration, row in rows.items() if row.real or row.dream}
+
+
+def _node_seconds(history: History) -> dict[str, float]:
+    return {node: total for node in NODES if (total := sum(_series(history, f"seconds_{node}").values()))}
+
+
+def _steps(result: Mapping[str, Any]) -> dict[str, int]:
+    counts = result.get("real_steps") or {}
+    return {STEPS[kind]: int(count) for kind in STEPS if (count := _number(counts.get(kind))) is not None}
+
+
+def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajectory], picture: bytes) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    jinja.filters.update(text=_text, duration=_duration, number=_number)
+    source = files("dreamgym_lg").joinpath("templates/report.html.j2").read_text(encoding="utf-8")
+    return jinja.from_string(source).render(
+        result=result, title=_title(result), claims=_claims(result), rows=_rows(result), steps=_steps(result), note=NOTE,
+        evaluations=_evaluations(history), history=history, nodes=_node_seconds(history), given=len(episodes),
+        episodes=episodes[:EPISODES_SHOWN], picture=b64encode(picture).decode(),
+    )  # fmt: skip
+
+
+def _picture(result: Mapping[str, Any], history: History) -> bytes:
+    """The PNG. A plain `Figure`, not pyplot: no backend is chosen, no global state changes."""
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    with style.context(["default", STYLE]):  # "default" first: a user's own style must not leak in
+        figure, buffer = Figure(figsize=(16, 10), dpi=100, facecolor="white"), BytesIO()
+        _draw(figure, result, history)
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None:
+    figure.text(0.03, 0.955, _title(result), fontsize=25, fontweight="bold", va="center")
+    figure.text(0.03, 0.912, _claims(result)[0]["sentence"], fontsize=17, color=FAINT, va="center")
+    figure.text(0.03, 0.022, NOTE, fontsize=13, color=FAINT, va="center")
+    top = figure.add_gridspec(1, 2, left=0.045, right=0.98, top=0.83, bottom=0.53, wspace=0.11, width_ratios=(11, 10))
+    low = figure.add_gridspec(1, 2, left=0.045, right=0.66, top=0.375, bottom=0.115, wspace=0.3)
+    bars = figure.add_gridspec(2, 1, left=0.81, right=0.98, top=0.375, bottom=0.08, hspace=0.7, height_ratios=(5, 3))
+    _draw_headline(figure.add_subplot(top[0]), _rows(result))
+    _draw_progress(figure.add_subplot(top[1]), history)
+    left, right = ("uniform_groups", "Uniform groups", 1.0), ("curriculum_value", "Mean V", 0.25)
+    _draw_pair(figure.add_subplot(low[0]), history, left, right)
+    left, right = ("invalid_action_share", "Invalid actions", 1.0), ("entropy", "Entropy (nats)", math.inf)
+    _draw_pair(figure.add_subplot(low[1]), history, left, right)
+    nodes, total = _node_seconds(history), sum(_node_seconds(history).values())
+    times = {node: (seconds, f"{_duration(seconds)}, {seconds / total:.0%}") for node, seconds in nodes.items()}
+    _draw_bars(figure.add_subplot(bars[0]), f"Training: {_duration(total)}" if total else "Training time", times, FAINT)
+    steps = {label: (count, f"{count:,}") for label, count in _steps(result).items()}
+    _draw_bars(figure.add_subplot(bars[1]), "Real steps", steps, REAL)
+
+
+def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:
+    modes = list(dict.fromkeys(row.mode for row in rows))
+    axes.set(title="Before and after", xlim=(-0.7, 2.7 * len(modes) - 0.7), ylim=(0, 1.2), xticks=[], yticks=TICKS)
+    axes.grid(axis="y")
+    for place, mode in enumerate(modes):
+        axes.text(2.7 * place + 0.6, -0.12, mode.replace(", ", "\n"), fontweight="bold", ha="center", va="top")
+    for row in rows:
+        x = 2.7 * modes.index(row.mode) + 1.2 * (row.policy == "trained")
+        axes.text(x, -0.035, row.policy, ha="center", va="top")
+        if row.real:
+            axes.bar(x, row.real.value, 0.66, color=REAL, alpha=1 if row.policy == "trained" else 0.45)
+            _draw_rates(axes, {x: row.real}, fmt="none", ecolor=INK)
+            label = {"x": x, "ha": "center", "va": "bottom"}
+            axes.text(y=row.real.high + 0.02, s=f"{row.real.successes}/{row.real.episodes}", color=FAINT, size=13, **label)
+            axes.text(y=row.real.high + 0.08, s=f"{row.real.value:.2f}", size=19, weight="bold", **label)
+        if row.dream:
+            _draw_rates(axes, {x + 0.5: row.dream}, fmt="D", color=DREAM, mfc="white")
+    axes.plot([], [], "s", color=REAL, ms=12, label="real")
+    axes.plot([], [], "D", color=DREAM, mfc="white", mew=2.2, ms=9, label="same policy in the dream")
+    axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=2, handlelength=1, columnspacing=1.5)
+
+
+def _draw_rates(axes: "Axes", rates: Mapping[float, Rate], **look: Any) -> None:
+    # A given interval need not hold the rate (a bootstrap's may not), and an arm must not be negative.
+    lower = [max(0.0, rate.value - rate.low) for rate in rates.values()]
+    upper = [max(0.0, rate.high - rate.value) for rate in rates.values()]
+    look = {"ms": 9, "mew": 2.2, "elinewidth": 1.6, "capsize": 4, "capthick": 1.6, "clip_on": False, **look}
+    axes.errorbar(list(rates), [rate.value for rate in rates.values()], [lower, upper], **look)
+
+
+def _draw_progress(axes: "Axes", history: History) -> None:
+    axes.set(title="During training", xlabel="iteration", ylim=(0, 1.04), yticks=TICKS)
+    axes.grid(axis="y")
+    training, points = _series(history, "dream_success", 1), _evaluations(history)
+    if not training and not points:
+        return _draw_nothing(axes)
+    if training:
+        axes.plot(list(training), list(training.values()), ".-", color=DREAM, alpha=0.35, lw=1.3, label="training rollouts")
+    dream = {iteration: row.dream for iteration, row in points.items() if row.dream}
+    real = {iteration: row.real for iteration, row in points.items() if row.real}
+    for rates, color, fmt, fill, label in ((dream, DREAM, "D-", "white", "dream"), (real, REAL, "o-", REAL, "real")):
+        if rates:
+            lows, highs = zip(*((rate.low, rate.high) for rate in rates.values()), strict=True)
+            axes.fill_between(list(rates), lows, highs, color=color, alpha=0.12, linewidth=0)
+            _draw_rates(axes, rates, fmt=fmt, color=color, mfc=fill, linewidth=2.5, label=label)
+    axes.locator_params(axis="x", integer=True)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=3, handlelength=1.3, columnspacing=1, fontsize=14)
+
+
+def _draw_pair(axes: "Axes", history: History, *pair: tuple[str, str, float]) -> None:
+    """Two metrics (key, name, largest value), each on its own scale, named and numbered in its own colour."""
+    drawn = False
+    for side, color, edge, (key, name, most) in zip((axes, axes.twinx()), (LEFT, RIGHT), EDGES, pair, strict=True):
+        series = _series(history, key, most)

@@ -1,0 +1,108 @@
+"""Rollouts: run an agent's graph on tasks, many at once, and record every episode exactly once."""
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from langchain_core.runnables import Runnable
+from langgraph.errors import GraphRecursionError
+
+from dreamgym_lg.environment import Environment
+from dreamgym_lg.policy import TokenRecorder
+from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.types import Source, Task, Trajectory
+
+Environments = Callable[[], AbstractContextManager[Environment]]
+"""Lends an environment for one episode: `with environments() as environment`. Entering must not block."""
+
+
+async def rollout(
+    graph: Runnable[Any, Any],
+    tasks: Sequence[Task],
+    environments: Environments,
+    *,
+    context: Callable[[Environment], Any],
+    num_generations: int = 1,
+    source: Source,
+    run: str = "",
+    iteration: int = 0,
+    seed: int = 0,
+    concurrency: int = 64,
+    replay_buffer: ReplayBuffer | None = None,
+    policy_version: str = "",
+    experience_version: str = "",
+    recursion_limit: int = 200,
+    on_episode: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Play `num_generations` episodes of every task; results ordered by task, then rollout index.
+
+    Each episode runs in a context of its own, with its own sampling seed (from `seed`, iteration, task and index), and is
+    stored in `replay_buffer` the moment it ends. An episode stored before under the same (run, iteration, task, index) is
+    read instead of played, so that a killed run repeats nothing. An exception is a trajectory with an `error`.
+
+    Args: `context` makes the graph's run context from the environment (`EpisodeContext` for the episode graph).
+    """
+    stored: dict[tuple[str, int], Trajectory] = {}
+    if replay_buffer is not None:
+        found = replay_buffer.trajectories(run=run, iteration=iteration, segments=True)
+        stored = {(trajectory.task.id, trajectory.rollout_index): trajectory for trajectory in found}
+    slots = asyncio.Semaphore(concurrency)
+
+    async def episode(task: Task, index: int) -> Trajectory:
+        if (task.id, index) in stored:
+            return stored[task.id, index]
+        async with slots:
+            recorder = TokenRecorder(seed=random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40))
+            with environments() as environment:
+                config = {"recursion_limit": recursion_limit}
+                played = await _play(graph, task, environment, context(environment), recorder, config)
+        steps, success, error = played
+        trajectory = Trajectory(
+            task=task,
+            steps=steps,
+            source=source,
+            success=success,
+            error=error,
+            run=run,
+            iteration=iteration,
+            rollout_index=index,
+            policy_version=policy_version,
+            experience_version=experience_version,
+            segments=recorder.segments(),
+        )
+        if replay_buffer is not None:
+            replay_buffer.add(trajectory)
+        if on_episode is not None:
+            on_episode(trajectory)
+        return trajectory
+
+    episodes = [
+        asyncio.create_task(episode(task, index), context=contextvars.Context())
+        for task in tasks
+        for index in range(num_generations)
+    ]
+    return list(await asyncio.gather(*episodes))
+
+
+async def _play(
+    graph: Runnable[Any, Any],
+    task: Task,
+    environment: Environment,
+    context: Any,
+    recorder: TokenRecorder,
+    config: dict[str, Any],
+) -> tuple[Sequence[Any], bool, str | None]:
+    """The steps, the outcome and, if it broke, the cause of one episode; what was played before a fault is kept."""
+    state: dict[str, Any] = {}
+    try:
+        with recorder:
+            async for state in graph.astream({"task": task}, config, context=context, stream_mode="values"):
+                pass
+    except GraphRecursionError as error:
+        return state.get("steps", []), False, f"GraphRecursionError: {error}"
+    except Exception as error:
+        return state.get("steps", []), False, f"{type(error).__name__}: {error}"
+    return state.get("steps", []), state.get("success", False), None

@@ -1,0 +1,92 @@
+"""The episode graph: `policy -> environment -> policy ... -> END`. Dream or real is one argument."""
+
+import operator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
+from langgraph.graph import END, START, StateGraph
+from langgraph.runtime import Runtime
+from typing_extensions import TypedDict
+
+from dreamgym_lg.environment import Environment, checked
+from dreamgym_lg.types import Step, Task
+
+
+class EpisodeState(TypedDict, total=False):
+    """An episode on its way. Input: `task` alone."""
+
+    task: Task
+    messages: Annotated[list[AnyMessage], operator.add]
+    """What the policy sees: it only grows, so that a whole episode is one training row."""
+    steps: Annotated[list[Step], operator.add]
+    success: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeContext:
+    """Who plays the world: pass it as `graph.ainvoke(..., context=EpisodeContext(environment=...))`."""
+
+    environment: Environment
+
+
+def read_action(text: str) -> str:
+    """The action in a policy's reply: its first line. An empty reply is the empty action, which no environment knows."""
+    return text.strip().split("\n", 1)[0].strip()
+
+
+def create_episode_graph(
+    policy: BaseChatModel, environment: Environment | None = None, *, max_steps: int = 10
+) -> StateGraph[EpisodeState, EpisodeContext, EpisodeState, EpisodeState]:
+    """Build the uncompiled episode graph.
+
+    Args:
+        policy: Any chat model; it reads the instruction and observations and answers with an action.
+        environment: Plays the world; None takes it from the run's `EpisodeContext`, one instance per concurrent episode.
+        max_steps: The episode is truncated after this many actions, refused ones included.
+    """
+
+    def world(runtime: Runtime[EpisodeContext]) -> Environment:
+        return environment if environment is not None else runtime.context.environment
+
+    async def reset(state: EpisodeState, runtime: Runtime[EpisodeContext]) -> dict[str, Any]:
+        observation = await world(runtime).areset(state["task"])
+        return {"messages": [SystemMessage(state["task"].instruction), HumanMessage(observation)], "success": False}
+
+    async def act(state: EpisodeState) -> dict[str, Any]:
+        return {"messages": [await policy.ainvoke(state["messages"])]}
+
+    async def answer(state: EpisodeState, runtime: Runtime[EpisodeContext]) -> dict[str, Any]:
+        *earlier, reply = state["messages"]
+        observations = [message.text for message in earlier if message.type == "human"]
+        action = read_action(reply.text)
+        refusal = world(runtime).check_action(action, observations)
+        result = checked(refusal) if refusal is not None else await world(runtime).astep(action)
+        steps = len(state.get("steps", ())) + 1
+        step = Step(
+            observation=observations[-1],
+            action=action,
+            next_observation=result.observation,
+            reward=result.reward,
+            terminated=result.terminated,
+            truncated=result.truncated or (not result.terminated and steps >= max_steps),
+            valid=result.info.get("valid", True),
+            reasoning=result.info.get("reasoning", ""),
+        )
+        success = result.terminated and result.info.get("success", False)
+        return {"messages": [HumanMessage(result.observation)], "steps": [step], "success": success}
+
+    def ended(state: EpisodeState) -> Literal["policy", "__end__"]:
+        last = state["steps"][-1]
+        return END if last.terminated or last.truncated else "policy"
+
+    builder = StateGraph(EpisodeState, context_schema=EpisodeContext)
+    builder.add_node("reset", reset)
+    builder.add_node("policy", act)
+    builder.add_node("environment", answer)
+    builder.add_edge(START, "reset")
+    builder.add_edge("reset", "policy")
+    builder.add_edge("policy", "environment")
+    builder.add_conditional_edges("environment", ended)
+    return builder

@@ -1,0 +1,323 @@
+"""The engine below `LocalChatModel`: micro-batching, a prefix cache of keys and values, and seeded sampling.
+
+One thread per model takes all calls that wait, runs them as one batch and keeps, per conversation, the keys and values of
+every token already read. The next call of that conversation forwards only what is new.
+"""
+
+import contextlib
+import itertools
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from langchain_core.messages.ai import UsageMetadata
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from dreamgym_lg.errors import ConfigurationError
+
+IDLE_SECONDS = 0.003
+"""A batch is closed when no further call has come for this long: long enough for an event loop to resume 64 episodes."""
+
+CACHED_TOKENS = 400_000
+"""Key-value entries kept over all conversations; the least recently used go first."""
+
+_one_forward_at_a_time = threading.Lock()
+"""Two models that compute at once on the same cores are slower than one after the other."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One call: a conversation in, a reply out."""
+
+    conversation: Sequence[dict[str, str]]
+    """`{"role", "content"}` messages, as chat templates take them."""
+    temperature: float = 1.0
+    max_new_tokens: int = 64
+    seed: int | None = None
+    """Fixes what is sampled, independent of the batch this call happens to share."""
+    stop: tuple[str, ...] = ()
+    on_text: Callable[[str], None] | None = None
+    """Called from the engine's thread with each new piece of text."""
+    future: "Future[Generated]" = field(default_factory=Future)
+
+
+@dataclass(slots=True, frozen=True)
+class Generated:
+    """The reply, with the exact tokens read and sampled."""
+
+    text: str
+    given_ids: list[int]
+    sampled_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    """`stop` at an end token or stop string, `length` at `max_new_tokens`."""
+
+    @property
+    def usage(self) -> UsageMetadata:
+        given, sampled = len(self.given_ids), len(self.sampled_ids)
+        return UsageMetadata(input_tokens=given, output_tokens=sampled, total_tokens=given + sampled)
+
+
+@dataclass(slots=True)
+class _Prefix:
+    """A conversation as far as it was read: its rendered text, its tokens, and the keys and values of those."""
+
+    text: str
+    ids: list[int]
+    keys_values: torch.Tensor
+    """[layers, 2, heads, tokens, head size]; the last sampled token has none yet."""
+
+
+class _Slab(DynamicLayer):
+    """One layer's cache inside a buffer of fixed length: appending writes in place instead of copying everything."""
+
+    def __init__(self, buffer: torch.Tensor, filled: int) -> None:
+        super().__init__()
+        self.buffer = buffer
+        self.dtype, self.device, self.is_initialized = buffer.dtype, buffer.device, True
+        self._show(filled)
+
+    def _show(self, filled: int) -> None:
+        self.filled = filled
+        self.keys, self.values = self.buffer[0, :, :, :filled], self.buffer[1, :, :, :filled]
+
+    def get_seq_length(self) -> int:
+        return self.filled
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        end = self.filled + key_states.shape[-2]
+        self.buffer[0, :, :, self.filled : end] = key_states
+        self.buffer[1, :, :, self.filled : end] = value_states
+        self._show(end)
+        return self.keys, self.values
+
+
+@dataclass(slots=True)
+class _Row:
+    """A request inside a batch."""
+
+    request: Request
+    text: str
+    ids: list[int]
+    prefix: _Prefix | None
+    generator: torch.Generator | None
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    shown: str = ""
+
+    @property
+    def known(self) -> int:
+        return 0 if self.prefix is None else self.prefix.keys_values.shape[-2]
+
+
+class Engine:
+    """Serves one model. Thread-safe; `submit` returns at once."""
+
+    def __init__(self, model: Any, tokenizer: Any, *, max_batch_size: int) -> None:
+        self.model, self.tokenizer, self.max_batch_size = model, tokenizer, max_batch_size
+        self.busy_seconds = 0.0
+        config = model.config.get_text_config()
+        self._layers = config.num_hidden_layers
+        self._heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self._head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._max_tokens = getattr(config, "max_position_embeddings", 1 << 30)
+        ends = model.generation_config.eos_token_id
+        self._ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+        self._prefixes: OrderedDict[Any, _Prefix] = OrderedDict()
+        self._cached = 0
+        self._seeds = itertools.count()
+        self._waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, name="dreamgym-engine", daemon=True).start()
+
+    def submit(self, request: Request) -> "Future[Generated]":
+        self._waiting.put(request)
+        return request.future
+
+    def clear(self) -> None:
+        """Forget all keys and values (the weights that made them are gone)."""
+        with _one_forward_at_a_time:
+            self._prefixes.clear()
+            self._cached = 0
+
+    def _serve(self) -> None:
+        while True:
+            requests = [self._waiting.get()]
+            with contextlib.suppress(queue.Empty):
+                while len(requests) < self.max_batch_size:
+                    requests.append(self._waiting.get(timeout=IDLE_SECONDS))
+            try:
+                self._answer(requests)
+            except BaseException as error:  # a waiting episode must hear of it, whatever it is
+                for request in requests:
+                    if not request.future.done():
+                        request.future.set_exception(error)
+
+    @torch.inference_mode()
+    def _answer(self, requests: list[Request]) -> None:
+        rows = []
+        for request in requests:
+            try:
+                rows.append(self._row(request))
+            except Exception as error:
+                request.future.set_exception(error)
+        if rows:
+            training = self.model.training
+            self.model.eval()
+            try:
+                _Batch(self, rows).run()
+            finally:
+                self.model.train(training)
+
+    def _row(self, request: Request) -> _Row:
+        conversation = list(request.conversation)
+        text = self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+        prefix = self._prefixes.get(_key(conversation))
+        if prefix is not None and not text.startswith(prefix.text):
+            prefix = None
+        new = self.tokenizer(text[len(prefix.text) if prefix else 0 :], add_special_tokens=False)["input_ids"]
+        ids = [*(prefix.ids if prefix else ()), *new]
+        if len(ids) + request.max_new_tokens > self._max_tokens:
+            raise ConfigurationError(
+                f"the conversation has {len(ids)} tokens and may grow by {request.max_new_tokens}; the model takes "
+                f"{self._max_tokens}: shorten the episode, the observations or max_new_tokens"
+            )
+        generator = None
+        if request.temperature > 0:
+            generator = torch.Generator()
+            generator.manual_seed(next(self._seeds) if request.seed is None else request.seed)
+        return _Row(request, text, ids, prefix, generator)
+
+    def forward(self, **inputs: Any) -> torch.Tensor:
+        """Logits of the last position, [batch, vocabulary], float32."""
+        with _one_forward_at_a_time:
+            start = time.perf_counter()
+            logits = self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1].float()
+            self.busy_seconds += time.perf_counter() - start
+        return logits
+
+    def keep(self, row: _Row, text: str, keys_values: torch.Tensor) -> None:
+        """Remember a finished conversation, and forget the oldest beyond the budget."""
+        reply = {"role": "assistant", "content": text}
+        # the text is what a template makes of the reply; special tokens sampled inside it stay in the ids alone
+        raw = row.text + text
+        if self.is_end(row.sampled[-1]):
+            raw += self.tokenizer.decode(row.sampled[-1:])
+        old = self._prefixes.pop(key := _key([*row.request.conversation, reply]), None)
+        self._prefixes[key] = _Prefix(raw, row.ids + row.sampled, keys_values)
+        self._cached += keys_values.shape[-2] - (old.keys_values.shape[-2] if old else 0)
+        while self._cached > CACHED_TOKENS:
+            self._cached -= self._prefixes.popitem(last=False)[1].keys_values.shape[-2]
+
+    def is_end(self, token: int) -> bool:
+        return token in self._ends
+
+
+def _key(conversation: Sequence[dict[str, str]]) -> Any:
+    """Names a conversation up to its last reply, which is as far as it has been read before."""
+    end = max((i + 1 for i, message in enumerate(conversation) if message["role"] == "assistant"), default=0)
+    return tuple((message["role"], message["content"]) for message in conversation[:end])
+
+
+class _Batch:
+    """Rows that decode together. Positions: [pad | known tokens | pad | new tokens | sampled tokens], pads masked out."""
+
+    def __init__(self, engine: Engine, rows: list[_Row]) -> None:
+        self.engine, self.rows = engine, rows
+        known, new = max(row.known for row in rows), max(len(row.ids) - row.known for row in rows)
+        self.filled = known + new
+        length = self.filled + max(row.request.max_new_tokens for row in rows)
+        model = engine.model
+        shape = (engine._layers, 2, len(rows), engine._heads, length, engine._head_size)
+        self.buffer = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self.mask = torch.zeros(len(rows), length, dtype=torch.long)
+        self.ids = torch.zeros(len(rows), new, dtype=torch.long)
+        self.positions = torch.zeros(len(rows), new, dtype=torch.long)
+        for i, row in enumerate(rows):
+            chunk = len(row.ids) - row.known
+            if row.prefix is not None:
+                self.buffer[:, :, i, :, known - row.known : known] = row.prefix.keys_values
+            self.mask[i, known - row.known : known] = 1
+            self.mask[i, self.filled - chunk : self.filled] = 1
+            self.ids[i, new - chunk :] = torch.tensor(row.ids[row.known :])
+            self.positions[i, new - chunk :] = torch.arange(row.known, len(row.ids))
+        self._layers(known)
+
+    def _layers(self, filled: int) -> None:
+        self.cache = DynamicCache()
+        self.cache.layers = [_Slab(layer, filled) for layer in self.buffer]
+
+    def run(self) -> None:
+        while self.rows:
+            device = self.buffer.device
+            logits = self.engine.forward(
+                input_ids=self.ids.to(device),
+                attention_mask=self.mask[:, : self.filled].to(device),
+                position_ids=self.positions.to(device),
+                past_key_values=self.cache,
+            )
+            tokens = self._sample(logits.cpu())
+            active = [i for i, row in enumerate(self.rows) if not self._finished(i, row)]
+            if not active:
+                return
+            self._advance(tokens, active)
+
+    def _sample(self, logits: torch.Tensor) -> torch.Tensor:
+        """One token per row; the exponential race draws from softmax(logits / temperature) with the row's own noise."""
+        warmth = torch.tensor([row.request.temperature or 1.0 for row in self.rows])
+        logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
+        race = logprobs.clone()
+        for i, row in enumerate(self.rows):
+            if row.generator is not None:
+                race[i] -= torch.empty(race.shape[1]).exponential_(generator=row.generator).log()
+        tokens = race.argmax(dim=-1)
+        chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
+        for row, token, logprob in zip(self.rows, tokens.tolist(), chosen, strict=True):
+            if not row.request.future.done():
+                row.sampled.append(token)
+                row.logprobs.append(logprob)
+        return tokens
+
+    def _finished(self, i: int, row: _Row) -> bool:
+        """Answer the row if it is at its end; its place in the batch is given up at the next shrinking."""
+        if row.request.future.done():
+            return True
+        ended = self.engine.is_end(row.sampled[-1])
+        request = row.request
+        text = ""
+        if ended or request.on_text or request.stop or len(row.sampled) >= request.max_new_tokens:
+            text = self.engine.tokenizer.decode(row.sampled, skip_special_tokens=True)
+        cut = min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=-1)
+        if cut >= 0:
+            text = text[:cut]
+        # an incomplete character decodes to a replacement mark: it is shown once its last byte has come
+        if request.on_text and len(text) > len(row.shown) and not text.endswith("�"):
+            request.on_text(text[len(row.shown) :])
+            row.shown = text
+        if not ended and cut < 0 and len(row.sampled) < request.max_new_tokens:
+            return False
+        kept = self.buffer[:, :, i].index_select(-2, self.mask[i, : self.filled].nonzero()[:, 0].to(self.buffer.device))
+        self.engine.keep(row, text, kept)
+        reason = "stop" if ended or cut >= 0 else "length"
+        request.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason))
+        return True
+
+    def _advance(self, tokens: torch.Tensor, active: list[int]) -> None:
+        lengths = [len(row.ids) + len(row.sampled) - 1 for row in self.rows]
+        if len(active) <= len(self.rows) // 2:  # shrinking copies the cache: worth it when it halves the work
+            rows = torch.tensor(active)
+            self.rows = [self.rows[i] for i in active]
+            lengths = [lengths[i] for i in active]
+            self.mask, tokens = self.mask[rows], tokens[rows]
+            self.buffer = self.buffer.index_select(2, rows.to(self.buffer.device))
+            self._layers(self.filled)
+        self.ids, self.positions = tokens[:, None], torch.tensor(lengths)[:, None]
+        self.mask[:, self.filled] = 1
+        self.filled += 1

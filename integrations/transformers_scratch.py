@@ -1,0 +1,62 @@
+"""Small models from scratch, for machines without weights to download: a tokenizer, a chat template, a tiny Qwen2."""
+
+from collections.abc import Iterable
+
+from dreamgym_lg.errors import MissingDependency
+
+try:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
+except ImportError as error:
+    raise MissingDependency.extra("transformers", "train") from error
+
+ROLES = ("system", "user", "assistant")
+PAD, END = "<|pad|>", "<|end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|end|>{% endgeneration %}"
+    "{% else %}{{ message.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def create_tokenizer(texts: Iterable[str], *, vocab_size: int = 1024) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer (any text survives it) with a chat template that only ever appends."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, END, *(f"<|{role}|>" for role in ROLES)],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def create_model(
+    tokenizer: PreTrainedTokenizerFast, *, hidden_size: int = 128, layers: int = 4, max_tokens: int = 2048, seed: int = 0
+) -> Qwen2ForCausalLM:
+    """A Qwen2 with random weights: about 1 M parameters as it stands."""
+    set_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden_size // 32,
+        num_key_value_heads=hidden_size // 64,
+        max_position_embeddings=max_tokens,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen2ForCausalLM(config)

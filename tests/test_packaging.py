@@ -1,0 +1,138 @@
+"""What a user installs: the wheel, built through the sdist, in an environment that never saw this repository."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = {"dreamgym_lg": "dreamgym_lg", "graphs": "dreamgym_lg/graphs", "integrations": "dreamgym_lg/integrations"}
+HEAVY = {"accelerate", "datasets", "matplotlib", "torch", "transformers", "trl"}
+CORE_IMPORTS = "import dreamgym_lg, dreamgym_lg.cli, dreamgym_lg.graphs.episode, dreamgym_lg.graphs.training"
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """The command's standard output; a failure raises with both outputs in the message."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment |= {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise AssertionError(f"{command} exited {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist and the wheel built from it, of a copy: setuptools writes build/ and egg-info/ beside
+    the source, and a stale build/ would put deleted modules in the wheel."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ["pyproject.toml", "README.md", "LICENSE"]:
+        shutil.copy(ROOT / name, source)
+    for name in [*SHIPPED, "cookbook", "tests"]:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    built = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", built, source, cwd=source)
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    return next(dist.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment that holds the wheel and sees this environment's packages, dreamgym-lg's own excepted:
+    Python does not follow the .pth file of an editable install in a folder that a .pth file itself names."""
+    home = tmp_path_factory.mktemp("environment")
+    venv.create(home, with_pip=False)
+    pip = [sys.executable, "-m", "pip", "--python", home / "bin/python", "--disable-pip-version-check"]
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=home)
+    paths = dict.fromkeys(sysconfig.get_path(name) for name in ["purelib", "platlib"])
+    site = next(home.glob("lib/python*/site-packages"))
+    (site / "outer.pth").write_text("\n".join(paths))
+    return home
+
+
+def test_the_wheel_holds_the_three_folders_and_nothing_else(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+
+    assert names == set(shipped())
+
+
+def test_the_wheel_carries_the_licence_and_declares_every_extra(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        metadata = archive.read("dreamgym_lg-0.1.0.dist-info/METADATA").decode()
+        licence = archive.read("dreamgym_lg-0.1.0.dist-info/licenses/LICENSE").decode()
+
+    assert "License-Expression: Apache-2.0" in metadata
+    assert licence == (ROOT / "LICENSE").read_text()
+    assert set(re.findall(r"^Provides-Extra: (\w+)$", metadata, re.M)) == {
+        "train", "textworld", "report", "demo", "dev", "all",
+    }  # fmt: skip
+
+
+def test_the_sdist_holds_what_the_wheel_is_built_from(dist: Path) -> None:
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert set(shipped().values()) <= names
+    assert not {name for name in names if name.startswith("cookbook/")}
+
+
+def test_the_installed_wheel_imports_from_its_own_files(installed: Path) -> None:
+    files = run(
+        installed / "bin/python",
+        "-c",
+        f"{CORE_IMPORTS}, dreamgym_lg.integrations, dreamgym_lg.integrations.trl, sys\n"
+        "print(*(module.__file__ for name, module in sys.modules.items() if name.startswith('dreamgym_lg')))",
+        cwd=installed,
+    ).split()
+
+    assert len(files) > 5
+    assert all(Path(file).is_relative_to(installed) for file in files)
+
+
+def test_the_installed_command_answers(installed: Path) -> None:
+    assert "Usage: dreamgym" in run(installed / "bin/dreamgym", "--help", cwd=installed)
+
+
+@pytest.mark.parametrize("statement", ["import dreamgym_lg", CORE_IMPORTS])
+def test_importing_the_core_loads_no_heavy_package(statement: str, tmp_path: Path) -> None:
+    loaded = run(sys.executable, "-c", f"{statement}, sys; print(*sys.modules)", cwd=tmp_path).split()
+
+    assert "dreamgym_lg" in loaded
+    assert not HEAVY & set(loaded)
+
+
+def test_importing_dreamgym_lg_costs_little_more_than_langgraph(tmp_path: Path) -> None:
+    """Processor seconds, the least of five alternated tries each: a busy machine slows both alike."""
+    times: dict[str, list[float]] = {"langgraph.graph": [], "dreamgym_lg": []}
+    for _ in range(5):
+        for name, seconds in times.items():
+            seconds.append(float(run(sys.executable, "-c", f"import {name}, time; print(time.process_time())", cwd=tmp_path)))
+
+    assert min(times["dreamgym_lg"]) < 3 * min(times["langgraph.graph"])
+
+
+def shipped() -> dict[str, str]:
+    """Path in the wheel -> path in the repository, of each module, template and marker."""
+    return {
+        f"{target}/{path.relative_to(ROOT / folder)}": str(path.relative_to(ROOT))
+        for folder, target in SHIPPED.items()
+        for path in source_files(ROOT / folder)
+    }
+
+
+def source_files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
