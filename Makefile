@@ -30,16 +30,15 @@ test: install  ## run every test; ARGS= goes to pytest
 test-fast: install  ## run the tests that are not marked slow; ARGS= goes to pytest
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-lint: install  ## check style, layers (ruff) and types (mypy)
+lint: install $(LAYOUT)  ## check style, layers (ruff) and types (mypy)
 	$(BIN)/ruff check .
-	@mkdir -p $(LAYOUT) && ln -sfn ../../../graphs $(LAYOUT)/graphs && ln -sfn ../../../integrations $(LAYOUT)/integrations
 	$(BIN)/mypy
 
 bench: install  ## run every file of tests/benchmarks
 	@set -e; for file in $(sort $(wildcard tests/benchmarks/*.py)); do echo "== $$file"; $(BIN)/python "$$file"; done
 
-clean:  ## remove the virtual environment, builds and caches; runs and replay buffers stay
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .benchmarks
+clean:  ## remove .venv, builds and caches; runs and replay buffers stay
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml
@@ -47,9 +46,12 @@ $(INSTALLED): pyproject.toml
 		|| { echo 'dreamgym-lg needs Python 3.11 or newer; name one: make install PYTHON=python3.12' >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 		|| { echo '$(PYTHON) cannot create virtual environments (on Debian: apt-get install python3-venv)' >&2; exit 1; }
-	@test -x $(BIN)/python || { echo 'Creating $(VENV)'; $(PYTHON) -m venv $(VENV); }
+	@test -x $(BIN)/pip || { echo 'Creating $(VENV)'; $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))' \
 		|| { echo 'Installing $(TORCH)'; $(BIN)/pip install -q $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH); }
 	@echo 'Installing dreamgym-lg with every extra (about a minute)'
 	@$(BIN)/pip install -q -e '.[all]'
 	@touch $@
+
+$(LAYOUT):
+	@mkdir -p $@ && ln -s ../../../graphs ../../../integrations $@

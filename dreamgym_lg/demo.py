@@ -1,4 +1,4 @@
-"""The closed loop on TextWorld-Express, stage by stage: collect, models, train, evaluate.
+"""The closed loop on TextWorld-Express, stage by stage: collect, train_models, train, evaluate.
 
 Every stage leaves its result in one folder and is skipped once that is there, so that the same command goes on after a
 crash at any moment. The recipe is that of closed_loop.md.
@@ -6,255 +6,98 @@ crash at any moment. The recipe is that of closed_loop.md.
 
 import asyncio
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import cached_property, partial
+from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from langchain_core.messages import BaseMessage
-
 from dreamgym_lg.curriculum import Curriculum
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience import DreamEnvironment, ExperienceModel, to_conversation
+from dreamgym_lg.experience import DreamEnvironment, ExperienceModel, recorded_exchanges, to_conversation
 from dreamgym_lg.fidelity import judge, summarise
+from dreamgym_lg.recipe import Settings
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.rollout import rollout
-from dreamgym_lg.types import Task, Trajectory
+from dreamgym_lg.types import Split, Task, Trajectory
 
-RUN = "train"
-OFFLINE = "offline"
-FORMAT = ""
-"""The experience model trained here knows the answer's form from its training, so its prompt needs no instructions."""
+TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
+"""Names under which trajectories are recorded; those of evaluations begin with `validate/` and `proof/`."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything that decides a result; written to the output folder and held fixed there."""
-
-    game: str = "peckingorder"
-    seed: int = 0
-    worlds: int = 2500
-    """Seeds tried; different first observations among them become tasks, split by their hash."""
-    episodes: Mapping[str, int]
-    """Offline trajectories of each behaviour."""
-    demonstrations: int = 10
-    """Demonstrations the base policy is fine-tuned on."""
-    pretrain_steps: int = 150
-    experience_steps: int = 250
-    base_steps: int = 40
-    iterations: int = 60
-    num_tasks: int = 8
-    num_generations: int = 8
-    max_steps: int = 10
-    learning_rate: float = 3e-4
-    updates: int = 1
-    beta: float = 0.02
-    synthetic_share: float = 0.25
-    evaluate_every: int = 15
-    evaluate_tasks: int = 40
-    """Validation worlds of each evaluation during training."""
-    proof_tasks: int = 120
-    """Held-out worlds of the proof."""
-    refresh_every: int = 15
-    refresh_episodes: int = 0
-    """Real episodes of the current policy shown to the experience model at each refresh; 0 spends no real step."""
-    refresh_steps: int = 50
-
-
-EPISODES = {"demonstration": 800, "noisy": 2500, "random": 1500, "malformed": 1000, "fluent_wrong": 2500, "mixture": 1700}
-GAMES = {
-    "peckingorder": Settings(episodes=EPISODES),
-    "twc": Settings(
-        game="twc",
-        episodes=EPISODES,
-        demonstrations=40,
-        worlds=5000,
-        refresh_episodes=50,
-    ),
-}
-
-
-def settings_for(game: str, *, quick: bool = False, **overrides: Any) -> Settings:
-    """The recipe of a game; `quick` is two minutes of it, enough to see every part work and not to prove a gain."""
-    if game not in GAMES:
-        raise ConfigurationError.unknown("game", game, GAMES)
-    settings = GAMES[game]
-    if quick:
-        settings = replace(
-            settings,
-            worlds=400,
-            episodes={kind: n // 8 for kind, n in settings.episodes.items()},
-            pretrain_steps=30,
-            experience_steps=40,
-            iterations=3,
-            evaluate_every=3,
-            evaluate_tasks=8,
-            proof_tasks=16,
-        )
-    return replace(settings, **overrides)
+Messages = list[dict[str, str]]
+"""A conversation as chat templates take it."""
 
 
 class Demo:
-    """One output folder and the stages that fill it. `progress(label, done, total)` is called throughout."""
+    """One output folder and the stages that fill it; `progress(label, done, total)` is called throughout.
+
+    Raises `ConfigurationError` if the folder was made with other settings.
+    """
 
     def __init__(self, out: Path, settings: Settings, *, progress: Callable[[str, int, int], None] = lambda *_: None):
         self.out, self.settings, self.progress = out, settings, progress
-        out.mkdir(parents=True, exist_ok=True)
-        file = out / "settings.json"
-        if file.exists() and (found := json.loads(file.read_text())) != asdict(settings):
-            changed = sorted(key for key, value in asdict(settings).items() if found.get(key) != value)
-            raise ConfigurationError(
-                f"{out} holds a run with another {', '.join(changed)}; go on with the same settings, or take another --out"
-            )
-        file.write_text(json.dumps(asdict(settings), indent=2))
+        self.models = out / "models"
+        self.models.mkdir(parents=True, exist_ok=True)
+        file, wanted = out / "settings.json", json.loads(json.dumps(asdict(settings)))
+        if file.exists() and (found := json.loads(file.read_text())) != wanted:
+            changed = sorted(key for key in wanted if found.get(key) != wanted[key])
+            raise ConfigurationError(f"{out} holds a run with another {', '.join(changed)}: keep to them, or take another --out")
+        file.write_text(json.dumps(wanted, indent=2))
         self.replay_buffer = ReplayBuffer(out / "replay.db")
 
     # --- what the stages share ------------------------------------------------------------------------------------------
 
     @cached_property
     def pool(self) -> Any:
-        from dreamgym_lg.integrations.textworld_express import TextWorldExpressPool
+        from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpressPool
 
-        return TextWorldExpressPool(size=64, max_steps=self.settings.max_steps)
+        return TextWorldExpressPool(size=64, max_steps=self.settings.max_steps, check=self.settings.check)
 
-    @property
+    @cached_property
     def check_action(self) -> Callable[[str, Sequence[str]], str | None]:
-        from dreamgym_lg.integrations.textworld_express import check_action
+        from dreamgym_lg.integrations.textworld_express.text import check_action
 
-        return partial(check_action, self.settings.game)
+        return partial(check_action, self.settings.game, check=self.settings.check)
 
-    def real(self) -> AbstractContextManager[Environment]:
-        return self.pool.lend()
+    def tasks(self, split: Split, *, fold: str = "train") -> list[Task]:
+        return [task for task in self.replay_buffer.tasks(split=split, origin="real") if task.metadata["fold"] == fold]
 
-    def dream(self, experience: ExperienceModel) -> Callable[[], AbstractContextManager[Environment]]:
-        return lambda: nullcontext(DreamEnvironment(experience, check_action=self.check_action))
-
-    def tasks(self, split: str) -> list[Task]:
-        return self.replay_buffer.tasks(split=split, origin="real")
-
-    def chat(self, path: Path, **kwargs: Any) -> Any:
+    def policy(self, name: str, temperature: float = 1.0) -> Any:
         from dreamgym_lg.integrations.transformers import LocalChatModel
 
-        return LocalChatModel.from_path(path, **kwargs)
+        return LocalChatModel.from_path(self.models / name, temperature=temperature, max_new_tokens=16)
 
-    def experience(self) -> ExperienceModel:
-        """The newest experience model in the folder."""
-        path = self.newest_experience()
-        model = self.chat(path, temperature=0, max_new_tokens=256)
-        return ExperienceModel(model, instructions=FORMAT, retries=0, version=path.name)
+    def experience(self, name: str | None = None) -> ExperienceModel:
+        """An experience model of the folder; by default the newest, named after the iteration that refreshed it."""
+        from dreamgym_lg.integrations.textworld_express.text import explain
+        from dreamgym_lg.integrations.transformers import LocalChatModel
 
-    def newest_experience(self) -> Path:
-        return max((self.out / "models").glob("experience-*"), key=lambda path: int(path.name.split("-")[1]))
+        name = name or self.newest_experience()
+        model = LocalChatModel.from_path(self.models / name, temperature=0, max_new_tokens=256) if name else None
+        return ExperienceModel(model, instructions="", explain=explain, retries=0, version=name)
 
-    def policy(self, path: Path, temperature: float = 1.0) -> Any:
-        return self.chat(path, temperature=temperature, max_new_tokens=16)
+    def newest_experience(self) -> str:
+        found = [path.name for path in self.models.glob("experience-*[0-9]")]
+        return max(found, key=lambda name: int(name.split("-")[1]), default="")
 
     @contextmanager
     def stage(self, name: str) -> Iterator[bool]:
-        """Whether the stage is still to do; its time and real steps are kept with the folder."""
-        done = self.record(name)
-        if "seconds" in done:
+        """Whether the stage is still to do; its wall time is added up over crashes only if it ends."""
+        if self.seconds(name) is not None:
             yield False
             return
-        start, before = time.perf_counter(), self.pool.counter.steps
+        start = time.perf_counter()
         yield True
-        seconds = time.perf_counter() - start
-        self.replay_buffer.record_metrics(f"stage/{name}", 0, {"seconds": seconds, "real_steps": self.pool.counter.steps - before})
+        self.replay_buffer.record_metrics(f"stage/{name}", 0, {"seconds": time.perf_counter() - start})
 
-    def record(self, name: str) -> dict[str, Any]:
-        return next(iter(self.replay_buffer.metrics(f"stage/{name}")), {})
-
-    # --- the stages -----------------------------------------------------------------------------------------------------
-
-    def collect(self) -> None:
-        """Real worlds, split by their first observation, and offline trajectories in those of the train split."""
-        from dreamgym_lg.integrations import textworld_express as twx
-        from dreamgym_lg.integrations.textworld_express_behaviour import collect
-
-        s = self.settings
-        with self.stage("collect") as todo:
-            if not todo:
-                return
-            seeds = range(s.seed * 100_000, s.seed * 100_000 + s.worlds)
-            with self.pool.lend() as environment:
-                self.replay_buffer.add_tasks(twx.make_tasks(s.game, seeds, environment=environment))
-                episodes = collect(self.tasks("train"), environment, episodes=s.episodes, seed=s.seed, run=OFFLINE)
-                total, batch = sum(s.episodes.values()), []
-                for count, trajectory in enumerate(episodes, start=1):
-                    batch.append(trajectory)
-                    if len(batch) == 500 or count == total:
-                        self.replay_buffer.extend(batch)
-                        self.progress("collect real trajectories", count, total)
-                        batch = []
-
-    def train_models(self) -> None:
-        """Pretrained model, experience model and base policy, all from the buffer alone."""
-        s, models = self.settings, self.out / "models"
-        offline = list(self.replay_buffer.trajectories(run=OFFLINE))
-        Random(s.seed).shuffle(offline)
-        with self.stage("experience") as todo:
-            if todo:
-                self._train_experience(offline, models)
-        with self.stage("base") as todo:
-            if todo:
-                shown = [t for t in offline if t.success and not t.invalid_actions][: s.demonstrations]
-                rows = [policy_conversation(trajectory) for trajectory in shown]
-                self._fine_tune(
-                    models / "pretrained", models / "base", rows * (24 * s.base_steps // len(rows)),
-                    steps=s.base_steps, learning_rate=5e-4, label="base policy",
-                )
-
-    def _train_experience(self, offline: Sequence[Trajectory], models: Path) -> None:
-        from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
-
-        s = self.settings
-        seen = [self._experience_conversation(t) for t in offline[: 24 * (s.pretrain_steps + s.experience_steps)]]
-        conversations = [conversation for conversation in seen if conversation]
-        if not (models / "pretrained").exists():
-            texts = [message["content"] for conversation in conversations for message in conversation]
-            tokenizer = create_tokenizer(texts, vocab_size=1024)
-            model = create_model(tokenizer, seed=s.seed)
-            _save(model, tokenizer, models / "scratch")
-            rows = [*conversations, *(policy_conversation(t) for t in offline)]
-            self._fine_tune(
-                models / "scratch", models / "pretrained", rows, steps=s.pretrain_steps,
-                learning_rate=2e-3, label="pretrain", everything=True,
-            )
-        self._fine_tune(
-            models / "pretrained", models / "experience-0", conversations, steps=s.experience_steps,
-            learning_rate=2e-3, label="experience model", weight=4.0,
-        )
-
-    def _experience_conversation(self, trajectory: Trajectory) -> list[dict[str, str]]:
-        form = ExperienceModel.__new__(ExperienceModel)
-        form.replay_buffer, form.k, form.instructions = None, 0, FORMAT
-        return plain(to_conversation(form, trajectory, self.check_action))
-
-    def _fine_tune(
-        self, start: Path, to: Path, conversations: Sequence[Sequence[dict[str, str]]], *, steps: int,
-        learning_rate: float, label: str, everything: bool = False, weight: float = 1.0,
-    ) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        from dreamgym_lg.integrations.trl.sft import tokenize, train_sft, weigh_first_lines
-
-        tokenizer = AutoTokenizer.from_pretrained(start)
-        model = AutoModelForCausalLM.from_pretrained(start)
-        order = list(conversations)
-        Random(self.settings.seed).shuffle(order)
-        rows = tokenize(tokenizer, order[: 24 * steps], everything=everything)
-        rows = weigh_first_lines(tokenizer, rows, lines=2, weight=weight)
-        train_sft(
-            model, tokenizer, rows, steps=steps, learning_rate=learning_rate, seed=self.settings.seed,
-            on_step=lambda step, loss: self.progress(f"{label} (loss {loss:.2f})", step, steps),
-        )
-        _save(model, tokenizer, to)
+    def seconds(self, name: str) -> float | None:
+        return next((row["seconds"] for row in self.replay_buffer.metrics(f"stage/{name}")), None)
 
     def play(
         self, name: str, policy: Any, tasks: Sequence[Task], *, experience: ExperienceModel | None = None, iteration: int = 0
@@ -262,67 +105,144 @@ class Demo:
         """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`."""
         from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
 
-        graph = create_episode_graph(policy, max_steps=self.settings.max_steps).compile()
-        return asyncio.run(
-            rollout(
-                graph, tasks, self.dream(experience) if experience else self.real,
-                context=lambda environment: EpisodeContext(environment=environment),
-                source="synthetic" if experience else "real", run=name, iteration=iteration, seed=self.settings.seed,
-                replay_buffer=self.replay_buffer, experience_version=experience.version if experience else "",
-            )
-        )
+        def dream() -> AbstractContextManager[Environment]:
+            assert experience is not None
+            return nullcontext(DreamEnvironment(experience, check_action=self.check_action))
 
-    # --- training -------------------------------------------------------------------------------------------------------
+        episodes = rollout(
+            create_episode_graph(policy, max_steps=self.settings.max_steps).compile(),
+            tasks,
+            dream if experience else self.pool.lend,
+            context=lambda environment: EpisodeContext(environment=environment),
+            source="synthetic" if experience else "real",
+            run=name,
+            iteration=iteration,
+            seed=self.settings.seed,
+            replay_buffer=self.replay_buffer,
+            experience_version=experience.version if experience else "",
+        )
+        return asyncio.run(episodes)
+
+    # --- the stages -----------------------------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Real worlds, split by their first observation, and offline trajectories in those of the train split."""
+        from dreamgym_lg.integrations.textworld_express.behaviour import collect
+        from dreamgym_lg.integrations.textworld_express.environment import make_tasks
+
+        s = self.settings
+        with self.stage("collect") as todo:
+            if not todo:
+                return
+            first = s.seed * 100_000
+            with self.pool.lend() as environment:
+                self.replay_buffer.add_tasks(make_tasks(s.game, range(first, first + s.worlds), environment=environment))
+                unseen = make_tasks(s.game, range(first, first + s.transfer_tasks), environment=environment, fold="test")
+                self.replay_buffer.add_tasks(unseen)
+                tasks, total = self.tasks("train"), sum(s.episodes.values())
+                episodes = collect(tasks, environment, episodes=s.episodes, seed=s.seed, run=OFFLINE)
+                for done in range(0, total, 500):
+                    self.replay_buffer.extend(islice(episodes, 500))
+                    self.progress("collect real trajectories", min(done + 500, total), total)
+
+    def train_models(self) -> None:
+        """Tokenizer, pretrained model, experience model and base policy, all from the buffer alone."""
+        s = self.settings
+        offline = list(self.replay_buffer.trajectories(run=OFFLINE))
+        Random(s.seed).shuffle(offline)
+        with self.stage("experience") as todo:
+            if todo:
+                self._train_experience(offline)
+        with self.stage("base") as todo:
+            if todo:
+                shown = [t for t in offline if t.success and not t.invalid_actions][: s.demonstrations]
+                epochs = -(-24 * s.base_steps // len(shown))
+                self._fine_tune("base policy", "pretrained", "base", [policy_conversation(t) for t in shown] * epochs,
+                                steps=s.base_steps, learning_rate=5e-4)  # fmt: skip
+
+    def _train_experience(self, offline: Sequence[Trajectory]) -> None:
+        from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
+        from dreamgym_lg.integrations.trl.sft import save_model
+
+        s = self.settings
+        conversations = self._experience_data(offline[: 24 * (s.pretrain_steps + s.experience_steps)])
+        if not (self.models / "pretrained").exists():
+            tokenizer = create_tokenizer(message["content"] for conversation in conversations for message in conversation)
+            save_model(create_model(tokenizer, seed=s.seed), tokenizer, self.models / "scratch")
+            everything = [*conversations, *(policy_conversation(trajectory) for trajectory in offline)]
+            self._fine_tune("pretrain", "scratch", "pretrained", everything, steps=s.pretrain_steps, learning_rate=2e-3,
+                            everything=True)  # fmt: skip
+        self._fine_tune("experience model", "pretrained", "experience-0", conversations, steps=s.experience_steps,
+                        learning_rate=2e-3, first_lines_weight=4.0)  # fmt: skip
+
+    def _experience_data(self, trajectories: Sequence[Trajectory]) -> list[Messages]:
+        from dreamgym_lg.integrations.textworld_express.text import explain
+
+        untrained = ExperienceModel(None, instructions="", explain=explain)
+        found = (to_conversation(untrained, trajectory, self.check_action) for trajectory in trajectories)
+        roles = {"human": "user", "ai": "assistant"}
+        return [[{"role": roles.get(m.type, m.type), "content": m.text} for m in messages] for messages in found if messages]
+
+    def _fine_tune(self, label: str, start: str, to: str, conversations: Sequence[Messages], *, steps: int, **options: Any) -> None:
+        from dreamgym_lg.integrations.trl.sft import fine_tune
+
+        fine_tune(
+            self.models / start, self.models / to, conversations, steps=steps, seed=self.settings.seed,
+            on_step=lambda step, loss: self.progress(f"{label} (loss {loss:.2f})", step, steps), **options,
+        )  # fmt: skip
 
     def train(self) -> None:
         """The cyclic graph, durable: killed at any moment, the next call goes on."""
         from langgraph.checkpoint.sqlite import SqliteSaver
 
         from dreamgym_lg.graphs.training import create_training_graph
+        from dreamgym_lg.integrations.trl.sft import save_model
 
         with self.stage("train") as todo:
             if not todo:
                 return
-            training, close = self._training()
+            training, close = self.training()
             with SqliteSaver.from_conn_string(str(self.out / "training.db")) as saver:
                 graph = create_training_graph(training).compile(checkpointer=saver)
-                config: Any = {"configurable": {"thread_id": RUN}, "recursion_limit": 100_000}
+                config: Any = {"configurable": {"thread_id": TRAIN}, "recursion_limit": 1_000_000}
                 begun = graph.get_state(config).values
-                start = None if begun else {"run": RUN, "iterations": self.settings.iterations}
+                start: Any = None if begun else {"run": TRAIN, "iterations": self.settings.iterations}
                 graph.invoke(start, config, durability="sync")
             close()
-            _save(training.policy.model, training.policy.tokenizer, self.out / "models" / "trained")
+            save_model(training.policy.model, training.policy.tokenizer, self.models / "trained")
 
-    def _training(self) -> tuple[Any, Callable[[], None]]:
+    def training(self) -> tuple[Any, Callable[[], None]]:
+        """The parts of the training graph, as the folder has them by now, and what closes them."""
         from dreamgym_lg.graphs.training import Training
-        from dreamgym_lg.integrations import textworld_express as twx
+        from dreamgym_lg.integrations.textworld_express.text import vary_task
         from dreamgym_lg.integrations.trl.grpo import GRPOLearner
 
-        s = self.settings
-        policy = self.policy(self.out / "models" / "base")
+        s, policy, experience, tasks = self.settings, self.policy("base"), self.experience(), self.tasks("train")
         learner = GRPOLearner(
-            policy.model, policy.tokenizer, self.out / "models" / "policy", num_generations=s.num_generations,
+            policy.model, policy.tokenizer, self.models / "policy", num_generations=s.num_generations,
             learning_rate=s.learning_rate, beta=s.beta, seed=s.seed, updates=s.updates,
-        )
-        tasks, experience = self.tasks("train"), self.experience()
-        seen = [task.metadata["observation"] for task in tasks]
-        curriculum = Curriculum(
-            tasks, vary_task=lambda task, rng: twx.vary_task(task, rng, seen), synthetic_share=s.synthetic_share, seed=s.seed
-        )
-        earlier: dict[str, list[float]] = {}
-        for trajectory in self.replay_buffer.trajectories(run=RUN, errors=False):
-            key = (trajectory.iteration, trajectory.task.id)
-            earlier.setdefault(key, []).append(trajectory.reward)
-        curriculum.restore(self.replay_buffer.tasks(origin="synthetic"), {key[1]: r for key, r in sorted(earlier.items())})
+        )  # fmt: skip
+        seen = [str(task.metadata["observation"]) for task in tasks]
+        vary = partial(_vary, vary_task, seen)
+        curriculum = Curriculum(tasks, vary_task=vary, synthetic_share=s.synthetic_share, seed=s.seed)
+        curriculum.restore(self.replay_buffer.tasks(origin="synthetic"), self._last_rewards())
         training = Training(
-            policy=policy, learner=learner, experience=experience, environments=self.dream(experience), curriculum=curriculum,
-            replay_buffer=self.replay_buffer, num_tasks=s.num_tasks, num_generations=s.num_generations, max_steps=s.max_steps,
-            seed=s.seed, weights_changed=policy.weights_changed,
+            policy=policy, learner=learner, experience=experience, curriculum=curriculum, replay_buffer=self.replay_buffer,
+            environments=lambda: nullcontext(DreamEnvironment(experience, check_action=self.check_action)),
+            num_tasks=s.num_tasks, num_generations=s.num_generations, max_steps=s.max_steps, seed=s.seed,
+            weights_changed=policy.weights_changed,
             evaluate=partial(self.compare, policy, experience), evaluate_every=s.evaluate_every,
             refresh=partial(self.refresh, policy, experience) if s.refresh_episodes else None, refresh_every=s.refresh_every,
             on_node=lambda node, iteration: self.progress(f"train: {node}", iteration, s.iterations),
-        )
+        )  # fmt: skip
         return training, learner.close
+
+    def _last_rewards(self) -> Mapping[str, Sequence[float]]:
+        """The rewards of each task's newest group, from which a resumed curriculum knows its values."""
+        groups: dict[tuple[int, str], list[float]] = {}
+        for trajectory in self.replay_buffer.trajectories(run=TRAIN, errors=False):
+            groups.setdefault((trajectory.iteration, trajectory.task.id), []).append(trajectory.reward)
+        return {task_id: groups[iteration, task_id] for iteration, task_id in sorted(groups)}
 
     def compare(self, policy: Any, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
         """The policy on validation worlds, real and dreamed, and the experience model's verdict on its real actions."""
@@ -331,59 +251,110 @@ class Demo:
         dreamed = self.play("validate/dream", policy, tasks, iteration=iteration, experience=experience)
         verdicts = asyncio.run(judge(experience, real, check_action=self.check_action))
         return {
-            "eval_real_successes": sum(t.success for t in real),
+            "eval_real_successes": sum(trajectory.success for trajectory in real),
             "eval_real_episodes": len(real),
-            "eval_dream_successes": sum(t.success for t in dreamed),
+            "eval_dream_successes": sum(trajectory.success for trajectory in dreamed),
             "eval_dream_episodes": len(dreamed),
             "eval_invalid_recall": verdicts.invalid_recall,
             "eval_invalid_count": verdicts.invalid,
-            "eval_valid_refused": verdicts.valid_refused / max(verdicts.valid, 1),
             "eval_reward_errors": verdicts.reward_errors / max(verdicts.valid + verdicts.invalid, 1),
-            "eval_real_steps": sum(len(t.steps) for t in real),
         }
 
     def refresh(self, policy: Any, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
-        """Real episodes of the current policy, and some steps of training on them: half new, half offline data."""
-        s = self.settings
-        to = self.out / "models" / f"experience-{iteration}"
+        """Real episodes of the current policy, and training of the experience model on them: half new, half offline data."""
+        s, name = self.settings, f"experience-{iteration}"
         tasks = Random(f"{s.seed}/refresh/{iteration}").sample(self.tasks("train"), s.refresh_episodes)
-        real = self.play("refresh", policy, tasks, iteration=iteration)
-        if not to.exists():
-            new = [c for t in self.replay_buffer.trajectories(run="refresh") if (c := self._experience_conversation(t))]
-            rng = Random(f"{s.seed}/mix/{iteration}")
-            old = self.replay_buffer.sample(12 * s.refresh_steps, rng=rng, source="offline")
-            mixed = [c for t in old if (c := self._experience_conversation(t))] + rng.choices(new, k=12 * s.refresh_steps)
-            self._fine_tune(
-                self.newest_experience(), to, mixed, steps=s.refresh_steps, learning_rate=5e-4, label="refresh", weight=4.0
-            )
-        fresh = self.chat(to)
-        experience.model.model.load_state_dict(fresh.model.state_dict())
-        experience.model.weights_changed()
-        experience.refreshed(to.name)
-        return {"real_steps": sum(len(t.steps) for t in real)}
+        episodes = self.play(REFRESH, policy, tasks, iteration=iteration)
+        if not (self.models / name).exists():
+            rng, half = Random(f"{s.seed}/mix/{iteration}"), 12 * s.refresh_steps
+            new = self._experience_data(list(self.replay_buffer.trajectories(run=REFRESH)))
+            old = self._experience_data(self.replay_buffer.sample(half, rng=rng, source="offline"))
+            self._fine_tune("refresh", experience.version, name, [*old, *rng.choices(new, k=half)], steps=s.refresh_steps,
+                            learning_rate=5e-4, first_lines_weight=4.0)  # fmt: skip
+        local: Any = experience.model
+        newest: Any = self.experience(name).model
+        local.model.load_state_dict(newest.model.state_dict())
+        local.weights_changed()
+        experience.refreshed(name)
+        return {"real_steps": self.real_steps(episodes)}
+
+    def evaluate(self) -> dict[str, Any]:
+        """The proof: base against trained policy on held-out worlds, real and dreamed; written to `result.json`."""
+        if not (self.models / "trained").exists():
+            raise ConfigurationError(f"{self.out} holds no trained policy: run `dreamgym train` with the same options first")
+        s, figures, experience = self.settings, {}, self.experience()
+        held_out, unseen = self.tasks("test")[: s.proof_tasks], self.tasks("test", fold="test")
+        with self.stage("evaluate"):
+            for number, (name, mode) in enumerate((name, mode) for name in ("base", "trained") for mode in MODES):
+                policy = self.policy(name, MODES[mode])
+                rows = {
+                    "real": self.play(f"proof/real/{name}/{mode}", policy, held_out),
+                    "dream": self.play(f"proof/dream/{name}/{mode}", policy, held_out, experience=experience),
+                    "transfer": self.play(f"proof/transfer/{name}/{mode}", policy, unseen),
+                }
+                for row, episodes in rows.items():
+                    figures.setdefault(row, {}).setdefault(name, {})[mode] = summarise(episodes)
+                verdicts = asyncio.run(judge(experience, rows["real"], check_action=self.check_action))
+                figures["real"][name][mode] |= {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
+                self.progress("prove in the real environment", number + 1, 4)
+        result = {
+            "game": s.game, "seed": s.seed, "version": version("dreamgym-lg"), "iterations": s.iterations, **figures,
+            "real_steps": self._real_steps(),
+            "seconds": {name: self.seconds(name) for name in ("collect", "experience", "base", "train", "evaluate")},
+            "settings": asdict(s),
+        }  # fmt: skip
+        (self.out / "result.json").write_text(json.dumps(result, indent=2))
+        return result
+
+    def real_steps(self, episodes: Sequence[Trajectory]) -> int:
+        """Steps that reached the real environment: those that `check_action` refused did not."""
+        untrained = ExperienceModel(None)
+        return sum(len(recorded_exchanges(untrained, episode, self.check_action)) for episode in episodes)
+
+    def _real_steps(self) -> dict[str, int]:
+        counted = {"offline": 0, "refresh": 0, "evaluation": 0}
+        for source in ("offline", "real"):
+            for trajectory in self.replay_buffer.trajectories(source=source):
+                kind = trajectory.run if trajectory.run in counted else "evaluation"
+                counted[kind] += self.real_steps([trajectory])
+        return counted
+
+    # --- what there is to see -------------------------------------------------------------------------------------------
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return self.replay_buffer.metrics(TRAIN)
+
+    def shown_episodes(self) -> list[Trajectory]:
+        """Some dreamed episodes of the first and last iterations, and the trained policy's first real ones."""
+        last = self.settings.iterations - 1
+        dreamed = [list(self.replay_buffer.trajectories(run=TRAIN, iteration=i, limit=3)) for i in (0, last)]
+        proof = self.replay_buffer.trajectories(run="proof/real/trained/sampled", limit=3)
+        return [*dreamed[0], *dreamed[1], *proof]
+
+    def real_episode(self) -> Iterator[tuple[str, str]]:
+        """The trained policy, loaded as a chat model into the agent graph with the real environment: (speaker, text)."""
+        from dreamgym_lg.graphs.episode import create_episode_graph
+
+        with self.pool.lend() as environment:
+            graph = create_episode_graph(self.policy("trained", 0), environment, max_steps=self.settings.max_steps).compile()
+            state = asyncio.run(graph.ainvoke({"task": self.tasks("test")[0]}))
+        speakers = {"system": "task", "human": "environment", "ai": "policy"}
+        yield from ((speakers[message.type], message.text) for message in state["messages"])
+        yield "outcome", "success" if state["success"] else "no success"
 
 
-def policy_conversation(trajectory: Trajectory) -> list[dict[str, str]]:
+MODES = {"greedy": 0.0, "sampled": 1.0}
+"""How the policy is evaluated, and at which temperature."""
+
+
+def _vary(vary_task: Callable[..., Task | None], seen: Sequence[str], task: Task, rng: Random) -> Task | None:
+    return next((new for _ in range(5) if (new := vary_task(task, rng, seen)) is not None), None)
+
+
+def policy_conversation(trajectory: Trajectory) -> Messages:
     """A trajectory as the conversation its policy held in the episode graph."""
     first = trajectory.steps[0].observation
     conversation = [{"role": "system", "content": trajectory.task.instruction}, {"role": "user", "content": first}]
     for step in trajectory.steps:
-        conversation.append({"role": "assistant", "content": step.action})
-        conversation.append({"role": "user", "content": step.next_observation})
+        conversation += [{"role": "assistant", "content": step.action}, {"role": "user", "content": step.next_observation}]
     return conversation[:-1]
-
-
-def plain(messages: Sequence[BaseMessage]) -> list[dict[str, str]]:
-    """LangChain messages as the dictionaries that chat templates take."""
-    roles = {"human": "user", "ai": "assistant"}
-    return [{"role": roles.get(message.type, message.type), "content": message.text} for message in messages]
-
-
-def _save(model: Any, tokenizer: Any, path: Path) -> None:
-    """Write a model folder that is either whole or not there."""
-    draft = path.with_name(path.name + ".tmp")
-    shutil.rmtree(draft, ignore_errors=True)
-    model.save_pretrained(draft)
-    tokenizer.save_pretrained(draft)
-    shutil.rmtree(path, ignore_errors=True)
-    draft.rename(path)

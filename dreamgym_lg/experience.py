@@ -79,18 +79,26 @@ def render_prediction(prediction: Prediction) -> str:
     return f"{prediction.reasoning}\nreward {prediction.reward:g}, {status}\n{prediction.observation}"
 
 
-def annotate(step: Step, *, success: bool) -> Prediction:
-    """The prediction that a recorded step should have got, its one line of reasoning written in hindsight."""
+Explain = Callable[[Sequence[str], Step], str]
+"""Why a recorded step had its outcome, in a few words: (observations before it, the step) -> reason, or ""."""
+
+
+def annotate(step: Step, *, success: bool, why: str = "") -> Prediction:
+    """The prediction that a recorded step should have got, its one line of reasoning written in hindsight.
+
+    The line judges the action: valid or not, why, what it brings (paper, section 4: reasoning is annotated in hindsight).
+    """
     ended = step.terminated
     if not step.valid:
-        reasoning = "invalid, it is not understood"
-    elif step.reward > 0:
-        reasoning = "valid, it completes the task" if ended and success else "valid, it brings progress"
+        return Prediction("invalid, it is not understood", step.next_observation, step.reward, False, False, False)
+    if step.reward > 0:
+        verdict = "it completes the task" if ended and success else "it brings progress"
     elif ended:
-        reasoning = "valid, it fails the task"
+        verdict = "it fails the task"
     else:
-        reasoning = "valid, it undoes progress" if step.reward < 0 else "valid, no progress yet"
-    return Prediction(reasoning, step.next_observation, step.reward, ended, ended and success, step.valid)
+        verdict = "it undoes progress" if step.reward < 0 else "no progress yet"
+    reasoning = ", ".join(part for part in ("valid", why, verdict) if part)
+    return Prediction(reasoning, step.next_observation, step.reward, ended, ended and success, True)
 
 
 class ExperienceModel:
@@ -102,20 +110,22 @@ class ExperienceModel:
 
     def __init__(
         self,
-        model: BaseChatModel,
+        model: BaseChatModel | None,
         *,
         replay_buffer: ReplayBuffer | None = None,
         demonstrations: int = 0,
         instructions: str = INSTRUCTIONS,
+        explain: Explain = lambda observations, step: "",
         retries: int = 1,
         version: str = "1",
     ) -> None:
-        """Args: `demonstrations`, k of the retrieval (needs `replay_buffer`); `retries`, further tries after an answer
-        that cannot be read, each told what was wrong. `model` should answer at temperature 0."""
+        """Args: `model`, None for one that is yet to be trained: it can prepare its data, not predict; `demonstrations`, k of the retrieval (needs `replay_buffer`); `explain`, what the reasoning of its training
+        data says; `retries`, further tries after an answer that cannot be read, each told what was wrong. `model` should
+        answer at temperature 0."""
         if demonstrations and replay_buffer is None:
             raise ConfigurationError(f"demonstrations={demonstrations} needs a replay_buffer to retrieve them from")
         self.model, self.replay_buffer, self.k = model, replay_buffer, demonstrations
-        self.instructions, self.retries, self.version = instructions, retries, version
+        self.instructions, self.explain, self.retries, self.version = instructions, explain, retries, version
         self._answers: OrderedDict[tuple[str, ...], Prediction] = OrderedDict()
         self._asking: dict[tuple[str, ...], asyncio.Task[Prediction]] = {}
 
@@ -148,7 +158,7 @@ class ExperienceModel:
         key = tuple(message.text for message in messages)
         if key not in self._answers:
             for attempt in range(self.retries + 1):
-                answer = self.model.invoke(messages)
+                answer = self._asked().invoke(messages)
                 if (prediction := self._read(answer, messages, attempt)) is not None:
                     self._remember(key, prediction)
                     break
@@ -169,11 +179,16 @@ class ExperienceModel:
 
     async def _ask_model(self, key: tuple[str, ...], messages: list[BaseMessage]) -> Prediction:
         for attempt in range(self.retries + 1):
-            answer = await self.model.ainvoke(messages)
+            answer = await self._asked().ainvoke(messages)
             if (prediction := self._read(answer, messages, attempt)) is not None:
                 self._remember(key, prediction)
                 return prediction
         raise AssertionError("unreachable: the last attempt raises")
+
+    def _asked(self) -> BaseChatModel:
+        if self.model is None:
+            raise ConfigurationError("this ExperienceModel has no model yet: it prepares training data and cannot predict")
+        return self.model
 
     def _read(self, answer: AIMessage, messages: list[BaseMessage], attempt: int) -> Prediction | None:
         """The prediction, or None after telling the model what was wrong; raises on the last attempt."""
@@ -250,18 +265,22 @@ class DreamEnvironment(Environment):
         return StepResult(prediction.observation, prediction.reward, prediction.terminated, False, info)
 
 
-def recorded_history(trajectory: Trajectory, check_action: CheckAction | None = None) -> list[tuple[Step, bool]]:
-    """The steps of a trajectory that an experience model has to answer, each with whether it ended in success.
+def recorded_exchanges(
+    experience: ExperienceModel, trajectory: Trajectory, check_action: CheckAction | None = None
+) -> list[Exchange]:
+    """What `experience` should have answered in a recorded episode.
 
-    Actions that `check_action` refuses never reach it, neither here nor in the dream.
+    Actions that `check_action` refuses never reach an experience model, neither here nor in the dream.
     """
     seen = [str(trajectory.task.metadata.get("observation", ""))]
-    answered = []
+    exchanges = []
     for step in trajectory.steps:
         if check_action is None or check_action(step.action, seen) is None:
-            answered.append((step, trajectory.success and step.terminated))
+            right = annotate(step, success=trajectory.success, why=experience.explain(seen, step))
+            found = experience.demonstrations(step.observation, step.action, trajectory.task)
+            exchanges.append(Exchange(step.action, right, found))
         seen.append(step.next_observation)
-    return answered
+    return exchanges
 
 
 def to_conversation(
@@ -271,14 +290,7 @@ def to_conversation(
 
     Empty if no step of it had to be answered.
     """
-    exchanges = [
-        Exchange(
-            step.action,
-            annotate(step, success=success),
-            experience.demonstrations(step.observation, step.action, trajectory.task),
-        )
-        for step, success in recorded_history(trajectory, check_action)
-    ]
+    exchanges = recorded_exchanges(experience, trajectory, check_action)
     if not exchanges:
         return []
     *history, last = exchanges

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dreamgym_lg.experience import CheckAction, Exchange, ExperienceModel, annotate, recorded_history
+from dreamgym_lg.experience import CheckAction, ExperienceModel, recorded_exchanges
 from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Trajectory
 
@@ -44,21 +44,20 @@ async def judge(
     experience: ExperienceModel, trajectories: Sequence[Trajectory], *, check_action: CheckAction | None = None
 ) -> Verdicts:
     """Ask `experience` about every step of real trajectories, each given the real history before it."""
-    asked, answers = [], []
+    right, answers = [], []
     for trajectory in trajectories:
-        history: list[Exchange] = []
-        for step, success in recorded_history(trajectory, check_action):
-            asked.append(step)
-            found = experience.demonstrations(step.observation, step.action, trajectory.task)
-            answers.append(experience.apredict(trajectory.task, tuple(history), step.action, found))
-            history.append(Exchange(step.action, annotate(step, success=success)))
-    predictions = await asyncio.gather(*answers, return_exceptions=True)
+        exchanges = recorded_exchanges(experience, trajectory, check_action)
+        for position, exchange in enumerate(exchanges):
+            history = exchanges[:position]
+            right.append(exchange.prediction)
+            answers.append(experience.apredict(trajectory.task, history, exchange.action, exchange.demonstrations))
+    given = await asyncio.gather(*answers, return_exceptions=True)
     invalid = recognised = valid = refused = wrong = 0
-    for step, prediction in zip(asked, predictions, strict=True):
-        said_valid = None if isinstance(prediction, BaseException) else prediction.valid
-        invalid += not step.valid
-        recognised += not step.valid and said_valid is False
-        valid += step.valid
-        refused += step.valid and said_valid is not True
-        wrong += isinstance(prediction, BaseException) or abs(prediction.reward - step.reward) > 0.01
+    for real, answer in zip(right, given, strict=True):
+        said_valid = None if isinstance(answer, BaseException) else answer.valid
+        invalid += not real.valid
+        recognised += not real.valid and said_valid is False
+        valid += real.valid
+        refused += real.valid and said_valid is not True
+        wrong += isinstance(answer, BaseException) or abs(answer.reward - real.reward) > 0.01
     return Verdicts(invalid, recognised, valid, refused, wrong)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 APPLICATION_ID = 0x4447796D
 """`DGym` in the file's header."""
 
+_SMALLEST = 512
+"""No SQLite file has fewer bytes."""
 _PAGE = 500
 _BUSY_SECONDS = 60.0
 _TASK = "tasks.id, instruction, environment, metadata, origin, parent_id, split"
@@ -61,6 +63,8 @@ class ReplayBuffer:
         self._retriever = Retriever(self._rows, embeddings)
         if isinstance(path_or_connection, sqlite3.Connection):
             self._name, connection = "the given connection", path_or_connection
+            if connection.in_transaction:
+                raise ConfigurationError("the given connection is in a transaction: commit it or roll it back first")
         else:
             self._name = os.fspath(path_or_connection)
             connection = _connect(self._name)
@@ -148,8 +152,8 @@ class ReplayBuffer:
         ids = [id for (id,) in self._rows(f"SELECT trajectories.id FROM {_WITH_TASK} {where} ORDER BY 1", values)]
         if not ids:
             raise ReplayBufferError(
-                f"{self._name}: nothing to sample (source={source!r}, split={split!r}); a trajectory is needed that has "
-                "a step and did not fail. Add traces (`extend`, `dreamgym import`) or ask for another source or split."
+                f"{self._name}: nothing to sample (source={source!r}, split={split!r}); it takes a trajectory "
+                "that did not fail and has a step. Add traces (`extend`, `dreamgym import`) or choose other filters."
             )
         return self._load(rng.sample(ids, min(n, len(ids))))
 
@@ -290,7 +294,10 @@ def _connect(name: str) -> sqlite3.Connection:
     if path.is_dir():
         raise ReplayBufferError(f"{name} is a directory; a replay buffer is one file: give e.g. {path / 'replay.db'}")
     with _explained(name):
-        if name != ":memory:" and path.exists():
+        if name != ":memory:" and path.exists() and (size := path.stat().st_size):
+            if size < _SMALLEST:
+                # SQLite takes a file of one byte for an empty one and would write over it.
+                raise sqlite3.DatabaseError("file is not a database")
             # Read-only first: closing an ordinary connection may fold a write-ahead log into a file that is not ours.
             address = f"{path.resolve().as_uri()}?mode=ro"
             with closing(sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS)) as probe:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dreamgym_lg.errors import MissingDependency
-from dreamgym_lg.statistics import intervals_apart, wilson
+from dreamgym_lg.statistics import Rate, intervals_apart, wilson
 from dreamgym_lg.types import Trajectory
 
 if TYPE_CHECKING:
@@ -31,32 +31,15 @@ NODES = ("curriculum", "rollout", "update_policy", "evaluate", "refresh")
 STEPS = {"offline": "offline", "refresh": "in training", "evaluation": "evaluation"}
 
 # Okabe and Ito's colours, told apart with any colour vision. Real and dream keep theirs everywhere.
-REAL, DREAM, LEFT, RIGHT, INK, FAINT = "#0072B2", "#D55E00", "#008060", "#8C4A86", "#222222", "#666666"
+REAL, DREAM, PAIR, INK, FAINT = "#0072B2", "#D55E00", ("#008060", "#8C4A86"), "#222222", "#666666"
 STYLE = {
-    "font.size": 15, "text.color": INK, "axes.edgecolor": "#999999", "axes.spines.top": False, "axes.spines.right": False,
-    "axes.titlesize": 17, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlepad": 12,
-    "axes.axisbelow": True, "grid.color": "#E6E6E6", "legend.frameon": False, "text.parse_math": False,
+    "font.size": 15, "text.color": INK, "text.parse_math": False, "axes.edgecolor": "#999999", "axes.axisbelow": True,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 17, "axes.titleweight": "bold",
+    "axes.titlelocation": "left", "axes.titlepad": 12, "grid.color": "#E6E6E6", "legend.frameon": False,
+    "legend.fontsize": 14,
 }  # fmt: skip
 TICKS = [0, 0.25, 0.5, 0.75, 1]
-NOTE = "Bars and bands: 95 % intervals. Uniform groups: all rollouts earned the same. Mean V: variance of reward in a group."
-
-
-class Rate(NamedTuple):
-    """A success rate over at least one episode, with its 95 % interval."""
-
-    successes: int
-    episodes: int
-    low: float
-    high: float
-    invalid: float | None
-    """Share of invalid actions."""
-
-    @property
-    def value(self) -> float:
-        return self.successes / self.episodes
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+NOTE = "Whiskers and bands: 95 % intervals. Uniform groups: all rollouts earned the same. V: variance of reward."
 
 
 class Row(NamedTuple):
@@ -78,10 +61,10 @@ def write_report(
 ) -> tuple[Path, Path]:
     """Write `report.html` and `report.png` (1600 x 1000 pixels) into the folder `out` and return their paths.
 
-    The page stands alone: picture embedded, nothing fetched, no script, all text escaped. `metrics` may be empty, out of
-    order or have gaps; of two records of one iteration (a resumed run) the later counts. The page shows the first
-    EPISODES_SHOWN episodes and says how many there were. Without matplotlib or jinja2 it raises MissingDependency and
-    writes nothing.
+    The page stands alone: picture embedded, nothing fetched, no script, all text escaped. `metrics` may be empty, out
+    of order or have gaps; of two records of an iteration (a resumed run) the later counts. The page shows the first
+    EPISODES_SHOWN episodes and says how many there were. Without matplotlib or jinja2: MissingDependency, and nothing
+    is written.
     """
     for package in ("matplotlib", "jinja2"):
         if find_spec(package) is None:
@@ -99,16 +82,13 @@ def write_report(
 
 def summary_table(result: Mapping[str, Any]) -> "Table":
     """Per policy and mode: real success with its interval, dream success, their gap, the share of invalid actions."""
-    try:
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError as error:
-        raise MissingDependency.extra("rich", "report") from error
-    table = Table("policy", "mode", title=Text(_title(result)), caption=Text(_claims(result)[0]["verdict"]))
-    for column in ("real success", "dream success", "gap", "invalid actions"):
-        table.add_column(column, justify="right")
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    figures = (Column(name, justify="right") for name in ("real success", "dream success", "gap", "invalid actions"))
+    table = Table("policy", "mode", *figures, title=Text(_title(result)), caption=Text(_claims(result)[0]["verdict"]))
     for row in _rows(result):
-        invalid = _text(row.real.invalid, ".0%") if row.real else "–"
+        invalid = _text(row.real.invalid_share, ".0%") if row.real else "–"
         table.add_row(*map(Text, (row.policy, row.mode, _text(row.real), _text(row.dream), row.gap, invalid)))
     return table
 
@@ -139,7 +119,7 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
 
     pairs = [(policy, mode) for mode in MODES for policy in ("base", "trained")]
     rows = [Row(policy, MODES[mode], rate("real", policy, mode), rate("dream", policy, mode)) for policy, mode in pairs]
-    moved = [Row(policy, f"{MODES[mode]}, unseen objects", rate("transfer", policy, mode), None) for policy, mode in pairs]
+    moved = [Row(p, f"{MODES[mode]}, unseen objects", rate("transfer", p, mode), None) for p, mode in pairs]
     return rows + [row for row in moved if row.real]
 
 
@@ -158,7 +138,7 @@ def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
             why = "the intervals overlap"
             if intervals_apart((base.low, base.high), (trained.low, trained.high)):
                 word, why = "proven" if trained.low > base.high else "worse", "the intervals do not overlap"
-        sentence = f"real success, {mode}: {_text(base)} → {_text(trained)}{played}{'' if claims else tail}"
+        sentence = f"Real success ({mode}): {_text(base)} → {_text(trained)}{played}{'' if claims else tail}"
         claims.append({"sentence": sentence, "word": word, "verdict": f"{word}: {why}"})
     return claims
 
@@ -173,7 +153,8 @@ def _text(value: Any, spec: str = "") -> str:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    minutes = seconds / 60
+    return f"{seconds:.0f} s" if minutes < 1.5 else f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def _series(history: History, key: str, most: float = math.inf) -> dict[int, float]:
@@ -201,9 +182,9 @@ def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajec
     jinja.filters.update(text=_text, duration=_duration, number=_number)
     source = files("dreamgym_lg").joinpath("templates/report.html.j2").read_text(encoding="utf-8")
     return jinja.from_string(source).render(
-        result=result, title=_title(result), claims=_claims(result), rows=_rows(result), steps=_steps(result), note=NOTE,
-        evaluations=_evaluations(history), history=history, nodes=_node_seconds(history), given=len(episodes),
-        episodes=episodes[:EPISODES_SHOWN], picture=b64encode(picture).decode(),
+        result=result, title=_title(result), claims=_claims(result), rows=_rows(result), steps=_steps(result),
+        evaluations=_evaluations(history), history=history, nodes=_node_seconds(history), note=NOTE,
+        episodes=episodes[:EPISODES_SHOWN], given=len(episodes), picture=b64encode(picture).decode(),
     )  # fmt: skip
 
 
@@ -220,48 +201,55 @@ def _picture(result: Mapping[str, Any], history: History) -> bytes:
 
 
 def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None:
-    figure.text(0.03, 0.955, _title(result), fontsize=25, fontweight="bold", va="center")
-    figure.text(0.03, 0.912, _claims(result)[0]["sentence"], fontsize=17, color=FAINT, va="center")
+    title, sentence = _title(result), _claims(result)[0]["sentence"]  # both shrink rather than leave the picture
+    figure.text(0.03, 0.955, title, fontsize=min(25, 1850 / len(title)), fontweight="bold", va="center")
+    figure.text(0.03, 0.912, sentence, fontsize=min(17, 2100 / len(sentence)), color=FAINT, va="center")
     figure.text(0.03, 0.022, NOTE, fontsize=13, color=FAINT, va="center")
-    top = figure.add_gridspec(1, 2, left=0.045, right=0.98, top=0.83, bottom=0.53, wspace=0.11, width_ratios=(11, 10))
-    low = figure.add_gridspec(1, 2, left=0.045, right=0.66, top=0.375, bottom=0.115, wspace=0.3)
-    bars = figure.add_gridspec(2, 1, left=0.81, right=0.98, top=0.375, bottom=0.08, hspace=0.7, height_ratios=(5, 3))
-    _draw_headline(figure.add_subplot(top[0]), _rows(result))
-    _draw_progress(figure.add_subplot(top[1]), history)
-    left, right = ("uniform_groups", "Uniform groups", 1.0), ("curriculum_value", "Mean V", 0.25)
-    _draw_pair(figure.add_subplot(low[0]), history, left, right)
-    left, right = ("invalid_action_share", "Invalid actions", 1.0), ("entropy", "Entropy (nats)", math.inf)
-    _draw_pair(figure.add_subplot(low[1]), history, left, right)
-    nodes, total = _node_seconds(history), sum(_node_seconds(history).values())
-    times = {node: (seconds, f"{_duration(seconds)}, {seconds / total:.0%}") for node, seconds in nodes.items()}
-    _draw_bars(figure.add_subplot(bars[0]), f"Training: {_duration(total)}" if total else "Training time", times, FAINT)
-    steps = {label: (count, f"{count:,}") for label, count in _steps(result).items()}
-    _draw_bars(figure.add_subplot(bars[1]), "Real steps", steps, REAL)
+    widths = {"wspace": 0.11, "width_ratios": (12, 10)}
+    top: Any = figure.add_gridspec(1, 2, left=0.045, right=0.98, top=0.83, bottom=0.53, **widths).subplots()
+    low: Any = figure.add_gridspec(1, 2, left=0.045, right=0.66, top=0.375, bottom=0.115, wspace=0.3).subplots()
+    side = figure.add_gridspec(2, 1, left=0.81, right=0.98, top=0.375, bottom=0.08, hspace=0.7, height_ratios=(5, 3))
+    _draw_headline(top[0], _rows(result))
+    _draw_progress(top[1], history)
+    _draw_pair(low[0], history, ("uniform_groups", "Uniform groups", 1), ("curriculum_value", "Mean V", 0.25))
+    _draw_pair(low[1], history, ("invalid_action_share", "Invalid actions", 1), ("entropy", "Entropy (nats)", math.inf))
+    nodes, total, steps = _node_seconds(history), sum(_node_seconds(history).values()), _steps(result)
+    texts = [f"{_duration(seconds)}, {seconds / total:.0%}" for seconds in nodes.values()]
+    title = f"Training: {_duration(total)}" if total else "Training time"
+    _draw_bars(figure.add_subplot(side[0]), title, nodes, texts, FAINT)
+    _draw_bars(figure.add_subplot(side[1]), "Real steps", steps, [f"{count:,}" for count in steps.values()], REAL)
+    for axes in (top[1], *low) if history else ():
+        axes.set_xlim(min(history) - 1, max(history) + 1)
+        axes.locator_params(axis="x", integer=True)
+    for axes in figure.axes:
+        if not axes.has_data():
+            axes.set_axis_off()
+            axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=FAINT)
 
 
 def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:
     modes = list(dict.fromkeys(row.mode for row in rows))
-    axes.set(title="Before and after", xlim=(-0.7, 2.7 * len(modes) - 0.7), ylim=(0, 1.2), xticks=[], yticks=TICKS)
+    axes.set(title="Before and after", xlim=(-0.7, 2.8 * len(modes) - 0.7), ylim=(0, 1.2), xticks=[], yticks=TICKS)
     axes.grid(axis="y")
     for place, mode in enumerate(modes):
-        axes.text(2.7 * place + 0.6, -0.12, mode.replace(", ", "\n"), fontweight="bold", ha="center", va="top")
+        axes.text(2.8 * place + 0.65, -0.12, mode.replace(", ", "\n"), size=13.5, weight="bold", ha="center", va="top")
     for row in rows:
-        x = 2.7 * modes.index(row.mode) + 1.2 * (row.policy == "trained")
+        x = 2.8 * modes.index(row.mode) + 1.3 * (row.policy == "trained")
         axes.text(x, -0.035, row.policy, ha="center", va="top")
         if row.real:
             axes.bar(x, row.real.value, 0.66, color=REAL, alpha=1 if row.policy == "trained" else 0.45)
             _draw_rates(axes, {x: row.real}, fmt="none", ecolor=INK)
-            label = {"x": x, "ha": "center", "va": "bottom"}
-            axes.text(y=row.real.high + 0.02, s=f"{row.real.successes}/{row.real.episodes}", color=FAINT, size=13, **label)
-            axes.text(y=row.real.high + 0.08, s=f"{row.real.value:.2f}", size=19, weight="bold", **label)
+            top, count = row.real.high, f"{row.real.successes}/{row.real.episodes}"
+            axes.text(x - 0.08, top + 0.02, count, fontsize=12.5, ha="center", va="bottom", color=FAINT)
+            axes.text(x - 0.08, top + 0.08, f"{row.real.value:.2f}", size=19, weight="bold", ha="center", va="bottom")
         if row.dream:
-            _draw_rates(axes, {x + 0.5: row.dream}, fmt="D", color=DREAM, mfc="white")
+            _draw_rates(axes, {x + 0.49: row.dream}, fmt="D", color=DREAM, mfc="white")
     axes.plot([], [], "s", color=REAL, ms=12, label="real")
     axes.plot([], [], "D", color=DREAM, mfc="white", mew=2.2, ms=9, label="same policy in the dream")
     axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=2, handlelength=1, columnspacing=1.5)
 
 
-def _draw_rates(axes: "Axes", rates: Mapping[float, Rate], **look: Any) -> None:
+def _draw_rates(axes: "Axes", rates: Mapping[Any, Rate], **look: Any) -> None:
     # A given interval need not hold the rate (a bootstrap's may not), and an arm must not be negative.
     lower = [max(0.0, rate.value - rate.low) for rate in rates.values()]
     upper = [max(0.0, rate.high - rate.value) for rate in rates.values()]
@@ -272,24 +260,37 @@ def _draw_rates(axes: "Axes", rates: Mapping[float, Rate], **look: Any) -> None:
 def _draw_progress(axes: "Axes", history: History) -> None:
     axes.set(title="During training", xlabel="iteration", ylim=(0, 1.04), yticks=TICKS)
     axes.grid(axis="y")
-    training, points = _series(history, "dream_success", 1), _evaluations(history)
-    if not training and not points:
-        return _draw_nothing(axes)
-    if training:
-        axes.plot(list(training), list(training.values()), ".-", color=DREAM, alpha=0.35, lw=1.3, label="training rollouts")
-    dream = {iteration: row.dream for iteration, row in points.items() if row.dream}
-    real = {iteration: row.real for iteration, row in points.items() if row.real}
-    for rates, color, fmt, fill, label in ((dream, DREAM, "D-", "white", "dream"), (real, REAL, "o-", REAL, "real")):
+    points = _evaluations(history)
+    if training := _series(history, "dream_success", 1):
+        look: dict[str, Any] = {"color": DREAM, "alpha": 0.4, "label": "training rollouts"}
+        axes.plot(list(training), list(training.values()), ".-", ms=4, lw=1.3, **look)
+    for name, color, mark, fill in (("dream", DREAM, "D-", "white"), ("real", REAL, "o-", REAL)):
+        rates = {iteration: rate for iteration, row in points.items() if (rate := getattr(row, name))}
         if rates:
-            lows, highs = zip(*((rate.low, rate.high) for rate in rates.values()), strict=True)
+            lows, highs = [rate.low for rate in rates.values()], [rate.high for rate in rates.values()]
             axes.fill_between(list(rates), lows, highs, color=color, alpha=0.12, linewidth=0)
-            _draw_rates(axes, rates, fmt=fmt, color=color, mfc=fill, linewidth=2.5, label=label)
-    axes.locator_params(axis="x", integer=True)
-    axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=3, handlelength=1.3, columnspacing=1, fontsize=14)
+            _draw_rates(axes, rates, fmt=mark, color=color, mfc=fill, linewidth=2.5, label=name)
+    if training or points:
+        axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=3, handlelength=1.3, columnspacing=1)
 
 
 def _draw_pair(axes: "Axes", history: History, *pair: tuple[str, str, float]) -> None:
-    """Two metrics (key, name, largest value), each on its own scale, named and numbered in its own colour."""
-    drawn = False
-    for side, color, edge, (key, name, most) in zip((axes, axes.twinx()), (LEFT, RIGHT), EDGES, pair, strict=True):
-        series = _series(history, key, most)
+    """Two metrics (key, name, most), each on its own scale from 0, named and numbered in its own colour."""
+    axes.set(title=", ".join(name for _, name, _ in pair), xlabel="iteration")
+    axes.grid(axis="y")
+    found = [(name, most, _series(history, key, most)) for key, name, most in pair]
+    for place, (name, most, series) in enumerate(metric for metric in found if metric[-1]):
+        side, color = axes.twinx() if place else axes, PAIR[place]
+        side.plot(list(series), list(series.values()), ".-", ms=4, color=color, linewidth=2)
+        side.set_ylim(0, most if math.isfinite(most) else 1.1 * max(series.values()) or 1)
+        side.set_title(name, loc="right" if place else "left", color=color)
+        side.tick_params(axis="y", colors=color)
+
+
+def _draw_bars(axes: "Axes", title: str, bars: Mapping[str, float], texts: Sequence[str], color: str) -> None:
+    axes.set_title(title)
+    if bars:
+        axes.bar_label(axes.barh(list(bars), list(bars.values()), 0.66, color=color), texts, padding=6)
+        axes.set(xticks=[], xlim=(0, 1.9 * max(bars.values()) or 1), frame_on=False)  # room for the longest bar's text
+        axes.tick_params(axis="y", length=0)
+        axes.invert_yaxis()

@@ -188,7 +188,9 @@ class StepIndex:
         block = max(1, _SCORES_AT_ONCE // len(self))
         for start in range(0, len(vectors), block):
             part = vectors[start : start + block]
-            for scores, vector in zip(part @ keys.T, part, strict=True):
+            # For one query a product over several threads waits longer for busy cores (8 ms, for 0.4) than it saves.
+            products = np.vecdot(keys, part)[np.newaxis] if len(part) == 1 else part @ keys.T
+            for scores, vector in zip(products, part, strict=True):
                 found.append(self._best(scores, vector, k, excluded))
         return found
 

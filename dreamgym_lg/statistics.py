@@ -1,6 +1,7 @@
 """Intervals for success rates: what a handful of episodes can and cannot prove."""
 
 from math import sqrt
+from typing import NamedTuple
 
 from dreamgym_lg.errors import ConfigurationError
 
@@ -26,3 +27,21 @@ def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
 def intervals_apart(a: tuple[float, float], b: tuple[float, float]) -> bool:
     """True when the intervals share no point; touching ends are shared. Stricter than a test of the difference."""
     return a[1] < b[0] or b[1] < a[0]
+
+
+class Rate(NamedTuple):
+    """A success rate over at least one episode, with its 95 % interval."""
+
+    successes: int
+    episodes: int
+    low: float
+    high: float
+    invalid_share: float | None = None
+    """Share of invalid actions in these episodes; None where it was not counted."""
+
+    @property
+    def value(self) -> float:
+        return self.successes / self.episodes
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"

@@ -1,7 +1,7 @@
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.statistics import intervals_apart, wilson
+from dreamgym_lg.statistics import Rate, intervals_apart, wilson
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,10 @@ def test_intervals_apart():
     assert not intervals_apart((0.1, 0.5), (0.4, 0.9))
     assert not intervals_apart((0.1, 0.9), (0.4, 0.5)), "one inside the other"
     assert not intervals_apart((0.1, 0.4), (0.4, 0.9)), "touching"
+
+
+def test_rate_prints_value_and_interval():
+    rate = Rate(94, 120, *wilson(94, 120))
+
+    assert rate.value == 94 / 120
+    assert str(rate) == f"{rate}" == "0.78 [0.70, 0.85]"

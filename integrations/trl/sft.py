@@ -1,7 +1,10 @@
 """Supervised fine-tuning of a local model on conversations, by TRL's `SFTTrainer`."""
 
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -10,7 +13,7 @@ from dreamgym_lg.errors import MissingDependency, NothingToTrain
 
 try:
     from datasets import Dataset
-    from transformers import TrainerCallback
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
     from trl import SFTConfig, SFTTrainer
     from trl.chat_template_utils import get_training_chat_template
 except ImportError as error:
@@ -155,14 +158,48 @@ def train_sft(
             processing_class=tokenizer,
             callbacks=[_Progress(note)],
         )
-        trainer.remove_callback(_printer())
+        trainer.remove_callback(PrinterCallback)
         trainer.train()
     model.eval()
     last = losses[-max(1, len(losses) // 10) :]
     return sum(last) / len(last)
 
 
-def _printer() -> Any:
-    from transformers import PrinterCallback
+def fine_tune(
+    start: str | Path,
+    to: Path,
+    conversations: Sequence[Sequence[dict[str, str]]],
+    *,
+    steps: int,
+    learning_rate: float,
+    batch_size: int = 24,
+    everything: bool = False,
+    first_lines_weight: float = 1.0,
+    seed: int = 0,
+    on_step: Callable[[int, float], None] | None = None,
+) -> float:
+    """Fine-tune the model at `start` on conversations drawn in random order, and write it to `to`; returns the loss.
 
-    return PrinterCallback
+    `first_lines_weight` is the loss weight of every reply's first two lines. The folder `to` is either whole or not there.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    model = AutoModelForCausalLM.from_pretrained(start)
+    order = list(conversations)
+    Random(seed).shuffle(order)
+    rows = tokenize(tokenizer, order[: batch_size * steps], everything=everything)
+    rows = weigh_first_lines(tokenizer, rows, lines=2, weight=first_lines_weight)
+    loss = train_sft(
+        model, tokenizer, rows, steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed, on_step=on_step
+    )
+    save_model(model, tokenizer, to)
+    return loss
+
+
+def save_model(model: Any, tokenizer: Any, path: Path) -> None:
+    """Write a model folder, tokenizer and chat template with it, that is either whole or not there."""
+    draft = path.with_name(path.name + ".tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    model.save_pretrained(draft)
+    tokenizer.save_pretrained(draft)
+    shutil.rmtree(path, ignore_errors=True)
+    draft.rename(path)

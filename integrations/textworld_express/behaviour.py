@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple, cast, get_args
 
 from dreamgym_lg.environment import checked
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.textworld_express import TextWorldExpress, movable_items
+from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress
+from dreamgym_lg.integrations.textworld_express.text import movable_items
 from dreamgym_lg.types import Step, Task, Trajectory
 
 Kind = Literal["demonstration", "noisy", "random", "malformed", "fluent_wrong", "mixture"]

@@ -1,0 +1,78 @@
+"""What decides a demo's result: one frozen `Settings` per game, found by the measurements of closed_loop.md and ours."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from dreamgym_lg.errors import ConfigurationError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Written to the output folder and held fixed there."""
+
+    game: str = "peckingorder"
+    seed: int = 0
+    worlds: int = 2500
+    """Seeds tried; different first observations among them become tasks, split by their hash."""
+    episodes: Mapping[str, int]
+    """Offline trajectories of each behaviour."""
+    check: Literal["names", "state"] = "names"
+    """How much is known of an action's validity before the experience model is asked."""
+    demonstrations: int = 10
+    """Demonstrations the base policy is fine-tuned on."""
+    pretrain_steps: int = 150
+    experience_steps: int = 250
+    base_steps: int = 40
+    iterations: int = 60
+    num_tasks: int = 8
+    num_generations: int = 8
+    max_steps: int = 10
+    learning_rate: float = 3e-4
+    updates: int = 1
+    """Optimiser steps per iteration."""
+    beta: float = 0.02
+    synthetic_share: float = 0.25
+    evaluate_every: int = 15
+    evaluate_tasks: int = 40
+    """Validation worlds of each evaluation during training."""
+    proof_tasks: int = 120
+    """Held-out worlds of the proof."""
+    transfer_tasks: int = 40
+    """Worlds of the game's own test fold, whose objects occur nowhere in training: a row of its own."""
+    refresh_every: int = 15
+    refresh_episodes: int = 0
+    """Real episodes of the current policy shown to the experience model at each refresh; 0 spends no real step."""
+    refresh_steps: int = 50
+
+
+EPISODES = {"demonstration": 800, "noisy": 2500, "random": 1500, "malformed": 1000, "fluent_wrong": 2500, "mixture": 1700}
+
+GAMES = {
+    "peckingorder": Settings(episodes=EPISODES),
+    "twc": Settings(game="twc", episodes=EPISODES, demonstrations=40, worlds=5000, refresh_episodes=50, check="state"),
+}
+
+
+def settings_for(game: str, *, quick: bool = False, **overrides: Any) -> Settings:
+    """The recipe of a game; `quick` is two minutes of it, enough to see every part work and not to prove a gain."""
+    if game not in GAMES:
+        raise ConfigurationError.unknown("game", game, GAMES)
+    settings = GAMES[game]
+    if quick:
+        settings = replace(
+            settings,
+            worlds=400,
+            episodes={kind: n // 8 for kind, n in settings.episodes.items()},
+            pretrain_steps=30,
+            experience_steps=40,
+            iterations=3,
+            evaluate_every=3,
+            evaluate_tasks=8,
+            proof_tasks=16,
+            transfer_tasks=8,
+            refresh_every=2,
+            refresh_episodes=min(settings.refresh_episodes, 8),
+            refresh_steps=4,
+        )
+    return replace(settings, **overrides)

@@ -1,0 +1,96 @@
+"""The behaviour policies, against the real game."""
+
+from random import Random
+
+import pytest
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.textworld_express.text import UNKNOWN_ACTION
+from dreamgym_lg.types import Task
+
+pytest.importorskip("textworld_express")
+
+from dreamgym_lg.integrations.textworld_express.behaviour import KINDS, collect, corrupt
+from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
+
+PLAYED = ("peckingorder", "twc")
+ROOMS = "numLocations=3,numItemsToPutAway=4,includeDoors=1,limitInventorySize=1"
+Worlds = dict[str, list[Task]]
+
+
+@pytest.mark.parametrize("game", PLAYED)
+def test_collected_trajectories_are_consistent_and_repeatable(
+    environment: TextWorldExpress, training: Worlds, game: str
+) -> None:
+    tasks, episodes = training[game], {str(kind): 25 for kind in KINDS}
+    trajectories = list(collect(tasks, environment, episodes=episodes, seed=3))
+    assert trajectories == list(collect(tasks, environment, episodes=episodes, seed=3))
+    assert trajectories != list(collect(tasks, environment, episodes=episodes, seed=4))
+    assert len({(trajectory.task.id, trajectory.rollout_index) for trajectory in trajectories}) == 25 * len(KINDS)
+    for trajectory in trajectories:
+        steps = trajectory.steps
+        assert trajectory.source == "offline" and trajectory.run == "offline" and trajectory.task.split == "train"
+        assert 1 <= len(steps) <= environment.max_steps
+        assert steps[0].observation == trajectory.task.metadata["observation"]
+        assert all(a.next_observation == b.observation for a, b in zip(steps, steps[1:], strict=False))
+        assert [step.terminated or step.truncated for step in steps] == [False] * (len(steps) - 1) + [True]
+        assert not (steps[-1].terminated and steps[-1].truncated)
+        assert trajectory.success == (trajectory.reward == pytest.approx(1.0))
+        assert all(step.reward == 0 and step.next_observation == UNKNOWN_ACTION for step in steps if not step.valid)
+
+
+@pytest.mark.parametrize("game", PLAYED)
+def test_kinds_do_what_they_are_named_after(environment: TextWorldExpress, training: Worlds, game: str) -> None:
+    played = {kind: list(collect(training[game], environment, episodes={kind: 60}, seed=9, run=kind)) for kind in KINDS}
+    share = {kind: sum(t.success for t in trajectories) / 60 for kind, trajectories in played.items()}
+    invalid = {kind: sum(t.invalid_actions for t in trajectories) for kind, trajectories in played.items()}
+    assert share["demonstration"] == 1.0 and all(share[kind] < 1.0 for kind in KINDS[1:])
+    assert invalid["demonstration"] == invalid["random"] == 0
+    assert min(invalid["noisy"], invalid["fluent_wrong"], invalid["mixture"]) > 0
+    assert invalid["malformed"] == max(invalid.values())
+    # Fluent failures: without any invalid action, and still no success.
+    assert any(not t.success and not t.invalid_actions for t in played["fluent_wrong"])
+
+
+def test_demonstration_follows_the_gold_path_through_several_rooms() -> None:
+    environment = TextWorldExpress(max_steps=50)
+    made = make_tasks("twc", range(12), environment=environment, params=ROOMS)
+    tasks = [task for task in made if task.split == "train"]
+    for trajectory in collect(tasks, environment, episodes={"demonstration": len(tasks)}, seed=0):
+        assert trajectory.success and not trajectory.invalid_actions
+        assert trajectory.steps[0].action != "look around"
+
+
+@pytest.mark.parametrize("game", PLAYED)
+def test_a_refused_action_costs_no_real_step_and_changes_nothing_else(training: Worlds, game: str) -> None:
+    names, state = TextWorldExpress(check="names"), TextWorldExpress(check="state")
+    episodes = {"malformed": 30, "fluent_wrong": 30}
+    played = list(collect(training[game], names, episodes=episodes, seed=0))
+    assert played == list(collect(training[game], state, episodes=episodes, seed=0))
+    steps = [step for trajectory in played for step in trajectory.steps]
+    assert sum(step.valid for step in steps) == state.counter.steps < names.counter.steps < len(steps)
+    assert state.counter.resets == names.counter.resets >= 60
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_collect_never_touches_evaluation_tasks(worlds: Worlds, training: Worlds, split: str) -> None:
+    environment = TextWorldExpress()
+    evaluation = [task for task in worlds["twc"] if task.split == split]
+    with pytest.raises(ConfigurationError, match=f"is a {split} task"):
+        collect([*training["twc"], evaluation[0]], environment, episodes={"random": 1}, seed=0)
+    assert environment.counter.resets == 0
+
+
+def test_collect_rejects_an_unknown_kind_and_no_tasks(environment: TextWorldExpress, training: Worlds) -> None:
+    with pytest.raises(ConfigurationError, match="unknown kind 'noise'.*Did you mean 'noisy'"):
+        collect(training["twc"], environment, episodes={"noise": 1}, seed=0)
+    with pytest.raises(ConfigurationError, match="at least one task"):
+        collect([], environment, episodes={"noisy": 1}, seed=0)
+
+
+def test_corruptions_break_most_commands() -> None:
+    rng = Random(0)
+    commands = ["read instructions book", "put gray cap in shelf", "open wardrobe", "inventory"]
+    broken = [(command, corrupt(command, rng)) for command in commands * 100]
+    assert sum(before != after for before, after in broken) > 360
+    assert all(after == after.strip() for _, after in broken)
