@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dreamgym_lg.errors import DreamGymError
+from dreamgym_lg.proof import prove, shown_episodes
 
 if TYPE_CHECKING:
     from dreamgym_lg.demo import Demo
@@ -46,7 +47,8 @@ def _opened(
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from dreamgym_lg.demo import Demo, settings_for
+    from dreamgym_lg.demo import Demo
+    from dreamgym_lg.recipe import settings_for
 
     given = {"iterations": iterations, "refresh_episodes": refresh}
     try:
@@ -87,7 +89,7 @@ def demo(
         work.collect()
         work.train_models()
         work.train()
-        work.evaluate()
+        prove(work)
         _show(work)
         _episode(work)
 
@@ -121,14 +123,15 @@ def evaluate(
 ) -> None:  # fmt: skip
     """Base against trained policy on held-out worlds of the real environment; writes result.json."""
     with _opened(game, seed, out, quick, iterations, refresh) as work:
-        work.evaluate()
+        prove(work)
         _show(work)
 
 
 @app.command(epilog="Example: [b]dreamgym report runs/peckingorder-seed0[/b]")
 def report(out: Annotated[Path, typer.Argument(help="The output folder of a finished run.")]) -> None:
     """Write report.html and report.png of a finished run anew."""
-    from dreamgym_lg.demo import Demo, Settings
+    from dreamgym_lg.demo import Demo
+    from dreamgym_lg.recipe import Settings
 
     try:
         if not (out / "result.json").exists():
@@ -143,7 +146,7 @@ def _show(work: "Demo") -> None:
     from dreamgym_lg.report import summary_table, write_report
 
     result = json.loads((work.out / "result.json").read_text())
-    html, png = write_report(result, work.metrics(), work.shown_episodes(), work.out)
+    html, png = write_report(result, work.replay_buffer.metrics("train"), shown_episodes(work), work.out)
     console.print(summary_table(result))
     console.print(f"report: {html}\npicture: {png}\nfigures: {work.out / 'result.json'}", soft_wrap=True)
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cached_property, partial
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -20,8 +19,8 @@ from typing import Any
 from dreamgym_lg.curriculum import Curriculum
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience import DreamEnvironment, ExperienceModel, recorded_exchanges, to_conversation
-from dreamgym_lg.fidelity import judge, summarise
+from dreamgym_lg.experience import DreamEnvironment, ExperienceModel, to_conversation
+from dreamgym_lg.proof import compare, real_steps
 from dreamgym_lg.recipe import Settings
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.rollout import rollout
@@ -75,12 +74,17 @@ class Demo:
 
     def experience(self, name: str | None = None) -> ExperienceModel:
         """An experience model of the folder; by default the newest, named after the iteration that refreshed it."""
-        from dreamgym_lg.integrations.textworld_express.text import explain
         from dreamgym_lg.integrations.transformers import LocalChatModel
 
-        name = name or self.newest_experience()
+        name = self.newest_experience() if name is None else name
         model = LocalChatModel.from_path(self.models / name, temperature=0, max_new_tokens=256) if name else None
-        return ExperienceModel(model, instructions="", explain=explain, retries=0, version=name)
+        return ExperienceModel(
+            model, replay_buffer=self.replay_buffer, demonstrations=self.settings.retrieved, demonstration_characters=80,
+            instructions="", retries=0, version=name,
+        )  # fmt: skip
+
+    def dream(self, experience: ExperienceModel) -> AbstractContextManager[Environment]:
+        return nullcontext(DreamEnvironment(experience, check_action=self.check_action))
 
     def newest_experience(self) -> str:
         found = [path.name for path in self.models.glob("experience-*[0-9]")]
@@ -105,14 +109,10 @@ class Demo:
         """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`."""
         from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
 
-        def dream() -> AbstractContextManager[Environment]:
-            assert experience is not None
-            return nullcontext(DreamEnvironment(experience, check_action=self.check_action))
-
         episodes = rollout(
             create_episode_graph(policy, max_steps=self.settings.max_steps).compile(),
             tasks,
-            dream if experience else self.pool.lend,
+            partial(self.dream, experience) if experience else self.pool.lend,
             context=lambda environment: EpisodeContext(environment=environment),
             source="synthetic" if experience else "real",
             run=name,
@@ -156,8 +156,8 @@ class Demo:
         with self.stage("base") as todo:
             if todo:
                 shown = [t for t in offline if t.success and not t.invalid_actions][: s.demonstrations]
-                epochs = -(-24 * s.base_steps // len(shown))
-                self._fine_tune("base policy", "pretrained", "base", [policy_conversation(t) for t in shown] * epochs,
+                epochs = -(-s.batch_size * s.base_steps // len(shown))
+                self._fine_tune("base policy", "experience-0", "base", [policy_conversation(t) for t in shown] * epochs,
                                 steps=s.base_steps, learning_rate=5e-4)  # fmt: skip
 
     def _train_experience(self, offline: Sequence[Trajectory]) -> None:
@@ -165,7 +165,7 @@ class Demo:
         from dreamgym_lg.integrations.trl.sft import save_model
 
         s = self.settings
-        conversations = self._experience_data(offline[: 24 * (s.pretrain_steps + s.experience_steps)])
+        conversations = self._experience_data(offline[: s.batch_size * (s.pretrain_steps + s.experience_steps)])
         if not (self.models / "pretrained").exists():
             tokenizer = create_tokenizer(message["content"] for conversation in conversations for message in conversation)
             save_model(create_model(tokenizer, seed=s.seed), tokenizer, self.models / "scratch")
@@ -176,10 +176,9 @@ class Demo:
                         learning_rate=2e-3, first_lines_weight=4.0)  # fmt: skip
 
     def _experience_data(self, trajectories: Sequence[Trajectory]) -> list[Messages]:
-        from dreamgym_lg.integrations.textworld_express.text import explain
-
-        untrained = ExperienceModel(None, instructions="", explain=explain)
-        found = (to_conversation(untrained, trajectory, self.check_action) for trajectory in trajectories)
+        asked = self.experience("")
+        asked.retrieve(trajectories)
+        found = (to_conversation(asked, trajectory, self.check_action) for trajectory in trajectories)
         roles = {"human": "user", "ai": "assistant"}
         return [[{"role": roles.get(m.type, m.type), "content": m.text} for m in messages] for messages in found if messages]
 
@@ -188,6 +187,7 @@ class Demo:
 
         fine_tune(
             self.models / start, self.models / to, conversations, steps=steps, seed=self.settings.seed,
+            batch_size=self.settings.batch_size,
             on_step=lambda step, loss: self.progress(f"{label} (loss {loss:.2f})", step, steps), **options,
         )  # fmt: skip
 
@@ -228,10 +228,10 @@ class Demo:
         curriculum.restore(self.replay_buffer.tasks(origin="synthetic"), self._last_rewards())
         training = Training(
             policy=policy, learner=learner, experience=experience, curriculum=curriculum, replay_buffer=self.replay_buffer,
-            environments=lambda: nullcontext(DreamEnvironment(experience, check_action=self.check_action)),
+            environments=partial(self.dream, experience),
             num_tasks=s.num_tasks, num_generations=s.num_generations, max_steps=s.max_steps, seed=s.seed,
             weights_changed=policy.weights_changed,
-            evaluate=partial(self.compare, policy, experience), evaluate_every=s.evaluate_every,
+            evaluate=partial(compare, self, policy, experience), evaluate_every=s.evaluate_every,
             refresh=partial(self.refresh, policy, experience) if s.refresh_episodes else None, refresh_every=s.refresh_every,
             on_node=lambda node, iteration: self.progress(f"train: {node}", iteration, s.iterations),
         )  # fmt: skip
@@ -244,29 +244,13 @@ class Demo:
             groups.setdefault((trajectory.iteration, trajectory.task.id), []).append(trajectory.reward)
         return {task_id: groups[iteration, task_id] for iteration, task_id in sorted(groups)}
 
-    def compare(self, policy: Any, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
-        """The policy on validation worlds, real and dreamed, and the experience model's verdict on its real actions."""
-        tasks = self.tasks("validation")[: self.settings.evaluate_tasks]
-        real = self.play("validate/real", policy, tasks, iteration=iteration)
-        dreamed = self.play("validate/dream", policy, tasks, iteration=iteration, experience=experience)
-        verdicts = asyncio.run(judge(experience, real, check_action=self.check_action))
-        return {
-            "eval_real_successes": sum(trajectory.success for trajectory in real),
-            "eval_real_episodes": len(real),
-            "eval_dream_successes": sum(trajectory.success for trajectory in dreamed),
-            "eval_dream_episodes": len(dreamed),
-            "eval_invalid_recall": verdicts.invalid_recall,
-            "eval_invalid_count": verdicts.invalid,
-            "eval_reward_errors": verdicts.reward_errors / max(verdicts.valid + verdicts.invalid, 1),
-        }
-
     def refresh(self, policy: Any, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
         """Real episodes of the current policy, and training of the experience model on them: half new, half offline data."""
         s, name = self.settings, f"experience-{iteration}"
         tasks = Random(f"{s.seed}/refresh/{iteration}").sample(self.tasks("train"), s.refresh_episodes)
         episodes = self.play(REFRESH, policy, tasks, iteration=iteration)
         if not (self.models / name).exists():
-            rng, half = Random(f"{s.seed}/mix/{iteration}"), 12 * s.refresh_steps
+            rng, half = Random(f"{s.seed}/mix/{iteration}"), s.batch_size * s.refresh_steps // 2
             new = self._experience_data(list(self.replay_buffer.trajectories(run=REFRESH)))
             old = self._experience_data(self.replay_buffer.sample(half, rng=rng, source="offline"))
             self._fine_tune("refresh", experience.version, name, [*old, *rng.choices(new, k=half)], steps=s.refresh_steps,
@@ -276,60 +260,7 @@ class Demo:
         local.model.load_state_dict(newest.model.state_dict())
         local.weights_changed()
         experience.refreshed(name)
-        return {"real_steps": self.real_steps(episodes)}
-
-    def evaluate(self) -> dict[str, Any]:
-        """The proof: base against trained policy on held-out worlds, real and dreamed; written to `result.json`."""
-        if not (self.models / "trained").exists():
-            raise ConfigurationError(f"{self.out} holds no trained policy: run `dreamgym train` with the same options first")
-        s, figures, experience = self.settings, {}, self.experience()
-        held_out, unseen = self.tasks("test")[: s.proof_tasks], self.tasks("test", fold="test")
-        with self.stage("evaluate"):
-            for number, (name, mode) in enumerate((name, mode) for name in ("base", "trained") for mode in MODES):
-                policy = self.policy(name, MODES[mode])
-                rows = {
-                    "real": self.play(f"proof/real/{name}/{mode}", policy, held_out),
-                    "dream": self.play(f"proof/dream/{name}/{mode}", policy, held_out, experience=experience),
-                    "transfer": self.play(f"proof/transfer/{name}/{mode}", policy, unseen),
-                }
-                for row, episodes in rows.items():
-                    figures.setdefault(row, {}).setdefault(name, {})[mode] = summarise(episodes)
-                verdicts = asyncio.run(judge(experience, rows["real"], check_action=self.check_action))
-                figures["real"][name][mode] |= {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
-                self.progress("prove in the real environment", number + 1, 4)
-        result = {
-            "game": s.game, "seed": s.seed, "version": version("dreamgym-lg"), "iterations": s.iterations, **figures,
-            "real_steps": self._real_steps(),
-            "seconds": {name: self.seconds(name) for name in ("collect", "experience", "base", "train", "evaluate")},
-            "settings": asdict(s),
-        }  # fmt: skip
-        (self.out / "result.json").write_text(json.dumps(result, indent=2))
-        return result
-
-    def real_steps(self, episodes: Sequence[Trajectory]) -> int:
-        """Steps that reached the real environment: those that `check_action` refused did not."""
-        untrained = ExperienceModel(None)
-        return sum(len(recorded_exchanges(untrained, episode, self.check_action)) for episode in episodes)
-
-    def _real_steps(self) -> dict[str, int]:
-        counted = {"offline": 0, "refresh": 0, "evaluation": 0}
-        for source in ("offline", "real"):
-            for trajectory in self.replay_buffer.trajectories(source=source):
-                kind = trajectory.run if trajectory.run in counted else "evaluation"
-                counted[kind] += self.real_steps([trajectory])
-        return counted
-
-    # --- what there is to see -------------------------------------------------------------------------------------------
-
-    def metrics(self) -> list[dict[str, Any]]:
-        return self.replay_buffer.metrics(TRAIN)
-
-    def shown_episodes(self) -> list[Trajectory]:
-        """Some dreamed episodes of the first and last iterations, and the trained policy's first real ones."""
-        last = self.settings.iterations - 1
-        dreamed = [list(self.replay_buffer.trajectories(run=TRAIN, iteration=i, limit=3)) for i in (0, last)]
-        proof = self.replay_buffer.trajectories(run="proof/real/trained/sampled", limit=3)
-        return [*dreamed[0], *dreamed[1], *proof]
+        return {"real_steps": real_steps(self, episodes)}
 
     def real_episode(self) -> Iterator[tuple[str, str]]:
         """The trained policy, loaded as a chat model into the agent graph with the real environment: (speaker, text)."""
@@ -341,10 +272,6 @@ class Demo:
         speakers = {"system": "task", "human": "environment", "ai": "policy"}
         yield from ((speakers[message.type], message.text) for message in state["messages"])
         yield "outcome", "success" if state["success"] else "no success"
-
-
-MODES = {"greedy": 0.0, "sampled": 1.0}
-"""How the policy is evaluated, and at which temperature."""
 
 
 def _vary(vary_task: Callable[..., Task | None], seen: Sequence[str], task: Task, rng: Random) -> Task | None:

@@ -2,12 +2,15 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dreamgym_lg.types import StepResult, Task
 
 INVALID_REWARD = 0.0
 """Reward of an invalid action (paper, section 4: an invalid action leads to a failure observation and reward 0)."""
+
+CheckAction = Callable[[str, Sequence[str]], str | None]
+"""`Environment.check_action`, as a function."""
 
 
 class Environment(ABC):
@@ -35,7 +38,7 @@ class Environment(ABC):
         """
         return None
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (nothing to release is a fine default)
         """Release what the instance holds; an instance may be closed twice."""
 
     async def areset(self, task: Task) -> str:

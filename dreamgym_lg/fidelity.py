@@ -1,10 +1,11 @@
-"""How far the dream can be trusted: the same policy in dream and reality, and the dream's verdict on the policy's own actions."""
+"""How far a dream can be trusted: the same policy in dream and reality, and the dream's verdict on that policy's actions."""
 
 import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dreamgym_lg.experience import CheckAction, ExperienceModel, recorded_exchanges
+from dreamgym_lg.environment import CheckAction
+from dreamgym_lg.experience import ExperienceModel, recorded_exchanges
 from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Trajectory
 

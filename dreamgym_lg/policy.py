@@ -5,7 +5,8 @@ ids never travel in messages: those end up in checkpoints and streams, and text 
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import NamedTuple
 from uuid import UUID
@@ -89,3 +90,13 @@ class TokenRecorder:
             sampled += [0] * (len(new) - len(call.sampled_ids)) + [1] * len(call.sampled_ids)
             logprobs += [0.0] * (len(new) - len(call.sampled_ids)) + list(call.logprobs)
         return [Segment(token_ids=ids, sampled=sampled, logprobs=logprobs) for ids, sampled, logprobs in open_rows]
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Calls inside belong to no episode: whoever plays the world must not be trained as if it were the policy."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)

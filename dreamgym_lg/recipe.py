@@ -21,9 +21,12 @@ class Settings:
     """How much is known of an action's validity before the experience model is asked."""
     demonstrations: int = 10
     """Demonstrations the base policy is fine-tuned on."""
-    pretrain_steps: int = 150
-    experience_steps: int = 250
+    retrieved: int = 1
+    """Real transitions retrieved for every step of the dream: k of the paper's top-k."""
+    pretrain_steps: int = 200
+    experience_steps: int = 220
     base_steps: int = 40
+    batch_size: int = 16
     iterations: int = 60
     num_tasks: int = 8
     num_generations: int = 8
@@ -46,7 +49,7 @@ class Settings:
     refresh_steps: int = 50
 
 
-EPISODES = {"demonstration": 800, "noisy": 2500, "random": 1500, "malformed": 1000, "fluent_wrong": 2500, "mixture": 1700}
+EPISODES = {"demonstration": 300, "noisy": 800, "random": 800, "malformed": 600, "fluent_wrong": 6500, "mixture": 1000}
 
 GAMES = {
     "peckingorder": Settings(episodes=EPISODES),
@@ -64,8 +67,8 @@ def settings_for(game: str, *, quick: bool = False, **overrides: Any) -> Setting
             settings,
             worlds=400,
             episodes={kind: n // 8 for kind, n in settings.episodes.items()},
-            pretrain_steps=30,
-            experience_steps=40,
+            pretrain_steps=60,
+            experience_steps=120,
             iterations=3,
             evaluate_every=3,
             evaluate_tasks=8,

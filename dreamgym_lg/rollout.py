@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from langchain_core.runnables import Runnable
-from langgraph.errors import GraphRecursionError
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.policy import TokenRecorder
@@ -99,10 +98,9 @@ async def _play(
     state: dict[str, Any] = {}
     try:
         with recorder:
-            async for state in graph.astream({"task": task}, config, context=context, stream_mode="values"):
-                pass
-    except GraphRecursionError as error:
-        return state.get("steps", []), False, f"GraphRecursionError: {error}"
+            # streamed, so that what was played before a fault is known
+            async for values in graph.astream({"task": task}, config, context=context, stream_mode="values"):
+                state = values
     except Exception as error:
         return state.get("steps", []), False, f"{type(error).__name__}: {error}"
     return state.get("steps", []), state.get("success", False), None

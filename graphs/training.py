@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from itertools import groupby
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from langchain_core.language_models import BaseChatModel
 from langgraph.graph import END, START, StateGraph
@@ -212,7 +212,7 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | 
 def no_valid_action(episodes: Sequence[Trajectory]) -> str:
     """What to tell the user when not one action of an iteration was understood."""
     errors = sorted({trajectory.error for trajectory in episodes if trajectory.error})
-    if errors:
+    if all(trajectory.error for trajectory in episodes):
         return f"all {len(episodes)} episodes failed; causes: {'; '.join(errors[:3])}"
     actions = [step.action for trajectory in episodes for step in trajectory.steps][:3]
     return (

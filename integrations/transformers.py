@@ -5,13 +5,14 @@ does both), and every sampled token reaches the episode's `TokenRecorder` as it 
 """
 
 import asyncio
+import contextlib
 import queue
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models import BaseChatModel, LangSmithParams
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import ConfigDict, Field, PrivateAttr
@@ -61,7 +62,9 @@ class LocalChatModel(BaseChatModel):
             raise ConfigurationError(f"no model with a tokenizer could be loaded from {str(path)!r}: {error}") from error
         return cls(model=model, tokenizer=tokenizer, name_or_path=str(path), **kwargs)
 
-    def model_post_init(self, context: Any, /) -> None:
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        # not in model_post_init, where pydantic makes a ValidationError of it
         if not self.tokenizer.chat_template:
             raise ConfigurationError(
                 f"the tokenizer of {self.name_or_path or 'this model'} has no chat template; set tokenizer.chat_template"
@@ -75,6 +78,9 @@ class LocalChatModel(BaseChatModel):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         return {"model": self.name_or_path, "temperature": self.temperature, "max_new_tokens": self.max_new_tokens}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return LangSmithParams(**{"ls_model_name": self.name_or_path, **super()._get_ls_params(stop=stop, **kwargs)})
 
     @property
     def busy_seconds(self) -> float:
@@ -106,6 +112,7 @@ class LocalChatModel(BaseChatModel):
             max_new_tokens=kwargs.get("max_new_tokens", self.max_new_tokens),
             seed=recorder.next_seed() if seed is None and recorder is not None else seed,
             stop=tuple(stop or ()),
+            owner=id(recorder) if recorder is not None else None,
         )
 
     def _finish(self, generated: Generated, run_manager: Any) -> ChatResult:
@@ -168,9 +175,14 @@ class LocalChatModel(BaseChatModel):
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
         request = self._request(messages, stop, kwargs)
-        request.on_text = lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        def deliver(piece: str | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens, the batch goes on
+                loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        request.on_text = deliver
         future = self._engine.submit(request)
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(pieces.put_nowait, None))
+        future.add_done_callback(lambda _: deliver(None))
         while (piece := await pieces.get()) is not None:
             chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
             if run_manager:

@@ -42,6 +42,8 @@ class Request:
     seed: int | None = None
     """Fixes what is sampled, independent of the batch this call happens to share."""
     stop: tuple[str, ...] = ()
+    owner: int | None = None
+    """Whose conversation this is: episodes that say the same may have sampled it as different tokens."""
     on_text: Callable[[str], None] | None = None
     """Called from the engine's thread with each new piece of text."""
     future: "Future[Generated]" = field(default_factory=Future)
@@ -129,6 +131,7 @@ class Engine:
         self._heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self._head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._max_tokens = getattr(config, "max_position_embeddings", 1 << 30)
+        self._check_attention(config)
         ends = model.generation_config.eos_token_id
         self._ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
         self._prefixes: OrderedDict[Any, _Prefix] = OrderedDict()
@@ -147,6 +150,18 @@ class Engine:
             self._prefixes.clear()
             self._cached = 0
 
+    def _check_attention(self, config: Any) -> None:
+        """A batch has gaps between its tokens, which a window would count: attention has to be full."""
+        window = getattr(config, "sliding_window", None)
+        kinds = set(getattr(config, "layer_types", None) or (["sliding_attention"] if window else ["full_attention"]))
+        if window is not None and window >= 2 * self._max_tokens:
+            kinds.discard("sliding_attention")
+        if kinds - {"full_attention"}:
+            raise ConfigurationError(
+                f"{config.model_type} has layers of {', '.join(sorted(kinds - {'full_attention'}))}, "
+                f"sliding_window={window}; answers are exact with full attention alone: choose another model"
+            )
+
     def _serve(self) -> None:
         while True:
             requests = [self._waiting.get()]
@@ -164,6 +179,8 @@ class Engine:
     def _answer(self, requests: list[Request]) -> None:
         rows = []
         for request in requests:
+            if not request.future.set_running_or_notify_cancel():
+                continue  # who asked has gone
             try:
                 rows.append(self._row(request))
             except Exception as error:
@@ -174,12 +191,13 @@ class Engine:
             try:
                 _Batch(self, rows).run()
             finally:
-                self.model.train(training)
+                if training:  # else a trainer may have begun since the last answer was given
+                    self.model.train()
 
     def _row(self, request: Request) -> _Row:
         conversation = list(request.conversation)
         text = self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-        prefix = self._prefixes.get(_key(conversation))
+        prefix = self._prefixes.get(_key(request.owner, conversation))
         if prefix is not None and not text.startswith(prefix.text):
             prefix = None
         new = self.tokenizer(text[len(prefix.text) if prefix else 0 :], add_special_tokens=False)["input_ids"]
@@ -210,20 +228,33 @@ class Engine:
         raw = row.text + text
         if self.is_end(row.sampled[-1]):
             raw += self.tokenizer.decode(row.sampled[-1:])
-        old = self._prefixes.pop(key := _key([*row.request.conversation, reply]), None)
-        self._prefixes[key] = _Prefix(raw, row.ids + row.sampled, keys_values)
-        self._cached += keys_values.shape[-2] - (old.keys_values.shape[-2] if old else 0)
-        while self._cached > CACHED_TOKENS:
-            self._cached -= self._prefixes.popitem(last=False)[1].keys_values.shape[-2]
+        key = _key(row.request.owner, [*row.request.conversation, reply])
+        with _one_forward_at_a_time:
+            old = self._prefixes.pop(key, None)
+            self._prefixes[key] = _Prefix(raw, row.ids + row.sampled, keys_values)
+            self._cached += keys_values.shape[-2] - (old.keys_values.shape[-2] if old else 0)
+            while self._cached > CACHED_TOKENS:
+                self._cached -= self._prefixes.popitem(last=False)[1].keys_values.shape[-2]
 
     def is_end(self, token: int) -> bool:
         return token in self._ends
 
 
-def _key(conversation: Sequence[dict[str, str]]) -> Any:
+def _key(owner: int | None, conversation: Sequence[dict[str, str]]) -> Any:
     """Names a conversation up to its last reply, which is as far as it has been read before."""
     end = max((i + 1 for i, message in enumerate(conversation) if message["role"] == "assistant"), default=0)
-    return tuple((message["role"], message["content"]) for message in conversation[:end])
+    return owner, *((message["role"], message["content"]) for message in conversation[:end])
+
+
+def _show(row: _Row, text: str, *, over: bool) -> None:
+    """Stream the new text, except what may still change: half a character, or the beginning of a stop string."""
+    request, sure = row.request, len(text)
+    if not over:
+        starts = (n for stop in request.stop for n in range(1, len(stop)) if text.endswith(stop[:n]))
+        sure = len(row.shown) if text.endswith("�") else sure - max(starts, default=0)
+    if request.on_text and sure > len(row.shown):
+        request.on_text(text[len(row.shown) : sure])
+        row.shown = text[:sure]
 
 
 class _Batch:
@@ -297,11 +328,9 @@ class _Batch:
         cut = min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=-1)
         if cut >= 0:
             text = text[:cut]
-        # an incomplete character decodes to a replacement mark: it is shown once its last byte has come
-        if request.on_text and len(text) > len(row.shown) and not text.endswith("�"):
-            request.on_text(text[len(row.shown) :])
-            row.shown = text
-        if not ended and cut < 0 and len(row.sampled) < request.max_new_tokens:
+        over = ended or cut >= 0 or len(row.sampled) >= request.max_new_tokens
+        _show(row, text, over=over)
+        if not over:
             return False
         kept = self.buffer[:, :, i].index_select(-2, self.mask[i, : self.filled].nonzero()[:, 0].to(self.buffer.device))
         self.engine.keep(row, text, kept)

@@ -87,7 +87,8 @@ def _wrong(view: View, rng: Random) -> str:
     elsewhere = [f"take {word}", f"put {word} in {rng.choice(places)}", f"open {word}"]
     starts = (f"{verb} ", "put ", ("take ", "close "))
     valid = [[action for action in others if action.startswith(start)] for start in starts]
-    return rng.choice(rng.choice([some for some in (*valid, puts, takes, elsewhere) if some]))
+    # the near miss, right but for its object, is what an experience model has most trouble to tell from the right action
+    return rng.choice(rng.choice([some for some in (*valid[:1] * 4, *valid[1:], puts, takes, elsewhere) if some]))
 
 
 def corrupt(action: str, rng: Random) -> str:
@@ -124,7 +125,7 @@ def choose(kind: Kind, view: View, rng: Random, *, gone_wrong: bool = False) -> 
         case "malformed":
             return corrupt(rng.choice([view.right, rng.choice(view.valid)]), rng) if rng.random() < 0.7 else view.right
         case "fluent_wrong":
-            return _wrong(view, rng) if gone_wrong and rng.random() < 0.6 else view.right
+            return _wrong(view, rng) if gone_wrong and rng.random() < 0.8 else view.right
         case "noisy":
             stray: Kind = rng.choice(["random", "malformed", "fluent_wrong"])
             return choose(stray, view, rng, gone_wrong=True) if rng.random() < 0.3 else view.right
@@ -139,7 +140,7 @@ def behave(
 
     A refused action costs a step of the policy, of which there are `environment.max_steps`, but no real step.
     """
-    demonstrator, turn = oracle(environment, task, rng), rng.randrange(5)
+    demonstrator, turn = oracle(environment, task, rng), min(rng.randrange(6), rng.randrange(6))
     seen, steps = [environment.reset(task)], list[Step]()
     while True:
         valid = environment.valid_actions()

@@ -137,6 +137,7 @@ def train_sft(
             "lr_scheduler_type": "cosine",
             "warmup_steps": min(20, steps // 10),
             "weight_decay": 0.01,
+            "adam_beta2": 0.98,
             "train_sampling_strategy": "group_by_length",
             "logging_steps": 1,
             "save_strategy": "no",

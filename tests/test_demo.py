@@ -1,0 +1,113 @@
+"""The closed loop end to end, small: what it leaves, and that a killed training goes on where it was."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from dreamgym_lg.replay import ReplayBuffer
+
+pytestmark = pytest.mark.slow
+ITERATIONS = 3
+
+
+def test_demo_leaves_its_proof(finished_run: Path) -> None:
+    result = json.loads((finished_run / "result.json").read_text())
+    for policy in ("base", "trained"):
+        for mode in ("greedy", "sampled"):
+            for row in ("real", "dream", "transfer"):
+                figures = result[row][policy][mode]
+                assert 0 <= figures["successes"] <= figures["episodes"] and figures["episodes"] >= 8
+                low, high = figures["interval"]
+                assert low <= figures["successes"] / figures["episodes"] <= high
+                assert figures["failed"] == 0
+    assert result["real_steps"]["refresh"] == 0 and result["real_steps"]["offline"] > 1000
+    assert set(result["seconds"]) == {"collect", "experience", "base", "train", "evaluate"}
+    assert (finished_run / "report.html").stat().st_size > 10_000
+    assert (finished_run / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_proof_is_on_worlds_nobody_trained_on(finished_run: Path) -> None:
+    buffer = ReplayBuffer(finished_run / "replay.db")
+    proof = {t.task.metadata["observation"] for t in buffer.trajectories(run="proof/real/trained/greedy")}
+    assert len(proof) == 16
+    for run in ("offline", "train"):
+        trained_on = {t.task.metadata["observation"] for t in buffer.trajectories(run=run)}
+        assert trained_on and not trained_on & proof
+
+
+def test_groups_are_whole_and_their_tokens_the_policys(finished_run: Path) -> None:
+    buffer = ReplayBuffer(finished_run / "replay.db")
+    for iteration in range(ITERATIONS):
+        episodes = list(buffer.trajectories(run="train", iteration=iteration, segments=True))
+        assert len(episodes) == 64
+        assert {episode.source for episode in episodes} == {"synthetic"}
+        for episode in episodes:
+            assert episode.error is None
+            assert len(episode.segments) == 1, "a conversation that only grows is one segment"
+            # at most the 16 tokens of a reply for each step: the experience model's tokens are not among them
+            assert 0 < episode.segments[0].trainable <= 16 * len(episode.steps)
+
+
+def test_same_actions_same_world(finished_run: Path) -> None:
+    """One world per group: rollouts that act alike see alike."""
+    buffer = ReplayBuffer(finished_run / "replay.db")
+    worlds: dict[tuple[str, int, tuple[str, ...]], tuple[str, float]] = {}
+    compared = 0
+    for episode in buffer.trajectories(run="train"):
+        for end in range(1, len(episode.steps) + 1):
+            key = (episode.task.id, episode.iteration, tuple(step.action for step in episode.steps[:end]))
+            seen = (episode.steps[end - 1].next_observation, episode.steps[end - 1].reward)
+            compared += key in worlds
+            assert worlds.setdefault(key, seen) == seen
+    assert compared > 20
+
+
+@pytest.mark.parametrize("kills", [3])
+def test_kill_9_and_go_on(prepared_run: Path, tmp_path: Path, kills: int) -> None:
+    """Killed at random moments of training, the same command loses nothing and does nothing twice."""
+    out = tmp_path / "run"
+    shutil.copytree(prepared_run, out)
+    command = [sys.executable, "-m", "dreamgym_lg.cli", "train", "--quick", "--seed", "3", "--out", str(out)]
+    rng, acknowledged = random.Random(7), set[tuple[int, str, int]]()
+    for _ in range(kills):
+        process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _wait_for(lambda: _stored(out) > len(acknowledged), process)
+        time.sleep(rng.uniform(0, 8))  # somewhere in rollout, update or evaluation
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        with ReplayBuffer(out / "replay.db") as buffer:
+            now = {(t.iteration, t.task.id, t.rollout_index) for t in buffer.trajectories(run="train")}
+        assert acknowledged <= now
+        acknowledged = now
+    subprocess.run(command, check=True, capture_output=True, timeout=400)
+    with ReplayBuffer(out / "replay.db") as buffer:
+        for iteration in range(ITERATIONS):
+            episodes = [(t.task.id, t.rollout_index) for t in buffer.trajectories(run="train", iteration=iteration)]
+            assert len(episodes) == len(set(episodes)) == 64
+        metrics = buffer.metrics("train")
+    progress = json.loads((out / "models" / "policy" / "progress.json").read_text())
+    updates = sum(not row["skipped"] for row in metrics)
+    assert progress["iteration"] == ITERATIONS
+    state = torch.load(out / "models" / "policy" / progress["checkpoint"] / "optimizer.pt", weights_only=True)
+    assert {int(values["step"]) for values in state["state"].values()} == {updates}
+
+
+def _stored(out: Path) -> int:
+    with ReplayBuffer(out / "replay.db") as buffer:
+        return buffer.count("trajectories", run="train")
+
+
+def _wait_for(condition: "object", process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition() and process.poll() is None:  # type: ignore[operator]
+        assert time.monotonic() < deadline, "nothing was stored within two minutes"
+        time.sleep(0.3)
