@@ -5,6 +5,7 @@ agents, rollouts and checks take as a real one.
 """
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -93,12 +94,13 @@ class ExperienceModel:
         """The prompt of one step: a conversation that only grows, so that a local model's key-value cache is kept."""
         head = "\n".join(part for part in (self.instructions, task.instruction) if part)
         messages: list[BaseMessage] = [SystemMessage(head)]
-        first, score = f"{task.metadata['observation']}\n", 0.0
+        last, score = str(task.metadata["observation"]), 0.0
+        first = f"{last}\n"
         for exchange in history:
-            messages.append(HumanMessage(first + self._ask(exchange.action, exchange.demonstrations, score)))
-            messages.append(AIMessage(render_prediction(exchange.prediction)))
-            first, score = "", score + exchange.prediction.reward
-        messages.append(HumanMessage(first + self._ask(action, found, score)))
+            asked = self._ask(exchange.action, exchange.demonstrations, score, last)
+            messages += [HumanMessage(first + asked), AIMessage(render_prediction(exchange.prediction))]
+            first, last, score = "", exchange.prediction.observation, score + exchange.prediction.reward
+        messages.append(HumanMessage(first + self._ask(action, found, score, last)))
         return messages
 
     def predict(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step] = ()) -> Prediction:
@@ -136,15 +138,21 @@ class ExperienceModel:
                 return prediction
         raise AssertionError("unreachable: the last attempt raises")
 
-    def _ask(self, action: str, found: Sequence[Step], score: float) -> str:
-        """Demonstrations, the score so far (it tells which progress is the last), and the action."""
+    def _ask(self, action: str, found: Sequence[Step], score: float, last: str) -> str:
+        """Demonstrations, the action, and what a small model does not see by itself.
+
+        That is the score so far (it tells which progress is the last one), and which words of the action the last
+        observation named.
+        """
         shown = []
         for step in found:
             right = annotate(step, success=step.terminated and step.reward > 0)
             short = right._replace(observation=right.observation[: self.demonstration_characters])
             before = step.observation[-self.demonstration_characters :]
             shown.append(f"seen: {before}\n{_quoted(step.action)}\n{render_prediction(short)}")
-        return "\n".join([*shown, f"now, with a score of {round(score, 2):g}:", _quoted(action)])
+        named = set(re.findall(r"[\w'-]+", last.lower()))
+        new = " ".join(word for word in action.split() if word.lower() not in named) or "nothing"
+        return "\n".join([*shown, f"now, with a score of {round(score, 2):g}:", _quoted(action), f"not just named: {new}"])
 
     def _asked(self) -> BaseChatModel:
         if self.model is None:

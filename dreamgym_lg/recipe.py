@@ -23,11 +23,11 @@ class Settings:
     """Demonstrations the base policy is fine-tuned on."""
     retrieved: int = 1
     """Real transitions retrieved for every step of the dream: k of the paper's top-k."""
-    pretrain_steps: int = 200
-    experience_steps: int = 220
+    pretrain_steps: int = 60
+    experience_steps: int = 240
     base_steps: int = 40
     batch_size: int = 16
-    iterations: int = 60
+    iterations: int = 50
     num_tasks: int = 8
     num_generations: int = 8
     max_steps: int = 10
@@ -36,8 +36,8 @@ class Settings:
     """Optimiser steps per iteration."""
     beta: float = 0.02
     synthetic_share: float = 0.25
-    evaluate_every: int = 15
-    evaluate_tasks: int = 40
+    evaluate_every: int = 10
+    evaluate_tasks: int = 32
     """Validation worlds of each evaluation during training."""
     proof_tasks: int = 120
     """Held-out worlds of the proof."""

@@ -1,18 +1,81 @@
 """Set before anything is imported; pyproject.toml's pytest options close the network."""
 
 import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
 
 os.environ.update(
     HF_HUB_OFFLINE="1",  # a model or data set that is not on disk is an error, not a download
     TOKENIZERS_PARALLELISM="false",  # no warning when a test starts a process
     OMP_WAIT_POLICY="PASSIVE",  # idle torch threads sleep: two cores are shared with the test itself
 )
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from pydantic import Field
+
+
+class ScriptedModel(BaseChatModel):
+    """A chat model that replies by a function of the prompt. It lets other tasks run before it answers."""
+
+    reply: Callable[[list[BaseMessage]], str]
+    asked: list[list[BaseMessage]] = Field(default_factory=list)
+    """Every prompt, in order."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        self.asked.append(list(messages))
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(self.reply(messages)))])
+
+    async def _agenerate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        await asyncio.sleep(0)
+        return self._generate(messages)
+
+
+def asked_action(messages: list[BaseMessage]) -> str:
+    """The action that an experience model's prompt asks about."""
+    return [line[2:] for line in messages[-1].text.split("\n") if line.startswith("> ")][-1]
+
+
+def door_world(messages: list[BaseMessage]) -> str:
+    """The experience model of a world of two steps: `open door`, then `go north`; `jump` fails it."""
+    open_already = any(message.type == "ai" and "reward 0.5" in message.text for message in messages)
+    match asked_action(messages), open_already:
+        case "open door", False:
+            return "valid, it brings progress\nreward 0.5, continues\nThe door is open."
+        case "go north", True:
+            return "valid, it completes the task\nreward 0.5, success\nYou are outside."
+        case "go north", False:
+            return "valid, no progress yet\nreward 0, continues\nThe door is closed."
+        case "jump", _:
+            return "valid, it fails the task\nreward 0, failure\nYou broke a leg."
+    return "invalid, it is not understood\nreward 0, continues\nWhat?"
+
+
+@pytest.fixture(name="scripted", scope="session")
+def _scripted() -> type[ScriptedModel]:
+    return ScriptedModel
+
+
+@pytest.fixture(name="asked_action", scope="session")
+def _asked_action() -> Callable[[list[BaseMessage]], str]:
+    return asked_action
+
+
+@pytest.fixture(name="door_world", scope="session")
+def _door_world() -> Callable[[list[BaseMessage]], str]:
+    return door_world
 
 
 @pytest.fixture(scope="session")

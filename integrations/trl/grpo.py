@@ -70,6 +70,7 @@ class _Trainer(GRPOTrainer):
         rows = self.feed.get()
         if rows is None:
             raise _Stopped
+        self.model.train()  # while this waited, the engine may have put it into evaluation mode
         missing = -len(rows) % self.args.steps_per_generation
         # the batch is split into equal parts: rows without a trainable token fill it up and add nothing to the loss
         filler = (Segment(token_ids=rows[0][0].token_ids, sampled=(), logprobs=()), 0.0)
@@ -200,6 +201,7 @@ class GRPOLearner:
         self._trainer.feed = queue.SimpleQueue()
         self._progress = self._read_progress()
         self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
         if self._progress["checkpoint"]:
             self._start()
 
@@ -212,8 +214,14 @@ class GRPOLearner:
         """One iteration: train on the groups, save, return the metrics (means over its optimiser steps).
 
         Groups that are all uniform leave the weights as they are (`skipped` is 1). Raises `NothingToTrain` if no episode
-        holds a trainable token, and whatever the trainer raised.
+        holds a trainable token, and whatever the trainer raised; after that, `RuntimeError`: the weights are in an unknown
+        state, a new learner on the same path goes on from the last checkpoint.
         """
+        if self._failure is not None:
+            raise RuntimeError(
+                f"training stopped after iteration {self.iteration} ({type(self._failure).__name__}: {self._failure}); "
+                f"load the policy anew and make a new GRPOLearner on {self.path}: it goes on from the last checkpoint"
+            ) from self._failure
         tokens = sum(s.trainable for group in groups for trajectory in group for s in trajectory.segments)
         if not tokens:
             causes = {trajectory.error for group in groups for trajectory in group if trajectory.error}
@@ -228,10 +236,7 @@ class GRPOLearner:
             if self._thread is None:
                 self._start()
             self._trainer.feed.put(rows)
-            result = self._done.get()
-            if isinstance(result, BaseException):
-                raise result
-            checkpoint, logs = result
+            checkpoint, logs = self._result()
             metrics |= logs
         self._write_progress({"iteration": self.iteration + 1, "checkpoint": checkpoint})
         return metrics
@@ -242,6 +247,13 @@ class GRPOLearner:
             self._trainer.feed.put(None)
             self._thread.join()
             self._thread = None
+
+    def _result(self) -> tuple[str, dict[str, float]]:
+        result = self._done.get()
+        if isinstance(result, BaseException):
+            self._failure = result
+            raise result
+        return result
 
     def _start(self) -> None:
         """Begin the one long `train()`; returns once a resumed checkpoint's weights are in place."""
@@ -255,11 +267,14 @@ class GRPOLearner:
         self._thread = threading.Thread(target=self._train, args=(ready,), name="dreamgym-grpo", daemon=True)
         self._thread.start()
         ready.wait()
+        if not self._done.empty():  # it ended before it began
+            self._result()
 
     def _train(self, ready: threading.Event) -> None:
         checkpoint = self._progress["checkpoint"]
         try:
             self._trainer.train(resume_from_checkpoint=str(self.path / checkpoint) if checkpoint else None)
+            self._done.put(RuntimeError(f"the trainer ended by itself at step {self._trainer.state.global_step}"))
         except _Stopped:
             pass
         except BaseException as error:

@@ -198,9 +198,12 @@ def fine_tune(
 
 def save_model(model: Any, tokenizer: Any, path: Path) -> None:
     """Write a model folder, tokenizer and chat template with it, that is either whole or not there."""
-    draft = path.with_name(path.name + ".tmp")
-    shutil.rmtree(draft, ignore_errors=True)
+    draft, old = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
+    for left in (draft, old):
+        shutil.rmtree(left, ignore_errors=True)
     model.save_pretrained(draft)
     tokenizer.save_pretrained(draft)
-    shutil.rmtree(path, ignore_errors=True)
+    if path.exists():
+        path.rename(old)  # a folder cannot be replaced in one step, and deleting it in place can be interrupted
     draft.rename(path)
+    shutil.rmtree(old, ignore_errors=True)

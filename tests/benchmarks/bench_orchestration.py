@@ -1,0 +1,222 @@
+"""What rollouts cost beside the models' forward passes: LangGraph, the chat-model layer, retrieval and SQLite.
+
+The same models play the same episodes three times: in a bare asyncio loop, through `rollout` with the episode graph and the
+replay buffer, and so with retrieved demonstrations as well. The models have the demo's size and are trained for a few steps
+on answers of a fixed form, so that every answer can be read.
+
+Run: python tests/benchmarks/bench_orchestration.py [result.json]
+"""
+
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+
+from dreamgym_lg.errors import PredictionFailed
+from dreamgym_lg.experience import DreamEnvironment, ExperienceModel, to_conversation
+from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph, read_action
+from dreamgym_lg.integrations.transformers import LocalChatModel
+from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
+from dreamgym_lg.integrations.trl.sft import tokenize, train_sft
+from dreamgym_lg.policy import TokenRecorder
+from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.rollout import rollout
+from dreamgym_lg.types import Step, Task, Trajectory
+
+NUM_TASKS = 8
+NUM_GENERATIONS = 8
+MAX_STEPS = 6
+OFFLINE = 3000
+"""Recorded episodes in the buffer, of MAX_STEPS steps each: what is retrieved from."""
+DEMONSTRATIONS = 1
+SFT_STEPS = 60
+ROUNDS = 4
+"""Iterations measured of each way, after one to warm up."""
+ITEMS = ("apple", "pear", "plum", "lemon", "grape", "melon", "peach", "olive", "onion", "carrot", "leek", "radish")
+PLACES = ("shelf", "table", "showcase", "counter", "basket", "fridge", "drawer", "box")
+INSTRUCTION = "Your task is to read the instructions and to take the things they name, in their order, one after the other."
+ANSWER = "You take it. It is in your hands now, and nothing else has changed."
+
+Play = Callable[[int], Awaitable[Sequence[Trajectory]]]
+Messages = list[dict[str, str]]
+
+
+def make_task(number: int) -> Task:
+    rng = random.Random(number)
+    seen = ". ".join(f"On the {place} there is a {' and a '.join(rng.sample(ITEMS, 3))}" for place in rng.sample(PLACES, 4))
+    return Task(id=f"t{number}", instruction=INSTRUCTION, environment="bench", metadata={"observation": f"{seen}."})
+
+
+def offline_episode(number: int) -> Trajectory:
+    rng, task = random.Random(number), make_task(number % 500)
+    seen, steps = str(task.metadata["observation"]), []
+    for _ in range(MAX_STEPS):
+        action = f"take the {rng.choice(ITEMS)} from the {rng.choice(PLACES)}"
+        if number % 2:  # so that the experience model answers whatever a policy may say
+            action = " ".join(rng.choices([*action.split(), *seen.split()], k=rng.randrange(1, 8)))
+        steps.append(Step(observation=seen, action=action, next_observation=ANSWER))
+        seen = ANSWER
+    return Trajectory(task=task, steps=steps, run="offline", rollout_index=number)
+
+
+def policy_conversation(episode: Trajectory) -> Messages:
+    messages = [{"role": "system", "content": INSTRUCTION}]
+    for step in episode.steps:
+        messages += [{"role": "user", "content": step.observation}, {"role": "assistant", "content": step.action}]
+    return messages
+
+
+def experience_conversation(experience: ExperienceModel, episode: Trajectory) -> Messages:
+    roles = {"human": "user", "ai": "assistant"}
+    return [{"role": roles.get(m.type, m.type), "content": m.text} for m in to_conversation(experience, episode)]
+
+
+def make_models(buffer: ReplayBuffer, episodes: Sequence[Trajectory]) -> tuple[LocalChatModel, LocalChatModel]:
+    """Policy and experience model; they learn what the forms are and nothing else."""
+    shown = episodes[:160]
+    grounded = ExperienceModel(None, replay_buffer=buffer, demonstrations=DEMONSTRATIONS, instructions="")
+    plain = ExperienceModel(None, instructions="")
+    answered = [experience_conversation(plain if i % 4 < 2 else grounded, episode) for i, episode in enumerate(shown)]
+    acted = [policy_conversation(episode) for episode in shown[::2]]
+    tokenizer = create_tokenizer(message["content"] for conversation in answered for message in conversation)
+    models = []
+    for seed, conversations in enumerate((acted, answered)):
+        model = create_model(tokenizer, seed=seed)
+        train_sft(model, tokenizer, tokenize(tokenizer, conversations), steps=SFT_STEPS, batch_size=4, learning_rate=1e-3)
+        models.append(model)
+    policy, experience = models
+    return (
+        LocalChatModel(model=policy, tokenizer=tokenizer, max_new_tokens=16),
+        LocalChatModel(model=experience, tokenizer=tokenizer, max_new_tokens=256, temperature=0),
+    )
+
+
+def graph_rollouts(policy: LocalChatModel, buffer: ReplayBuffer, experience: ExperienceModel, run: str) -> Play:
+    """As the training graph plays an iteration."""
+
+    async def play(iteration: int) -> Sequence[Trajectory]:
+        return await rollout(
+            create_episode_graph(policy, max_steps=MAX_STEPS).compile(),
+            tasks_of(iteration),
+            lambda: nullcontext(DreamEnvironment(experience)),
+            context=lambda environment: EpisodeContext(environment=environment),
+            num_generations=NUM_GENERATIONS,
+            source="synthetic",
+            run=run,
+            iteration=iteration,
+            replay_buffer=buffer,
+        )
+
+    return play
+
+
+def bare_rollouts(policy: LocalChatModel, experience: ExperienceModel) -> Play:
+    """The least that plays the same episodes: no graph, no buffer."""
+
+    async def episode(task: Task, seed: int) -> Trajectory:
+        environment, steps = DreamEnvironment(experience), list[Step]()
+        with TokenRecorder(seed=seed) as recorder:
+            seen = environment.reset(task)
+            messages: list[BaseMessage] = [SystemMessage(task.instruction), HumanMessage(seen)]
+            for _ in range(MAX_STEPS):
+                reply = await policy.ainvoke(messages)
+                try:
+                    result = await environment.astep(read_action(reply.text))
+                except PredictionFailed as error:
+                    return Trajectory(task=task, steps=steps, error=str(error))
+                steps.append(Step(observation=seen, action=reply.text, next_observation=result.observation))
+                seen = result.observation
+                messages += [reply, HumanMessage(seen)]
+                if result.terminated:
+                    break
+        return Trajectory(task=task, steps=steps, segments=recorder.segments())
+
+    async def play(iteration: int) -> Sequence[Trajectory]:
+        seeds = range(1000 * iteration, 1000 * iteration + NUM_GENERATIONS)
+        return await asyncio.gather(*(episode(task, seed) for task in tasks_of(iteration) for seed in seeds))
+
+    return play
+
+
+def tasks_of(iteration: int) -> list[Task]:
+    return [make_task(1000 + NUM_TASKS * iteration + i) for i in range(NUM_TASKS)]
+
+
+def measure(play: Play, models: Sequence[LocalChatModel]) -> dict[str, float]:
+    """Means over ROUNDS iterations of new tasks; `outside` is the share of wall time in which no model computed."""
+    wall = busy = forwards = steps = failed = 0.0
+
+    def count(*_: Any) -> None:
+        nonlocal forwards
+        forwards += 1
+
+    hooks = [model.model.register_forward_hook(count) for model in models]
+    for iteration in range(ROUNDS + 1):
+        if iteration == 1:
+            wall = busy = forwards = steps = failed = 0.0
+        start, before = time.perf_counter(), sum(model.busy_seconds for model in models)
+        episodes = asyncio.run(play(iteration))  # type: ignore[arg-type]
+        wall += time.perf_counter() - start
+        busy += sum(model.busy_seconds for model in models) - before
+        steps += sum(len(episode.steps) for episode in episodes)
+        failed += sum(episode.error is not None for episode in episodes)
+        for model in models:
+            model.weights_changed()
+    for hook in hooks:
+        hook.remove()
+    played = ROUNDS * NUM_TASKS * NUM_GENERATIONS
+    return {
+        "episodes_per_minute": 60 * played / wall,
+        "seconds_per_iteration": wall / ROUNDS,
+        "outside_seconds": (wall - busy) / ROUNDS,
+        "outside": (wall - busy) / wall,
+        "forward_passes": forwards / ROUNDS,
+        "steps": steps / played,
+        "failed": failed / played,
+    }
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, ReplayBuffer(Path(folder) / "replay.db") as buffer:
+        offline = [offline_episode(number) for number in range(OFFLINE)]
+        buffer.extend(offline)
+        policy, answers = make_models(buffer, offline)
+        plain = ExperienceModel(answers, instructions="", retries=0)
+        grounded = ExperienceModel(
+            answers, replay_buffer=buffer, demonstrations=DEMONSTRATIONS, instructions="", retries=0
+        )
+        grounded.demonstrations("an apple", "take it", make_task(0))  # builds the index
+        ways: dict[str, Callable[[], Play]] = {
+            "bare loop": lambda: bare_rollouts(policy, plain),
+            "rollout": lambda: graph_rollouts(policy, buffer, plain, "plain"),
+            "rollout, retrieval": lambda: graph_rollouts(policy, buffer, grounded, "grounded"),
+        }
+        concurrent = NUM_TASKS * NUM_GENERATIONS
+        print(f"{concurrent} concurrent episodes of at most {MAX_STEPS} steps, {torch.get_num_threads()} torch threads")
+        print(f"{'':<19}{'episodes/min':>13}{'s/iteration':>13}{'outside s':>11}{'outside':>9}{'forwards':>10}{'steps':>7}")
+        results = {}
+        for name, way in ways.items():
+            plain.refreshed("1")
+            results[name] = row = measure(way(), (policy, answers))
+            print(
+                f"{name:<19}{row['episodes_per_minute']:>13,.0f}{row['seconds_per_iteration']:>13.2f}"
+                f"{row['outside_seconds']:>11.2f}{row['outside']:>9.1%}{row['forward_passes']:>10.0f}{row['steps']:>7.1f}",
+                flush=True,
+            )
+            if row["failed"] > 0.05:
+                print(f"{name}: {row['failed']:.0%} of the episodes failed, the figures mean little", file=sys.stderr)
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(json.dumps({"concurrent": concurrent, "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

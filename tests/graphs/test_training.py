@@ -1,0 +1,167 @@
+"""The training graph: every part's turn comes, with what the parts before it left."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dreamgym_lg.errors import ConfigurationError, NothingToTrain
+from dreamgym_lg.graphs.training import create_training_graph, describe
+from dreamgym_lg.types import Segment, Step, Task, Trajectory
+
+TASK = Task(id="t0", instruction="leave the house", environment="house")
+
+EVERY_NODE = [
+    *[("curriculum", 0), ("rollout", 0), ("update_policy", 0)],
+    *[("curriculum", 1), ("rollout", 1), ("update_policy", 1), ("evaluate", 1)],
+    *[("curriculum", 2), ("rollout", 2), ("update_policy", 2), ("refresh", 2)],
+    *[("curriculum", 3), ("rollout", 3), ("update_policy", 3), ("evaluate", 3)],
+]
+"""Four iterations, evaluated every 2 and at the end, refreshed every 3."""
+
+
+# --- a run without a fault ------------------------------------------------------------------------------------------
+
+
+def test_every_part_has_its_turn(steady: Any) -> None:
+    assert steady.nodes == EVERY_NODE
+
+
+def test_each_iteration_plays_its_groups_once_and_updates_the_policy_with_them(steady: Any) -> None:
+    record = steady.record()
+    assert len(record) == len({(iteration, task.id, index) for iteration, task, index, *_ in record}) == 4 * 2 * 3
+    assert steady.learner.iteration == 4
+    for iteration, groups in enumerate(steady.learner.updates):
+        assert [len(group) for group in groups] == [3, 3]
+        assert all(len({task_id for task_id, *_ in group}) == 1 for group in groups)
+        assert [[index for *_, index, _ in group] for group in groups] == [[0, 1, 2]] * 2
+        assert {number for group in groups for _, number, *_ in group} == {iteration}
+    rewards = [reward for groups in steady.learner.updates for group in groups for *_, reward in group]
+    assert len(set(rewards)) > 1, "the test would say little"
+
+
+def test_who_played_is_noted_with_each_episode(steady: Any) -> None:
+    versions = {(iteration, policy, dream) for iteration, *_, policy, dream in steady.record()}
+    assert versions == {(0, "0", "0"), (1, "1", "0"), (2, "2", "0"), (3, "3", "3")}
+
+
+def test_the_curriculum_learns_from_the_groups_and_adds_variations(steady: Any) -> None:
+    assert "synthetic" in {task.origin for _, task, *_ in steady.record()}
+    assert steady.buffer.count("tasks", run="r") > 0
+    assert len(steady.buffer.tasks(origin="synthetic")) == sum(row["synthetic_share"] * 2 for row in steady.metrics())
+
+
+def test_every_iteration_has_its_metrics(steady: Any) -> None:
+    rows = steady.metrics()
+    assert [row["iteration"] for row in rows] == [0, 1, 2, 3]
+    assert [row["loss"] for row in rows] == [1, 1 / 2, 1 / 3, 1 / 4]
+    assert [row.get("eval_finished") for row in rows] == [None, 2, None, 4]
+    assert [row.get("real_steps") for row in rows] == [None, None, 5, None]
+    assert all(row["episodes"] == 6 and row["failed_episodes"] == 0 for row in rows)
+    assert all(0 <= row["curriculum_value"] <= 0.25 for row in rows)
+    timed = [{name for name in row if name.startswith("seconds_")} for row in steady.buffer.metrics("r")]
+    assert timed == [{f"seconds_{node}" for node, number in EVERY_NODE if number == n} for n in range(4)]
+
+
+def test_evaluation_comes_before_a_refresh_and_none_is_due_at_the_very_end(process: Any, tmp_path: Path) -> None:
+    one = process(tmp_path)
+    one.training.evaluate_every = one.training.refresh_every = 2
+    one.run(tmp_path)
+    assert one.nodes[6:8] == [("evaluate", 1), ("refresh", 1)]
+    assert one.nodes[-1] == ("evaluate", 3)
+
+
+def test_evaluation_and_refresh_may_be_left_out(process: Any, tmp_path: Path) -> None:
+    one = process(tmp_path)
+    one.training.evaluate = one.training.refresh = None
+    one.run(tmp_path)
+    assert one.nodes == [each for each in EVERY_NODE if each[0] not in ("evaluate", "refresh")]
+
+
+def test_what_was_cached_of_the_old_weights_is_dropped_after_each_update(process: Any, tmp_path: Path) -> None:
+    one, updates = process(tmp_path), []
+    one.training.weights_changed = lambda: updates.append(one.learner.iteration)
+    one.run(tmp_path)
+    assert updates == [1, 2, 3, 4]
+
+
+def test_a_server_may_run_it_asynchronously(process: Any, steady: Any, tmp_path: Path) -> None:
+    one = process(tmp_path)
+    asyncio.run(create_training_graph(one.training).compile().ainvoke(one.start, one.config))
+    assert (one.nodes, one.record()) == (EVERY_NODE, steady.record())
+
+
+# --- what stops a run -----------------------------------------------------------------------------------------------
+
+
+def test_the_graph_says_which_input_it_needs(process: Any, tmp_path: Path) -> None:
+    one = process(tmp_path)
+    graph = create_training_graph(one.training).compile()
+    with pytest.raises(ConfigurationError, match="needs an input: {'run': name, 'iterations': n}"):
+        graph.invoke({"iterations": 1}, one.config)
+
+
+def test_without_one_valid_action_there_is_nothing_to_train(process: Any, tmp_path: Path) -> None:
+    one = process(tmp_path, lambda _: "sing a song")
+    with pytest.raises(NothingToTrain, match=r"not one action of 6 episodes was valid .*'sing a song'.*demonstrations"):
+        one.run(tmp_path)
+    assert one.learner.iteration == 0 and one.nodes[-1] == ("update_policy", 0)
+
+
+def test_when_every_episode_failed_the_causes_are_named(process: Any, tmp_path: Path) -> None:
+    def reply(_: Any) -> str:
+        raise TimeoutError("the server is busy")
+
+    one = process(tmp_path, reply)
+    with pytest.raises(NothingToTrain, match="all 6 episodes failed; causes: TimeoutError: the server is busy"):
+        one.run(tmp_path)
+
+
+def test_one_failed_episode_is_not_taken_for_the_cause_of_senseless_actions(process: Any, tmp_path: Path) -> None:
+    told = False
+
+    def reply(_: Any) -> str:
+        nonlocal told
+        if not told:
+            told = True
+            raise TimeoutError("the server is busy")
+        return "sing a song"
+
+    with pytest.raises(NothingToTrain, match="not one action of 6 episodes was valid .*'sing a song'"):
+        process(tmp_path, reply).run(tmp_path)
+
+
+# --- describing an iteration ----------------------------------------------------------------------------------------
+
+
+def episode(*rewards: float, **fields: Any) -> Trajectory:
+    steps = [Step(observation="", action="", next_observation="", reward=r, valid=r >= 0) for r in rewards]
+    return Trajectory(**{"task": TASK, "steps": steps, **fields})
+
+
+def test_failed_rollouts_are_counted_and_left_out_of_every_mean() -> None:
+    token = Segment(token_ids=[1], sampled=[1], logprobs=[0.0])
+    varied = replace(TASK, id="t1", origin="synthetic")
+    failed = episode(0.0, 9.0, error="EnvironmentFailed: java died", segments=[token])
+    mixed = [episode(0.5, 0.5, success=True, segments=[token]), episode(0.0, 0.0), failed]
+    uniform = [episode(0.0, task=varied), episode(0.0, task=varied), replace(failed, task=varied)]
+    assert describe([mixed, uniform]) == {
+        "episodes": 6,
+        "failed_episodes": 2,
+        "first_error": "EnvironmentFailed: java died",
+        "reward_mean": 0.25,
+        "dream_success": 0.25,
+        "uniform_groups": 0.5,
+        "synthetic_share": 0.5,
+        "invalid_action_share": 0.0,
+        "steps_mean": 1.5,
+        "segments": 3,
+    }
+
+
+def test_an_iteration_of_failures_can_be_described() -> None:
+    found = describe([[episode(error="x"), episode(error="y")]])
+    assert (found["episodes"], found["failed_episodes"], found["first_error"]) == (2, 2, "x")
+    assert found["reward_mean"] == found["steps_mean"] == found["invalid_action_share"] == 0

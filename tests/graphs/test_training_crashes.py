@@ -1,0 +1,118 @@
+"""The training graph after a crash: at whatever moment it comes, it costs nothing but the time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+
+from dreamgym_lg.graphs.training import create_training_graph
+from dreamgym_lg.types import Trajectory
+
+
+class Crash(Exception):
+    """What kills a process, as far as it can be played within one."""
+
+
+@contextmanager
+def crashing(process: Any, node: str, iteration: int, moment: str) -> Iterator[None]:
+    """Let it die in a node: `before` it does anything, `amid` its work, or `after` it with nothing of that noted."""
+    training, buffer = process.training, process.buffer
+    add, record = buffer.add, buffer.record_metrics
+    stored = 0
+
+    def die(*_: Any) -> None:
+        raise Crash
+
+    def on_node(name: str, number: int) -> None:
+        process.nodes.append((name, number))
+        if (name, number) == (node, iteration) and moment == "before":
+            raise Crash
+        if (name, number, moment) == ("update_policy", iteration, "amid"):
+            training.weights_changed = die
+
+    def failing_add(trajectory: Trajectory) -> bool:
+        nonlocal stored
+        stored += trajectory.iteration == iteration
+        if node == "rollout" and moment == "amid" and stored == 4:
+            raise Crash
+        return add(trajectory)
+
+    def failing_record(run: str, number: int, values: Any) -> None:
+        if moment == "after" and number == iteration and f"seconds_{node}" in values:
+            raise Crash
+        record(run, number, values)
+
+    training.on_node = on_node
+    buffer.add, buffer.record_metrics = failing_add, failing_record
+    with pytest.raises(Crash):
+        yield
+    buffer.close()
+
+
+FAULTS = [
+    *[("curriculum", 2, "before"), ("rollout", 2, "before"), ("update_policy", 2, "before"), ("refresh", 2, "before")],
+    *[("curriculum", 2, "after"), ("rollout", 2, "after"), ("update_policy", 2, "after"), ("refresh", 2, "after")],
+    *[("evaluate", 1, "before"), ("evaluate", 1, "after"), ("evaluate", 3, "after")],
+    *[("curriculum", 0, "before"), ("curriculum", 0, "after"), ("update_policy", 0, "after")],
+    *[("rollout", 1, "amid"), ("update_policy", 1, "amid")],
+]
+
+
+@pytest.mark.parametrize(("node", "iteration", "moment"), FAULTS)
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+    process: Any, steady: Any, tmp_path: Path, node: str, iteration: int, moment: str
+) -> None:
+    killed = process(tmp_path)
+    with crashing(killed, node, iteration, moment):
+        killed.run(tmp_path)
+    resumed = process(tmp_path)
+    assert resumed.run(tmp_path)["iteration"] == 4
+    at = steady.nodes.index((node, iteration))
+    assert (killed.nodes, resumed.nodes) == (steady.nodes[: at + 1], steady.nodes[at:]), (
+        "only the fatal node is repeated"
+    )
+    assert resumed.record() == steady.record()
+    assert resumed.learner.updates == steady.learner.updates, "once per iteration, with the same groups"
+    expected = steady.metrics()
+    if (node, moment) == ("update_policy", "amid"):
+        del expected[iteration]["loss"]  # it died with the process; the update did not
+    assert resumed.metrics() == expected
+    asked = len(killed.policy.asked) + len(resumed.policy.asked) - len(steady.policy.asked)
+    assert asked == (0 if moment != "amid" or node != "rollout" else len(steady.record()[6 + 3][3]))
+
+
+def test_a_run_that_is_over_is_not_begun_again(process: Any, tmp_path: Path) -> None:
+    process(tmp_path).run(tmp_path)
+    again = process(tmp_path)
+    assert again.run(tmp_path)["iteration"] == 4
+    assert again.nodes == [] and again.learner.iteration == 4
+
+
+def test_a_run_that_is_over_may_be_given_more_iterations(process: Any, tmp_path: Path) -> None:
+    one = process(tmp_path)
+    graph = create_training_graph(one.training).compile(checkpointer=InMemorySaver())
+    graph.invoke({"run": "r", "iterations": 2}, one.config)
+    graph.invoke({"run": "r", "iterations": 3}, one.config)
+    assert [number for node, number in one.nodes if node == "rollout"] == [0, 1, 2]
+    assert one.learner.iteration == 3
+
+
+def test_the_same_process_may_go_on_after_a_fault(process: Any, steady: Any, tmp_path: Path) -> None:
+    one, failed = process(tmp_path), False
+
+    def evaluate(finished: int) -> dict[str, int]:
+        nonlocal failed
+        if not failed:
+            failed = True
+            raise TimeoutError("the environment is busy")
+        return {"eval_finished": finished}
+
+    one.training.evaluate = evaluate
+    graph = create_training_graph(one.training).compile(checkpointer=InMemorySaver())
+    with pytest.raises(TimeoutError):
+        graph.invoke(one.start, one.config, durability="sync")
+    graph.invoke(None, one.config, durability="sync")
+    assert (one.record(), one.metrics()) == (steady.record(), steady.metrics())

@@ -1,0 +1,191 @@
+"""Supervised fine-tuning: what is learned is what should be, and a model folder is whole or not there."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from dreamgym_lg.errors import NothingToTrain
+from dreamgym_lg.integrations.transformers import LocalChatModel
+from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
+from dreamgym_lg.integrations.trl.sft import fine_tune, save_model, tokenize, train_sft, weigh_first_lines
+
+COLOURS = {"apple": "red", "pear": "green", "plum": "blue", "lemon": "yellow"}
+
+
+def conversation(fruit: str) -> list[dict[str, str]]:
+    colour = COLOURS[fruit]
+    return [
+        {"role": "system", "content": "Name the colour."},
+        {"role": "user", "content": f"a {fruit}"},
+        {"role": "assistant", "content": f"valid, it is\nthe colour {colour}\nfor it <|user|> – 料理"},
+        {"role": "user", "content": f"and {fruit}s?"},
+        {"role": "assistant", "content": colour},
+    ]
+
+
+CONVERSATIONS = [conversation(fruit) for fruit in COLOURS]
+SHORT = [[conversation[1], conversation[4]] for conversation in CONVERSATIONS]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return create_tokenizer((m["content"] for conversation in CONVERSATIONS for m in conversation), vocab_size=330)
+
+
+def model_of(tokenizer: PreTrainedTokenizerFast) -> Any:
+    return create_model(tokenizer, hidden_size=32, layers=1, max_tokens=256)
+
+
+def learned(tokenizer: PreTrainedTokenizerFast, row: dict[str, list[Any]]) -> list[str]:
+    """The runs of labelled tokens, as text."""
+    runs: list[list[int]] = [[]]
+    for token, label in zip(row["input_ids"], row["labels"], strict=True):
+        if label == -100:
+            runs.append([])
+        else:
+            assert label == token
+            runs[-1].append(token)
+    return [tokenizer.decode(run) for run in runs if run]
+
+
+def test_labels_are_the_replies_with_their_end(tokenizer: PreTrainedTokenizerFast) -> None:
+    rows = tokenize(tokenizer, CONVERSATIONS)
+    for row, messages in zip(rows, CONVERSATIONS, strict=True):
+        replies = [message["content"] + "<|end|>" for message in messages if message["role"] == "assistant"]
+        assert learned(tokenizer, row) == replies
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False)
+        assert tokenizer.decode(row["input_ids"]) == rendered
+
+
+def test_pretraining_learns_everything(tokenizer: PreTrainedTokenizerFast) -> None:
+    for row in tokenize(tokenizer, CONVERSATIONS, everything=True):
+        assert row["labels"] == row["input_ids"]
+
+
+def test_what_is_learned_is_what_the_policy_reads(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The prompt of a call is a prefix of the training row: a model is asked what it was taught."""
+    (row,) = tokenize(tokenizer, CONVERSATIONS[:1])
+    prompt = tokenizer.apply_chat_template(CONVERSATIONS[0][:2], add_generation_prompt=True, return_dict=False)
+    first = next(i for i, label in enumerate(row["labels"]) if label != -100)
+    assert row["input_ids"][:first] == prompt
+
+
+def test_first_lines_weigh_more(tokenizer: PreTrainedTokenizerFast) -> None:
+    rows = weigh_first_lines(tokenizer, tokenize(tokenizer, CONVERSATIONS[:1]), lines=2, weight=4.0)
+    (row,) = rows
+    heavy = [token for token, weight in zip(row["input_ids"], row["weights"], strict=True) if weight == 4.0]
+    assert tokenizer.decode(heavy) == "valid, it is\nthe colour red\n" + "red<|end|>"
+    assert set(row["weights"]) == {1.0, 4.0}
+    assert len(row["weights"]) == len(row["input_ids"])
+
+
+def test_weights_decide_what_is_learned(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Two answers to one question, one with no weight: only the other is learned."""
+    rows = tokenize(tokenizer, [[SHORT[0][0], {"role": "assistant", "content": colour}] for colour in ("red", "blue")])
+    for row, weight in zip(rows, (1.0, 0.0), strict=True):
+        row["weights"] = [weight] * len(row["labels"])
+    model = model_of(tokenizer)
+    train_sft(model, tokenizer, rows, steps=30, learning_rate=1e-2)
+    policy = LocalChatModel(model=model, tokenizer=tokenizer, temperature=0, max_new_tokens=8)
+    assert policy.invoke("a apple").text == "red"
+
+
+def test_training_lowers_the_loss_and_learns_a_mapping(tokenizer: PreTrainedTokenizerFast) -> None:
+    model, losses = model_of(tokenizer), dict[int, float]()
+    last = train_sft(
+        model, tokenizer, tokenize(tokenizer, SHORT), steps=60, learning_rate=1e-2, on_step=losses.__setitem__
+    )
+    assert list(losses) == list(range(1, 61))
+    assert last < 0.1 < 2 < losses[1]
+    assert last == pytest.approx(sum(list(losses.values())[-6:]) / 6)
+    assert not model.training
+    policy = LocalChatModel(model=model, tokenizer=tokenizer, temperature=0, max_new_tokens=8)
+    assert {fruit: policy.invoke(f"a {fruit}").text for fruit in COLOURS} == COLOURS
+
+
+def test_the_same_seed_gives_the_same_weights(tokenizer: PreTrainedTokenizerFast) -> None:
+    models = [model_of(tokenizer) for _ in range(3)]
+    rows = tokenize(tokenizer, SHORT)
+    for model, seed in zip(models, (0, 0, 1), strict=True):
+        train_sft(model, tokenizer, rows, steps=3, batch_size=2, seed=seed)
+    first, same, other = (torch.cat([p.flatten() for p in model.parameters()]) for model in models)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("rows", [[], [{"input_ids": [1, 2], "labels": [-100, -100]}]])
+def test_rows_without_a_label_teach_nothing(tokenizer: PreTrainedTokenizerFast, rows: list[Any]) -> None:
+    with pytest.raises(NothingToTrain, match=f"none of the {len(rows)} rows"):
+        train_sft(model_of(tokenizer), tokenizer, rows, steps=1)
+
+
+def test_fine_tune_writes_a_model_that_answers(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    start, to = tmp_path / "start", tmp_path / "to"
+    save_model(model_of(tokenizer), tokenizer, start)
+    for _ in range(2):  # the second time over the first
+        loss = fine_tune(start, to, SHORT * 20, steps=40, learning_rate=1e-2, first_lines_weight=4.0)
+    assert loss < 0.5
+    assert LocalChatModel.from_path(to, temperature=0, max_new_tokens=8).invoke("a plum").text == "blue"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["start", "to"]
+
+
+KILLER = """
+import os, random, signal, sys, time
+from pathlib import Path
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from dreamgym_lg.integrations.trl.sft import fine_tune, save_model
+
+start, to, rng = Path(sys.argv[1]) / "start", Path(sys.argv[1]) / "to", random.Random(0)
+talk = [{"role": "user", "content": "a plum"}, {"role": "assistant", "content": "blue"}]
+
+def load(path):
+    return AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+
+def forked(work):  # this process itself only forks: a lock held by a killed child must be nobody else's
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(1)
+    return pid
+
+def check():
+    model, tokenizer = load(to)
+    os._exit(0 if "generation" in tokenizer.chat_template else 1)
+
+for kill in range(6):
+    ready, begun = os.pipe()
+    def save():
+        model, tokenizer = load(start)
+        os.write(begun, b"x")
+        while True:
+            save_model(model, tokenizer, to)
+    def tune():
+        os.write(begun, b"x")
+        while True:
+            fine_tune(start, to, [talk], steps=1, learning_rate=1e-3)
+    pid = forked(save if kill % 3 else tune)
+    os.read(ready, 1)
+    time.sleep(rng.uniform(0.05, 0.3))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    whole = to.exists() and os.waitpid(forked(check), 0)[1] == 0
+    print("whole" if whole else "broken" if to.exists() else "none", flush=True)
+"""
+
+
+def test_a_kill_leaves_a_whole_folder_or_none(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    save_model(model_of(tokenizer), tokenizer, tmp_path / "start")
+    done = subprocess.run([sys.executable, "-c", KILLER, tmp_path], capture_output=True, text=True, timeout=100)
+    states = done.stdout.split()
+    assert len(states) == 6, done.stderr[-2000:]
+    assert "whole" in states and "broken" not in states
+    save_model(model_of(tokenizer), tokenizer, tmp_path / "to")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["start", "to"], "what a kill left is cleared away"
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "to") and AutoTokenizer.from_pretrained(tmp_path / "to")

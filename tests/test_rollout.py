@@ -1,0 +1,242 @@
+"""Rollouts: every episode once, each on its own, and a broken one is data."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from dreamgym_lg.environment import Environment
+from dreamgym_lg.errors import EnvironmentFailed
+from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
+from dreamgym_lg.policy import TokenCall, TokenRecorder
+from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.rollout import rollout
+from dreamgym_lg.types import StepResult, Task, Trajectory
+
+TASKS = [Task(id=f"t{n}", instruction="count to three", environment="counting") for n in range(3)]
+
+
+class Counting(Environment):
+    """Ends in success with the third step. `fault` names the task whose second step breaks, and how."""
+
+    def __init__(self, fault: tuple[str, Exception] | None = None) -> None:
+        self._fault = fault
+
+    def reset(self, task: Task) -> str:
+        self._task, self._steps = task, 0
+        return f"{task.id}: 0"
+
+    def step(self, action: str) -> StepResult:
+        self._steps += 1
+        if self._fault and self._fault[0] == self._task.id and self._steps == 2:
+            raise self._fault[1]
+        last = self._steps == 3
+        return StepResult(f"{self._task.id}: {self._steps}", float(last), last, False, {"success": last})
+
+    async def areset(self, task: Task) -> str:
+        return self.reset(task)
+
+    async def astep(self, action: str) -> StepResult:
+        await asyncio.sleep(0)
+        return self.step(action)
+
+
+@pytest.fixture
+def buffer() -> Iterator[ReplayBuffer]:
+    with ReplayBuffer(":memory:") as buffer:
+        yield buffer
+
+
+@pytest.fixture
+def policy(scripted: Any) -> Any:
+    """Says its seed and reports one token for each call, as a trainable model does."""
+
+    def reply(_: Any) -> str:
+        recorder = TokenRecorder.current()
+        assert recorder is not None
+        seed = recorder.next_seed()
+        recorder.record(TokenCall(None, [len(recorder.calls)], [7], [-0.5]))
+        return f"say {seed}"
+
+    return scripted(reply=reply)
+
+
+def play(policy: Any, tasks: list[Task] = TASKS, **options: Any) -> list[Trajectory]:
+    environments = options.pop("environments", lambda: nullcontext(Counting()))
+    graph = create_episode_graph(policy, max_steps=options.pop("max_steps", 10)).compile()
+    options = {"source": "synthetic", "run": "r", "context": lambda world: EpisodeContext(environment=world), **options}
+    return asyncio.run(rollout(graph, tasks, environments, **options))
+
+
+def actions(trajectory: Trajectory) -> list[str]:
+    return [step.action for step in trajectory.steps]
+
+
+def test_every_task_is_played_num_generations_times_and_stored_once(policy: Any, buffer: ReplayBuffer) -> None:
+    versions = {"policy_version": "p5", "experience_version": "e1"}
+    found = play(policy, num_generations=4, iteration=5, replay_buffer=buffer, **versions)
+    assert [(t.task.id, t.rollout_index) for t in found] == [(task.id, n) for task in TASKS for n in range(4)]
+    for each in found:
+        assert each.success and each.reward == 1.0 and each.error is None and len(each.steps) == 3
+        assert (each.source, each.run, each.iteration) == ("synthetic", "r", 5)
+        assert (each.policy_version, each.experience_version) == ("p5", "e1")
+        assert sum(segment.trainable for segment in each.segments) == 3
+    stored = list(buffer.trajectories(run="r", iteration=5))
+    assert sorted((t.task.id, t.rollout_index) for t in stored) == [(t.task.id, t.rollout_index) for t in found]
+    assert buffer.count("trajectories") == 12
+
+
+def test_a_second_call_plays_nothing_and_gives_the_same(policy: Any, buffer: ReplayBuffer) -> None:
+    first = play(policy, num_generations=3, replay_buffer=buffer)
+    asked = len(policy.asked)
+    again = play(policy, num_generations=3, replay_buffer=buffer)
+    assert len(policy.asked) == asked == 27
+
+    def content(found: list[Trajectory]) -> list[tuple[Any, ...]]:
+        return [
+            (t.task, t.rollout_index, list(t.steps), t.success, [list(s.token_ids) for s in t.segments]) for t in found
+        ]
+
+    assert content(again) == content(first)
+
+
+def test_only_what_is_missing_is_played_and_told(policy: Any, buffer: ReplayBuffer) -> None:
+    played: list[tuple[str, int]] = []
+
+    def told(trajectory: Trajectory) -> None:
+        played.append((trajectory.task.id, trajectory.rollout_index))
+        assert buffer.count("trajectories") >= len(played), "stored before anyone is told"
+
+    options: dict[str, Any] = {"replay_buffer": buffer, "on_episode": told}
+    play(policy, TASKS[:2], num_generations=2, **options)
+    assert sorted(played) == [("t0", 0), ("t0", 1), ("t1", 0), ("t1", 1)]
+    played.clear()
+    assert len(play(policy, num_generations=3, **options)) == 9
+    assert sorted(played) == [("t0", 2), ("t1", 2), ("t2", 0), ("t2", 1), ("t2", 2)]
+    played.clear()
+    play(policy, num_generations=3, **options)
+    assert played == []
+    play(policy, num_generations=3, iteration=1, **options)
+    play(policy, num_generations=3, run="other", **options)
+    assert len(played) == 18 and buffer.count("trajectories") == 27
+
+
+def test_without_a_buffer_everything_is_played_each_time(policy: Any) -> None:
+    assert play(policy) == play(policy)
+    assert len(policy.asked) == 18
+
+
+def test_each_episode_samples_by_itself_and_the_same_when_repeated(policy: Any) -> None:
+    def sampled(**options: Any) -> list[str]:
+        return [action for each in play(policy, num_generations=4, **options) for action in actions(each)]
+
+    once = sampled()
+    assert len(set(once)) == 3 * 4 * 3 == len(once), "no two calls of the policy draw alike"
+    assert sampled() == sampled(concurrency=1) == once
+    assert not set(once) & {*sampled(seed=1), *sampled(iteration=1)}
+
+
+def test_an_episode_is_the_same_whichever_others_were_played_before_a_crash(policy: Any, buffer: ReplayBuffer) -> None:
+    complete = play(policy, num_generations=3)
+    play(policy, TASKS[1:2], num_generations=2, replay_buffer=buffer)
+    resumed = play(policy, num_generations=3, replay_buffer=buffer)
+    assert [actions(t) for t in resumed] == [actions(t) for t in complete]
+
+
+@pytest.mark.parametrize("fault", [EnvironmentFailed("java died"), RuntimeError("closed"), KeyError("seed")])
+def test_a_broken_environment_is_a_trajectory_with_its_cause_and_the_steps_before(
+    policy: Any, buffer: ReplayBuffer, fault: Exception
+) -> None:
+    found = play(policy, environments=lambda: nullcontext(Counting(("t1", fault))), replay_buffer=buffer)
+    broken = found[1]
+    assert broken.error == f"{type(fault).__name__}: {fault}" and not broken.success
+    assert [step.next_observation for step in broken.steps] == ["t1: 1"]
+    assert sum(segment.trainable for segment in broken.segments) == 2, "its tokens are known, the last call's too"
+    assert all(each.success and each.error is None for each in (found[0], found[2]))
+    assert [t.error for t in buffer.trajectories(task_id="t1")] == [broken.error]
+
+
+def test_a_world_that_cannot_be_built_is_a_trajectory_without_steps(policy: Any) -> None:
+    class Ruin(Counting):
+        def reset(self, task: Task) -> str:
+            raise EnvironmentFailed("no such world")
+
+    (found,) = play(policy, TASKS[:1], environments=lambda: nullcontext(Ruin()))
+    assert (found.error, list(found.steps), list(found.segments)) == ("EnvironmentFailed: no such world", [], [])
+
+
+def test_a_broken_policy_is_recorded_too(scripted: Any) -> None:
+    def reply(_: Any) -> str:
+        raise TimeoutError("the server is busy")
+
+    (found,) = play(scripted(reply=reply), TASKS[:1])
+    assert found.error == "TimeoutError: the server is busy"
+
+
+def test_an_agent_that_never_stops_is_cut_off_at_the_recursion_limit(policy: Any) -> None:
+    class Endless(Counting):
+        def step(self, action: str) -> StepResult:
+            return StepResult("again", 0.0, False, False, {})
+
+    (found,) = play(policy, TASKS[:1], environments=lambda: nullcontext(Endless()), max_steps=1000, recursion_limit=12)
+    assert found.error is not None and found.error.startswith("GraphRecursionError: ") and "12" in found.error
+    assert len(found.steps) == 5 and not found.success
+
+
+@pytest.mark.parametrize("concurrency", [1, 4, 100])
+def test_at_most_concurrency_environments_are_lent_and_all_come_back(policy: Any, concurrency: int) -> None:
+    lent, most, times = 0, 0, 0
+
+    @contextmanager
+    def lend() -> Iterator[Environment]:
+        nonlocal lent, most, times
+        lent, times = lent + 1, times + 1
+        most = max(most, lent)
+        try:
+            yield Counting(("t1", RuntimeError("broken")))
+        finally:
+            lent -= 1
+
+    play(policy, environments=lend, num_generations=4, concurrency=concurrency)
+    assert (lent, times) == (0, 12)
+    assert most == min(concurrency, 12)
+
+
+def test_an_episode_has_nothing_of_its_callers_context(scripted: Any) -> None:
+    around = ContextVar("around", default="nothing")
+    around.set("a graph that is running")
+    (found,) = play(scripted(reply=lambda _: around.get()), TASKS[:1])
+    assert actions(found) == ["nothing"] * 3
+
+
+def test_the_callers_own_recorder_learns_nothing(policy: Any) -> None:
+    with TokenRecorder(seed=1) as outer:
+        (found,) = play(policy, TASKS[:1])
+    assert outer.calls == [] and outer.next_seed() == TokenRecorder(seed=1).next_seed()
+    assert sum(segment.trainable for segment in found.segments) == 3
+
+
+@pytest.mark.parametrize("fails_at", [1, 5])
+def test_what_was_stored_before_a_failing_disk_is_not_played_again(
+    policy: Any, buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    add, calls = buffer.add, 0
+
+    def failing(trajectory: Trajectory) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == fails_at:
+            raise OSError("disk full")
+        return add(trajectory)
+
+    monkeypatch.setattr(buffer, "add", failing)
+    with pytest.raises(OSError, match="disk full"):
+        play(policy, num_generations=3, concurrency=1, replay_buffer=buffer)
+    assert buffer.count("trajectories") == fails_at - 1
+    told: list[Trajectory] = []
+    record: Callable[[Trajectory], None] = told.append
+    assert len(play(policy, num_generations=3, replay_buffer=buffer, on_episode=record)) == 9
+    assert len(told) == 9 - (fails_at - 1) and buffer.count("trajectories") == 9
