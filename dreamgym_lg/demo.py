@@ -46,7 +46,7 @@ class Demo:
         file, wanted = out / "settings.json", json.loads(json.dumps(asdict(settings)))
         if file.exists() and (found := json.loads(file.read_text())) != wanted:
             changed = sorted(key for key in wanted if found.get(key) != wanted[key])
-            raise ConfigurationError(f"{out} holds a run with another {', '.join(changed)}: keep to them, or take another --out")
+            raise ConfigurationError(f"{out} holds a run with another {', '.join(changed)}: keep to it, or take another --out")
         file.write_text(json.dumps(wanted, indent=2))
         self.replay_buffer = ReplayBuffer(out / "replay.db")
 
@@ -146,7 +146,7 @@ class Demo:
                     self.progress("collect real trajectories", min(done + 500, total), total)
 
     def train_models(self) -> None:
-        """Tokenizer, pretrained model, experience model and base policy, all from the buffer alone."""
+        """Tokenizer, experience model and, from its weights, the base policy: all from the buffer alone."""
         s = self.settings
         offline = list(self.replay_buffer.trajectories(run=OFFLINE))
         Random(s.seed).shuffle(offline)
@@ -165,14 +165,10 @@ class Demo:
         from dreamgym_lg.integrations.trl.sft import save_model
 
         s = self.settings
-        conversations = self._experience_data(offline[: s.batch_size * (s.pretrain_steps + s.experience_steps)])
-        if not (self.models / "pretrained").exists():
-            tokenizer = create_tokenizer(message["content"] for conversation in conversations for message in conversation)
-            save_model(create_model(tokenizer, seed=s.seed), tokenizer, self.models / "scratch")
-            everything = [*conversations, *(policy_conversation(trajectory) for trajectory in offline)]
-            self._fine_tune("pretrain", "scratch", "pretrained", everything, steps=s.pretrain_steps, learning_rate=2e-3,
-                            everything=True)  # fmt: skip
-        self._fine_tune("experience model", "pretrained", "experience-0", conversations, steps=s.experience_steps,
+        conversations = self._experience_data(offline[: s.batch_size * s.experience_steps])
+        tokenizer = create_tokenizer(message["content"] for conversation in conversations for message in conversation)
+        save_model(create_model(tokenizer, seed=s.seed), tokenizer, self.models / "scratch")
+        self._fine_tune("experience model", "scratch", "experience-0", conversations, steps=s.experience_steps,
                         learning_rate=2e-3, first_lines_weight=4.0)  # fmt: skip
 
     def _experience_data(self, trajectories: Sequence[Trajectory]) -> list[Messages]:
@@ -182,7 +178,9 @@ class Demo:
         roles = {"human": "user", "ai": "assistant"}
         return [[{"role": roles.get(m.type, m.type), "content": m.text} for m in messages] for messages in found if messages]
 
-    def _fine_tune(self, label: str, start: str, to: str, conversations: Sequence[Messages], *, steps: int, **options: Any) -> None:
+    def _fine_tune(
+        self, label: str, start: str, to: str, conversations: Sequence[Messages], *, steps: int, **options: Any
+    ) -> None:
         from dreamgym_lg.integrations.trl.sft import fine_tune
 
         fine_tune(

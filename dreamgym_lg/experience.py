@@ -141,8 +141,8 @@ class ExperienceModel:
     def _ask(self, action: str, found: Sequence[Step], score: float, last: str) -> str:
         """Demonstrations, the action, and what a small model does not see by itself.
 
-        That is the score so far (it tells which progress is the last one), and which words of the action the last
-        observation named.
+        That is the score so far (it tells which progress is the last one), and whether the last observation named the
+        action's words.
         """
         shown = []
         for step in found:
@@ -151,8 +151,10 @@ class ExperienceModel:
             before = step.observation[-self.demonstration_characters :]
             shown.append(f"seen: {before}\n{_quoted(step.action)}\n{render_prediction(short)}")
         named = set(re.findall(r"[\w'-]+", last.lower()))
-        new = " ".join(word for word in action.split() if word.lower() not in named) or "nothing"
-        return "\n".join([*shown, f"now, with a score of {round(score, 2):g}:", _quoted(action), f"not just named: {new}"])
+        found_words = [word.lower() in named for word in action.split()]
+        share = "all" if all(found_words) else "some" if any(found_words) else "none"
+        head = f"now, with a score of {round(score, 2):g}:"
+        return "\n".join([*shown, head, _quoted(action), f"words just named: {share}"])
 
     def _asked(self) -> BaseChatModel:
         if self.model is None:

@@ -23,11 +23,10 @@ class Settings:
     """Demonstrations the base policy is fine-tuned on."""
     retrieved: int = 1
     """Real transitions retrieved for every step of the dream: k of the paper's top-k."""
-    pretrain_steps: int = 60
-    experience_steps: int = 240
+    experience_steps: int = 430
     base_steps: int = 40
     batch_size: int = 16
-    iterations: int = 50
+    iterations: int = 45
     num_tasks: int = 8
     num_generations: int = 8
     max_steps: int = 10
@@ -36,7 +35,7 @@ class Settings:
     """Optimiser steps per iteration."""
     beta: float = 0.02
     synthetic_share: float = 0.25
-    evaluate_every: int = 10
+    evaluate_every: int = 15
     evaluate_tasks: int = 32
     """Validation worlds of each evaluation during training."""
     proof_tasks: int = 120
@@ -67,7 +66,6 @@ def settings_for(game: str, *, quick: bool = False, **overrides: Any) -> Setting
             settings,
             worlds=400,
             episodes={kind: n // 8 for kind, n in settings.episodes.items()},
-            pretrain_steps=60,
             experience_steps=120,
             iterations=3,
             evaluate_every=3,

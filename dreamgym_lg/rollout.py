@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.policy import TokenRecorder
@@ -56,7 +56,7 @@ async def rollout(
         async with slots:
             recorder = TokenRecorder(seed=random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40))
             with environments() as environment:
-                config = {"recursion_limit": recursion_limit}
+                config: RunnableConfig = {"recursion_limit": recursion_limit}
                 played = await _play(graph, task, environment, context(environment), recorder, config)
         steps, success, error = played
         trajectory = Trajectory(
@@ -92,7 +92,7 @@ async def _play(
     environment: Environment,
     context: Any,
     recorder: TokenRecorder,
-    config: dict[str, Any],
+    config: RunnableConfig,
 ) -> tuple[Sequence[Any], bool, str | None]:
     """The steps, the outcome and, if it broke, the cause of one episode; what was played before a fault is kept."""
     state: dict[str, Any] = {}

@@ -80,7 +80,7 @@ def test_kill_9_and_go_on(prepared_run: Path, tmp_path: Path, kills: int) -> Non
     rng, acknowledged = random.Random(7), set[tuple[int, str, int]]()
     for _ in range(kills):
         process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        _wait_for(lambda: _stored(out) > len(acknowledged), process)
+        _wait_for_more(out, len(acknowledged), process)
         time.sleep(rng.uniform(0, 8))  # somewhere in rollout, update or evaluation
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -101,13 +101,12 @@ def test_kill_9_and_go_on(prepared_run: Path, tmp_path: Path, kills: int) -> Non
     assert {int(values["step"]) for values in state["state"].values()} == {updates}
 
 
-def _stored(out: Path) -> int:
-    with ReplayBuffer(out / "replay.db") as buffer:
-        return buffer.count("trajectories", run="train")
-
-
-def _wait_for(condition: "object", process: subprocess.Popen[bytes]) -> None:
+def _wait_for_more(out: Path, stored: int, process: subprocess.Popen[bytes]) -> None:
+    """Until the process has stored another episode of training, or has ended."""
     deadline = time.monotonic() + 120
-    while not condition() and process.poll() is None:  # type: ignore[operator]
+    while process.poll() is None:
+        with ReplayBuffer(out / "replay.db") as buffer:
+            if buffer.count("trajectories", run="train") > stored:
+                return
         assert time.monotonic() < deadline, "nothing was stored within two minutes"
         time.sleep(0.3)

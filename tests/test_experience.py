@@ -85,8 +85,8 @@ async def test_one_waiting_rollout_that_is_cancelled_does_not_take_the_answer_fr
     experience = ExperienceModel(scripted(reply=lambda _: FINE))
     first = asyncio.create_task(experience.apredict(TASK, [], "open door"))
     second = asyncio.create_task(experience.apredict(TASK, [], "open door"))
-    while not experience._asking:
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert experience._asking, "the model is being asked"
     first.cancel()
     assert (await second).observation == "Nothing happens."
     assert first.cancelled() and not experience._asking
@@ -134,8 +134,8 @@ async def test_an_answer_under_way_while_the_weights_change_is_not_taken_for_one
     number = count()
     experience = ExperienceModel(scripted(reply=lambda _: f"valid, why\nreward 0, continues\nanswer {next(number)}"))
     old = asyncio.create_task(experience.apredict(TASK, [], "open door"))
-    while not experience._asking:
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert experience._asking, "the model is being asked"
     experience.refreshed("2")
     assert (await old).observation == "answer 0"
     assert (await experience.apredict(TASK, [], "open door")).observation == "answer 1"
