@@ -2,7 +2,7 @@
 
 import operator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
@@ -77,7 +77,7 @@ def create_episode_graph(
         success = result.terminated and result.info.get("success", False)
         return {"messages": [HumanMessage(result.observation)], "steps": [step], "success": success}
 
-    def ended(state: EpisodeState) -> Literal["policy", "__end__"]:
+    def ended(state: EpisodeState) -> str:
         last = state["steps"][-1]
         return END if last.terminated or last.truncated else "policy"
 
@@ -88,5 +88,5 @@ def create_episode_graph(
     builder.add_edge(START, "reset")
     builder.add_edge("reset", "policy")
     builder.add_edge("policy", "environment")
-    builder.add_conditional_edges("environment", ended)
+    builder.add_conditional_edges("environment", ended, ["policy", END])
     return builder

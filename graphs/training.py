@@ -149,7 +149,7 @@ class Training:
         due = self._due(state, self.refresh_every, last=False) and state["iteration"] + 1 < state["iterations"]
         return "refresh" if self.refresh is not None and due else "count"
 
-    def timed(self, name: str, node: Callable[[TrainingState], TrainingState]) -> Callable[[TrainingState], TrainingState]:
+    def timed(self, name: str, node: Callable[[TrainingState], TrainingState]) -> Any:
         """The node, its wall time recorded with the iteration's metrics."""
 
         @wraps(node)
