@@ -166,7 +166,9 @@ class Demo:
 
         s = self.settings
         conversations = self._experience_data(offline[: s.batch_size * s.experience_steps])
-        tokenizer = create_tokenizer(message["content"] for conversation in conversations for message in conversation)
+        # with the policy's own texts among them: a word that begins a message is another token than one after a space
+        acted = [policy_conversation(trajectory) for trajectory in offline]
+        tokenizer = create_tokenizer(m["content"] for conversation in [*conversations, *acted] for m in conversation)
         save_model(create_model(tokenizer, seed=s.seed), tokenizer, self.models / "scratch")
         self._fine_tune("experience model", "scratch", "experience-0", conversations, steps=s.experience_steps,
                         learning_rate=2e-3, first_lines_weight=4.0)  # fmt: skip

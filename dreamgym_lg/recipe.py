@@ -23,10 +23,10 @@ class Settings:
     """Demonstrations the base policy is fine-tuned on."""
     retrieved: int = 1
     """Real transitions retrieved for every step of the dream: k of the paper's top-k."""
-    experience_steps: int = 430
-    base_steps: int = 40
+    experience_steps: int = 400
+    base_steps: int = 30
     batch_size: int = 16
-    iterations: int = 45
+    iterations: int = 40
     num_tasks: int = 8
     num_generations: int = 8
     max_steps: int = 10
@@ -35,7 +35,7 @@ class Settings:
     """Optimiser steps per iteration."""
     beta: float = 0.02
     synthetic_share: float = 0.25
-    evaluate_every: int = 15
+    evaluate_every: int = 20
     evaluate_tasks: int = 32
     """Validation worlds of each evaluation during training."""
     proof_tasks: int = 120
