@@ -158,7 +158,7 @@ class Demo:
                 shown = [t for t in offline if t.success and not t.invalid_actions][: s.demonstrations]
                 epochs = -(-s.batch_size * s.base_steps // len(shown))
                 self._fine_tune("base policy", "experience-0", "base", [policy_conversation(t) for t in shown] * epochs,
-                                steps=s.base_steps, learning_rate=5e-4)  # fmt: skip
+                                steps=s.base_steps, learning_rate=7e-4)  # fmt: skip
 
     def _train_experience(self, offline: Sequence[Trajectory]) -> None:
         from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer

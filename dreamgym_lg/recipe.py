@@ -19,12 +19,12 @@ class Settings:
     """Offline trajectories of each behaviour."""
     check: Literal["names", "state"] = "names"
     """How much is known of an action's validity before the experience model is asked."""
-    demonstrations: int = 10
+    demonstrations: int = 20
     """Demonstrations the base policy is fine-tuned on."""
     retrieved: int = 1
     """Real transitions retrieved for every step of the dream: k of the paper's top-k."""
     experience_steps: int = 400
-    base_steps: int = 30
+    base_steps: int = 40
     batch_size: int = 16
     iterations: int = 40
     num_tasks: int = 8
