@@ -24,7 +24,7 @@ from dreamgym_lg.errors import ConfigurationError
 IDLE_SECONDS = 0.003
 """A batch is closed when no further call has come for this long: long enough for an event loop to resume 64 episodes."""
 
-CACHED_TOKENS = 400_000
+CACHED_TOKENS = 64_000
 """Key-value entries kept over all conversations; the least recently used go first."""
 
 _one_forward_at_a_time = threading.Lock()
