@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dreamgym_lg.environment import CheckAction
+from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.experience import ExperienceModel, recorded_exchanges
 from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Trajectory
@@ -55,6 +56,8 @@ async def judge(
     given = await asyncio.gather(*answers, return_exceptions=True)
     invalid = recognised = valid = refused = wrong = 0
     for real, answer in zip(right, given, strict=True):
+        if isinstance(answer, BaseException) and not isinstance(answer, PredictionFailed):
+            raise answer  # a server that is down says nothing about the model's judgement
         said_valid = None if isinstance(answer, BaseException) else answer.valid
         invalid += not real.valid
         recognised += not real.valid and said_valid is False
