@@ -9,6 +9,7 @@ import itertools
 import queue
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -24,11 +25,14 @@ from dreamgym_lg.errors import ConfigurationError
 IDLE_SECONDS = 0.003
 """A batch is closed when no further call has come for this long: long enough for an event loop to resume 64 episodes."""
 
-CACHED_TOKENS = 64_000
-"""Key-value entries kept over all conversations; the least recently used go first."""
+CACHED_BYTES = 1 << 29
+"""Keys and values that a model keeps over all conversations; the least recently used go first and are read anew."""
 
-_one_forward_at_a_time = threading.Lock()
-"""Two models that compute at once on the same cores are slower than one after the other."""
+EMPTIED = 10_000
+"""Conversations whose tokens are remembered beyond that."""
+
+_one_batch_at_a_time = threading.Lock()
+"""Models that take turns get whole batches: while one answers, the calls to the other gather. Episodes stay in step."""
 
 
 @dataclass(slots=True)
@@ -136,19 +140,21 @@ class Engine:
         self._ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
         self._prefixes: OrderedDict[Any, _Prefix] = OrderedDict()
         self._cached = 0
+        self._emptied: OrderedDict[Any, _Prefix] = OrderedDict()
         self._seeds = itertools.count()
-        self._waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, name="dreamgym-engine", daemon=True).start()
+        self._waiting: _Waiting = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(self._waiting,), name="dreamgym-engine", daemon=True).start()
+        weakref.finalize(self, self._waiting.put, None)  # the thread holds no engine: model and cache go with their user
 
     def submit(self, request: Request) -> "Future[Generated]":
-        self._waiting.put(request)
+        self._waiting.put((self, request))
         return request.future
 
     def clear(self) -> None:
-        """Forget all keys and values (the weights that made them are gone)."""
-        with _one_forward_at_a_time:
-            self._prefixes.clear()
-            self._cached = 0
+        """Forget all keys and values: the weights that made them are gone."""
+        with _one_batch_at_a_time:
+            for key in list(self._prefixes):
+                self._empty(key)
 
     def _check_attention(self, config: Any) -> None:
         """A batch has gaps between its tokens, which a window would count: attention has to be full."""
@@ -162,21 +168,9 @@ class Engine:
                 f"sliding_window={window}; answers are exact with full attention alone: choose another model"
             )
 
-    def _serve(self) -> None:
-        while True:
-            requests = [self._waiting.get()]
-            with contextlib.suppress(queue.Empty):
-                while len(requests) < self.max_batch_size:
-                    requests.append(self._waiting.get(timeout=IDLE_SECONDS))
-            try:
-                self._answer(requests)
-            except BaseException as error:  # a waiting episode must hear of it, whatever it is
-                for request in requests:
-                    if not request.future.done():
-                        request.future.set_exception(error)
-
     @torch.inference_mode()
-    def _answer(self, requests: list[Request]) -> None:
+    def answer(self, requests: Sequence[Request]) -> None:
+        """Answer, as one batch, every request or set its exception."""
         rows = []
         for request in requests:
             if not request.future.set_running_or_notify_cancel():
@@ -197,7 +191,8 @@ class Engine:
     def _row(self, request: Request) -> _Row:
         conversation = list(request.conversation)
         text = self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-        prefix = self._prefixes.get(_key(request.owner, conversation))
+        key = _key(request.owner, conversation)
+        prefix = self._prefixes.get(key) or self._emptied.get(key)
         if prefix is not None and not text.startswith(prefix.text):
             prefix = None
         new = self.tokenizer(text[len(prefix.text) if prefix else 0 :], add_special_tokens=False)["input_ids"]
@@ -215,10 +210,9 @@ class Engine:
 
     def forward(self, **inputs: Any) -> torch.Tensor:
         """Logits of the last position, [batch, vocabulary], float32."""
-        with _one_forward_at_a_time:
-            start = time.perf_counter()
-            logits = self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1].float()
-            self.busy_seconds += time.perf_counter() - start
+        start = time.perf_counter()
+        logits = self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1].float()
+        self.busy_seconds += time.perf_counter() - start
         return logits
 
     def keep(self, row: _Row, text: str, keys_values: torch.Tensor) -> None:
@@ -229,15 +223,51 @@ class Engine:
         if self.is_end(row.sampled[-1]):
             raw += self.tokenizer.decode(row.sampled[-1:])
         key = _key(row.request.owner, [*row.request.conversation, reply])
-        with _one_forward_at_a_time:
-            old = self._prefixes.pop(key, None)
-            self._prefixes[key] = _Prefix(raw, row.ids + row.sampled, keys_values)
-            self._cached += keys_values.shape[-2] - (old.keys_values.shape[-2] if old else 0)
-            while self._cached > CACHED_TOKENS:
-                self._cached -= self._prefixes.popitem(last=False)[1].keys_values.shape[-2]
+        self._forget(key)
+        if row.request.owner is not None:  # it goes on from here; what has no owner may be continued in several ways
+            self._forget(_key(row.request.owner, row.request.conversation))
+        self._prefixes[key] = _Prefix(raw, row.ids + row.sampled, keys_values)
+        self._cached += keys_values.nbytes
+        while self._cached > CACHED_BYTES:
+            self._empty(next(iter(self._prefixes)))
+
+    def _forget(self, key: Any) -> None:
+        self._emptied.pop(key, None)
+        if (prefix := self._prefixes.pop(key, None)) is not None:
+            self._cached -= prefix.keys_values.nbytes
+
+    def _empty(self, key: Any) -> None:
+        """Keep the tokens without keys and values: to encode the text again could give others, and split the segment."""
+        prefix = self._prefixes[key]
+        self._forget(key)
+        prefix.keys_values = prefix.keys_values[..., :0, :].clone()
+        self._emptied[key] = prefix
+        if len(self._emptied) > EMPTIED:
+            self._emptied.popitem(last=False)
 
     def is_end(self, token: int) -> bool:
         return token in self._ends
+
+
+_Waiting = queue.SimpleQueue[tuple[Engine, Request] | None]
+
+
+def _serve(waiting: _Waiting) -> None:
+    """The engine's thread; None ends it. An engine that waits for work is held by nobody here."""
+    while (item := waiting.get()) is not None:
+        engine, request = item
+        requests = [request]
+        with _one_batch_at_a_time:
+            with contextlib.suppress(queue.Empty):
+                while len(requests) < engine.max_batch_size and (item := waiting.get(timeout=IDLE_SECONDS)) is not None:
+                    requests.append(item[1])
+            try:
+                engine.answer(requests)
+            except BaseException as error:  # a waiting episode must hear of it, whatever it is
+                for request in requests:
+                    if not request.future.done():
+                        request.future.set_exception(error)
+        del engine, item, request, requests
 
 
 def _key(owner: int | None, conversation: Sequence[dict[str, str]]) -> Any:
@@ -263,11 +293,13 @@ class _Batch:
     def __init__(self, engine: Engine, rows: list[_Row]) -> None:
         self.engine, self.rows = engine, rows
         known, new = max(row.known for row in rows), max(len(row.ids) - row.known for row in rows)
-        self.filled = known + new
+        self.known, self.given = known, known + new
+        self.filled = self.given
         length = self.filled + max(row.request.max_new_tokens for row in rows)
         model = engine.model
         shape = (engine._layers, 2, len(rows), engine._heads, length, engine._head_size)
-        self.buffer = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self.buffer = torch.empty(shape, dtype=model.dtype, device=model.device)
+        self.buffer[..., : self.given, :] = 0  # what is masked out has to be finite; the rest is written before it is read
         self.mask = torch.zeros(len(rows), length, dtype=torch.long)
         self.ids = torch.zeros(len(rows), new, dtype=torch.long)
         self.positions = torch.zeros(len(rows), new, dtype=torch.long)
@@ -332,7 +364,8 @@ class _Batch:
         _show(row, text, over=over)
         if not over:
             return False
-        kept = self.buffer[:, :, i].index_select(-2, self.mask[i, : self.filled].nonzero()[:, 0].to(self.buffer.device))
+        own, new = self.buffer[:, :, i], self.given - (len(row.ids) - row.known)
+        kept = torch.cat([own[..., self.known - row.known : self.known, :], own[..., new : self.filled, :]], dim=-2)
         self.engine.keep(row, text, kept)
         reason = "stop" if ended or cut >= 0 else "length"
         request.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason))

@@ -294,7 +294,7 @@ async def test_a_conversation_too_long_fails_alone(policy: LocalChatModel) -> No
 async def test_calls_that_nobody_waits_for_do_not_harm_the_others(policy: LocalChatModel) -> None:
     engine = policy._engine
     gone = Request([{"role": "user", "content": "the kitchen " * 300}])
-    with transformers_engine._one_forward_at_a_time:  # the engine waits here until all four are in
+    with transformers_engine._one_batch_at_a_time:  # the engine waits here until all four are in
         futures: list[Future[Generated]] = [engine.submit(Request([{"role": "user", "content": "hm"}], seed=0))]
         gone.future.cancel()
         futures += [engine.submit(request) for request in (gone, Request([{"role": "user", "content": "hm"}], seed=0))]
@@ -339,10 +339,10 @@ async def test_a_batch_holds_at_most_max_batch_size(tokenizer: PreTrainedTokeniz
 async def test_the_cache_forgets_the_oldest_and_stays_exact(
     policy: LocalChatModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transformers_engine, "CACHED_TOKENS", 300)
+    monkeypatch.setattr(transformers_engine, "CACHED_BYTES", 300_000)
     recorders = await converse_all(policy, 8, turns=3)
-    held = [prefix.keys_values.shape[-2] for prefix in policy._engine._prefixes.values()]
-    assert sum(held) == policy._engine._cached <= 300
+    held = [prefix.keys_values.nbytes for prefix in policy._engine._prefixes.values()]
+    assert 200_000 < sum(held) == policy._engine._cached <= 300_000
     assert max(forward_error(policy, segment) for r in recorders for segment in r.segments()) < 1e-4
 
 
