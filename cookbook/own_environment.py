@@ -12,8 +12,16 @@ from contextlib import nullcontext
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
-from dreamgym_lg import DreamEnvironment, Environment, ExperienceModel, ReplayBuffer, StepResult, Task
-from dreamgym_lg import check_environment, rollout
+from dreamgym_lg import (
+    DreamEnvironment,
+    Environment,
+    ExperienceModel,
+    ReplayBuffer,
+    StepResult,
+    Task,
+    check_environment,
+    rollout,
+)
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
 
 
