@@ -70,7 +70,7 @@ class Generated:
         return UsageMetadata(input_tokens=given, output_tokens=sampled, total_tokens=given + sampled)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
 class _Prefix:
     """A conversation as far as it was read: its rendered text, its tokens, and the keys and values of those."""
 
@@ -240,8 +240,8 @@ class Engine:
         """Keep the tokens without keys and values: to encode the text again could give others, and split the segment."""
         prefix = self._prefixes[key]
         self._forget(key)
-        prefix.keys_values = prefix.keys_values[..., :0, :].clone()
-        self._emptied[key] = prefix
+        # not in place: a batch that runs may have begun from it
+        self._emptied[key] = _Prefix(prefix.text, prefix.ids, prefix.keys_values[..., :0, :].clone())
         if len(self._emptied) > EMPTIED:
             self._emptied.popitem(last=False)
 

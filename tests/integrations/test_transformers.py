@@ -1,6 +1,9 @@
 """`LocalChatModel` and its engine: whatever is batched, cached, streamed or seeded, the answers are those of the model."""
 
 import asyncio
+import gc
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -78,7 +81,7 @@ def of_family(config: Any, tokenizer: PreTrainedTokenizerFast) -> LocalChatModel
     for name, value in {**ids, "bos_token_id": None, "initializer_range": 0.08}.items():
         setattr(config, name, value)
     set_seed(0)
-    return LocalChatModel(model=AutoModelForCausalLM.from_config(config), tokenizer=tokenizer, max_new_tokens=12)
+    return LocalChatModel(model=AutoModelForCausalLM.from_config(config).eval(), tokenizer=tokenizer, max_new_tokens=12)
 
 
 def opening(i: int) -> list[BaseMessage]:
@@ -336,14 +339,54 @@ async def test_a_batch_holds_at_most_max_batch_size(tokenizer: PreTrainedTokeniz
     assert max(sizes) == 3
 
 
-async def test_the_cache_forgets_the_oldest_and_stays_exact(
+async def test_a_full_cache_is_exact_and_splits_no_segment(
     policy: LocalChatModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transformers_engine, "CACHED_BYTES", 300_000)
-    recorders = await converse_all(policy, 8, turns=3)
+    recorders = await converse_all(policy, 16, turns=4)
     held = [prefix.keys_values.nbytes for prefix in policy._engine._prefixes.values()]
-    assert 200_000 < sum(held) == policy._engine._cached <= 300_000
-    assert max(forward_error(policy, segment) for r in recorders for segment in r.segments()) < 1e-4
+    assert 0 < sum(held) == policy._engine._cached <= 300_000
+    assert {len(recorder.segments()) for recorder in recorders} == {1}
+    assert max(forward_error(policy, recorder.segments()[0]) for recorder in recorders) < 1e-4
+
+
+async def test_a_conversation_goes_on_after_the_weights_have_changed(policy: LocalChatModel) -> None:
+    with TokenRecorder(seed=4) as recorder:
+        messages = opening(3)
+        for _ in range(3):
+            messages += [await policy.ainvoke(messages), HumanMessage("hm")]
+            policy.weights_changed()
+    assert len(recorder.segments()) == 1
+
+
+def test_an_engine_goes_with_its_model(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Its thread, weights and cache: an evaluation makes a model each time."""
+    before = threading.enumerate()
+    policy = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1), tokenizer=tokenizer)
+    policy.with_temperature(0).invoke(opening(1))
+    engine = weakref.ref(policy._engine)
+    (thread,) = set(threading.enumerate()) - set(before)
+    del policy
+    gc.collect()
+    thread.join(10)
+    assert engine() is None and not thread.is_alive()
+
+
+async def test_two_models_take_turns_with_whole_batches(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Replies of different lengths do not drive episodes out of step: the slowest is waited for."""
+    model = create_model(tokenizer, hidden_size=32, layers=1)
+    policy = LocalChatModel(model=model, tokenizer=tokenizer)
+    world = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1), tokenizer=tokenizer, max_new_tokens=4)
+
+    async def episode(i: int) -> None:
+        messages = opening(i)
+        for turn in range(3):
+            messages += [await policy.ainvoke(messages, max_new_tokens=1 + 3 * (i + turn) % 24)]
+            messages += [HumanMessage((await world.ainvoke(messages)).text or "hm")]
+
+    with counted_forwards(world.model) as sizes:
+        await asyncio.gather(*(episode(i) for i in range(16)))
+    assert len(sizes) <= 3 * 4
 
 
 async def test_a_turn_forwards_only_what_is_new(policy: LocalChatModel) -> None:
