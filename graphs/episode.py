@@ -77,7 +77,7 @@ def create_episode_graph(
         success = result.terminated and result.info.get("success", False)
         return {"messages": [HumanMessage(result.observation)], "steps": [step], "success": success}
 
-    def ended(state: EpisodeState) -> str:
+    async def ended(state: EpisodeState) -> str:  # not async, it would cost a thread's turn a step
         last = state["steps"][-1]
         return END if last.terminated or last.truncated else "policy"
 

@@ -6,6 +6,7 @@ every token already read. The next call of that conversation forwards only what 
 
 import contextlib
 import itertools
+import math
 import queue
 import threading
 import time
@@ -23,7 +24,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from dreamgym_lg.errors import ConfigurationError
 
 IDLE_SECONDS = 0.003
-"""A batch is closed when no further call has come for this long: long enough for an event loop to resume 64 episodes."""
+"""A batch is closed when no further call has come for this long; ten times as long while it is smaller than the batch
+before, whose callers are probably on their way."""
 
 CACHED_BYTES = 1 << 29
 """Keys and values that a model keeps over all conversations; the least recently used go first and are read anew."""
@@ -70,14 +72,26 @@ class Generated:
         return UsageMetadata(input_tokens=given, output_tokens=sampled, total_tokens=given + sampled)
 
 
+@dataclass(slots=True)
+class _Store:
+    """Room for keys and values, [layers, 2, heads, room, head size]: a growing conversation is written once, in place."""
+
+    room: torch.Tensor
+    filled: int
+
+
 @dataclass(slots=True, frozen=True)
 class _Prefix:
     """A conversation as far as it was read: its rendered text, its tokens, and the keys and values of those."""
 
     text: str
     ids: list[int]
-    keys_values: torch.Tensor
-    """[layers, 2, heads, tokens, head size]; the last sampled token has none yet."""
+    store: _Store | None = None
+    """Shared with the conversations that this one went on from and into; None: forgotten."""
+    known: int = 0
+    """Tokens with keys and values; the last sampled one has none yet."""
+    added: int = 0
+    """Bytes that this conversation added to the store."""
 
 
 class _Slab(DynamicLayer):
@@ -121,7 +135,7 @@ class _Row:
 
     @property
     def known(self) -> int:
-        return 0 if self.prefix is None else self.prefix.keys_values.shape[-2]
+        return 0 if self.prefix is None else self.prefix.known
 
 
 class Engine:
@@ -141,6 +155,7 @@ class Engine:
         self._prefixes: OrderedDict[Any, _Prefix] = OrderedDict()
         self._cached = 0
         self._emptied: OrderedDict[Any, _Prefix] = OrderedDict()
+        self._storage = torch.empty(0)
         self._seeds = itertools.count()
         self._waiting: _Waiting = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(self._waiting,), name="dreamgym-engine", daemon=True).start()
@@ -215,8 +230,15 @@ class Engine:
         self.busy_seconds += time.perf_counter() - start
         return logits
 
-    def keep(self, row: _Row, text: str, keys_values: torch.Tensor) -> None:
-        """Remember a finished conversation, and forget the oldest beyond the budget."""
+    def storage(self, size: int) -> torch.Tensor:
+        """Memory for one batch, the same every time: fresh memory of this size costs more than what is done with it."""
+        kind = {"dtype": self.model.dtype, "device": self.model.device}
+        if self._storage.numel() < size or kind != {"dtype": self._storage.dtype, "device": self._storage.device}:
+            self._storage = torch.empty(size, **kind)
+        return self._storage[:size]
+
+    def keep(self, row: _Row, text: str, known: torch.Tensor, new: torch.Tensor) -> None:
+        """Remember a finished conversation and its keys and values; forget the oldest beyond the budget."""
         reply = {"role": "assistant", "content": text}
         # the text is what a template makes of the reply; special tokens sampled inside it stay in the ids alone
         raw = row.text + text
@@ -226,22 +248,30 @@ class Engine:
         self._forget(key)
         if row.request.owner is not None:  # it goes on from here; what has no owner may be continued in several ways
             self._forget(_key(row.request.owner, row.request.conversation))
-        self._prefixes[key] = _Prefix(raw, row.ids + row.sampled, keys_values)
-        self._cached += keys_values.nbytes
+        start, end = known.shape[-2], known.shape[-2] + new.shape[-2]
+        store = row.prefix.store if row.prefix is not None else None
+        added = new.nbytes
+        if store is None or store.filled != start or store.room.shape[-2] < end:  # or another has gone on from there
+            store = _Store(new.new_empty(*new.shape[:3], 2 * end, new.shape[-1]), end)
+            store.room[..., :start, :] = known
+            added += known.nbytes
+        store.room[..., start:end, :] = new
+        store.filled = end
+        self._prefixes[key] = _Prefix(raw, row.ids + row.sampled, store, end, added)
+        self._cached += added
         while self._cached > CACHED_BYTES:
             self._empty(next(iter(self._prefixes)))
 
     def _forget(self, key: Any) -> None:
         self._emptied.pop(key, None)
         if (prefix := self._prefixes.pop(key, None)) is not None:
-            self._cached -= prefix.keys_values.nbytes
+            self._cached -= prefix.added
 
     def _empty(self, key: Any) -> None:
         """Keep the tokens without keys and values: to encode the text again could give others, and split the segment."""
         prefix = self._prefixes[key]
         self._forget(key)
-        # not in place: a batch that runs may have begun from it
-        self._emptied[key] = _Prefix(prefix.text, prefix.ids, prefix.keys_values[..., :0, :].clone())
+        self._emptied[key] = _Prefix(prefix.text, prefix.ids)
         if len(self._emptied) > EMPTIED:
             self._emptied.popitem(last=False)
 
@@ -254,13 +284,17 @@ _Waiting = queue.SimpleQueue[tuple[Engine, Request] | None]
 
 def _serve(waiting: _Waiting) -> None:
     """The engine's thread; None ends it. An engine that waits for work is held by nobody here."""
+    expected = 0
     while (item := waiting.get()) is not None:
         engine, request = item
         requests = [request]
         with _one_batch_at_a_time:
             with contextlib.suppress(queue.Empty):
-                while len(requests) < engine.max_batch_size and (item := waiting.get(timeout=IDLE_SECONDS)) is not None:
+                while len(requests) < engine.max_batch_size:
+                    item = waiting.get(timeout=IDLE_SECONDS * (1 if len(requests) >= expected else 10))
+                    assert item is not None, "it ends no engine that is asked"
                     requests.append(item[1])
+            expected = len(requests)
             try:
                 engine.answer(requests)
             except BaseException as error:  # a waiting episode must hear of it, whatever it is
@@ -296,17 +330,19 @@ class _Batch:
         self.known, self.given = known, known + new
         self.filled = self.given
         length = self.filled + max(row.request.max_new_tokens for row in rows)
-        model = engine.model
         shape = (engine._layers, 2, len(rows), engine._heads, length, engine._head_size)
-        self.buffer = torch.empty(shape, dtype=model.dtype, device=model.device)
-        self.buffer[..., : self.given, :] = 0  # what is masked out has to be finite; the rest is written before it is read
+        self.buffer = engine.storage(math.prod(shape)).view(shape)
         self.mask = torch.zeros(len(rows), length, dtype=torch.long)
         self.ids = torch.zeros(len(rows), new, dtype=torch.long)
         self.positions = torch.zeros(len(rows), new, dtype=torch.long)
         for i, row in enumerate(rows):
             chunk = len(row.ids) - row.known
-            if row.prefix is not None:
-                self.buffer[:, :, i, :, known - row.known : known] = row.prefix.keys_values
+            own = self.buffer[:, :, i]
+            if row.prefix is not None and row.prefix.store is not None:
+                own[..., known - row.known : known, :] = row.prefix.store.room[..., : row.known, :]
+            # what is masked out has to be finite; all else is written before it is read
+            own[..., : known - row.known, :] = 0
+            own[..., known : self.given - chunk, :] = 0
             self.mask[i, known - row.known : known] = 1
             self.mask[i, self.filled - chunk : self.filled] = 1
             self.ids[i, new - chunk :] = torch.tensor(row.ids[row.known :])
@@ -365,8 +401,7 @@ class _Batch:
         if not over:
             return False
         own, new = self.buffer[:, :, i], self.given - (len(row.ids) - row.known)
-        kept = torch.cat([own[..., self.known - row.known : self.known, :], own[..., new : self.filled, :]], dim=-2)
-        self.engine.keep(row, text, kept)
+        self.engine.keep(row, text, own[..., self.known - row.known : self.known, :], own[..., new : self.filled, :])
         reason = "stop" if ended or cut >= 0 else "length"
         request.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason))
         return True

@@ -39,7 +39,7 @@ OFFLINE = 3000
 """Recorded episodes in the buffer, of MAX_STEPS steps each: what is retrieved from."""
 DEMONSTRATIONS = 1
 SFT_STEPS = 60
-ROUNDS = 4
+ROUNDS = 3
 """Iterations measured of each way, after one to warm up."""
 ITEMS = ("apple", "pear", "plum", "lemon", "grape", "melon", "peach", "olive", "onion", "carrot", "leek", "radish")
 PLACES = ("shelf", "table", "showcase", "counter", "basket", "fridge", "drawer", "box")
@@ -96,7 +96,7 @@ def make_models(buffer: ReplayBuffer, episodes: Sequence[Trajectory]) -> tuple[L
     policy, experience = models
     return (
         LocalChatModel(model=policy, tokenizer=tokenizer, max_new_tokens=16),
-        LocalChatModel(model=experience, tokenizer=tokenizer, max_new_tokens=256, temperature=0),
+        LocalChatModel(model=experience, tokenizer=tokenizer, max_new_tokens=80, temperature=0),
     )
 
 

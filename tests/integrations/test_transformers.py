@@ -344,7 +344,7 @@ async def test_a_full_cache_is_exact_and_splits_no_segment(
 ) -> None:
     monkeypatch.setattr(transformers_engine, "CACHED_BYTES", 300_000)
     recorders = await converse_all(policy, 16, turns=4)
-    held = [prefix.keys_values.nbytes for prefix in policy._engine._prefixes.values()]
+    held = [prefix.added for prefix in policy._engine._prefixes.values()]
     assert 0 < sum(held) == policy._engine._cached <= 300_000
     assert {len(recorder.segments()) for recorder in recorders} == {1}
     assert max(forward_error(policy, recorder.segments()[0]) for recorder in recorders) < 1e-4
