@@ -26,7 +26,7 @@ class Settings:
     experience_steps: int = 400
     base_steps: int = 40
     batch_size: int = 16
-    iterations: int = 40
+    iterations: int = 30
     num_tasks: int = 8
     num_generations: int = 8
     max_steps: int = 10
@@ -35,7 +35,7 @@ class Settings:
     """Optimiser steps per iteration."""
     beta: float = 0.02
     synthetic_share: float = 0.25
-    evaluate_every: int = 20
+    evaluate_every: int = 10
     evaluate_tasks: int = 32
     """Validation worlds of each evaluation during training."""
     proof_tasks: int = 120
