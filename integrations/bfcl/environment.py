@@ -1,0 +1,62 @@
+"""BFCL as an `Environment`: tool calls and answers as text."""
+
+from collections.abc import Sequence
+
+from dreamgym_lg.environment import INVALID_REWARD, Environment, checked
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.bfcl.world import BFCLWorld, check_call
+from dreamgym_lg.tools import ToolCall, parse_action
+from dreamgym_lg.types import StepResult, Task
+
+OVER = "The user has no further request."
+
+
+class BFCLEnvironment(Environment):
+    """Actions are those of `dreamgym_lg.tools`: `render_call` calls a tool, `render_answer` ends the user turn.
+
+    What follows an answer is the user's next request; the last answer ends the episode, with reward 1 for success.
+    A user turn of more than `max_calls` actions (the ground truth needs up to 34) truncates the episode.
+    """
+
+    def __init__(self, *, max_calls: int = 40) -> None:
+        if max_calls < 1:
+            raise ConfigurationError(f"max_calls={max_calls}; allowed: 1 or more")
+        self.max_calls = max_calls
+        self._world: BFCLWorld | None = None
+        self._calls = 0
+
+    def reset(self, task: Task) -> str:
+        """Raises `ConfigurationError` for a task that is not one of `load_tasks`."""
+        self._world, self._calls = BFCLWorld(task), 0
+        return self._world.user_turns[0]
+
+    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
+        world = self._playing()
+        return check_call(world.task, action, turn=world.turn)
+
+    def step(self, action: str) -> StepResult:
+        world = self._playing()
+        refusal = self.check_action(action, [])
+        call = parse_action(action) if refusal is None else None
+        if isinstance(call, str):
+            return self._answered(world)
+        self._calls += 1
+        truncated = self._calls > self.max_calls
+        if truncated:
+            self._world = None
+        if not isinstance(call, ToolCall):
+            return checked(refusal or "")._replace(truncated=truncated)
+        answer = world.call(call.name, call.arguments)
+        return StepResult(answer.text, INVALID_REWARD, False, truncated, {"success": False, "valid": answer.valid})
+
+    def _answered(self, world: BFCLWorld) -> StepResult:
+        self._calls, request = 0, world.end_turn()
+        if request is not None:
+            return StepResult(request, 0.0, False, False, {"success": False, "valid": True})
+        self._world = None
+        return StepResult(OVER, world.reward(), True, False, {"success": world.success(), "valid": True})
+
+    def _playing(self) -> BFCLWorld:
+        if self._world is None:
+            raise RuntimeError("no episode is under way: call reset first")
+        return self._world
