@@ -2,7 +2,8 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from dreamgym_lg.types import StepResult, Task
 
@@ -37,6 +38,9 @@ class Environment(ABC):
         what production would refuse. Args: `observations`, everything the policy has seen in this episode, oldest first.
         """
         return None
+
+    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 (a real world knows its own tools)
+        """Told what the agent can call (function schemas in OpenAI's form), before its first action and when more appear."""
 
     def close(self) -> None:  # noqa: B027 (nothing to release is a fine default)
         """Release what the instance holds; an instance may be closed twice."""

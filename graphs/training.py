@@ -54,6 +54,8 @@ class Training:
 
     policy: BaseChatModel
     learner: Learner
+    agent: Any = None
+    """What plays the episodes, e.g. a `SimulatedAgent`; None: the episode graph with `policy`."""
     experience: ExperienceModel
     environments: Environments
     """Lends the dream's environments."""
@@ -85,7 +87,7 @@ class Training:
         return {"iteration": iteration, "task_ids": [task.id for task in tasks]}
 
     def rollout(self, state: TrainingState) -> TrainingState:
-        graph = create_episode_graph(self.policy, max_steps=self.max_steps).compile()
+        graph = self.agent or create_episode_graph(self.policy, max_steps=self.max_steps).compile()
         episodes = rollout(
             graph,
             [self.curriculum[task_id] for task_id in state["task_ids"]],

@@ -1,0 +1,97 @@
+"""Which episode the running code belongs to, and how classes are taught to ask.
+
+Everything here hangs on one ContextVar: LangGraph copies the context into every task and thread, so that concurrent episodes
+stay apart and production calls in between see none at all.
+"""
+
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from dreamgym_lg.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dreamgym_lg.simulate.episode import Episode
+
+_active: ContextVar["Episode | None"] = ContextVar("dreamgym_episode", default=None)
+
+Method = Callable[..., Any]
+
+
+def active() -> "Episode | None":
+    """The episode this code runs in; None in production, and inside the policy and the world themselves."""
+    return _active.get()
+
+
+@contextmanager
+def entered(episode: "Episode | None") -> Iterator[None]:
+    """The block belongs to `episode`; None: to nobody, as the policy and whoever plays the world do."""
+    token = _active.set(episode)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def pulled(source: Iterator[Any]) -> Iterator[Any]:
+    """The items of `source`, each made outside of any episode: a generator shares its caller's context."""
+    end = object()
+    while True:
+        with entered(None):
+            item = next(source, end)
+        if item is end:
+            return
+        yield item
+
+
+async def apulled(source: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """As `pulled`."""
+    while True:
+        with entered(None):
+            try:
+                item = await anext(source)
+            except StopAsyncIteration:
+                return
+        yield item
+
+
+def dispatch(
+    owner: type, name: str, simulated: Callable[["Episode", Method, Any, tuple[Any, ...], dict[str, Any]], Any]
+) -> None:
+    """Let `owner.name` ask, whenever an episode is active, `simulated(episode, original, self, args, kwargs)` instead.
+
+    Idempotent. Outside of episodes it costs one look at a ContextVar. Raises `ConfigurationError` if the installed version has
+    no such method.
+    """
+    original = owner.__dict__.get(name)
+    if original is None:
+        raise ConfigurationError(
+            f"{owner.__module__}.{owner.__name__} has no method {name!r} in the installed version, which simulation needs: "
+            "install a version of langchain-core and langgraph that pyproject.toml names"
+        )
+    if getattr(original, "__dreamgym__", False) or not callable(original):
+        return
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        episode = _active.get()
+        if episode is None:
+            return original(self, *args, **kwargs)
+        return simulated(episode, original, self, args, kwargs)
+
+    method.__dreamgym__ = True  # type: ignore[attr-defined]
+    setattr(owner, name, method)
+
+
+def subclasses(owner: type) -> Iterator[type]:
+    """`owner` and every class derived from it so far, each once."""
+    seen, waiting = {owner}, [owner]
+    while waiting:
+        cls = waiting.pop()
+        yield cls
+        for derived in cls.__subclasses__():
+            if derived not in seen:
+                seen.add(derived)
+                waiting.append(derived)

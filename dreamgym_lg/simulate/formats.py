@@ -1,0 +1,100 @@
+"""What production binds to its models, in every provider's form, as the one form that policies know: OpenAI's."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+
+def normalise(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a production model's call, as the policy takes them.
+
+    What says how to answer is kept: `tools` (OpenAI's form), `tool_choice` (`auto`, `none`, `required` or a tool's name) and
+    `response_format` (OpenAI's json_schema form). Provider settings, which mean nothing to the policy, are dropped.
+    """
+    given: dict[str, Any] = {}
+    if tools := _tools(kwargs):
+        given["tools"] = tools
+        if (choice := _tool_choice(kwargs)) not in (None, "auto"):
+            given["tool_choice"] = choice
+    if schema := _response_schema(kwargs):
+        name, body = schema
+        given["response_format"] = {"type": "json_schema", "json_schema": {"name": name, "schema": body}}
+    return given
+
+
+def _tools(kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    config = kwargs.get("toolConfig") or {}
+    bound = kwargs.get("tools") or kwargs.get("functions") or config.get("tools") or ()
+    return [tool for given in bound for tool in _tool(given)]
+
+
+def _tool(given: Any) -> list[dict[str, Any]]:
+    """A bound tool as a list of one function; of none, if it is one that runs at the provider, such as a web search."""
+    if isinstance(given, Mapping) and "name" in given and "parameters" in given:  # OpenAI's responses, or a bare function
+        function = {key: given[key] for key in ("name", "description", "parameters") if key in given}
+        return [{"type": "function", "function": function}]
+    if isinstance(given, Mapping) and not {"function", "input_schema", "toolSpec", "title", "properties"} & given.keys():
+        return []
+    return [dict(convert_to_openai_tool(given))]
+
+
+def _tool_choice(kwargs: Mapping[str, Any]) -> str | None:
+    config = kwargs.get("toolConfig") or {}
+    choice = kwargs.get("tool_choice") or config.get("toolChoice")
+    if google := kwargs.get("tool_config"):
+        google = google if isinstance(google, Mapping) else google.model_dump(mode="json", exclude_none=True)
+        calling = google.get("function_calling_config") or {}
+        allowed = calling.get("allowed_function_names") or ()
+        choice = allowed[0] if len(allowed) == 1 else calling.get("mode")
+    return _named(choice)
+
+
+def _named(choice: Any) -> str | None:
+    """`auto`, `none`, `required` or a name, from any provider's way to say so."""
+    if choice is None or isinstance(choice, bool):
+        return "required" if choice else None
+    if isinstance(choice, str):
+        return {"any": "required", "validated": "auto"}.get(choice.lower(), choice.lower() if choice.isupper() else choice)
+    for key in ("function", "tool"):
+        if isinstance(choice.get(key), Mapping):
+            return str(choice[key]["name"])
+    if "name" in choice:
+        return str(choice["name"])
+    kind = choice.get("type") or next(iter(choice), None)
+    return _named(str(kind)) if kind else None
+
+
+def _response_schema(kwargs: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """Name and JSON schema of the answer that production asked for.
+
+    LangChain's own note of it comes first: `with_structured_output` leaves it with every provider.
+    """
+    noted = kwargs.get("ls_structured_output_format") or {}
+    if (noted.get("kwargs") or {}).get("method") == "json_schema":
+        return _schema(noted["schema"])
+    output = kwargs.get("output_config") or {}
+    for wanted in (
+        kwargs.get("response_format"),
+        output.get("format"),
+        kwargs.get("response_json_schema"),
+        kwargs.get("format"),
+    ):
+        if wanted is not None and not isinstance(wanted, str):
+            return _schema(wanted)
+    return None
+
+
+def _schema(wanted: Any) -> tuple[str, Any] | None:
+    if not isinstance(wanted, Mapping) or "function" in wanted:
+        function = convert_to_openai_tool(wanted)["function"]
+        return str(function["name"]), function["parameters"]
+    if wanted.get("type") in ("text", "json_object"):
+        return None
+    inner = wanted.get("json_schema") or wanted
+    schema = inner.get("schema", inner)
+    return (
+        (str(inner.get("name") or schema.get("title") or "answer"), dict(schema))
+        if isinstance(schema, Mapping)
+        else _schema(schema)
+    )

@@ -1,0 +1,123 @@
+"""What an object refers to: through fields, closures, bound methods, partials and the globals its code names."""
+
+import functools
+import inspect
+import sys
+import sysconfig
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langchain_core.tools import BaseTool
+from langgraph.pregel import Pregel
+from langgraph.types import Command
+
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+"""Where code lies that is not the user's."""
+
+_OPENED = ("langchain", "langgraph", "deepagents")
+"""Packages whose objects are looked into all the same: graphs, nodes, agents and tools are made of them."""
+
+
+def reachable(root: Any, *, limit: int = 20_000) -> Iterator[Any]:
+    """Everything that `root` refers to, itself first, each object once; `limit` ends a search that has gone astray."""
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting and len(seen) < limit:
+        found = waiting.pop()
+        if id(found) in seen or isinstance(found, _LEAVES):
+            continue
+        seen.add(id(found))
+        yield found
+        waiting.extend(_references(found))
+
+
+_LEAVES = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, BaseMessage)
+
+
+def _references(found: Any) -> Iterator[Any]:
+    if isinstance(found, types.FunctionType):
+        yield from function_references(found)
+    elif isinstance(found, types.MethodType):
+        yield found.__self__
+        yield found.__func__
+    elif isinstance(found, functools.partial):
+        yield from (found.func, *found.args, *found.keywords.values())
+    elif isinstance(found, Mapping):
+        yield from found.values()
+    elif isinstance(found, list | tuple | set | frozenset):
+        yield from found
+    elif not _foreign(type(found)):
+        yield from vars(found).values() if hasattr(found, "__dict__") else ()
+        slots = [name for cls in type(found).__mro__ for name in getattr(cls, "__slots__", ()) if isinstance(name, str)]
+        yield from (getattr(found, name) for name in slots if hasattr(found, name))
+
+
+def _foreign(cls: type) -> bool:
+    """Objects of other packages are not opened, except those that graphs are made of."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return not cls.__module__.startswith(_OPENED) and (file is None or file.startswith(LIBRARIES))
+
+
+def users(function: Any) -> bool:
+    """Whether a function is the user's own code."""
+    return isinstance(function, types.FunctionType) and not function.__code__.co_filename.startswith((*LIBRARIES, "<"))
+
+
+def function_references(function: types.FunctionType) -> Iterator[Any]:
+    """The closure's cells, the defaults, and the globals named in the code (nested functions included)."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    if (wrapped := getattr(function, "__wrapped__", None)) is not None:
+        yield wrapped
+    codes = [function.__code__] if users(function) else []
+    while codes:
+        code = codes.pop()
+        yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
+        codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+
+
+def body(tool: BaseTool) -> Any:
+    """The function that does a tool's work."""
+    return getattr(tool, "func", None) or getattr(tool, "coroutine", None) or type(tool)._run
+
+
+def runs_an_agent(tool: BaseTool) -> bool:
+    """Whether the tool's body calls a graph: a sub-agent, whose own tools are simulated while it really runs."""
+    function = inspect.unwrap(body(tool))
+    if not isinstance(function, types.FunctionType):
+        return False
+    for found in function_references(function):
+        if isinstance(found, Pregel):
+            return True
+        if isinstance(found, Mapping) and any(isinstance(value, Pregel) for value in found.values()):
+            return True
+        if hasattr(found, "__dict__") and not isinstance(found, type | types.ModuleType | types.FunctionType):
+            if any(isinstance(value, Pregel) for value in vars(found).values()):
+                return True
+    return any(isinstance(value, Pregel) for value in vars(tool).values())
+
+
+_TEXT = (str, Any, None, type(None), inspect.Signature.empty)
+
+
+def returned_type(tool: BaseTool) -> Any:
+    """The structure that a tool's body promises to return; None where it is text, unknown, or LangGraph's own."""
+    try:
+        kind = typing.get_type_hints(inspect.unwrap(body(tool))).get("return")
+    except Exception:  # a name that exists for type checkers only
+        return None
+    if kind is None or kind in _TEXT:
+        return None
+    parts = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    for part in parts:
+        if part is str or (isinstance(part, type) and issubclass(part, Command | BaseMessage | BaseException)):
+            return None
+    return None if tool.response_format == "content_and_artifact" else kind
