@@ -19,12 +19,14 @@ class Settings:
     """Offline trajectories of each behaviour."""
     check: Literal["names", "state"] = "names"
     """How much is known of an action's validity before the experience model is asked."""
-    demonstrations: int = 20
+    demonstrations: int = 60
     """Demonstrations the base policy is fine-tuned on."""
     retrieved: int = 1
     """Real transitions retrieved for every step of the dream: k of the paper's top-k."""
     experience_steps: int = 400
-    base_steps: int = 40
+    base_steps: int = 300
+    """At most; the base policy is done as soon as it succeeds in `base_success` of its dreamed episodes."""
+    base_success: float = 0.06
     batch_size: int = 16
     iterations: int = 30
     num_tasks: int = 8
@@ -52,7 +54,7 @@ EPISODES = {"demonstration": 300, "noisy": 800, "random": 800, "malformed": 600,
 
 GAMES = {
     "peckingorder": Settings(episodes=EPISODES),
-    "twc": Settings(game="twc", episodes=EPISODES, demonstrations=40, worlds=5000, refresh_episodes=50, check="state"),
+    "twc": Settings(game="twc", episodes=EPISODES, worlds=5000, refresh_episodes=50, check="state"),
 }
 
 
@@ -67,6 +69,7 @@ def settings_for(game: str, *, quick: bool = False, **overrides: Any) -> Setting
             worlds=400,
             episodes={kind: n // 8 for kind, n in settings.episodes.items()},
             experience_steps=120,
+            base_steps=40,
             iterations=3,
             evaluate_every=3,
             evaluate_tasks=8,

@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -77,8 +78,12 @@ class _WeightedTrainer(SFTTrainer):
 
 
 class _Progress(TrainerCallback):
-    def __init__(self, report: Callable[[int, float], None]) -> None:
-        self.report = report
+    def __init__(self, report: Callable[[int, float], None], until: Callable[[int], bool] | None) -> None:
+        self.report, self.until = report, until
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.until is not None and self.until(state.global_step):
+            control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         if logs and "loss" in logs:
@@ -112,10 +117,12 @@ def train_sft(
     learning_rate: float = 1e-3,
     seed: int = 0,
     on_step: Callable[[int, float], None] | None = None,
+    until: Callable[[int], bool] | None = None,
     **config: Any,
 ) -> float:
     """Train `model` in place for `steps` optimiser steps; returns the mean loss of the last tenth.
 
+    `until` is asked after every step, with its number, and ends the training early.
     Rows of like length share a batch. `config` goes to TRL's `SFTConfig`. Raises `NothingToTrain` if no row has a label.
     """
     usable = [{"weights": [1.0] * len(row["labels"]), **row} for row in rows if any(x != -100 for x in row["labels"])]
@@ -157,7 +164,7 @@ def train_sft(
             train_dataset=Dataset.from_list(usable),
             data_collator=_collate(tokenizer.pad_token_id),
             processing_class=tokenizer,
-            callbacks=[_Progress(note)],
+            callbacks=[_Progress(note, until)],
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
@@ -178,9 +185,12 @@ def fine_tune(
     first_lines_weight: float = 1.0,
     seed: int = 0,
     on_step: Callable[[int, float], None] | None = None,
+    until: Callable[[Any, Any, int], bool] | None = None,
+    **config: Any,
 ) -> float:
     """Fine-tune the model at `start` on conversations drawn in random order, and write it to `to`; returns the loss.
 
+    `until(model, tokenizer, step)` may end it early.
     `first_lines_weight` is the loss weight of every reply's first two lines. The folder `to` is either whole or not there.
     """
     tokenizer = AutoTokenizer.from_pretrained(start)
@@ -190,8 +200,9 @@ def fine_tune(
     rows = tokenize(tokenizer, order[: batch_size * steps], everything=everything)
     rows = weigh_first_lines(tokenizer, rows, lines=2, weight=first_lines_weight)
     loss = train_sft(
-        model, tokenizer, rows, steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed, on_step=on_step
-    )
+        model, tokenizer, rows, steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed, on_step=on_step,
+        until=partial(until, model, tokenizer) if until else None, **config,
+    )  # fmt: skip
     save_model(model, tokenizer, to)
     return loss
 
