@@ -5,6 +5,8 @@ PYTHON ?= python3
 # TORCH_INDEX=<address of an index with CPU builds> adds that index.
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
+# Without its own requirements, which pin numpy below 2 and bring every provider's client.
+BFCL ?= bfcl-eval==2026.3.23
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -51,6 +53,7 @@ $(INSTALLED): pyproject.toml
 		|| { echo 'Installing $(TORCH)'; $(BIN)/pip install -q $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH); }
 	@echo 'Installing dreamgym-lg with every extra (about a minute)'
 	@$(BIN)/pip install -q -e '.[all]'
+	@$(BIN)/pip install -q --no-deps $(BFCL)
 	@touch $@
 
 $(LAYOUT):
