@@ -1,0 +1,146 @@
+"""A user's existing traces as offline trajectories, which ground the dream: `replay_buffer.extend(load_traces(...))`."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.traces import checkpoints, langsmith, otel, rows
+from dreamgym_lg.traces.episode import finite, to_trajectory, verdict
+from dreamgym_lg.traces.rows import Conversation, Rejected
+from dreamgym_lg.types import Trajectory
+
+__all__ = ["Format", "Rejected", "Reward", "Traces", "load_traces"]
+
+Format = Literal["auto", "messages", "langsmith", "otel"]
+Reward = Callable[[Sequence[BaseMessage]], float]
+"""The score of a recorded conversation: any finite number, above 0 for a success."""
+
+_Found = Iterator[Conversation | Rejected]
+_READERS: Mapping[str, Callable[[Iterator[rows.Row | Rejected]], _Found]] = {
+    "messages": rows.conversations,
+    "langsmith": langsmith.conversations,
+    "otel": otel.conversations,
+}
+
+
+class Traces(Iterable[Trajectory]):
+    """The trajectories of one source, read anew at each iteration, and what of it could not be read."""
+
+    def __init__(self, name: str, found: Callable[[], _Found], environment: str, reward: Reward | None) -> None:
+        self._name, self._found, self._environment, self._reward = name, found, environment, reward
+        self._rejected: tuple[Rejected, ...] | None = None
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        rejected, accepted = list[Rejected](), 0
+        for found in self._found():
+            trajectory = found if isinstance(found, Rejected) else self._trajectory(found)
+            if isinstance(trajectory, Rejected):
+                rejected.append(trajectory)
+            else:
+                accepted += 1
+                yield trajectory
+        reported, self._rejected = self._rejected is not None, tuple(sorted(rejected))
+        if accepted and rejected and not reported:
+            warnings.warn(f"{self._name}: {accepted} traces read, {_summary(self._rejected)}", stacklevel=2)
+
+    @property
+    def rejected(self) -> Sequence[Rejected]:
+        """The rows that could not be read, by line. Reads the source once if it has not been read to its end."""
+        if self._rejected is None:
+            for _ in self:
+                pass
+        return self._rejected or ()
+
+    def _trajectory(self, conversation: Conversation) -> Trajectory | Rejected:
+        try:
+            reward, success = (0.0, False) if self._reward else verdict(conversation)
+            trajectory = to_trajectory(conversation, self._environment, reward, success)
+        except ValueError as error:
+            return Rejected(conversation.line, str(error))
+        if self._reward is None:
+            return trajectory
+        given = self._reward(conversation.messages)
+        try:
+            reward = finite(given, "reward")
+        except ValueError as error:
+            raise ConfigurationError(f"reward(messages) of line {conversation.line} of {self._name}: {error}") from error
+        return to_trajectory(conversation, self._environment, reward, reward > 0)
+
+
+def load_traces(
+    path_or_checkpointer: str | os.PathLike[str] | BaseCheckpointSaver[Any],
+    *,
+    format: Format = "auto",
+    environment: str = "traces",
+    reward: Reward | None = None,
+) -> Traces:
+    """Recorded conversations of a tool agent as offline trajectories, for `ReplayBuffer.extend`.
+
+    The source is a file of JSON Lines or JSON, a LangGraph checkpointer, or a `SqliteSaver`'s file (the newest `messages`
+    of every thread). Formats: `messages`, `{"messages": [...]}` or a bare list, in LangChain's or OpenAI's form;
+    `langsmith`, exported runs; `otel`, OpenTelemetry GenAI spans; `auto` takes the first of these that a row fits. Rows of
+    `messages` are read one at a time; the others are held until the end of the file, since a trace is many rows.
+
+    A task's instruction is the system message and the first human one; its id depends on `environment` and these alone.
+    Every tool call is a step, a parallel reply as many; what the agent said to a user who went on is a step too. The last
+    step is the final answer; a conversation that stops before one is truncated, and no success. The reward is on the last
+    step: a row's `reward`, `score` or `success`, the mean of LangSmith's `feedback_stats`, else 0; or `reward(messages)`,
+    which overrides them. Above 0 is a success unless the row's `success` says otherwise.
+
+    What cannot be read is in `Traces.rejected`, and one warning tells how much. The same conversation read twice is the
+    same trajectory to a replay buffer, which stores it once.
+
+    Raises `ConfigurationError` if the file does not exist, if nothing in it can be read, or if `reward` returns no finite
+    number.
+    """
+    if format not in get_args(Format):
+        raise ConfigurationError.unknown("format", format, get_args(Format))
+    if isinstance(path_or_checkpointer, BaseCheckpointSaver):
+        checkpointer, name = path_or_checkpointer, type(path_or_checkpointer).__name__
+        traces = Traces(name, lambda: checkpoints.conversations(checkpointer), environment, reward)
+    else:
+        path, name = Path(path_or_checkpointer), os.fspath(path_or_checkpointer)
+        if not path.is_file():
+            raise ConfigurationError(f"{name} is not a file; give a file of traces or a LangGraph checkpointer")
+        if format == "auto" and checkpoints.is_sqlite(path):
+            traces = Traces(name, lambda: checkpoints.of_file(path), environment, reward)
+        else:
+            traces = Traces(name, lambda: _of_file(path, format), environment, reward)
+    if next(iter(traces), None) is None:
+        what = "" if format == "auto" else f" as {format}"
+        raise ConfigurationError(f"{name}: nothing in it can be read{what}; {_summary(traces.rejected)}")
+    return traces
+
+
+def _of_file(path: Path, format: str) -> _Found:
+    found = rows.read_rows(path)
+    if format == "auto":
+        for row in found:
+            if not isinstance(row, Rejected) and (format := _format_of(row.value)):
+                found = chain([row], found)
+                break
+            yield row if isinstance(row, Rejected) else Rejected(row.line, "no messages, no LangSmith run and no span")
+    if format in _READERS:
+        yield from _READERS[format](found)
+
+
+def _format_of(value: Any) -> str:
+    if isinstance(value, Mapping) and "run_type" in value:
+        return "langsmith"
+    if otel.is_span(value):
+        return "otel"
+    return "messages" if isinstance(value, list) or isinstance(value, Mapping) and "messages" in value else ""
+
+
+def _summary(rejected: Sequence[Rejected]) -> str:
+    if not rejected:
+        return "it holds no conversation"
+    shown = "; ".join(f"line {each.line}: {each.reason}" for each in rejected[:3])
+    return f"{len(rejected)} rejected ({shown}{'; ...' if len(rejected) > 3 else ''})"

@@ -1,0 +1,156 @@
+"""A conversation put together from the model and tool calls of one trace."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
+
+from dreamgym_lg.traces.episode import Episode
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """One call of a chat model: what it was shown, and its reply (nothing if it failed)."""
+
+    shown: Sequence[BaseMessage]
+    reply: Sequence[BaseMessage]
+
+
+@dataclass(frozen=True)
+class ToolRun:
+    """One run of a tool. `call_id` is "" where the trace does not tell which call it answers."""
+
+    name: str
+    content: str | list[Any]
+    call_id: str = ""
+    error: bool = False
+    arguments: Mapping[str, Any] | None = None
+    """What it was called with, where the trace tells."""
+
+
+def rebuilt(calls: Iterable[ModelCall], tools: Iterable[ToolRun]) -> list[BaseMessage]:
+    """The longest conversation that the calls, in the order of their start, held; missing tool answers from the runs.
+
+    A call goes on with the conversation whose last reply it was shown, whatever was trimmed before it. So the calls of a
+    router, a guard or another agent in the same trace stay apart.
+    """
+    held: list[list[BaseMessage]] = []
+    for call in calls:
+        for messages in reversed(held):
+            if (new := _news(messages, call.shown)) is not None:
+                messages += [*new, *call.reply]
+                break
+        else:
+            held.append([*call.shown, *call.reply])
+    return _completed(max(held, key=len, default=[]), tools)
+
+
+def asks_tools(messages: Iterable[BaseMessage]) -> bool:
+    return any(isinstance(message, AIMessage) and message.tool_calls for message in messages)
+
+
+def around(agent: ModelCall, tools: Sequence[ToolRun]) -> list[BaseMessage]:
+    """The conversation of an agent whose own model calls were not recorded: question, tool runs, answer.
+
+    Nothing if its messages leave the calls out and a tool's arguments are unknown: that would be another conversation.
+    """
+    whole = [*agent.shown, *agent.reply]
+    if asks_tools(whole):
+        return _completed(whole, tools)
+    messages = list(agent.shown)
+    for number, run in enumerate(tools):
+        if run.arguments is None:
+            return []
+        call_id, status = run.call_id or f"run {number}", "error" if run.error else "success"
+        asked = {"name": run.name, "args": dict(run.arguments), "id": call_id}
+        messages += [AIMessage("", tool_calls=[asked]), ToolMessage(run.content, tool_call_id=call_id, status=status)]
+    return [*messages, *agent.reply]
+
+
+def _news(messages: Sequence[BaseMessage], shown: Sequence[BaseMessage]) -> Sequence[BaseMessage] | None:
+    """What `shown` adds to the conversation so far; None if it belongs to another one."""
+    last = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
+    if last is None:
+        return None
+    for position in range(len(shown) - 1, -1, -1):
+        if _act(shown[position]) == _act(last):
+            return shown[position + 1 :]
+    # A provider that keeps the history is sent the tools' answers alone.
+    return shown if shown and all(isinstance(message, ToolMessage) for message in shown) else None
+
+
+def _act(message: BaseMessage) -> Any:
+    if not isinstance(message, AIMessage):
+        return None
+    return message.text, [(call["name"], call["args"]) for call in message.tool_calls]
+
+
+def _completed(messages: Sequence[BaseMessage], tools: Iterable[ToolRun]) -> list[BaseMessage]:
+    """The conversation with those answers that no message holds, taken from the tools' own runs."""
+    left, result = list(tools), list[BaseMessage]()
+    for position, message in enumerate(messages):
+        result.append(message)
+        if not isinstance(message, AIMessage):
+            continue
+        turn = _turn(messages[position + 1 :])
+        for call in message.tool_calls:
+            run = next((run for run in left if run.call_id == call["id"]), None)
+            run = run or next((run for run in left if not run.call_id and run.name == call["name"]), None)
+            if run:
+                left.remove(run)
+            if run and call["id"] not in turn:
+                status = "error" if run.error else "success"
+                result.append(ToolMessage(run.content, tool_call_id=call["id"] or "", status=status))
+    return result
+
+
+def _turn(following: Sequence[BaseMessage]) -> set[str]:
+    """The calls answered before the next AI message."""
+    answered = set()
+    for message in following:
+        if isinstance(message, AIMessage):
+            break
+        if isinstance(message, ToolMessage):
+            answered.add(message.tool_call_id)
+    return answered
+
+
+def with_system(messages: Sequence[BaseMessage], called: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """A graph's messages with the system message of what was `called`: `create_agent` keeps it out of the state."""
+    if messages and not isinstance(messages[0], SystemMessage) and called and isinstance(called[0], SystemMessage):
+        return [called[0], *messages]
+    return list(messages)
+
+
+def best(candidates: Iterable[Sequence[BaseMessage]]) -> list[BaseMessage]:
+    """The first that ends in an answer, else the longest that can be read; `ValueError` if none can."""
+    readable: list[list[BaseMessage]] = []
+    problem: ValueError | None = None
+    for messages in candidates:
+        if messages:
+            try:
+                ended = Episode.of(messages).ended
+            except ValueError as error:
+                problem = problem or error
+                continue
+            if ended:
+                return list(messages)
+            readable.append(list(messages))
+    if readable:
+        return max(readable, key=len)
+    raise problem or ValueError("no model call with messages is in it (were inputs and outputs recorded?)")
+
+
+def moment(value: Any) -> float:
+    """A start time, in seconds: nanoseconds since 1970 or an ISO date; 0 for None. `ValueError` for anything else."""
+    if value is None:
+        return 0.0
+    try:
+        if isinstance(value, int) or str(value).isdigit():
+            return int(value) / 1e9
+        found = datetime.fromisoformat(str(value))
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"start time {str(value)[:40]!r} is neither nanoseconds since 1970 nor an ISO date") from error

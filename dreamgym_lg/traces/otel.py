@@ -1,0 +1,233 @@
+"""OpenTelemetry GenAI spans: OTLP as JSON, or a span a line, as the console exporters write them.
+
+Read are the attributes of the semantic conventions (`gen_ai.input.messages` and the like), the span events that came
+before them (`gen_ai.user.message`, `gen_ai.choice`), and LangSmith's `gen_ai.prompt` and `gen_ai.completion`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from langchain_core.messages import BaseMessage, SystemMessage, ToolMessage
+
+from dreamgym_lg.traces.calls import ModelCall, ToolRun, around, asks_tools, best, moment, rebuilt
+from dreamgym_lg.traces.episode import finite
+from dreamgym_lg.traces.messages import as_content, as_text, decoded, messages_of, to_messages
+from dreamgym_lg.traces.rows import Conversation, Rejected, Row
+
+_HOLDERS = ("resourceSpans", "batches", "scopeSpans", "instrumentationLibrarySpans", "spans")
+_MODEL_CALLS = {"chat", "generate_content", "text_completion"}
+_NO_RUN = {"create_agent", "embeddings"}  # often a trace of their own, in which no agent does anything
+_EVENT_ROLES = {"system", "user", "assistant", "tool"}
+_SCORE = "gen_ai.evaluation.score.value"
+
+
+class _Span(NamedTuple):
+    line: int
+    id: str
+    parent: str
+    start: float
+    attributes: Mapping[str, Any]
+    events: Sequence[tuple[str, Mapping[str, Any]]]
+    failed: bool
+
+    @property
+    def operation(self) -> str:
+        """`chat`, `tool`, `none` for what is no part of a run, or `other`."""
+        name = str(self.attributes.get("gen_ai.operation.name") or "")
+        if name in _MODEL_CALLS:
+            return "other" if self.attributes.get("langsmith.span.kind") == "prompt" else "chat"
+        if name == "execute_tool" or (not name and "gen_ai.tool.call.id" in self.attributes):
+            return "tool"
+        if name in _NO_RUN:
+            return "none"
+        return "chat" if not name and any(key.startswith("gen_ai.") for key in self.attributes) else "other"
+
+
+def is_span(value: Any) -> bool:
+    """Whether a JSON value is a span or holds some."""
+    if not isinstance(value, Mapping):
+        return False
+    return not value.keys().isdisjoint(_HOLDERS) or ("attributes" in value and bool(_trace(value)))
+
+
+def conversations(rows: Iterator[Row | Rejected]) -> Iterator[Conversation | Rejected]:
+    """One conversation a trace, put together from its model and tool calls."""
+    traces: dict[str, list[_Span]] = {}
+    for row in rows:
+        if isinstance(row, Rejected):
+            yield row
+            continue
+        try:
+            for fields in _spans(row.value):
+                span = _read(row.line, fields)
+                if span.operation != "none":
+                    traces.setdefault(_trace(fields), []).append(span)
+        except ValueError as error:
+            yield Rejected(row.line, str(error))
+    while traces:
+        trace = next(iter(traces))
+        spans = traces.pop(trace)
+        try:
+            yield _conversation(sorted(spans, key=lambda span: span.start))
+        except ValueError as error:
+            yield Rejected(spans[0].line, f"trace {trace}: {error}")
+
+
+def _spans(value: Any) -> Iterator[Mapping[str, Any]]:
+    if not isinstance(value, Mapping):
+        raise ValueError("not a span: it is no JSON object")
+    held = [value[key] for key in _HOLDERS if key in value]
+    for children in held:
+        for child in children if isinstance(children, list) else ():
+            yield from _spans(child)
+    if not held:
+        yield value
+
+
+def _read(line: int, fields: Mapping[str, Any]) -> _Span:
+    attributes = _plain_attributes(fields.get("attributes"))
+    if attributes is None or not _trace(fields):
+        raise ValueError("not a span: it has no trace id and attributes")
+    events = [
+        (str(event.get("name")), _plain_attributes(event.get("attributes")) or {})
+        for event in _list(fields.get("events"))
+        if isinstance(event, Mapping)
+    ]
+    start = next((fields[key] for key in ("startTimeUnixNano", "start_time_unix_nano", "start_time") if key in fields), None)
+    status = fields.get("status")
+    code = status.get("code", status.get("status_code")) if isinstance(status, Mapping) else None
+    failed = code in (2, "STATUS_CODE_ERROR", "ERROR") or "error.type" in attributes
+    parent = _text(fields, "parentSpanId", "parent_span_id", "parent_id")
+    return _Span(line, _text(fields, "spanId", "span_id"), parent, moment(start), attributes, events, failed)
+
+
+def _trace(fields: Mapping[str, Any]) -> str:
+    return _text(fields, "traceId", "trace_id")
+
+
+def _text(fields: Mapping[str, Any], *names: str) -> str:
+    """The first of these that is set, on the span or on its `context`, as text."""
+    context = fields.get("context")
+    places = (fields, context) if isinstance(context, Mapping) else (fields,)
+    return next((str(place[name]) for name in names for place in places if place.get(name)), "")
+
+
+def _plain_attributes(given: Any) -> dict[str, Any] | None:
+    """Attributes by name, from OTLP's list of keys and typed values or from a plain object."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    if not isinstance(given, list):
+        return None
+    pairs = [each for each in given if isinstance(each, Mapping) and "key" in each]
+    return {str(each["key"]): _plain(each.get("value")) for each in pairs}
+
+
+def _plain(value: Any) -> Any:
+    """OTLP's typed value as it is in JSON."""
+    if not isinstance(value, Mapping) or len(value) != 1:
+        return value
+    ((kind, inner),) = value.items()
+    if kind == "arrayValue":
+        return [_plain(each) for each in _list(inner.get("values"))] if isinstance(inner, Mapping) else []
+    if kind == "kvlistValue":
+        return (_plain_attributes(inner.get("values")) or {}) if isinstance(inner, Mapping) else {}
+    return int(inner) if kind == "intValue" and str(inner).lstrip("-").isdigit() else inner
+
+
+def _conversation(spans: list[_Span]) -> Conversation:
+    known = {span.id: span for span in spans if span.id}
+    outer = [span for span in spans if not _inside_tool(span, known)]
+    calls = [_model_call(span) for span in outer if span.operation == "chat"]
+    tools = [_tool_run(span) for span in outer if span.operation == "tool"]
+    whole = [rebuilt(calls, tools)]
+    if not asks_tools(whole[0]):
+        # Some instrumentations know few models: left are the agent's question and answer, and what its tools were asked.
+        agents = [around(_model_call(span), tools) for span in outer if span.operation == "other"]
+        whole = [*agents, *whole] if tools else [*whole, *agents]
+    found = [event[_SCORE] for span in spans for _, event in span.events if event.get(_SCORE) is not None]
+    scores = [finite(score, "evaluation score") for score in found]
+    return Conversation(spans[0].line, best(whole), {"score": sum(scores) / len(scores) if scores else None})
+
+
+def _inside_tool(span: _Span, known: Mapping[str, _Span]) -> bool:
+    """Whether a tool made this call (an agent used as a tool): then it is no act of the agent."""
+    passed = {span.id}
+    while (parent := known.get(span.parent)) and parent.id not in passed:
+        if parent.operation == "tool":
+            return True
+        passed.add(parent.id)
+        span = parent
+    return False
+
+
+def _model_call(span: _Span) -> ModelCall:
+    given = {**span.attributes}
+    for name, event in span.events:
+        if name == "gen_ai.client.inference.operation.details":
+            given |= event
+    if "gen_ai.input.messages" in given or "gen_ai.output.messages" in given:
+        system = _system(decoded(given.get("gen_ai.system_instructions")))
+        shown = to_messages(_list(given.get("gen_ai.input.messages")))
+        return ModelCall([*system, *shown], to_messages(_list(given.get("gen_ai.output.messages"))[:1]))
+    if "gen_ai.prompt" in given:
+        return ModelCall(messages_of(decoded(given["gen_ai.prompt"])), messages_of(decoded(given.get("gen_ai.completion"))))
+    return ModelCall(*_of_events(span.events))
+
+
+def _list(value: Any) -> list[Any]:
+    """A list, or what holds one as JSON; none for None."""
+    value = decoded(value)
+    if value is None or isinstance(value, list):
+        return value or []
+    raise ValueError(f"{str(value)[:40]!r} where a list should be")
+
+
+def _system(instructions: Any) -> list[BaseMessage]:
+    parts = instructions if isinstance(instructions, list) else [instructions] if instructions else []
+    texts = [str(part.get("content", "")) if isinstance(part, Mapping) else str(part) for part in parts]
+    return [SystemMessage("\n\n".join(texts))] if texts else []
+
+
+def _of_events(events: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[list[BaseMessage], list[BaseMessage]]:
+    """What a call was shown and replied, from one event a message (conventions up to 1.36)."""
+    shown: list[BaseMessage] = []
+    reply: list[BaseMessage] = []
+    for name, attributes in events:
+        body = decoded(attributes.get("gen_ai.event.content"))
+        body = {**attributes, **body} if isinstance(body, Mapping) else attributes
+        role = name.removeprefix("gen_ai.").removesuffix(".message")
+        if name == "gen_ai.choice" and not reply:
+            message = decoded(body.get("message", body.get("content")))
+            fields = message if isinstance(message, Mapping) else {"content": message}
+            reply = _of_event("assistant", {"tool_calls": body.get("tool_calls"), **fields})
+        elif name == f"gen_ai.{role}.message" and role in _EVENT_ROLES:
+            shown += _of_event(role, body)
+    return shown, reply
+
+
+def _of_event(role: str, body: Mapping[str, Any]) -> list[BaseMessage]:
+    content = body.get("content")
+    structured = decoded(content)
+    if isinstance(structured, list) and all(isinstance(part, Mapping) and "type" in part for part in structured):
+        content = structured
+    content = content if isinstance(content, list) else "" if content is None else as_text(content)
+    if role == "tool":
+        return [ToolMessage(content, tool_call_id=str(body.get("id") or body.get("tool_call_id") or ""))]
+    fields = {"role": role, "content": content}
+    calls = decoded(body.get("tool_calls"))
+    return to_messages([{**fields, "tool_calls": calls} if role == "assistant" and calls else fields])
+
+
+def _tool_run(span: _Span) -> ToolRun:
+    given = span.attributes
+    arguments = decoded(given.get("gen_ai.tool.call.arguments"))
+    known = arguments if isinstance(arguments, Mapping) else None
+    name, call_id = str(given.get("gen_ai.tool.name") or ""), str(given.get("gen_ai.tool.call.id") or "")
+    result = given.get("gen_ai.tool.call.result", given.get("gen_ai.completion"))
+    for message in messages_of(decoded(result)):  # LangChain's tools return the message itself
+        if isinstance(message, ToolMessage):
+            failed = span.failed or message.status == "error"
+            return ToolRun(message.name or name, message.content, call_id or message.tool_call_id, failed, known)
+    if result is None and span.failed:
+        result = str(given.get("error.type") or "error")
+    return ToolRun(name, as_content(result), call_id, span.failed, known)

@@ -1,0 +1,209 @@
+"""What `load_traces` makes of files of messages: the good rows go in, the bad ones are named."""
+
+import json
+import tracemalloc
+import warnings
+from pathlib import Path
+
+import pytest
+from langchain_core.load import dumpd
+from langchain_core.messages import AIMessageChunk, SystemMessage, convert_to_openai_messages, messages_to_dict
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.traces import Rejected, load_traces
+
+GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+
+
+def rejected(path, **options) -> list[Rejected]:
+    """The rejects of a file with at least one good row; the warning is checked to be there."""
+    traces = load_traces(path, **options)
+    with pytest.warns(UserWarning, match="rejected"):
+        list(traces)
+    return list(traces.rejected)
+
+
+FORMS = {
+    "messages_to_dict": lambda messages: {"messages": messages_to_dict(messages)},
+    "bare list": messages_to_dict,
+    "model_dump": lambda messages: {"messages": [message.model_dump(mode="json") for message in messages]},
+    "dumpd": lambda messages: {"messages": dumpd(messages)},
+    "openai": lambda messages: {"messages": convert_to_openai_messages(messages)},
+    "chunks": lambda messages: {
+        "messages": [
+            dumpd(AIMessageChunk(content=m.content, tool_calls=m.tool_calls)) if m.type == "ai" else dumpd(m) for m in messages
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_real_run_reads_the_same_in_every_form(form, played, steps, seen, write) -> None:
+    traces = load_traces(write(FORMS[form]([SystemMessage("You help."), *played])))
+    (trajectory,) = traces
+    assert seen(trajectory) == steps
+    assert [step.terminated for step in trajectory.steps] == [False, False, False, True]
+    task = trajectory.task
+    assert (task.instruction, task.environment) == ("You help.\n\nWhere to?", "traces")
+    assert task.metadata == {"observation": "Where to?", "tools": ["search", "weather"]}
+    assert (trajectory.source, trajectory.success, trajectory.reward, traces.rejected) == ("offline", False, 0.0, ())
+
+
+def test_the_replay_buffer_takes_them_once_and_grounds_in_them(played, write, tmp_path) -> None:
+    path = write({"messages": messages_to_dict(played)}, {"messages": messages_to_dict(played)}, GOOD)
+    other = write({"messages": messages_to_dict(played)}, GOOD | {"score": 1})
+    with ReplayBuffer(tmp_path / "replay.db") as buffer:
+        assert buffer.extend(load_traces(path)) == 2
+        assert buffer.extend(load_traces(path)) == 0
+        assert buffer.extend(load_traces(other)) == 1  # the same task with another outcome
+        assert (buffer.count("tasks"), buffer.count("trajectories", source="offline")) == (2, 3)
+        (step,) = buffer.similar("Where to?", "search cafés", k=1)
+        assert step.next_observation == "3 hits for cafés"
+
+
+def test_ids_depend_on_the_instruction_and_the_environment_alone(write) -> None:
+    first = [trajectory.task.id for trajectory in load_traces(write(GOOD, GOOD | {"score": 1}))]
+    assert first[0] == first[1]
+    (again,) = load_traces(write(GOOD))
+    (elsewhere,) = load_traces(write(GOOD), environment="shop")
+    assert again.task.id == first[0] != elsewhere.task.id
+    assert elsewhere.task.environment == "shop"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reward", "success"),
+    [
+        ({}, 0.0, False),
+        ({"reward": 0.25}, 0.25, True),
+        ({"score": -1}, -1.0, False),
+        ({"success": True}, 1.0, True),
+        ({"reward": 0.5, "success": False}, 0.5, False),
+        ({"reward": None, "score": 2}, 2.0, True),
+    ],
+)
+def test_a_rows_own_verdict_is_the_last_steps_reward(fields, reward, success, write) -> None:
+    (trajectory,) = load_traces(write(GOOD | fields))
+    assert (trajectory.reward, trajectory.steps[-1].reward, trajectory.success) == (reward, reward, success)
+
+
+def test_reward_overrides_the_row(played, write) -> None:
+    path = write({"messages": messages_to_dict(played), "score": float("nan")})
+    (trajectory,) = load_traces(path, reward=lambda messages: 0.1 * sum(message.type == "tool" for message in messages))
+    assert trajectory.reward == pytest.approx(0.3) and trajectory.success
+    with pytest.raises(ConfigurationError, match="line 1.*not a finite number"):
+        load_traces(path, reward=lambda messages: float("nan"))
+    with pytest.raises(ZeroDivisionError):
+        load_traces(path, reward=lambda messages: 1 / 0)
+
+
+def test_every_bad_row_is_named_and_the_rest_goes_in(write) -> None:
+    bad = {
+        1: (b"\xef\xbb\xbf" + b'{"messages": 3}', "not a list"),
+        3: (b"\x00\xff\xfe\x9c garbage", "UTF-8"),
+        5: (b"[" * 100_000, "JSON"),
+        6: ('{"reward": 1}', "not a list"),
+        7: ("null", "not a list"),
+        8: ('{"messages": []}', "no human message"),
+        9: ('{"messages": [{"role": "user", "content": "hi"}]}', "did nothing"),
+        10: ('{"messages": [{"role": "alien", "content": "hi"}]}', "message 1"),
+        11: ('{"messages": ["hi"]}', "message 1"),
+        12: (json.dumps(GOOD | {"reward": float("nan")}), "not a finite number"),
+        13: (json.dumps(GOOD | {"reward": 10**400}), "not a finite number"),
+        14: (json.dumps(GOOD | {"success": "yes"}), "not a finite number"),
+        15: ("[]", "no human message"),
+        16: ('{"messages": [{"role": "user", "content": "hi"}', "not JSON"),
+    }
+    rows = [bad[line][0] if line in bad else (b"  " if line == 2 else json.dumps(GOOD)) for line in range(1, 17)]
+    path = write(*rows)
+    assert [trajectory.steps[-1].action for trajectory in _quiet(path)] == ['{"answer": "hello"}']
+    found = rejected(path, format="messages")
+    assert [each.line for each in found] == sorted(bad)
+    for line, reason in found:
+        assert bad[line][1] in reason, (line, reason)
+
+
+def _quiet(path: Path, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(load_traces(path, **options))
+
+
+def test_rejects_warn_once_and_are_there_without_iterating(write) -> None:
+    path = write("{broken", GOOD, "[1, 2]", GOOD, "{}", "{}")
+    traces = load_traces(path)
+    with pytest.warns(UserWarning, match=r"2 traces read, 5 rejected \(line 1: not JSON.*; \.\.\.\)"):
+        assert [each.line for each in traces.rejected] == [1, 3, 3, 5, 6]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(traces)) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"{}\n{}", b"\x00" * 5000, b'{"messages": [', "[]".encode("utf-16")])
+@pytest.mark.parametrize("format", ["auto", "messages", "langsmith", "otel"])
+def test_a_file_with_nothing_in_it_raises(content, format, tmp_path) -> None:
+    path = tmp_path / "empty"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="nothing in it can be read"):
+        load_traces(path, format=format)
+
+
+def test_a_wrong_path_or_format_raises(tmp_path, write) -> None:
+    with pytest.raises(ConfigurationError, match="not a file"):
+        load_traces(tmp_path / "none.jsonl")
+    with pytest.raises(ConfigurationError, match="not a file"):
+        load_traces(tmp_path)
+    with pytest.raises(ConfigurationError, match="did you mean 'otel'|Did you mean 'otel'"):
+        load_traces(write(GOOD), format="otell")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_json_array_is_its_elements(indent, write) -> None:
+    text = json.dumps([GOOD, 5, GOOD["messages"]], indent=indent)
+    path = write(text)
+    assert len(_quiet(path)) == 2
+    assert [each.line for each in rejected(path)] == [text.split("5")[0].count("\n") + 1]
+
+
+def test_an_array_that_is_cut_off_loses_its_end_only(write) -> None:
+    text = json.dumps([GOOD, GOOD | {"score": 1}, GOOD], indent=2)
+    cut = text[: text.rindex("assistant")]
+    (reject,) = rejected(write(cut))
+    assert reject.line > text[: text.index("score")].count("\n") and "not JSON" in reject.reason
+    assert len(_quiet(write(cut))) == 2
+    (reject,) = rejected(write(text.rstrip("]")))
+    assert "cut off" in reject.reason
+
+
+def test_one_conversation_over_many_lines_is_one_row(write) -> None:
+    (trajectory,) = load_traces(write(json.dumps(GOOD["messages"], indent=2)))
+    assert len(trajectory.steps) == 1
+    assert len(list(load_traces(write(json.dumps(GOOD, indent=2))))) == 1
+
+
+def test_a_byte_order_mark_and_windows_lines_are_no_matter(write) -> None:
+    line = json.dumps(GOOD).encode()
+    assert len(list(load_traces(write(b"\xef\xbb\xbf" + line + b"\r", line + b"\r\n")))) == 2
+    document = json.dumps([GOOD], indent=1).replace("\n", "\r\n").encode()
+    assert len(list(load_traces(write(b"\xef\xbb\xbf" + document)))) == 1
+
+
+def test_lines_are_not_held(tmp_path) -> None:
+    path, row = tmp_path / "large.jsonl", json.dumps(GOOD | {"padding": "x" * 1_000_000})
+    with path.open("w") as file:
+        file.writelines(f"{row}\n" for _ in range(30))
+    tracemalloc.start()
+    assert sum(1 for _ in load_traces(path)) == 30
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12_000_000  # of 30 MB
+
+
+def test_a_row_of_twenty_megabytes_is_read(write) -> None:
+    huge = {"messages": [GOOD["messages"][0] | {"content": "x" * 20_000_000}, GOOD["messages"][1]]}
+    (trajectory,) = load_traces(write(huge))
+    assert len(trajectory.steps[0].observation) == 20_000_000
+
+
+def test_no_mutilated_row_escapes_as_another_error(played, survives) -> None:
+    survives("messages", [[form([SystemMessage("You help."), *played])] for form in FORMS.values()], 300)
