@@ -159,10 +159,10 @@ class Demo:
                 epochs = -(-s.batch_size * s.base_steps // len(shown))
                 self._fine_tune("base policy", "experience-0", "base", [policy_conversation(t) for t in shown] * epochs,
                                 steps=s.base_steps, learning_rate=7e-4, lr_scheduler_type="constant_with_warmup",
-                                until=partial(self._sometimes_succeeds, self.experience()))  # fmt: skip
+                                until=partial(self._earns_something, self.experience()))  # fmt: skip
 
-    def _sometimes_succeeds(self, experience: ExperienceModel, model: Any, tokenizer: Any, step: int) -> bool:
-        """Whether the base policy is good enough to be improved: groups that always fail teach GRPO nothing.
+    def _earns_something(self, experience: ExperienceModel, model: Any, tokenizer: Any, step: int) -> bool:
+        """Whether the base policy is good enough to be improved: groups that never earn anything teach GRPO nothing.
 
         Asked in the dream, so that it spends no real step; a loss does not tell, for copying comes late and suddenly.
         """
@@ -172,7 +172,7 @@ class Demo:
             return False
         policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=16)
         episodes = self.play("base/dream", policy, self.tasks("train")[:64], experience=experience, iteration=step)
-        return sum(trajectory.success for trajectory in episodes) >= self.settings.base_success * len(episodes)
+        return sum(trajectory.reward for trajectory in episodes) >= self.settings.base_reward * len(episodes)
 
     def _train_experience(self, offline: Sequence[Trajectory]) -> None:
         from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer

@@ -25,8 +25,8 @@ class Settings:
     """Real transitions retrieved for every step of the dream: k of the paper's top-k."""
     experience_steps: int = 400
     base_steps: int = 300
-    """At most; the base policy is done as soon as it succeeds in `base_success` of its dreamed episodes."""
-    base_success: float = 0.06
+    """At most; the base policy is done as soon as its dreamed episodes earn `base_reward` on average."""
+    base_reward: float = 0.25
     batch_size: int = 16
     iterations: int = 30
     num_tasks: int = 8
@@ -50,7 +50,7 @@ class Settings:
     refresh_steps: int = 50
 
 
-EPISODES = {"demonstration": 300, "noisy": 800, "random": 800, "malformed": 600, "fluent_wrong": 6500, "mixture": 1000}
+EPISODES = {"demonstration": 1500, "noisy": 800, "random": 700, "malformed": 500, "fluent_wrong": 5500, "mixture": 1000}
 
 GAMES = {
     "peckingorder": Settings(episodes=EPISODES),
