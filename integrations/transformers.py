@@ -6,16 +6,21 @@ does both), and every sampled token reaches the episode's `TokenRecorder` as it 
 
 import asyncio
 import contextlib
+import json
 import queue
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LangSmithParams
+from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from pydantic import ConfigDict, Field, PrivateAttr
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
 from dreamgym_lg.policy import TokenCall, TokenRecorder
@@ -25,9 +30,10 @@ try:
 except ImportError as error:
     raise MissingDependency.extra("transformers", "train") from error
 
-from dreamgym_lg.integrations.transformers_engine import Engine, Generated, Request
-
-ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
+from dreamgym_lg.integrations.transformers_batch import Generated, Request
+from dreamgym_lg.integrations.transformers_engine import Engine
+from dreamgym_lg.integrations.transformers_structured import json_parser, to_response_format, with_raw
+from dreamgym_lg.integrations.transformers_tools import ToolDialect, has_calls, to_entry
 
 
 class LocalChatModel(BaseChatModel):
@@ -51,6 +57,7 @@ class LocalChatModel(BaseChatModel):
     max_batch_size: int = Field(default=128, gt=0)
     """The most calls that share one forward pass."""
     _engine: Engine = PrivateAttr()
+    _tools: ToolDialect = PrivateAttr()
 
     @classmethod
     def from_path(cls, path: str | Path, *, device: str = "cpu", dtype: str = "auto", **kwargs: Any) -> "LocalChatModel":
@@ -70,6 +77,7 @@ class LocalChatModel(BaseChatModel):
                 f"the tokenizer of {self.name_or_path or 'this model'} has no chat template; set tokenizer.chat_template"
             )
         self._engine = Engine(self.model, self.tokenizer, max_batch_size=self.max_batch_size)
+        self._tools = ToolDialect(self.tokenizer, self._engine.ends)
 
     @property
     def _llm_type(self) -> str:
@@ -90,42 +98,75 @@ class LocalChatModel(BaseChatModel):
     def with_temperature(self, temperature: float) -> "LocalChatModel":
         """The same weights, caches and batches, sampled at another temperature."""
         clone = self.model_copy(update={"temperature": temperature})
-        clone._engine = self._engine
+        clone._engine, clone._tools = self._engine, self._tools
         return clone
 
     def weights_changed(self) -> None:
         """Drop every cached key and value; call it after the model's weights have changed."""
         self._engine.clear()
 
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: Any = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Let the model call tools.
+
+        `tool_choice`: `auto` or None, the model decides; `none`, it reads of the tools, but its reply is text; `any` or
+        `required`, a call of some tool; a tool's name or `{"type": "function", "function": {"name": ...}}`, a call of that
+        one. What is not the model's choice is given to it as the beginning of its reply: no training rewards it for that.
+        """
+        converted = [convert_to_openai_tool(tool) for tool in tools]
+        return self.bind(tools=converted, **({} if tool_choice is None else {"tool_choice": tool_choice}), **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type,
+        *,
+        include_raw: bool = False,
+        method: str = "function_calling",
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+        """Answers of this form: `function_calling` by a forced tool call, `json_schema` and `json_mode` as JSON text.
+
+        Nothing but the first characters is forced: an answer that does not fit raises when it is parsed.
+        """
+        if method == "function_calling":
+            return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
+        traced = {"kwargs": {"method": method}, "schema": schema}
+        model = self.bind(response_format=to_response_format(schema, method), ls_structured_output_format=traced)
+        parser = json_parser(schema)
+        return with_raw(model, parser) if include_raw else model | parser
+
     def _request(self, messages: Sequence[BaseMessage], stop: Sequence[str] | None, kwargs: dict[str, Any]) -> Request:
-        conversation = []
-        for message in messages:
-            role = ROLES.get(message.type)
-            if role is None:
-                raise ConfigurationError(f"a {type(message).__name__} cannot be rendered; known: {', '.join(ROLES)}")
-            conversation.append({"role": role, "content": message.text})
         recorder = TokenRecorder.current()
         seed = kwargs.get("seed")
-        return Request(
-            conversation=conversation,
+        tools, choice, form = kwargs.get("tools") or (), kwargs.get("tool_choice"), kwargs.get("response_format")
+        plain = not tools and choice is None and form is None and not any(map(has_calls, messages))
+        request = Request(
+            conversation=[to_entry(message) for message in messages] if plain else (),
             temperature=kwargs.get("temperature", self.temperature),
             max_new_tokens=kwargs.get("max_new_tokens", self.max_new_tokens),
             seed=recorder.next_seed() if seed is None and recorder is not None else seed,
             stop=tuple(stop or ()),
             owner=id(recorder) if recorder is not None else None,
         )
+        if not plain:
+            self._tools.prepare(request, messages, tools=tools, choice=choice, response_format=form)
+        return request
 
-    def _finish(self, generated: Generated, run_manager: Any) -> ChatResult:
+    def _finish(self, request: Request, generated: Generated, run_manager: Any) -> AIMessage:
         recorder = TokenRecorder.current()
         if recorder is not None:
             run_id = run_manager.run_id if run_manager else None
             recorder.record(TokenCall(run_id, generated.given_ids, generated.sampled_ids, generated.logprobs))
-        message = AIMessage(
-            content=generated.text,
+        return AIMessage(
+            **self._tools.read(request, generated),
             response_metadata={"model_name": self.name_or_path, "finish_reason": generated.finish_reason},
             usage_metadata=generated.usage,
         )
-        return ChatResult(generations=[ChatGeneration(message=message)])
 
     def _generate(
         self,
@@ -134,7 +175,8 @@ class LocalChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return self._finish(self._engine.submit(self._request(messages, stop, kwargs)).result(), run_manager)
+        request = self._request(messages, stop, kwargs)
+        return _result(self._finish(request, self._engine.submit(request).result(), run_manager))
 
     async def _agenerate(
         self,
@@ -143,8 +185,8 @@ class LocalChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        future = self._engine.submit(self._request(messages, stop, kwargs))
-        return self._finish(await asyncio.wrap_future(future), run_manager)
+        request = self._request(messages, stop, kwargs)
+        return _result(self._finish(request, await asyncio.wrap_future(self._engine.submit(request)), run_manager))
 
     def _stream(
         self,
@@ -158,12 +200,14 @@ class LocalChatModel(BaseChatModel):
         request.on_text = pieces.put
         future = self._engine.submit(request)
         future.add_done_callback(lambda _: pieces.put(None))
+        streamed = 0
         while (piece := pieces.get()) is not None:
+            streamed += len(piece)
             chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
             if run_manager:
                 run_manager.on_llm_new_token(piece, chunk=chunk)
             yield chunk
-        yield self._last_chunk(future.result(), run_manager)
+        yield _last_chunk(self._finish(request, future.result(), run_manager), streamed)
 
     async def _astream(
         self,
@@ -183,21 +227,32 @@ class LocalChatModel(BaseChatModel):
         request.on_text = deliver
         future = self._engine.submit(request)
         future.add_done_callback(lambda _: deliver(None))
+        streamed = 0
         while (piece := await pieces.get()) is not None:
+            streamed += len(piece)
             chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
             if run_manager:
                 await run_manager.on_llm_new_token(piece, chunk=chunk)
             yield chunk
-        yield self._last_chunk(future.result(), run_manager)
+        yield _last_chunk(self._finish(request, future.result(), run_manager), streamed)
 
-    def _last_chunk(self, generated: Generated, run_manager: Any) -> ChatGenerationChunk:
-        message = self._finish(generated, run_manager).generations[0].message
-        assert isinstance(message, AIMessage)
-        return ChatGenerationChunk(
-            message=AIMessageChunk(
-                content="",
-                response_metadata=message.response_metadata,
-                usage_metadata=message.usage_metadata,
-                chunk_position="last",
-            )
+
+def _result(message: AIMessage) -> ChatResult:
+    return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def _last_chunk(message: AIMessage, streamed: int) -> ChatGenerationChunk:
+    """What has not been streamed: text that might have become a tool call, the calls, and what is known only now."""
+    calls = [(call["name"], json.dumps(call["args"], ensure_ascii=False), call["id"]) for call in message.tool_calls]
+    calls += [(call["name"], call["args"], call["id"]) for call in message.invalid_tool_calls]
+    chunks = [tool_call_chunk(name=name, args=args, id=id, index=i) for i, (name, args, id) in enumerate(calls)]
+    return ChatGenerationChunk(
+        message=AIMessageChunk(
+            content=message.text[streamed:],
+            tool_call_chunks=chunks,
+            additional_kwargs=message.additional_kwargs,
+            response_metadata=message.response_metadata,
+            usage_metadata=message.usage_metadata,
+            chunk_position="last",
         )
+    )

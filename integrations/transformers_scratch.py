@@ -1,5 +1,6 @@
 """Small models from scratch, for machines without weights to download: a tokenizer, a chat template, a tiny Qwen2."""
 
+import json
 from collections.abc import Iterable
 
 from dreamgym_lg.errors import MissingDependency
@@ -10,14 +11,44 @@ try:
 except ImportError as error:
     raise MissingDependency.extra("transformers", "train") from error
 
+from dreamgym_lg.integrations.transformers_tools import (
+    CALL_HEAD,
+    CALL_MIDDLE,
+    CALL_TAIL,
+    RESULT_HEAD,
+    RESULT_TAIL,
+    TOOLS_HEAD,
+    TOOLS_TAIL,
+)
+
 ROLES = ("system", "user", "assistant")
 PAD, END = "<|pad|>", "<|end|>"
+
+
+def _quote(text: str) -> str:
+    """As an expression: a template drops line ends that follow a tag."""
+    return f"{{{{ {json.dumps(text)} }}}}"
+
+
+# A conversation without tools is rendered as the roles alone; the rest is Hermes' format in the same turns.
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message.role }}|>"
-    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|end|>{% endgeneration %}"
-    "{% else %}{{ message.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if tools %}<|system|>"
+    "{% if messages[0].role == 'system' %}{{ messages[0].content }}" + _quote("\n\n") + "{% endif %}"
+    + _quote(TOOLS_HEAD)
+    + "{% for tool in tools %}{{ tool | tojson }}{% if not loop.last %}" + _quote("\n") + "{% endif %}{% endfor %}"
+    + _quote(TOOLS_TAIL) + "<|end|>{% endif %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'tool' %}<|user|>"
+    + _quote(RESULT_HEAD) + "{{ message.content }}" + _quote(RESULT_TAIL) + "<|end|>"
+    "{% elif not (tools and loop.first and message.role == 'system') %}<|{{ message.role }}|>"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{% if message.content or not loop.first %}" + _quote("\n") + "{% endif %}"
+    + _quote(CALL_HEAD) + "{{ call.function.name }}" + _quote(CALL_MIDDLE) + "{{ call.function.arguments | tojson }}"
+    + _quote(CALL_TAIL) + "{% endfor %}<|end|>{% endgeneration %}"
+    "{% else %}{{ message.content }}<|end|>{% endif %}"
+    "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
+)  # fmt: skip
 
 
 def create_tokenizer(texts: Iterable[str], *, vocab_size: int = 1024) -> PreTrainedTokenizerFast:

@@ -1,0 +1,102 @@
+"""Calls in sampled text, of every family, whole and broken."""
+
+import json
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessageChunk
+from langchain_core.messages.tool import tool_call_chunk
+
+from dreamgym_lg.integrations.transformers_calls import Call, parse_reply, safe_length
+
+NAMES = frozenset({"look", "wait"})
+LOOK = '{"name": "look", "arguments": {"place": "box"}}'
+LLAMA = '{"name": "look", "parameters": {"place": "box"}}'
+look, wait = Call("look", {"place": "box"}), Call("wait", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("Nothing there.", "Nothing there.", []),
+        (f"<tool_call>\n{LOOK}\n</tool_call>", "", [look]),
+        (f"Well.\n<tool_call>{LOOK}</tool_call> Then", "Well.\n", [look]),
+        (f'<tool_call>{LOOK}</tool_call>\n<tool_call>{{"name": "wait"}}</tool_call>', "", [look, wait]),
+        (f'<tool_call>{LOOK}<tool_call>{{"name": "wait", "arguments": null}}', "", [look, wait]),
+        ('<tool_call>{"name": "look", "arguments": "{\\"place\\": \\"box\\"}"}</tool_call>', "", [look]),
+        (f"<tool_call>{LOOK.replace('box', '</tool_call>')}</tool_call>", "", [Call("look", {"place": "</tool_call>"})]),
+        ('<tool_call>{"name": "jump", "arguments": {}}</tool_call>', "", [Call("jump", {})]),
+        (f"[TOOL_CALLS] [{LOOK}]", "", [look]),
+        (f'Yes.[TOOL_CALLS][{LOOK}, {{"name": "wait", "arguments": {{}}, "id": "abcdefghi"}}]', "Yes.", [look, wait]),
+        (LLAMA, "", [look]),
+        (f'\n{LLAMA}; {{"name": "wait", "parameters": {{}}}}', "\n", [look, wait]),
+        (f"<|python_tag|>{LLAMA}; {LLAMA}", "", [look, look]),
+        (f"<|python_tag|>{LLAMA}<|python_tag|>{LLAMA}", "", [look, look]),
+        ('{"name": "jump", "parameters": {}}', '{"name": "jump", "parameters": {}}', []),
+        ('{"answer": "look"}', '{"answer": "look"}', []),
+        (f"I would say {LLAMA}", f"I would say {LLAMA}", []),
+    ],
+)
+def test_calls_are_read(text: str, content: str, calls: list[Call]) -> None:
+    reply = parse_reply(text, NAMES)
+    assert reply.content == content
+    assert reply.calls == calls
+    assert reply.unread == []
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "reason"),
+    [
+        ("<tool_call>", None, "not JSON: Expecting value at character 0"),
+        ('<tool_call>\n{"name": "look", "arguments": {"place": "b', "look", "not JSON: Unterminated string"),
+        ('<tool_call>{"name": "look", "arguments": {"place": NaN}}</tool_call>', "look", "not JSON: NaN"),
+        ('<tool_call>{"arguments": {}}</tool_call>', None, 'no JSON object with a "name"'),
+        ('<tool_call>{"name": 3}</tool_call>', None, 'no JSON object with a "name"'),
+        ('<tool_call>{"name": "look", "arguments": [1]}</tool_call>', "look", 'the "arguments" are no JSON object: [1]'),
+        ('<tool_call>{"name": "look", "arguments": "box"}</tool_call>', "look", "not JSON: Expecting value"),
+        (f"<tool_call>{LOOK} hm</tool_call>", "look", "'hm' follows the JSON object"),
+        ("<tool_call>" + "[" * 100_000, None, "recursion"),
+        ('[TOOL_CALLS] [{"name": "look", ', "look", "not JSON"),
+        ("[TOOL_CALLS] []", None, 'no JSON object with a "name"'),
+        ("<|python_tag|>print(1)", None, "not JSON: Expecting value at character 0"),
+        ('{"name": "look", "parameters": {"place"', "look", "not JSON: Expecting ':' delimiter"),
+    ],
+)
+def test_what_cannot_be_read_says_why(text: str, name: str | None, reason: str) -> None:
+    reply = parse_reply(text, NAMES)
+    assert (reply.content, reply.calls) == ("", [])
+    (unread,) = reply.unread
+    assert unread.name == name
+    assert reason in unread.reason
+    chunk: Any = tool_call_chunk(name=unread.name, args=unread.text, id="1", index=0)
+    merged = AIMessageChunk("", tool_call_chunks=[chunk], chunk_position="last")
+    assert not merged.tool_calls and merged.invalid_tool_calls, "LangChain does not mend it to a call"
+
+
+def test_good_and_bad_calls_stand_side_by_side() -> None:
+    reply = parse_reply(f'<tool_call>{LOOK}</tool_call><tool_call>{{"name": "wait"</tool_call><tool_call>{LOOK}', NAMES)
+    assert reply.calls == [look, look]
+    assert [unread.name for unread in reply.unread] == ["wait"]
+    reply = parse_reply(f"[TOOL_CALLS][{LOOK}, 3]", NAMES)
+    assert reply.calls == [look]
+    assert reply.unread[0].text == "[TOOL_CALLS]3"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Well, <b>then</b>.\n<tool_call>{LOOK}</tool_call>",
+        f"a < b [TO <|p{'[TOOL_CALLS]'}[{LOOK}]",
+        f" \n{LLAMA}",
+        f"Yes<|python_tag|>{LLAMA}",
+        json.dumps({"answer": [1, 2]}),
+        "Just words [TOOL",
+    ],
+)
+def test_what_is_streamed_is_never_taken_back(text: str) -> None:
+    content = parse_reply(text, NAMES).content
+    shown = [safe_length(text[:end]) for end in range(len(text) + 1)]
+    assert shown == sorted(shown)
+    assert content.startswith(text[: shown[-1]])
+    if "Well" in text:
+        assert shown[-1] == len(content), "words before a call are not held back"

@@ -1,0 +1,210 @@
+"""The engine: what is said does not depend on who shares the batch, and a batch is shared."""
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from langchain_core.messages import BaseMessage, HumanMessage
+from transformers import PreTrainedTokenizerFast
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations import transformers_cache, transformers_engine
+from dreamgym_lg.integrations.transformers import LocalChatModel
+from dreamgym_lg.integrations.transformers_batch import Generated, Request
+from dreamgym_lg.integrations.transformers_scratch import create_model
+from dreamgym_lg.policy import TokenRecorder
+
+
+@contextmanager
+def counted_forwards(model: Any) -> Iterator[list[int]]:
+    """The batch size of every forward pass made meanwhile."""
+    sizes: list[int] = []
+
+    def note(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        sizes.append(len(kwargs["input_ids"]))
+
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield sizes
+    finally:
+        hook.remove()
+
+
+async def test_a_seed_gives_the_same_tokens_alone_and_among_others(
+    policy: LocalChatModel, converse: Callable[..., Any]
+) -> None:
+    async def sampled(seed: int, i: int) -> list[int]:
+        return list((await converse(policy, i, turns=1, seed=seed)).calls[0].sampled_ids)
+
+    alone = await sampled(7, 3)
+    among = await asyncio.gather(*(sampled(100 + i, i) for i in range(20)), sampled(7, 3))
+    assert among[-1] == alone
+    assert await sampled(8, 3) != alone
+
+
+async def test_a_reply_ends_where_it_should(
+    policy: LocalChatModel, tokenizer: PreTrainedTokenizerFast, opening: Callable[[int], list[BaseMessage]]
+) -> None:
+    free = await policy.ainvoke(opening(0), seed=3)
+    assert free.response_metadata["finish_reason"] == "length"
+    assert free.usage_metadata is not None and free.usage_metadata["output_tokens"] == 12
+    assert (await policy.ainvoke(opening(0), seed=3, max_new_tokens=5)).usage_metadata["output_tokens"] == 5
+    stop = free.text[4:6]
+    stopped = await policy.ainvoke(opening(0), seed=3, stop=[stop, "never said"])
+    assert stopped.text == free.text[: free.text.index(stop)]
+    assert stopped.response_metadata["finish_reason"] == "stop"
+    replies = [await policy.ainvoke(opening(i), seed=i, max_new_tokens=400) for i in range(4)]
+    ended = next(reply for reply in replies if reply.usage_metadata["output_tokens"] < 400)
+    assert ended.response_metadata["finish_reason"] == "stop"
+    assert "<|end|>" not in ended.text
+
+
+async def test_a_conversation_goes_on_after_a_stop_string(
+    policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]], forward_error: Callable[..., float]
+) -> None:
+    word = (await policy.ainvoke(opening(0), seed=3)).text[4:6]
+    with TokenRecorder() as recorder:
+        messages = opening(0)
+        messages += [await policy.ainvoke(messages, seed=3, stop=[word]), HumanMessage("go on")]
+        await policy.ainvoke(messages)
+    (segment,) = recorder.segments()
+    assert forward_error(policy, segment) < 1e-4
+
+
+async def test_a_conversation_too_long_fails_alone(policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]) -> None:
+    long = [HumanMessage("the kitchen " * 300)]
+    *answers, error = await asyncio.gather(
+        *(policy.ainvoke(opening(i), seed=i) for i in range(4)), policy.ainvoke(long), return_exceptions=True
+    )
+    assert isinstance(error, ConfigurationError)
+    assert "may grow by 12; the model takes 512" in str(error)
+    for i, answer in enumerate(answers):
+        assert answer.text == (await policy.ainvoke(opening(i), seed=i)).text
+
+
+async def test_calls_that_nobody_waits_for_do_not_harm_the_others(
+    policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]
+) -> None:
+    engine = policy._engine
+    gone = Request([{"role": "user", "content": "the kitchen " * 300}])
+    with transformers_engine._one_batch_at_a_time:  # the engine waits here until all four are in
+        futures: list[Future[Generated]] = [engine.submit(Request([{"role": "user", "content": "hm"}], seed=0))]
+        gone.future.cancel()
+        futures += [engine.submit(request) for request in (gone, Request([{"role": "user", "content": "hm"}], seed=0))]
+    assert futures[0].result(30).text == futures[2].result(30).text
+    call = asyncio.create_task(policy.ainvoke(opening(1), max_new_tokens=200))
+    await asyncio.sleep(0)
+    call.cancel()
+    assert (await policy.ainvoke(opening(1), seed=0)).text == (await policy.ainvoke(opening(1), seed=0)).text
+
+
+def test_a_stream_whose_loop_is_gone_does_not_harm_the_others(
+    policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]
+) -> None:
+    async def first_piece() -> None:
+        stream = policy.astream(opening(1), max_new_tokens=200)
+        await anext(stream)
+
+    asyncio.run(first_piece())
+    assert policy.invoke(opening(1), seed=0).text
+
+
+async def test_concurrent_calls_share_forward_passes(
+    policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]
+) -> None:
+    with counted_forwards(policy.model) as separate:
+        for i in range(8):
+            await policy.ainvoke(opening(i), seed=i)
+    with counted_forwards(policy.model) as shared:
+        await asyncio.gather(*(policy.ainvoke(opening(i), seed=i) for i in range(32)))
+    assert max(shared) == 32
+    assert len(shared) <= 12
+    assert len(separate) >= 6 * len(shared), "8 calls one by one take more than 32 at once"
+
+
+async def test_a_batch_holds_at_most_max_batch_size(
+    tokenizer: PreTrainedTokenizerFast, opening: Callable[[int], list[BaseMessage]]
+) -> None:
+    model = create_model(tokenizer, hidden_size=32, layers=1)
+    policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=2, max_batch_size=3)
+    with counted_forwards(model) as sizes:
+        await asyncio.gather(*(policy.ainvoke(opening(i)) for i in range(8)))
+    assert max(sizes) == 3
+
+
+async def test_a_full_cache_is_exact_and_splits_no_segment(
+    policy: LocalChatModel,
+    monkeypatch: pytest.MonkeyPatch,
+    converse_all: Callable[..., Any],
+    forward_error: Callable[..., float],
+) -> None:
+    monkeypatch.setattr(transformers_cache, "CACHED_BYTES", 300_000)
+    recorders = await converse_all(policy, 16, turns=4)
+    held = [prefix.added for prefix in policy._engine.prefixes.prefixes.values()]
+    assert 0 < sum(held) == policy._engine.prefixes.cached_bytes <= 300_000
+    assert {len(recorder.segments()) for recorder in recorders} == {1}
+    assert max(forward_error(policy, recorder.segments()[0]) for recorder in recorders) < 1e-4
+
+
+async def test_a_conversation_goes_on_after_the_weights_have_changed(
+    policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]
+) -> None:
+    with TokenRecorder(seed=4) as recorder:
+        messages = opening(3)
+        for _ in range(3):
+            messages += [await policy.ainvoke(messages), HumanMessage("hm")]
+            policy.weights_changed()
+    assert len(recorder.segments()) == 1
+
+
+def test_an_engine_goes_with_its_model(tokenizer: PreTrainedTokenizerFast, opening: Callable[[int], list[BaseMessage]]) -> None:
+    """Its thread, weights and cache: an evaluation makes a model each time."""
+    before = threading.enumerate()
+    policy = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1), tokenizer=tokenizer)
+    policy.with_temperature(0).invoke(opening(1))
+    engine = weakref.ref(policy._engine)
+    (thread,) = set(threading.enumerate()) - set(before)
+    del policy
+    gc.collect()
+    thread.join(10)
+    assert engine() is None and not thread.is_alive()
+
+
+async def test_two_models_take_turns_with_whole_batches(
+    tokenizer: PreTrainedTokenizerFast, opening: Callable[[int], list[BaseMessage]]
+) -> None:
+    """Replies of different lengths do not drive episodes out of step: the slowest is waited for."""
+    model = create_model(tokenizer, hidden_size=32, layers=1)
+    policy = LocalChatModel(model=model, tokenizer=tokenizer)
+    world = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1), tokenizer=tokenizer, max_new_tokens=4)
+
+    async def episode(i: int) -> None:
+        messages = opening(i)
+        for turn in range(3):
+            messages += [await policy.ainvoke(messages, max_new_tokens=1 + 3 * (i + turn) % 24)]
+            messages += [HumanMessage((await world.ainvoke(messages)).text or "hm")]
+
+    with counted_forwards(world.model) as sizes:
+        await asyncio.gather(*(episode(i) for i in range(16)))
+    assert len(sizes) <= 3 * 4
+
+
+async def test_a_turn_forwards_only_what_is_new(policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]) -> None:
+    lengths: list[int] = []
+
+    def note(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        lengths.append(kwargs["input_ids"].shape[1])
+
+    hook = policy.model.register_forward_pre_hook(note, with_kwargs=True)
+    messages = opening(12)
+    messages += [await policy.ainvoke(messages), HumanMessage("hm")]
+    await policy.ainvoke(messages)
+    hook.remove()
+    assert lengths[0] > 60
+    assert all(length < 10 for length in lengths[1:])
