@@ -5,10 +5,12 @@ agents, rollouts and checks take as a real one.
 """
 
 import asyncio
+import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
@@ -18,6 +20,7 @@ from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.policy import unrecorded
 from dreamgym_lg.prediction import INSTRUCTIONS, annotate, parse_prediction, render_prediction
 from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.tools import is_answer
 from dreamgym_lg.types import Prediction, Step, StepResult, Task, Trajectory
 
 Explain = Callable[[Sequence[str], Step], str]
@@ -92,8 +95,8 @@ class ExperienceModel:
 
     def messages(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step]) -> list[BaseMessage]:
         """The prompt of one step: a conversation that only grows, so that a local model's key-value cache is kept."""
-        head = "\n".join(part for part in (self.instructions, task.instruction) if part)
-        messages: list[BaseMessage] = [SystemMessage(head)]
+        head = [self.instructions, task.instruction, *_tool_instructions(task)]
+        messages: list[BaseMessage] = [SystemMessage("\n".join(part for part in head if part))]
         last, score = str(task.metadata["observation"]), 0.0
         first = f"{last}\n"
         for exchange in history:
@@ -177,6 +180,27 @@ class ExperienceModel:
             self._answers.popitem(last=False)
 
 
+RUBRIC = (
+    "it is a success only if the calls made so far really did everything that the task asks for, with the right arguments, "
+    "and the answer says nothing that they do not show."
+)
+"""How a final answer is judged where the task brings no `metadata["rubric"]` of its own."""
+
+
+def _tool_instructions(task: Task) -> list[str]:
+    """What a tool agent's world needs besides: what can be called, and how its final answer is judged."""
+    tools = task.metadata.get("tools")
+    if not tools:
+        return []
+    schemas = [json.dumps(tool["function"], ensure_ascii=False, sort_keys=True) for tool in tools]
+    rubric = task.metadata.get("rubric") or RUBRIC
+    return [
+        'The agent acts by calling tools: {"name": ..., "arguments": ...}. Answer as the tool itself would. The tools:',
+        *schemas,
+        f'{{"answer": ...}} ends the episode: the status is then success or failure, the observation (nothing), and {rubric}',
+    ]
+
+
 def _quoted(action: str) -> str:
     """The action on one line, so that nothing in it can pass for a part of the prompt."""
     return f"> {' '.join(action.split())}"
@@ -208,6 +232,10 @@ class DreamEnvironment(Environment):
     async def areset(self, task: Task) -> str:
         return self.reset(task)
 
+    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        task = self._playing()
+        self._task = replace(task, metadata={**task.metadata, "tools": list(tools)})
+
     def step(self, action: str) -> StepResult:
         task = self._playing()
         found = self.experience.demonstrations(self._observation, action, task)
@@ -226,6 +254,8 @@ class DreamEnvironment(Environment):
     def _advance(self, action: str, found: tuple[Step, ...], prediction: Prediction) -> StepResult:
         self._history.append(Exchange(action, prediction, found))
         self._observation = prediction.observation
+        if "tools" in self._playing().metadata:  # a tool ends nothing: the agent does, with its answer
+            prediction = prediction._replace(terminated=is_answer(action), success=prediction.success and is_answer(action))
         if prediction.terminated:
             self._task = None
         info = {"success": prediction.success, "valid": prediction.valid, "reasoning": prediction.reasoning}

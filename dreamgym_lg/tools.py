@@ -30,3 +30,11 @@ def parse_action(action: str) -> ToolCall | str:
     if isinstance(found, dict) and isinstance(found.get("name"), str) and isinstance(found.get("arguments"), dict):
         return ToolCall(found["name"], found["arguments"])
     raise ValueError(f"{action[:80]!r} is neither a tool call (name, arguments) nor an answer")
+
+
+def is_answer(action: str) -> bool:
+    """Whether the action is the final answer of a tool agent."""
+    try:
+        return isinstance(parse_action(action), str)
+    except ValueError:
+        return False

@@ -125,3 +125,9 @@ def test_the_reason_stands_between_verdict_and_outcome() -> None:
 def test_the_instructions_show_the_form() -> None:
     form = '<"valid" or "invalid">, <your reasoning about the action, on this one line>\nreward <number>, <continues'
     assert form in INSTRUCTIONS
+
+
+def test_an_empty_observation_survives() -> None:
+    """Tools may answer nothing at all."""
+    prediction = Prediction("valid, why", "", 1.0, True, True, True)
+    assert parse_prediction(render_prediction(prediction)) == prediction

@@ -5,6 +5,7 @@ stay apart and production calls in between see none at all.
 """
 
 import functools
+import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -73,6 +74,8 @@ def dispatch(
         )
     if getattr(original, "__dreamgym__", False) or not callable(original):
         return
+    if name.endswith("_v3"):  # LangChain's own note that these are beta is for other callers
+        original = inspect.unwrap(original)
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
+from langchain_core.load.serializable import Serializable
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
@@ -160,16 +161,13 @@ class Episode:
     # --- parallel calls, in their order -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def tool_call(self, call_id: str) -> Iterator[None]:
-        """A tool node is at work on this call."""
-        self._begun.setdefault(call_id, time.monotonic())
+    def tool_call(self, call_id: str | None) -> Iterator[None]:
+        """This call is at work; the next of the same reply waits for its end."""
+        self._begun.setdefault(str(call_id), time.monotonic())
         try:
             yield
         finally:
-            self._ended.add(call_id)
-
-    def in_tool_node(self, call_id: str) -> bool:
-        return call_id in self._begun and call_id not in self._ended
+            self._ended.add(str(call_id))
 
     def next_is(self, call_id: str | None) -> bool:
         """Whether every earlier call of the same reply is answered, or will not come."""
@@ -282,3 +280,15 @@ def install() -> None:
 
     for part in (models, tools, graphs, threads, guard):
         part.install()
+    context.dispatch(Serializable, "__init__", _made)
+
+
+def _made(episode: Episode, original: context.Method, made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Something is made during an episode: its class may be younger than the episode's start."""
+    from dreamgym_lg.simulate import models, tools
+
+    original(made, *args, **kwargs)
+    if isinstance(made, BaseChatModel | BaseTool):
+        for cls in type(made).__mro__:
+            if issubclass(cls, BaseChatModel | BaseTool):
+                (models if issubclass(cls, BaseChatModel) else tools).teach(cls)

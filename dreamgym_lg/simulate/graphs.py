@@ -12,6 +12,7 @@ from langchain_core.runnables.config import merge_configs
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.pregel import Pregel
+from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 from pydantic_core import to_jsonable_python
 
@@ -48,11 +49,20 @@ def create_twin(episode: "Episode", graph: Pregel) -> Pregel:
     if isinstance(graph.checkpointer, BaseCheckpointSaver):
         twin.checkpointer = episode.checkpointers.setdefault(id(graph.checkpointer), InMemorySaver())
     if graph.store is not None:
-        twin.store = episode.stores.setdefault(id(graph.store), InMemoryStore())
+        twin.store = episode.stores.setdefault(id(graph.store), _store(graph.store))
     names = episode.simulate_nodes & set(graph.nodes)
     if names:
         twin.nodes = {name: _dreamed(episode, name, node) if name in names else node for name, node in graph.nodes.items()}
     return twin
+
+
+def _store(real: BaseStore) -> InMemoryStore:
+    """A store of the episode's own: with what an in-memory one holds, else empty, for reading it would reach a server."""
+    own = InMemoryStore(index=real.index_config) if isinstance(real, InMemoryStore) else InMemoryStore()
+    if isinstance(real, InMemoryStore):
+        own._data.update({namespace: dict(items) for namespace, items in real._data.items()})
+        own._vectors.update({namespace: dict(items) for namespace, items in real._vectors.items()})
+    return own
 
 
 def _dreamed(episode: "Episode", name: str, node: Any) -> Any:

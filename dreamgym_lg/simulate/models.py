@@ -24,14 +24,18 @@ _CONFIGURATION = ("callbacks", "tags", "metadata", "run_name", "run_id")
 def install() -> None:
     """Teach every chat-model class known by now; classes come later too, so each episode's start calls this anew."""
     for cls in subclasses(BaseChatModel):
-        if cls is not BaseChatModel and cls.__module__.startswith("langchain_core.language_models"):
-            continue
-        for name in CALLS:
-            if cls is BaseChatModel or name in cls.__dict__:
-                dispatch(cls, name, _answer(name))
-        for name in FUNNELS:
-            if cls is not BaseChatModel and name in cls.__dict__:
-                dispatch(cls, name, _funnel(name))
+        teach(cls)
+
+
+def teach(cls: type) -> None:
+    if cls is not BaseChatModel and cls.__module__.startswith("langchain_core.language_models"):
+        return
+    for name in CALLS:
+        if cls is BaseChatModel or name in cls.__dict__:
+            dispatch(cls, name, _answer(name))
+    for name in FUNNELS:
+        if cls is not BaseChatModel and name in cls.__dict__:
+            dispatch(cls, name, _funnel(name))
 
 
 def _funnel(name: str) -> Any:

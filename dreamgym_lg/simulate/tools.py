@@ -36,10 +36,10 @@ ABSENT_SECONDS = 0.2
 
 
 class _Attempt:
-    """One tool call on its way: `answered` once the environment was asked or the body let through."""
+    """One tool call on its way: `answered` once the environment was asked or the body let through; `published` by a node."""
 
-    def __init__(self, call_id: str | None) -> None:
-        self.call_id, self.answered = call_id, False
+    def __init__(self, call_id: str | None, *, published: bool = False) -> None:
+        self.call_id, self.answered, self.published = call_id, False, published
 
 
 _attempt: ContextVar[_Attempt | None] = ContextVar("dreamgym_tool_call", default=None)
@@ -48,26 +48,27 @@ _attempt: ContextVar[_Attempt | None] = ContextVar("dreamgym_tool_call", default
 def install() -> None:
     """Teach every tool class known by now, and the node that calls tools."""
     for cls in subclasses(BaseTool):
-        for name in BODIES:
-            if name in cls.__dict__ and not getattr(cls.__dict__[name], "__isabstractmethod__", False):
-                dispatch(cls, name, _abody if name == "_arun" else _body)
-        own = not cls.__module__.startswith("langchain_core.")
-        for name in ENTRIES:
-            if cls is BaseTool or (own and name in cls.__dict__):
-                dispatch(cls, name, _entry(name))
-        for name in FUNNELS:
-            if own and name in cls.__dict__:
-                dispatch(cls, name, _funnel(name))
+        teach(cls)
     dispatch(ToolNode, "_run_one", _run_one)
     dispatch(ToolNode, "_arun_one", _arun_one)
 
 
+def teach(cls: type) -> None:
+    for name in BODIES:
+        if name in cls.__dict__ and not getattr(cls.__dict__[name], "__isabstractmethod__", False):
+            dispatch(cls, name, _abody if name == "_arun" else _body)
+    for name in ENTRIES if cls is BaseTool else ():
+        dispatch(cls, name, _entry(name))
+    for name in (*FUNNELS, *ENTRIES):
+        if name in cls.__dict__ and not cls.__module__.startswith("langchain_core."):
+            dispatch(cls, name, _funnel(name))
+
+
 def _funnel(name: str) -> Any:
-    """A subclass's own `invoke` would do its work around the body: LangChain's stands in."""
-    base = getattr(BaseTool, name)
+    """A subclass's own `invoke` or `run` would do its work around the body: LangChain's stands in."""
 
     def simulated(episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return (original if episode.passes(tool) else base)(tool, *args, **kwargs)
+        return (original if episode.passes(tool) else getattr(BaseTool, name))(tool, *args, **kwargs)
 
     return simulated
 
@@ -156,7 +157,7 @@ def _entry(name: str) -> Any:
     """`run` and `arun`: what fails before the body is reached was an invalid action, and is recorded as one."""
 
     def simulated(episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with _attempting(kwargs.get("tool_call_id")) as attempt:
+        with _attempting(episode, kwargs.get("tool_call_id")) as attempt:
             try:
                 result = original(tool, *args, **kwargs)
             except Exception as error:
@@ -168,7 +169,7 @@ def _entry(name: str) -> Any:
     async def asimulated(
         episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        with _attempting(kwargs.get("tool_call_id")) as attempt:
+        with _attempting(episode, kwargs.get("tool_call_id")) as attempt:
             try:
                 result = await original(tool, *args, **kwargs)
             except Exception as error:
@@ -181,7 +182,7 @@ def _entry(name: str) -> Any:
 
 
 @contextmanager
-def _attempting(call_id: str | None) -> Any:
+def _attempting(episode: "Episode", call_id: str | None) -> Any:
     """The attempt that the tool node published, or a new one for a tool that is called by hand."""
     attempt = _attempt.get()
     if attempt is not None and not attempt.answered and call_id in (None, attempt.call_id):
@@ -189,7 +190,8 @@ def _attempting(call_id: str | None) -> Any:
         return
     token = _attempt.set(_Attempt(call_id))
     try:
-        yield _attempt.get()
+        with episode.tool_call(call_id):
+            yield _attempt.get()
     finally:
         _attempt.reset(token)
 
@@ -198,7 +200,7 @@ def _refused(episode: "Episode", tool: BaseTool, attempt: _Attempt, args: tuple[
     """The call ended in an error: of the arguments or, in the real environment, of the tool."""
     if attempt.answered and not episode.real or isinstance(error, GraphBubbleUp) or episode.runs_anyway(tool):
         return
-    if attempt.call_id is not None and episode.in_tool_node(attempt.call_id):
+    if attempt.published:
         return  # the node words the answer, and records it
     attempt.answered = True
     _record(episode, tool.name, _unvalidated(tool, args), str(error), valid=False)
@@ -234,7 +236,7 @@ def _record(episode: "Episode", name: str, arguments: Any, answer: str, *, valid
 def _run_one(episode: "Episode", original: Method, node: ToolNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = args[0]
     with episode.tool_call(call["id"]):
-        token = _attempt.set(_Attempt(call["id"]))
+        token = _attempt.set(_Attempt(call["id"], published=True))
         try:
             result = original(node, *args, **kwargs)
             if _unreached(result):
@@ -248,7 +250,7 @@ def _run_one(episode: "Episode", original: Method, node: ToolNode, args: tuple[A
 async def _arun_one(episode: "Episode", original: Method, node: ToolNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = args[0]
     with episode.tool_call(call["id"]):
-        token = _attempt.set(_Attempt(call["id"]))
+        token = _attempt.set(_Attempt(call["id"], published=True))
         try:
             result = await original(node, *args, **kwargs)
             if _unreached(result):

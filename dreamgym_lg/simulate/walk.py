@@ -118,6 +118,7 @@ def returned_type(tool: BaseTool) -> Any:
         return None
     parts = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
     for part in parts:
+        part = typing.get_origin(part) or part
         if part is str or (isinstance(part, type) and issubclass(part, Command | BaseMessage | BaseException)):
             return None
     return None if tool.response_format == "content_and_artifact" else kind
