@@ -207,21 +207,14 @@ class Demo:
 
     def train(self) -> None:
         """The cyclic graph, durable: killed at any moment, the next call goes on."""
-        from langgraph.checkpoint.sqlite import SqliteSaver
-
-        from dreamgym_lg.graphs.training import create_training_graph
+        from dreamgym_lg.graphs.training import run_training
         from dreamgym_lg.integrations.trl.sft import save_model
 
         with self.stage("train") as todo:
             if not todo:
                 return
             training, close = self.training()
-            with SqliteSaver.from_conn_string(str(self.out / "training.db")) as saver:
-                graph = create_training_graph(training).compile(checkpointer=saver)
-                config: Any = {"configurable": {"thread_id": TRAIN}, "recursion_limit": 1_000_000}
-                begun = graph.get_state(config).values
-                start: Any = None if begun else {"run": TRAIN, "iterations": self.settings.iterations}
-                graph.invoke(start, config, durability="sync")
+            run_training(training, self.out / "training.db", run=TRAIN, iterations=self.settings.iterations)
             close()
             save_model(training.policy.model, training.policy.tokenizer, self.models / "trained")
 

@@ -55,9 +55,12 @@ async def rollout(
             return stored[task.id, index]
         async with slots:
             recorder = TokenRecorder(seed=random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40))
-            with environments() as environment:
-                config: RunnableConfig = {"recursion_limit": recursion_limit}
-                played = await _play(graph, task, environment, context(environment), recorder, config)
+            try:
+                with environments() as environment:
+                    config: RunnableConfig = {"recursion_limit": recursion_limit}
+                    played = await _play(graph, task, environment, context(environment), recorder, config)
+            except Exception as error:  # no environment could be lent: this episode's fault, not the others'
+                played = [], False, f"{type(error).__name__}: {error}"
         steps, success, error = played
         trajectory = Trajectory(
             task=task,

@@ -5,15 +5,22 @@ be repeated after a crash without doing its work twice.
 """
 
 import asyncio
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from langchain_core.language_models import BaseChatModel
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.errors import GraphDrained
 from langgraph.graph import END, START, StateGraph
+from langgraph.runtime import RunControl
 from typing_extensions import TypedDict
 
 from dreamgym_lg.curriculum import Curriculum
@@ -33,6 +40,10 @@ class Learner(Protocol):
     @property
     def iteration(self) -> int:
         """How many iterations' updates are in the weights."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """What the last update returned, also after a restart."""
 
     def update(self, groups: Sequence[Sequence[Trajectory]]) -> Mapping[str, float]:
         """Train on one iteration's groups, durably, and return metrics."""
@@ -80,8 +91,6 @@ class Training:
 
     def sample_tasks(self, state: TrainingState) -> TrainingState:
         iteration = state.get("iteration", 0)
-        if iteration == 0 and "run" not in state:
-            raise ConfigurationError("the training graph needs an input: {'run': name, 'iterations': n}")
         tasks = self.curriculum.sample(self.num_tasks, iteration=iteration)
         self.replay_buffer.add_tasks(tasks)
         return {"iteration": iteration, "task_ids": [task.id for task in tasks]}
@@ -113,15 +122,16 @@ class Training:
         ordered = sorted(found, key=lambda trajectory: (trajectory.task.id, trajectory.rollout_index))
         groups = [list(group) for _, group in groupby(ordered, key=lambda trajectory: trajectory.task.id)]
         metrics = describe(groups)
-        if all(not any(step.valid for step in trajectory.steps) for trajectory in ordered):
+        if all(trajectory.error or not any(step.valid for step in trajectory.steps) for trajectory in ordered):
             raise NothingToTrain(no_valid_action(ordered))
         values = [
             self.curriculum.update(group[0].task.id, [t.reward for t in group if t.error is None]) for group in groups
         ]
         metrics["curriculum_value"] = sum(values) / len(values)
         if self.learner.iteration <= iteration:  # else the crash came after this update
-            metrics |= self.learner.update(groups)
+            self.learner.update(groups)
             self.weights_changed()
+        metrics |= self.learner.metrics
         self.replay_buffer.record_metrics(state["run"], iteration, metrics)
         return {}
 
@@ -179,16 +189,56 @@ def create_training_graph(training: Training) -> StateGraph[TrainingState, None,
     for name, node in nodes.items():
         builder.add_node(name, training.timed(name, node))
     builder.add_node("count", training.count)
-    builder.add_edge(START, "curriculum")
+    builder.add_conditional_edges(START, _next, [END, "curriculum"])
     builder.add_edge("curriculum", "rollout")
     builder.add_edge("rollout", "update_policy")
     builder.add_conditional_edges("update_policy", training.after_update)
     builder.add_conditional_edges("evaluate", training.after_evaluation)
     builder.add_edge("refresh", "count")
-    builder.add_conditional_edges(
-        "count", lambda state: END if state["iteration"] >= state["iterations"] else "curriculum", [END, "curriculum"]
-    )
+    builder.add_conditional_edges("count", _next, [END, "curriculum"])
     return builder
+
+
+def _next(state: TrainingState) -> str:
+    if "run" not in state or "iterations" not in state:
+        raise ConfigurationError("the training graph needs an input: {'run': name, 'iterations': n}")
+    return END if state.get("iteration", 0) >= state["iterations"] else "curriculum"
+
+
+def run_training(training: Training, checkpoints: Path, *, run: str, iterations: int) -> None:
+    """Run a training, or go on with the one in the SQLite file `checkpoints`, whatever ended it.
+
+    Ctrl-C lets the node at work finish and raises KeyboardInterrupt then; a second Ctrl-C stops at once. Either way the same
+    call goes on from there.
+    """
+    with SqliteSaver.from_conn_string(str(checkpoints)) as saver:
+        graph = create_training_graph(training).compile(checkpointer=saver)
+        config: Any = {"configurable": {"thread_id": run}, "recursion_limit": 1_000_000}
+        given: Any = None if graph.get_state(config).next else {"run": run, "iterations": iterations}
+        control = RunControl()
+        with _draining(control):
+            try:
+                graph.invoke(given, config, durability="sync", control=control)
+            except GraphDrained as drained:
+                raise KeyboardInterrupt from drained
+
+
+@contextmanager
+def _draining(control: RunControl) -> Iterator[None]:
+    """Ctrl-C asks the run to end between two nodes; signals reach the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def drain(*_: Any) -> None:
+        control.request_drain("Ctrl-C")
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, drain)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | str | None]:

@@ -210,6 +210,11 @@ class GRPOLearner:
         """How many iterations' updates are in the weights (skipped ones included)."""
         return int(self._progress["iteration"])
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the last update returned, also after a restart."""
+        return dict(self._progress.get("metrics", {}))
+
     def update(self, groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         """One iteration: train on the groups, save, return the metrics (means over its optimiser steps).
 
@@ -238,7 +243,7 @@ class GRPOLearner:
             self._trainer.feed.put(rows)
             checkpoint, logs = self._result()
             metrics |= logs
-        self._write_progress({"iteration": self.iteration + 1, "checkpoint": checkpoint})
+        self._write_progress({"iteration": self.iteration + 1, "checkpoint": checkpoint, "metrics": metrics})
         return metrics
 
     def close(self) -> None:
