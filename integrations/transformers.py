@@ -243,9 +243,14 @@ def _result(message: AIMessage) -> ChatResult:
 
 def _last_chunk(message: AIMessage, streamed: int) -> ChatGenerationChunk:
     """What has not been streamed: text that might have become a tool call, the calls, and what is known only now."""
-    calls = [(call["name"], json.dumps(call["args"], ensure_ascii=False), call["id"]) for call in message.tool_calls]
-    calls += [(call["name"], call["args"], call["id"]) for call in message.invalid_tool_calls]
-    chunks = [tool_call_chunk(name=name, args=args, id=id, index=i) for i, (name, args, id) in enumerate(calls)]
+    chunks = [
+        tool_call_chunk(name=call["name"], args=json.dumps(call["args"], ensure_ascii=False), id=call["id"], index=i)
+        for i, call in enumerate(message.tool_calls)
+    ]
+    chunks += [
+        tool_call_chunk(name=call["name"], args=call["args"], id=call["id"], index=i)
+        for i, call in enumerate(message.invalid_tool_calls, len(chunks))
+    ]
     return ChatGenerationChunk(
         message=AIMessageChunk(
             content=message.text[streamed:],

@@ -49,6 +49,8 @@ def with_raw(model: Runnable[Any, Any], parser: Runnable[AIMessage, Any]) -> Run
 
 def json_section(response_format: Any) -> str | None:
     """What the system message says about the answer's form; None if it is free. Raises `ConfigurationError`."""
+    if isinstance(response_format, type):
+        response_format = to_response_format(response_format, "json_schema")
     kind = "text" if response_format is None else response_format["type"]
     if kind == "text":
         return None

@@ -167,7 +167,7 @@ class ToolDialect:
             if (sampled := self._recall(message)) is not None:
                 content = sampled
             elif calls := entry.get("tool_calls"):
-                content = "\n".join([*([content] if content else []), *(call_text(call["function"]) for call in calls)])
+                content = "\n".join(filter(None, [content, *(call_text(call["function"]) for call in calls)]))
             if isinstance(message, ToolMessage):
                 content, role = f"{RESULT_HEAD}{content}{RESULT_TAIL}", "user"
                 if i and isinstance(messages[i - 1], ToolMessage):  # one turn: some templates want roles to alternate
@@ -209,7 +209,7 @@ def _probe(tokenizer: Any, ends: Iterable[str]) -> _Form | None:
     tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
     call = {"type": "function", "id": id, "function": {"name": name, "arguments": {}}}
     asked: list[Message] = [{"role": "user", "content": "?"}]
-    answered = [
+    answered: list[Message] = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "!", "name": name, "tool_call_id": id},
     ]
@@ -240,15 +240,12 @@ def _entry(message: BaseMessage, names: dict[str, str]) -> Message:
     if isinstance(message, ToolMessage):
         entry |= {"tool_call_id": message.tool_call_id, "name": message.name or names.get(message.tool_call_id, "")}
     elif isinstance(message, AIMessage) and has_calls(message):
-        entry["content"] = "\n".join([*([message.text] if message.text else []), *_unread(message)])
+        unread = (call["args"] for call in message.invalid_tool_calls)
+        entry["content"] = "\n".join(filter(None, [message.text, *unread]))
         calls = [(call["id"], {"name": call["name"], "arguments": call["args"]}) for call in message.tool_calls]
         if calls:
             entry["tool_calls"] = [{"type": "function", "id": id, "function": function} for id, function in calls]
     return entry
-
-
-def _unread(message: AIMessage) -> list[str]:
-    return [call["args"] for call in message.invalid_tool_calls if call["args"]]
 
 
 def _called(messages: Sequence[BaseMessage]) -> dict[str, str]:

@@ -55,7 +55,7 @@ def test_calls_are_read(text: str, content: str, calls: list[Call]) -> None:
         ('<tool_call>{"name": "look", "arguments": [1]}</tool_call>', "look", 'the "arguments" are no JSON object: [1]'),
         ('<tool_call>{"name": "look", "arguments": "box"}</tool_call>', "look", "not JSON: Expecting value"),
         (f"<tool_call>{LOOK} hm</tool_call>", "look", "'hm' follows the JSON object"),
-        ("<tool_call>" + "[" * 100_000, None, "recursion"),
+        ("<tool_call>" + "[" * 3_000, None, "recursion"),
         ('[TOOL_CALLS] [{"name": "look", ', "look", "not JSON"),
         ("[TOOL_CALLS] []", None, 'no JSON object with a "name"'),
         ("<|python_tag|>print(1)", None, "not JSON: Expecting value at character 0"),

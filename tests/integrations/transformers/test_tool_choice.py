@@ -192,6 +192,10 @@ def test_a_json_reply_is_parsed_where_it_can_be(of_template: Make, steer: Steer)
     assert streamed[-1].additional_kwargs["parsed"] == {"item": "apple"}
     steer(lambda _: '{"item": ')
     assert "parsed" not in policy.invoke("What?", response_format=form).additional_kwargs
+    with TokenRecorder() as recorder:
+        policy.invoke("What?", response_format=Answer)
+    given = policy.tokenizer.decode(recorder.calls[0].given_ids)
+    assert '{"title": "Answer"' in given and given.endswith("<|assistant|>{")
     with pytest.raises(ConfigurationError, match="unknown type of response_format 'yaml'"):
         policy.invoke("What?", response_format={"type": "yaml"})
 

@@ -159,6 +159,21 @@ async def test_a_trimmed_history_reads_the_calls_as_they_were_sampled(
     assert max(forward_error(policy, segment) for segment in segments) < 1e-4
 
 
+async def test_a_template_that_writes_old_calls_otherwise_has_its_way(of_template: Make, steer: Steer) -> None:
+    policy = of_template("from scratch")
+    name = "call.function.name"
+    policy.tokenizer.chat_template = policy.tokenizer.chat_template.replace(
+        f"{{{{ {name} }}}}", f"{{{{ {name} | reverse if messages | length > 4 else {name} }}}}"
+    )
+    steer(three_looks("from scratch"))
+    with TokenRecorder(seed=0) as recorder:
+        await create_agent(policy, [look]).ainvoke({"messages": [HumanMessage("Look.")]})
+    assert odd_call("from scratch", 0) in policy.tokenizer.decode(recorder.calls[1].given_ids)
+    last = policy.tokenizer.decode(recorder.calls[-1].given_ids)
+    assert '{"name": "kool", "arguments": {"times": 0, "place": "box"}}' in last and "\ue000" not in last
+    assert len(recorder.segments()) > 1
+
+
 async def test_a_call_of_another_model_is_written_by_the_template(of_template: Make, steer: Steer) -> None:
     policy = of_template("from scratch")
     steer(lambda _: "Good.")
