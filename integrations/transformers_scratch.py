@@ -32,21 +32,22 @@ def _quote(text: str) -> str:
 
 # A conversation without tools is rendered as the roles alone; the rest is Hermes' format in the same turns.
 CHAT_TEMPLATE = (
+    "{% set turns = messages %}"
     "{% if tools %}<|system|>"
-    "{% if messages[0].role == 'system' %}{{ messages[0].content }}" + _quote("\n\n") + "{% endif %}"
+    "{% if messages[0].role == 'system' %}{% set turns = messages[1:] %}{{ messages[0].content }}"
+    + _quote("\n\n") + "{% endif %}"
     + _quote(TOOLS_HEAD)
     + "{% for tool in tools %}{{ tool | tojson }}{% if not loop.last %}" + _quote("\n") + "{% endif %}{% endfor %}"
     + _quote(TOOLS_TAIL) + "<|end|>{% endif %}"
-    "{% for message in messages %}"
-    "{% if message.role == 'tool' %}<|user|>"
-    + _quote(RESULT_HEAD) + "{{ message.content }}" + _quote(RESULT_TAIL) + "<|end|>"
-    "{% elif not (tools and loop.first and message.role == 'system') %}<|{{ message.role }}|>"
-    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}{% if message.content or not loop.first %}" + _quote("\n") + "{% endif %}"
+    "{% for message in turns %}"
+    "{% if message.role == 'assistant' %}<|assistant|>{% generation %}{{ message.content }}{% if message.tool_calls %}"
+    "{% for call in message.tool_calls %}{% if message.content or not loop.first %}" + _quote("\n") + "{% endif %}"
     + _quote(CALL_HEAD) + "{{ call.function.name }}" + _quote(CALL_MIDDLE) + "{{ call.function.arguments | tojson }}"
-    + _quote(CALL_TAIL) + "{% endfor %}<|end|>{% endgeneration %}"
-    "{% else %}{{ message.content }}<|end|>{% endif %}"
-    "{% endif %}{% endfor %}"
+    + _quote(CALL_TAIL) + "{% endfor %}{% endif %}<|end|>{% endgeneration %}"
+    "{% elif message.role == 'tool' %}<|user|>"
+    + _quote(RESULT_HEAD) + "{{ message.content }}" + _quote(RESULT_TAIL) + "<|end|>"
+    "{% else %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endif %}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )  # fmt: skip
 
