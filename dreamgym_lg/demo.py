@@ -34,13 +34,15 @@ Messages = list[dict[str, str]]
 
 
 class Demo:
-    """One output folder and the stages that fill it; `progress(label, done, total)` is called throughout.
+    """One output folder and the stages that fill it; `progress(label, done, total)` is called throughout, `say(text)` at
+    each evaluation.
 
     Raises `ConfigurationError` if the folder was made with other settings.
     """
 
-    def __init__(self, out: Path, settings: Settings, *, progress: Callable[[str, int, int], None] = lambda *_: None):
-        self.out, self.settings, self.progress = out, settings, progress
+    def __init__(self, out: Path, settings: Settings, *, progress: Callable[[str, int, int], None] = lambda *_: None,
+                 say: Callable[[str], None] = lambda _: None):  # fmt: skip
+        self.out, self.settings, self.progress, self.say = out, settings, progress, say
         self.models = out / "models"
         self.models.mkdir(parents=True, exist_ok=True)
         file, wanted = out / "settings.json", json.loads(json.dumps(asdict(settings)))

@@ -26,7 +26,7 @@ def compare(demo: "Demo", policy: Any, experience: ExperienceModel, iteration: i
     real = demo.play("validate/real", policy, tasks, iteration=iteration)
     dreamed = demo.play("validate/dream", policy, tasks, iteration=iteration, experience=experience)
     verdicts = asyncio.run(judge(experience, real, check_action=demo.check_action))
-    return {
+    figures = {
         "eval_real_successes": sum(trajectory.success for trajectory in real),
         "eval_real_episodes": len(real),
         "eval_dream_successes": sum(trajectory.success for trajectory in dreamed),
@@ -35,6 +35,13 @@ def compare(demo: "Demo", policy: Any, experience: ExperienceModel, iteration: i
         "eval_invalid_count": verdicts.invalid,
         "eval_reward_errors": verdicts.reward_errors / max(verdicts.valid + verdicts.invalid, 1),
     }
+    gap = figures["eval_dream_successes"] / len(dreamed) - figures["eval_real_successes"] / len(real)
+    demo.say(
+        f"after {iteration} iterations: real {figures['eval_real_successes']}/{len(real)}, "
+        f"dream {figures['eval_dream_successes']}/{len(dreamed)}, gap {gap:+.2f}; the experience model recognised "
+        f"{verdicts.invalid_recognised} of {verdicts.invalid} invalid actions, {figures['eval_reward_errors']:.1%} wrong rewards"
+    )
+    return figures
 
 
 def prove(demo: "Demo") -> dict[str, Any]:

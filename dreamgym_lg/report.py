@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from importlib.util import find_spec
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +27,7 @@ History = Mapping[int, Mapping[str, Any]]
 """A run's metrics by iteration, in order."""
 EPISODES_SHOWN = 12
 MODES = {"sampled": "temperature 1", "greedy": "greedy"}
-"""How actions were chosen. The first is the headline, fixed beforehand so that no run picks its better half."""
+"""How actions were chosen; the first is the headline, fixed beforehand."""
 NODES = ("curriculum", "rollout", "update_policy", "evaluate", "refresh")
 STEPS = {"offline": "offline", "refresh": "in training", "evaluation": "evaluation"}
 
@@ -49,6 +50,8 @@ class Row(NamedTuple):
     mode: str
     real: Rate | None
     dream: Rate | None
+    recall: str = "–"
+    """Share of the really invalid actions that the experience model, when asked, called invalid too."""
 
     @property
     def gap(self) -> str:
@@ -81,15 +84,15 @@ def write_report(
 
 
 def summary_table(result: Mapping[str, Any]) -> "Table":
-    """Per policy and mode: real success with its interval, dream success, their gap, the share of invalid actions."""
+    """Per policy and mode: success real and dreamed, their gap, the share of invalid actions and how many were recognised."""
     from rich.table import Column, Table
     from rich.text import Text
 
-    figures = (Column(name, justify="right") for name in ("real success", "dream success", "gap", "invalid actions"))
+    figures = (Column(name, justify="right") for name in ("real", "dream", "gap", "invalid", "recognised"))
     table = Table("policy", "mode", *figures, title=Text(_title(result)), caption=Text(_claims(result)[0]["verdict"]))
     for row in _rows(result):
         invalid = _text(row.real.invalid_share, ".0%") if row.real else "–"
-        table.add_row(*map(Text, (row.policy, row.mode, _text(row.real), _text(row.dream), row.gap, invalid)))
+        table.add_row(*map(Text, (row.policy, row.mode, _text(row.real), _text(row.dream), row.gap, invalid, row.recall)))
     return table
 
 
@@ -113,13 +116,18 @@ def _rate(record: Mapping[str, Any], prefix: str = "") -> Rate | None:
 def _rows(result: Mapping[str, Any]) -> list[Row]:
     """Base and trained in each mode, then on unseen objects where that was measured."""
 
-    def rate(place: str, policy: str, mode: str) -> Rate | None:
-        policies = result.get(place) or {}
-        return _rate((policies.get(policy) or {}).get(mode) or {})
+    def figures(place: str, policy: str, mode: str) -> Mapping[str, Any]:
+        return ((result.get(place) or {}).get(policy) or {}).get(mode) or {}
 
-    pairs = [(policy, mode) for mode in MODES for policy in ("base", "trained")]
-    rows = [Row(policy, MODES[mode], rate("real", policy, mode), rate("dream", policy, mode)) for policy, mode in pairs]
-    moved = [Row(p, f"{MODES[mode]}, unseen objects", rate("transfer", p, mode), None) for p, mode in pairs]
+    def recall(record: Mapping[str, Any]) -> str:
+        share, asked = _number(record.get("invalid_recall"), 1), _number(record.get("invalid_asked"))
+        return "–" if share is None or not asked else f"{share:.0%} of {asked:.0f}"
+
+    rows, moved = [], []
+    for mode, policy in product(MODES, ("base", "trained")):
+        real, dream, unseen = (figures(place, policy, mode) for place in ("real", "dream", "transfer"))
+        rows.append(Row(policy, MODES[mode], _rate(real), _rate(dream), recall(real)))
+        moved.append(Row(policy, f"{MODES[mode]}, unseen objects", _rate(unseen), None))
     return rows + [row for row in moved if row.real]
 
 
@@ -213,7 +221,8 @@ def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None
     _draw_progress(top[1], history)
     _draw_pair(low[0], history, ("uniform_groups", "Uniform groups", 1), ("curriculum_value", "Mean V", 0.25))
     _draw_pair(low[1], history, ("invalid_action_share", "Invalid actions", 1), ("entropy", "Entropy (nats)", math.inf))
-    nodes, total, steps = _node_seconds(history), sum(_node_seconds(history).values()), _steps(result)
+    nodes, steps = _node_seconds(history), _steps(result)
+    total = sum(nodes.values())
     texts = [f"{_duration(seconds)}, {seconds / total:.0%}" for seconds in nodes.values()]
     title = f"Training: {_duration(total)}" if total else "Training time"
     _draw_bars(figure.add_subplot(side[0]), title, nodes, texts, FAINT)
@@ -251,10 +260,9 @@ def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:
 
 def _draw_rates(axes: "Axes", rates: Mapping[Any, Rate], **look: Any) -> None:
     # A given interval need not hold the rate (a bootstrap's may not), and an arm must not be negative.
-    lower = [max(0.0, rate.value - rate.low) for rate in rates.values()]
-    upper = [max(0.0, rate.high - rate.value) for rate in rates.values()]
+    arms = [[max(0.0, r.value - r.low) for r in rates.values()], [max(0.0, r.high - r.value) for r in rates.values()]]
     look = {"ms": 9, "mew": 2.2, "elinewidth": 1.6, "capsize": 4, "capthick": 1.6, "clip_on": False, **look}
-    axes.errorbar(list(rates), [rate.value for rate in rates.values()], [lower, upper], **look)
+    axes.errorbar(list(rates), [rate.value for rate in rates.values()], arms, **look)
 
 
 def _draw_progress(axes: "Axes", history: History) -> None:
@@ -267,8 +275,7 @@ def _draw_progress(axes: "Axes", history: History) -> None:
     for name, color, mark, fill in (("dream", DREAM, "D-", "white"), ("real", REAL, "o-", REAL)):
         rates = {iteration: rate for iteration, row in points.items() if (rate := getattr(row, name))}
         if rates:
-            lows, highs = [rate.low for rate in rates.values()], [rate.high for rate in rates.values()]
-            axes.fill_between(list(rates), lows, highs, color=color, alpha=0.12, linewidth=0)
+            axes.fill_between(list(rates), *zip(*(r[2:4] for r in rates.values()), strict=True), color=color, alpha=0.12, linewidth=0)
             _draw_rates(axes, rates, fmt=mark, color=color, mfc=fill, linewidth=2.5, label=name)
     if training or points:
         axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=3, handlelength=1.3, columnspacing=1)

@@ -11,6 +11,7 @@ from langgraph.runtime import Runtime
 from typing_extensions import TypedDict
 
 from dreamgym_lg.environment import Environment, checked
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.types import Step, Task
 
 
@@ -28,7 +29,8 @@ class EpisodeState(TypedDict, total=False):
 class EpisodeContext:
     """Who plays the world: pass it as `graph.ainvoke(..., context=EpisodeContext(environment=...))`."""
 
-    environment: Environment
+    environment: Environment | None = None
+    """None for a graph that was built with its environment: a server makes an empty context."""
 
 
 def read_action(text: str) -> str:
@@ -48,11 +50,16 @@ def create_episode_graph(
     """
 
     def world(runtime: Runtime[EpisodeContext]) -> Environment:
-        return environment if environment is not None else runtime.context.environment
+        lent = environment if environment is not None else runtime.context and runtime.context.environment
+        if lent is None:
+            raise ConfigurationError("this episode has no environment: give one to create_episode_graph or in EpisodeContext")
+        return lent
 
     async def reset(state: EpisodeState, runtime: Runtime[EpisodeContext]) -> dict[str, Any]:
-        observation = await world(runtime).areset(state["task"])
-        return {"messages": [SystemMessage(state["task"].instruction), HumanMessage(observation)], "success": False}
+        given = state["task"]
+        task = given if isinstance(given, Task) else Task(**given)  # a server hands on what came as JSON
+        observation = await world(runtime).areset(task)
+        return {"task": task, "messages": [SystemMessage(task.instruction), HumanMessage(observation)], "success": False}
 
     async def act(state: EpisodeState) -> dict[str, Any]:
         return {"messages": [await policy.ainvoke(state["messages"])]}

@@ -4,15 +4,17 @@ The folder is named by the environment variable DREAMGYM_OUT (an output folder o
 server brings its own checkpointer, so the graphs are compiled bare.
 """
 
+import asyncio
 import json
 import os
-from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dreamgym_lg.demo import Demo
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experience import DreamEnvironment
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.graphs.training import create_training_graph
 from dreamgym_lg.recipe import Settings
@@ -25,15 +27,34 @@ def _run() -> Demo:
     return Demo(out, Settings(**json.loads((out / "settings.json").read_text())))
 
 
-def episode() -> Any:
-    """The newest policy in the dream. Input: `{"task": ...}`, a task as a JSON object with the fields of `Task`."""
+class _Dream(DreamEnvironment):
+    """Steps in a thread: the server refuses whatever blocks its loop, and retrieval reads SQLite."""
+
+    astep = Environment.astep
+
+
+@cache
+def _episode() -> Any:
     run = _run()
     name = "trained" if (run.models / "trained").exists() else "base"
-    lent: AbstractContextManager[Environment] = run.dream(run.experience())
-    return create_episode_graph(run.policy(name), lent.__enter__(), max_steps=run.settings.max_steps).compile()
+    world = _Dream(run.experience(), check_action=run.check_action)
+    return create_episode_graph(run.policy(name), world, max_steps=run.settings.max_steps).compile()
 
 
-def training() -> Any:
-    """The training graph. Input: `{"run": "studio", "iterations": 2}`."""
+@cache
+def _training() -> Any:
     training, _ = _run().training()
     return create_training_graph(training).compile()
+
+
+async def episode() -> Any:
+    """The newest policy in the dream. Input: `{"task": ...}`, a task as a JSON object with the fields of `Task`.
+
+    One world, so one episode at a time. The server asks for the graph at each run, and allows its loop no loading of models.
+    """
+    return await asyncio.to_thread(_episode)
+
+
+async def training() -> Any:
+    """The training graph. Input: `{"run": "studio", "iterations": 2}`."""
+    return await asyncio.to_thread(_training)

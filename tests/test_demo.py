@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
+from dreamgym_lg.graphs import served
 from dreamgym_lg.replay import ReplayBuffer
 
 pytestmark = pytest.mark.slow
@@ -72,6 +74,16 @@ def test_same_actions_same_world(finished_run: Path) -> None:
             compared += key in worlds
             assert worlds.setdefault(key, seen) == seen
     assert compared > 20
+
+
+async def test_a_server_plays_a_task_that_came_as_json(finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `langgraph dev` does with graphs/served.py."""
+    monkeypatch.setenv("DREAMGYM_OUT", str(finished_run))
+    with ReplayBuffer(finished_run / "replay.db") as buffer:
+        task = json.loads(json.dumps(asdict(buffer.tasks(split="test", origin="real")[0])))
+    state = await (await served.episode()).ainvoke({"task": task})
+    assert state["steps"] and state["steps"][0].observation == task["metadata"]["observation"]
+    assert {"curriculum", "rollout", "update_policy"} <= (await served.training()).nodes.keys()
 
 
 @pytest.mark.parametrize("kills", [3])

@@ -1,0 +1,160 @@
+import json
+import math
+import re
+import sys
+
+import pytest
+from report_parts import Page, check_png, make_episode, make_metrics, make_result, measured, render
+from rich.console import Console
+
+from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.report import EPISODES_SHOWN, summary_table, write_report
+from dreamgym_lg.types import Step
+
+# --- what must not be claimed -----------------------------------------------------------------------------------------
+
+
+def with_sampled(base, trained):
+    return make_result(real={"base": {"sampled": base}, "trained": {"sampled": trained}})
+
+
+def test_overlapping_intervals_are_called_not_proven(tmp_path):
+    page = Page(render(tmp_path, with_sampled(measured(10, 40), measured(15, 40))))
+
+    assert "Trained in a dream, not proven in the real environment" in page.text
+    assert "not proven: the intervals overlap" in page.text
+    assert "proven in" not in page.text.replace("not proven in", "")
+
+
+def test_a_loss_is_called_worse(tmp_path):
+    page = Page(render(tmp_path, with_sampled(measured(110, 120), measured(10, 120))))
+
+    assert "Trained in a dream, worse in the real environment" in page.text
+    assert "worse: the intervals do not overlap" in page.text
+
+
+def test_the_given_interval_decides_and_need_not_hold_the_rate(tmp_path):
+    page = Page(render(tmp_path, with_sampled(measured(0, 100) | {"interval": [0.02, 0.8]}, measured(81, 100))))
+
+    assert "0.00 [0.02, 0.80] → 0.81 [0.72, 0.87]" in page.text
+    assert "not proven: the intervals overlap" in page.text
+
+
+def test_different_numbers_of_episodes_are_both_named(tmp_path):
+    page = Page(render(tmp_path, with_sampled(measured(1, 100), measured(40, 50))))
+
+    assert "on 100 and 50 held-out episodes" in page.text
+
+
+def test_real_steps_spent_in_training_are_named(tmp_path):
+    page = Page(render(tmp_path, make_result(real_steps={"refresh": 2345})))
+
+    assert "; 2,345 real steps spent in training" in page.text
+    assert "real steps spent" not in Page(render(tmp_path, make_result(real_steps=None))).text
+
+
+def test_zero_episodes_prove_nothing(tmp_path):
+    page = Page(render(tmp_path, with_sampled(measured(0, 0), measured(5, 5))))
+
+    assert "not proven: base and trained policy were not both played" in page.text
+    assert page.row("base", "temperature 1")[2:4] == ["–", "–"]
+
+
+def test_an_empty_result_without_metrics_and_episodes(tmp_path):
+    page = Page(render(tmp_path, {}))
+
+    assert "not proven" in page.text
+    assert page.text.count("Not recorded.") == 3
+    check_png((tmp_path / "out/report.png").read_bytes())
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -0.5, 1.5, "0.5", True])
+def test_impossible_metrics_are_left_out(tmp_path, value):
+    metrics = [{"iteration": 0} | dict.fromkeys(("dream_success", "uniform_groups", "invalid_action_share"), value)]
+    metrics[0] |= {"curriculum_value": value, "entropy": value, "eval_real_successes": 41, "eval_real_episodes": 40}
+    page = Page(render(tmp_path, metrics=[*metrics, {"iteration": None}, {"dream_success": 0.5}]))
+
+    assert "Evaluations during training\nNot recorded." in page.text
+
+
+def test_order_and_repetition_of_metrics_do_not_matter(tmp_path):
+    metrics = make_metrics(30)
+    sorted_page = render(tmp_path, metrics=metrics)
+
+    assert render(tmp_path, metrics=[metrics[5] | {"dream_success": 0.0}, *reversed(metrics)]) == sorted_page
+
+
+# --- episodes ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_episode_step_by_step(tmp_path):
+    page = Page(render(tmp_path, episodes=[make_episode(policy_version="checkpoint-60")]))
+    summary = " ".join(page.text[page.text.index("dream · peckingorder/7") :].split())
+
+    assert summary.startswith("dream · peckingorder/7 · checkpoint-60 · success · reward 1.00 · 3 steps · 1 invalid")
+    for text in ("Serve the hens in order.", "You see an egg.", "It is in reach.", "I do not know that.", "terminated"):
+        assert text in page.text
+    assert re.search(r"fly reward 0\.00\s+invalid", page.text)
+    assert [attributes for name, attributes in page.tags if name == "details"] == [{}], "collapsed"
+
+
+def test_a_failed_episode_without_a_step(tmp_path):
+    failed = make_episode(steps=(), success=False, error="PredictionFailed: no JSON", source="offline")
+    page = Page(render(tmp_path, episodes=[failed]))
+
+    assert "recorded, real environment" in page.text
+    assert "PredictionFailed: no JSON" in page.text
+    assert "failed" in page.text
+
+
+def test_half_a_surrogate_pair_is_written(tmp_path):
+    step = Step(observation="a", action="b", next_observation="half \ud83d done")
+
+    assert "half ? done" in render(tmp_path, episodes=[make_episode(steps=(step,))])
+
+
+def test_too_many_episodes_are_cut_and_counted(tmp_path):
+    page = Page(render(tmp_path, episodes=[make_episode()] * (EPISODES_SHOWN + 3)))
+
+    assert sum(name == "details" for name, _ in page.tags) == EPISODES_SHOWN
+    assert f"The first {EPISODES_SHOWN} of {EPISODES_SHOWN + 3} episodes." in page.text
+
+
+# --- terminal, JSON, missing packages ---------------------------------------------------------------------------------
+
+
+def printed(result):
+    console = Console(width=140, color_system=None, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(summary_table(result))
+    return capture.get()
+
+
+def test_summary_table():
+    lines = printed(make_result()).splitlines()
+    row = next(line for line in lines if "trained" in line and "temperature 1" in line)
+
+    assert [cell.strip() for cell in row.strip("│ ").split("│")] == [
+        "trained", "temperature 1", "0.78 [0.70, 0.85]", "0.86 [0.78, 0.91]", "+0.07", "7%", "–",
+    ]  # fmt: skip
+    assert "proven: the intervals do not overlap" in printed(make_result())
+
+
+def test_summary_table_of_an_empty_result_and_of_names_that_look_like_markup():
+    assert "not proven" in printed({})
+    assert "[bold]game[/x]" in printed(make_result(game="[bold]game[/x]"))
+
+
+def test_a_result_read_back_from_json_gives_the_same_page(tmp_path):
+    source = render(tmp_path)
+
+    assert render(tmp_path, json.loads(json.dumps(make_result()))) == source
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+def test_a_missing_package_is_named_and_nothing_is_written(tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+
+    with pytest.raises(MissingDependency, match=rf"{package} is not installed.*'dreamgym-lg\[report\]'"):
+        write_report(make_result(), [], [], tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,145 @@
+import re
+from base64 import b64decode
+
+from report_parts import Page, check_png, make_episode, make_metrics, make_result, measured, render
+
+from dreamgym_lg.types import Step, Task, Trajectory
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_headline_gives_the_numbers_and_the_verdict(tmp_path):
+    page = Page(render(tmp_path))
+
+    assert "Trained in a dream, proven in the real environment: peckingorder, seed 1" in page.text
+    sentence = "Real success (temperature 1): 0.03 [0.01, 0.07] → 0.78 [0.70, 0.85] on 120 held-out episodes"
+    assert f"{sentence}; 0 real steps spent in training" in page.text
+    assert "Real success (greedy): 0.13 [0.08, 0.21] → 0.84 [0.77, 0.90] on 120 held-out episodes\n" in page.text
+    assert page.text.count("proven: the intervals do not overlap") == 2
+
+
+def test_the_results_table_equals_the_result(tmp_path):
+    result = make_result()
+    page = Page(render(tmp_path, result))
+
+    for policy in ("base", "trained"):
+        for mode, name in (("greedy", "greedy"), ("sampled", "temperature 1")):
+            real, dream = result["real"][policy][mode], result["dream"][policy][mode]
+            assert page.row(policy, name)[2:] == [
+                f"{real['successes'] / 120:.2f} [{real['interval'][0]:.2f}, {real['interval'][1]:.2f}]",
+                f"{real['successes']}/120",
+                f"{dream['successes'] / 120:.2f} [{dream['interval'][0]:.2f}, {dream['interval'][1]:.2f}]",
+                f"{dream['successes']}/120",
+                f"{(dream['successes'] - real['successes']) / 120:+.2f}",
+                f"{real['invalid_action_share']:.0%}",
+                "75% of 12" if policy == "base" else "–",
+            ]
+
+
+def test_steps_time_and_settings_equal_the_result(tmp_path):
+    page = Page(render(tmp_path, metrics=make_metrics()))
+
+    assert page.row("offline")[1] == "51,234"
+    assert page.row("in training")[1] == "0"
+    assert page.row("evaluation")[1] == "4,012"
+    assert page.row("train")[1] == "48 min"
+    assert page.row("training: rollout")[1:] == ["30 min", "64%"]
+    assert page.row("learning_rate")[1] == "0.0003"
+    assert page.row("episodes")[1] == "{'noisy': 2500}"
+    assert page.row("nothing")[1] == "–"
+
+
+def test_evaluations_during_training_with_gap_and_recall(tmp_path):
+    metrics = [
+        {"iteration": 14, "eval_real_successes": 8, "eval_real_episodes": 40, "eval_dream_successes": 14}
+        | {"eval_dream_episodes": 40, "eval_invalid_recall": 0.75, "eval_invalid_count": 12},
+        {"iteration": 29, "eval_real_successes": 30, "eval_real_episodes": 40}
+        | {"eval_invalid_recall": None, "eval_invalid_count": 0},
+        {"iteration": 30, "dream_success": 0.5},
+    ]
+    page = Page(render(tmp_path, metrics=metrics))
+
+    assert page.row("14") == ["14", "0.20 [0.10, 0.35]", "8/40", "0.35 [0.22, 0.50]", "14/40", "+0.15", "0.75 of 12"]
+    assert page.row("29") == ["29", "0.75 [0.60, 0.86]", "30/40", "–", "–", "–", "– of 0"]
+    assert not [row for row in page.rows if row[0] == "30"]
+
+
+def test_unseen_objects_get_a_row_and_a_verdict_of_their_own(tmp_path):
+    trained = {"greedy": measured(14, 60), "sampled": measured(9, 60)}
+    transfer = {"base": {"greedy": measured(10, 60)}, "trained": trained}
+    page = Page(render(tmp_path, make_result(transfer=transfer)))
+
+    assert page.row("trained", "greedy, unseen objects")[2:4] == ["0.23 [0.14, 0.35]", "14/60"]
+    assert "(greedy, unseen objects): 0.17 [0.09, 0.28] → 0.23 [0.14, 0.35] on 60 held-out episodes" in page.text
+    assert "not proven: the intervals overlap" in page.text
+    assert "not proven: base and trained policy were not both played" in page.text, "sampled has no base"
+    assert "Trained in a dream, proven" in page.text, "the headline is the held-out worlds'"
+
+
+# --- the page stands alone and is inert -------------------------------------------------------------------------------
+
+
+def test_text_from_episodes_settings_and_result_is_inert(tmp_path):
+    attack = "<script>alert(1)</script><img src=//evil.example/x onerror=alert(1)>\"'>{{ 7 * 7 }}"
+    step = Step(observation=attack, action=attack, next_observation=attack, reasoning=attack)
+    task = Task(id=attack, instruction=attack, environment="e")
+    episode = Trajectory(task=task, steps=(step,), policy_version=attack, error=attack, source="real")
+    result = make_result(game=attack, version=attack, settings={attack: attack}, seconds={attack: 1.0})
+    page = Page(render(tmp_path, result, make_metrics(3), [episode]))
+
+    names = [name for name, _ in page.tags]
+    assert "script" not in names
+    assert names.count("img") == 1
+    assert not [attribute for _, attributes in page.tags for attribute in attributes if attribute.startswith("on")]
+    assert page.text.count(attack) >= 10, "shown as it is"
+    assert "49" not in re.sub(r"base64,[^\"]+", "", render(tmp_path, make_result(game="{{ 7 * 7 }}")))
+
+
+def test_the_page_asks_for_nothing(tmp_path):
+    source = render(tmp_path, metrics=make_metrics(), episodes=[make_episode()])
+    page = Page(source)
+
+    assert "http://" not in source and "https://" not in source
+    assert "@import" not in source and "url(" not in source
+    references = [value for _, attributes in page.tags for key, value in attributes.items() if key in ("src", "href")]
+    assert len(references) == 1
+    assert references[0].startswith("data:image/png;base64,")
+    assert not {name for name, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "base", "form"}
+
+
+def test_the_picture_is_whole_and_the_same_in_page_and_file(tmp_path):
+    source = render(tmp_path, metrics=make_metrics())
+    png = (tmp_path / "out/report.png").read_bytes()
+
+    check_png(png)
+    assert b64decode(re.search(r'base64,([^"]+)"', source)[1]) == png
+
+
+def test_the_picture_has_a_white_background_whatever_style_the_user_has(tmp_path):
+    import matplotlib
+    from matplotlib.image import imread
+
+    with matplotlib.rc_context({"figure.facecolor": "black", "savefig.facecolor": "black", "axes.facecolor": "black"}):
+        render(tmp_path, metrics=make_metrics())
+        assert matplotlib.rcParams["axes.facecolor"] == "black", "and the user's style is left alone"
+    pixels = imread(tmp_path / "out/report.png")
+    assert (pixels[[0, 0, -1, -1], [0, -1, 0, -1], :3] == 1).all()
+    assert (pixels[..., :3] == 1).all(axis=-1).mean() > 0.8
+
+
+def test_a_long_name_stays_inside_the_picture(tmp_path):
+    from matplotlib.image import imread
+
+    render(tmp_path, make_result(game="a game with a name that is much too long for one line " * 2))
+    assert (imread(tmp_path / "out/report.png")[:, -10:, :3] == 1).all()
+
+
+def test_one_iteration_and_one_evaluation(tmp_path):
+    render(tmp_path, metrics=make_metrics(15)[-1:])
+    check_png((tmp_path / "out/report.png").read_bytes())
+
+
+def test_the_same_input_gives_the_same_files(tmp_path):
+    first = render(tmp_path / "a", metrics=make_metrics(), episodes=[make_episode()])
+
+    assert render(tmp_path / "b", metrics=make_metrics(), episodes=[make_episode()]) == first
