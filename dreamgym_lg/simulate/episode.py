@@ -24,7 +24,7 @@ from langgraph.types import Command, Interrupt
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate import context
-from dreamgym_lg.simulate.guard import Allow, Blocked
+from dreamgym_lg.simulate.guard import Allow, Blocked, RealAccessBlocked
 from dreamgym_lg.simulate.respond import approve
 from dreamgym_lg.simulate.walk import body, runs_an_agent
 from dreamgym_lg.types import Step, StepResult, Task
@@ -203,7 +203,11 @@ class Episode:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._exit.close()
-        if self.cause is not None and (error is None or isinstance(error, EpisodeBroken)):
+        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | asyncio.CancelledError):
+            return
+        if self.blocked:  # asyncio's own transports swallow it, as users do
+            raise RealAccessBlocked(*self.blocked) from error
+        if self.cause is not None:
             raise self.cause
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:

@@ -1,20 +1,29 @@
 """The guard: while a dreamed episode is active, what would touch the real world raises. It fails closed.
 
-Python's audit events tell of it before it happens. What is raised is no `Exception`, so that `except Exception` does not get past
-it; and what was stopped is kept, so that code which swallows even that still fails its episode.
+Python's audit events tell of it before it happens; the few ways out that have none are wrapped. What is raised is no `Exception`,
+so that `except Exception` does not get past it; and what was stopped is kept, so that code which swallows even that still fails
+its episode. Out of its sight: files and databases that were open before, and libraries in C that use no Python of the socket's.
 """
 
+import functools
+import logging
 import os
 import socket
 import ssl
+import stat
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dreamgym_lg.simulate.context import active, entered
+from langchain_core.runnables.config import var_child_runnable_config
+
+from dreamgym_lg.simulate.context import Method, active, dispatch, entered
 from dreamgym_lg.simulate.walk import LIBRARIES
 
 
@@ -34,11 +43,13 @@ class Blocked(NamedTuple):
 class RealAccessBlocked(BaseException):
     """Raised at the place of a real access inside a dream; a `BaseException`, because users write `except Exception`."""
 
-    def __init__(self, blocked: Blocked) -> None:
-        super().__init__(
-            f"a dreamed episode must not touch the real world: {blocked}; allow it with allow=, or pass the tool through"
-        )
+    def __init__(self, *blocked: Blocked) -> None:
+        told = "; ".join(map(str, blocked[:3]))
+        super().__init__(f"a dreamed episode must not touch the real world: {told}; allow it with allow=, or simulate it")
         self.blocked = blocked
+
+
+_NOWHERE = (os.devnull, "/dev/tty", "/dev/stdout", "/dev/stderr")
 
 
 @dataclass(frozen=True)
@@ -57,74 +68,101 @@ class Allow:
 
     def path(self, path: str) -> bool:
         real = os.path.realpath(path)
-        if real in (os.devnull, "/dev/tty") or "__pycache__" in real.split(os.sep):
+        if path in _NOWHERE or real in _NOWHERE or "__pycache__" in real.split(os.sep):
             return True  # the import system caches what it compiles
-        return any(real == root or real.startswith(root + os.sep) for root in self._roots)
+        return any(real == root or real.startswith(os.path.join(root, "")) for root in self._roots)
 
     def host(self, host: str, port: int | None) -> bool:
+        """Without a port it is asked whether the name may be looked up."""
         for allowed in self.hosts:
             name, _, wanted = allowed.partition(":") if allowed.count(":") == 1 else (allowed, "", "")
             if wanted and port is not None and str(port) != wanted:
                 continue
-            if host == name or (port is not None and host in self._addresses(name)):
+            if host == name or (port is not None and self._is_address(name, host)):
                 return True
         return False
 
-    def _addresses(self, name: str) -> set[str]:
-        if name not in self._resolved:
+    def _is_address(self, name: str, address: str) -> bool:
+        """Names are looked up again for an address not seen before: their servers take turns."""
+        known = self._resolved.setdefault(name, set())
+        if address not in known:
             with entered(None):
                 try:
-                    self._resolved[name] = {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
+                    known |= {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
                 except OSError:
-                    self._resolved[name] = set()
-        return self._resolved[name]
+                    return False
+        return address in known
+
+
+Check = Callable[[Any, Allow], str | None]
+"""Of an audit event's arguments: what is forbidden, or None."""
+
+
+def _path(path: Any, allow: Allow, folder: int | None = None) -> str | None:
+    """`folder` is the number of an open folder that a relative path is meant in."""
+    if isinstance(path, int) or path is None:  # opened before, and checked then
+        return None
+    text = os.fsdecode(path)
+    if folder is not None and folder >= 0:
+        try:
+            text = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), text)
+        except OSError:  # not Linux: where it lies is unknown
+            return text
+    return None if allow.path(text) else text
+
+
+def _at(*places: tuple[int, int]) -> Check:
+    """The arguments at these places are paths; the second number is where the folder's stands, 0 for nowhere."""
+
+    def check(args: Any, allow: Allow) -> str | None:
+        found = (_path(args[path], allow, args[folder] if folder else None) for path, folder in places)
+        return next((path for path in found if path), None)
+
+    return check
 
 
 def _opened(args: Any, allow: Allow) -> str | None:
     path, mode, flags = args
-    if isinstance(path, int):
-        return None
     writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND) if isinstance(flags, int) else 0
-    if not (writes or (isinstance(mode, str) and set(mode) & set("wax+"))):
-        return None
-    return _path(path, allow)
-
-
-def _path(path: Any, allow: Allow) -> str | None:
-    if isinstance(path, int) or path is None:
-        return None
-    text = os.fsdecode(path)
-    return None if allow.path(text) else text
-
-
-def _paths(args: Any, allow: Allow) -> str | None:
-    return next((found for found in (_path(path, allow) for path in args[:2] if not isinstance(path, int)) if found), None)
-
-
-def _first(args: Any, allow: Allow) -> str | None:
-    return _path(args[0], allow)
+    return _path(path, allow) if writes or (isinstance(mode, str) and set(mode) & set("wax+")) else None
 
 
 def _sqlite(args: Any, allow: Allow) -> str | None:
     text = os.fsdecode(args[0])
-    if text in ("", ":memory:") or ":memory:" in text or "mode=ro" in text or "mode=memory" in text:
+    path, _, options = text.removeprefix("file:").partition("?") if text.startswith("file:") else (text, "", "")
+    if path in ("", ":memory:") or {"mode=ro", "mode=memory"} & set(options.split("&")):
         return None
-    return _path(text.removeprefix("file:").split("?")[0], allow)
+    return _path(path, allow)
 
 
-def _address(args: Any, allow: Allow) -> str | None:
-    return _peer(args[-1], allow)
+def _peer(args: Any, allow: Allow) -> str | None:
+    """A socket first; its peer's address last, or None if it is connected."""
+    address = args[-1]
+    if address is None:
+        try:
+            address = args[0].getpeername()
+        except OSError:  # not connected: nothing can be sent
+            return None
+    if args[0].family in (socket.AF_INET, socket.AF_INET6):
+        host, port = str(address[0]), address[1]
+        return None if allow.host(host, port) else f"{host}:{port}"
+    if args[-1] is None:  # talking to a process of this machine: also how event loops wake themselves
+        return None
+    text = os.fsdecode(address) if isinstance(address, str | bytes) else repr(address)
+    return None if allow.path(text) else text
 
 
-def _peer(address: Any, allow: Allow) -> str | None:
-    if not isinstance(address, tuple):  # a Unix socket's path
-        text = os.fsdecode(address) if isinstance(address, str | bytes) else repr(address)
-        return None if allow.path(text) else text
-    host, port = str(address[0]), address[1]
-    return None if allow.host(host, port) else f"{host}:{port}"
+def _sent(args: Any, allow: Allow) -> str | None:
+    """The number of an open file first; if it is a socket's, its peer counts."""
+    if not stat.S_ISSOCK(os.fstat(args[0]).st_mode):
+        return None
+    with socket.socket(fileno=os.dup(args[0])) as same:
+        return _peer((same, None), allow)
 
 
 def _name(args: Any, allow: Allow) -> str | None:
+    if args[0] is None:  # this machine's own addresses
+        return None
     name = args[0].decode() if isinstance(args[0], bytes) else str(args[0])
     return None if allow.host(name, None) else name
 
@@ -133,20 +171,33 @@ def _anything(args: Any, allow: Allow) -> str | None:
     return " ".join(str(arg) for arg in args[:2])[:120] or "the system"
 
 
-WATCHED: dict[str, Callable[[Any, Allow], str | None]] = {
+WATCHED: dict[str, Check] = {
     "open": _opened,
     "sqlite3.connect": _sqlite,
-    **dict.fromkeys(("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"), _address),
+    **dict.fromkeys(("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"), _peer),
+    **dict.fromkeys(("socket.send", "socket.sendall", "socket.sendfile", "socket.write"), _peer),
+    **dict.fromkeys(("os.sendfile", "os.write", "os.writev"), _sent),
     **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), _name),
-    **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), _first),
-    **dict.fromkeys(("os.setxattr", "os.removexattr", "shutil.rmtree", "os.mkfifo", "os.mknod"), _first),
-    **dict.fromkeys(("os.rename", "os.link", "os.symlink"), _paths),
+    **dict.fromkeys(("os.truncate", "os.setxattr", "os.removexattr", "os.mkfifo", "os.mknod"), _at((0, 0))),
+    **dict.fromkeys(("os.remove", "os.rmdir", "shutil.rmtree"), _at((0, 1))),
+    **dict.fromkeys(("os.mkdir", "os.chmod"), _at((0, 2))),
+    **dict.fromkeys(("os.chown", "os.utime"), _at((0, 3))),
+    **dict.fromkeys(("os.rename", "os.link"), _at((0, 2), (1, 3))),
+    "os.symlink": _at((1, 2)),
     **dict.fromkeys(
         ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "pty.spawn",
-         "os.startfile", "os.kill", "os.killpg", "webbrowser.open", "builtins.input"), _anything,
+         "os.startfile", "os.kill", "os.killpg", "webbrowser.open", "builtins.input", "process.start", "process.submit"),
+        _anything,
     ),
 }  # fmt: skip
-"""Audit event -> what of its arguments is forbidden, or None."""
+"""Audit event -> its check. What Python raises no event for, `install` wraps and names likewise."""
+
+_SILENT: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+    (os, "os", ("sendfile", "write", "writev", "mkfifo", "mknod")),
+    (socket.socket, "socket", ("send", "sendall", "sendfile")),
+    (ssl.SSLSocket, "socket", ("send", "sendall", "write")),
+)
+"""Owner, its name in events, and functions that tell nobody what they do."""
 
 
 def _hook(event: str, args: Any) -> None:
@@ -154,29 +205,27 @@ def _hook(event: str, args: Any) -> None:
     if check is None or (episode := active()) is None or not episode.guarded:
         return
     if (target := check(args, episode.allow)) is not None:
-        _stop(episode, event, target)
+        blocked = Blocked(event, target, user_line())
+        episode.blocked.append(blocked)
+        raise RealAccessBlocked(blocked)
 
 
-def _stop(episode: Any, event: str, target: str) -> None:
-    blocked = Blocked(event, target, _user_frame())
-    episode.blocked.append(blocked)
-    raise RealAccessBlocked(blocked)
-
+started_by: ContextVar[str] = ContextVar("dreamgym_started_by", default="")
+"""The user's line that started this thread or task, or gave it its work."""
 
 _OURS = str(Path(__file__).parents[1])
 
 
-def _user_frame() -> str:
-    """The innermost line that is neither Python's, nor a package's, nor ours."""
-    frame = sys._getframe(2)
-    last = "an unknown place"
+def user_line() -> str:
+    """The innermost line that is neither Python's, nor a package's, nor ours; else who started the thread or task; else the node."""
+    frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        last = f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
         if not file.startswith((*LIBRARIES, _OURS, "<")):
-            return last
+            return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]
-    return last
+    node = ((var_child_runnable_config.get() or {}).get("metadata") or {}).get("langgraph_node")
+    return started_by.get() or (f"node {node!r}" if node else "an unknown place")
 
 
 _installed = False
@@ -189,23 +238,34 @@ def install() -> None:
         return
     _installed = True
     sys.addaudithook(_hook)
-    for cls, names in ((socket.socket, ("send", "sendall", "sendfile")), (ssl.SSLSocket, ("send", "sendall", "write"))):
+    for owner, event, names in _SILENT:
         for name in names:
-            setattr(cls, name, _guarded_send(name, getattr(cls, name)))
+            if original := getattr(owner, name, None):  # not every system has each
+                setattr(owner, name, _told(f"{event}.{name}", original, connected=event == "socket"))
+    dispatch(BaseProcess, "start", _process("process.start"))
+    dispatch(ProcessPoolExecutor, "submit", _process("process.submit"))
+    dispatch(logging.Handler, "handle", _logged)
 
 
-def _guarded_send(name: str, original: Any) -> Any:
-    """Sending on a connection that was open before the episode is no audit event."""
+def _told(event: str, original: Method, *, connected: bool) -> Method:
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if active() is not None:
+            _hook(event, (args[0], None) if connected else args)
+        return original(*args, **kwargs)
 
-    def send(self: socket.socket, *args: Any, **kwargs: Any) -> Any:
-        episode = active()
-        if episode is not None and episode.guarded and self.family in (socket.AF_INET, socket.AF_INET6):
-            try:
-                target = _peer(self.getpeername(), episode.allow)
-            except OSError:  # not connected: nothing can be sent
-                target = None
-            if target is not None:
-                _stop(episode, f"socket.{name}", target)
-        return original(self, *args, **kwargs)
+    return function
 
-    return send
+
+def _process(event: str) -> Any:
+    def start(episode: Any, original: Method, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _hook(event, args or (owner,))
+        return original(owner, *args, **kwargs)
+
+    return start
+
+
+def _logged(episode: Any, original: Method, handler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A log's own files are opened late and rolled over: no doing of the agent's. Logs that go elsewhere are stopped."""
+    with entered(None if isinstance(handler, logging.FileHandler) else episode):
+        return original(handler, *args, **kwargs)

@@ -2,11 +2,13 @@
 
 import functools
 import threading
+from asyncio import BaseEventLoop
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar, copy_context
+from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.simulate.context import Method, dispatch
+from dreamgym_lg.simulate.guard import started_by, user_line
 
 if TYPE_CHECKING:
     from dreamgym_lg.simulate.episode import Episode
@@ -17,20 +19,37 @@ _making_worker: ContextVar[bool] = ContextVar("dreamgym_making_worker", default=
 def install() -> None:
     dispatch(threading.Thread, "start", _start)
     dispatch(ThreadPoolExecutor, "submit", _submit)
+    dispatch(BaseEventLoop, "create_task", _create_task)
 
 
 def _start(episode: "Episode", original: Method, thread: threading.Thread, args: Any, kwargs: Any) -> Any:
     if not _making_worker.get():
-        thread.run = functools.partial(copy_context().run, thread.run)  # type: ignore[method-assign]
+        thread.run = functools.partial(_carried().run, thread.run)  # type: ignore[method-assign]
     return original(thread)
 
 
 def _submit(episode: "Episode", original: Method, pool: ThreadPoolExecutor, args: Any, kwargs: Any) -> Any:
     """The work belongs to the episode; the pool's worker, which may outlive it, does not."""
     task, *rest = args
-    context = copy_context()
+    context = _carried()
     token = _making_worker.set(True)
     try:
         return original(pool, context.run, task, *rest, **kwargs)
     finally:
         _making_worker.reset(token)
+
+
+def _create_task(episode: "Episode", original: Method, loop: BaseEventLoop, args: Any, kwargs: Any) -> Any:
+    """A task has the context already; it is told who made it."""
+    token = started_by.set(user_line())
+    try:
+        return original(loop, *args, **kwargs)
+    finally:
+        started_by.reset(token)
+
+
+def _carried() -> Context:
+    """This context, and who carried it: a thread's own frames do not reach back to the user's line."""
+    context = copy_context()
+    context.run(started_by.set, user_line())
+    return context

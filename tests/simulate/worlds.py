@@ -1,6 +1,7 @@
 """Environments that play tools in these tests: scripted, for what is tested is the layer around them."""
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from dreamgym_lg.environment import Environment
@@ -35,3 +36,11 @@ class Answers(Environment):
 
     async def astep(self, action: str) -> StepResult:
         return self.step(action)
+
+
+async def played(agent: Any, environment: Environment, task: Task = TASK) -> dict[str, Any]:
+    """What `rollout` would read of one episode; raises what the agent raises."""
+    state: dict[str, Any] = {}
+    async for values in agent.astream({"task": task}, context=SimpleNamespace(environment=environment)):
+        state = values
+    return state
