@@ -38,8 +38,9 @@ def compare(demo: "Demo", policy: Any, experience: ExperienceModel, iteration: i
     gap = figures["eval_dream_successes"] / len(dreamed) - figures["eval_real_successes"] / len(real)
     demo.say(
         f"after {iteration} iterations: real {figures['eval_real_successes']}/{len(real)}, "
-        f"dream {figures['eval_dream_successes']}/{len(dreamed)}, gap {gap:+.2f}; the experience model recognised "
-        f"{verdicts.invalid_recognised} of {verdicts.invalid} invalid actions, {figures['eval_reward_errors']:.1%} wrong rewards"
+        f"dream {figures['eval_dream_successes']}/{len(dreamed)}, gap {gap:+.2f}; the experience model "
+        f"recognised {verdicts.invalid_recognised} of {verdicts.invalid} invalid actions and gave "
+        f"{figures['eval_reward_errors']:.1%} wrong rewards"
     )
     return figures
 

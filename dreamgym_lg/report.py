@@ -259,7 +259,7 @@ def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _draw_rates(axes: "Axes", rates: Mapping[Any, Rate], **look: Any) -> None:
-    # A given interval need not hold the rate (a bootstrap's may not), and an arm must not be negative.
+    # a given interval need not hold the rate, and an arm must not be negative
     arms = [[max(0.0, r.value - r.low) for r in rates.values()], [max(0.0, r.high - r.value) for r in rates.values()]]
     look = {"ms": 9, "mew": 2.2, "elinewidth": 1.6, "capsize": 4, "capthick": 1.6, "clip_on": False, **look}
     axes.errorbar(list(rates), [rate.value for rate in rates.values()], arms, **look)
@@ -275,7 +275,8 @@ def _draw_progress(axes: "Axes", history: History) -> None:
     for name, color, mark, fill in (("dream", DREAM, "D-", "white"), ("real", REAL, "o-", REAL)):
         rates = {iteration: rate for iteration, row in points.items() if (rate := getattr(row, name))}
         if rates:
-            axes.fill_between(list(rates), *zip(*(r[2:4] for r in rates.values()), strict=True), color=color, alpha=0.12, linewidth=0)
+            lows, highs = zip(*(rate[2:4] for rate in rates.values()), strict=True)
+            axes.fill_between(list(rates), lows, highs, color=color, alpha=0.12, linewidth=0)
             _draw_rates(axes, rates, fmt=mark, color=color, mfc=fill, linewidth=2.5, label=name)
     if training or points:
         axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=3, handlelength=1.3, columnspacing=1)

@@ -5,7 +5,6 @@ schedule. `GRPOLearner.update` hands it an iteration's groups and returns when t
 """
 
 import json
-import math
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, NothingToTrain
+from dreamgym_lg.integrations.trl.rows import Rows, to_rows
 from dreamgym_lg.types import Segment, Trajectory
 
 try:
@@ -28,34 +28,6 @@ except ImportError as error:
 for _name in ("_generate_and_score_completions", "_get_per_token_logps_and_entropies"):
     if not hasattr(GRPOTrainer, _name):
         raise MissingDependency(f"this TRL has no GRPOTrainer.{_name}; run: pip install 'trl>=1.16,<1.17'")
-
-Rows = list[tuple[Segment, float]]
-"""Token segments, each with the advantage of its episode."""
-
-
-def group_advantages(rewards: Sequence[float]) -> list[float]:
-    """`(r - mean) / (std + 1e-4)` over one group (GRPO; TRL's `scale_rewards="group"`); zeros for a uniform group."""
-    mean = sum(rewards) / len(rewards)
-    variance = sum((reward - mean) ** 2 for reward in rewards) / max(len(rewards) - 1, 1)
-    return [(reward - mean) / (math.sqrt(variance) + 1e-4) for reward in rewards]
-
-
-def to_rows(groups: Sequence[Sequence[Trajectory]]) -> Rows:
-    """The training rows of an iteration. Uniform groups carry no signal and give none.
-
-    An episode of S segments gives S rows with its advantage divided by S: the loss averages over rows, so that an episode
-    with more segments does not weigh more. Failed rollouts are left out of their group, mean and deviation.
-    """
-    rows: Rows = []
-    for group in groups:
-        played = [trajectory for trajectory in group if trajectory.error is None and trajectory.segments]
-        if len({trajectory.reward for trajectory in played}) < 2:
-            continue
-        advantages = group_advantages([trajectory.reward for trajectory in played])
-        for trajectory, advantage in zip(played, advantages, strict=True):
-            rows += [(segment, advantage / len(trajectory.segments)) for segment in trajectory.segments]
-    return rows
-
 
 class _Stopped(Exception):
     """Ends the trainer's thread."""
@@ -184,7 +156,7 @@ class GRPOLearner:
             "disable_tqdm": True,
             "use_cpu": model.device.type == "cpu",
             "bf16": False,
-            "gradient_checkpointing": False,
+            "activation_checkpointing": False,
             "ignore_data_skip": True,
             "seed": seed,
             **config,

@@ -152,7 +152,7 @@ def train_sft(
             "disable_tqdm": True,
             "use_cpu": model.device.type == "cpu",
             "bf16": False,
-            "gradient_checkpointing": False,
+            "activation_checkpointing": False,
             "dataset_kwargs": {"skip_prepare_dataset": True},
             "remove_unused_columns": False,
             "seed": seed,

@@ -3,105 +3,33 @@
 import asyncio
 import inspect
 import queue
-import shutil
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from grpo_parts import (
+    QUESTION,
+    WORDS,
+    groups_of,
+    learner_of,
+    model_of,
+    segment,
+    some,
+    trajectory,
+    weights,
+)
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOTrainer
 
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.integrations.transformers import LocalChatModel
-from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
-from dreamgym_lg.integrations.trl.grpo import GRPOLearner, group_advantages, to_rows
+from dreamgym_lg.integrations.transformers_scratch import create_model
+from dreamgym_lg.integrations.trl.rows import group_advantages, to_rows
 from dreamgym_lg.integrations.trl.sft import save_model, tokenize, train_sft
 from dreamgym_lg.policy import TokenRecorder
-from dreamgym_lg.types import Segment, Step, Task, Trajectory
-
-WORDS = ("red", "green", "blue", "yellow")
-QUESTION = {"role": "user", "content": "say a colour"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return create_tokenizer([*WORDS * 3, "say a colour", "a longer observation of the kitchen"], vocab_size=320)
-
-
-def model_of(tokenizer: PreTrainedTokenizerFast) -> Any:
-    return create_model(tokenizer, hidden_size=32, layers=1, max_tokens=128)
-
-
-def learner_of(model: Any, tokenizer: PreTrainedTokenizerFast, path: Path, **options: Any) -> GRPOLearner:
-    settings: dict[str, Any] = {"num_generations": 4, "learning_rate": 1e-2, "beta": 0.0, **options}
-    return GRPOLearner(model, tokenizer, path, **settings)
-
-
-@torch.no_grad()
-def segment(model: Any, seed: int) -> Segment:
-    """Random tokens as if `model` had sampled some of them: a prompt, a reply, an observation, a reply, an observation."""
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(2, 9, (5,), generator=generator).tolist()
-    ids = torch.randint(5, 280, (sum(lengths),), generator=generator)
-    sampled = [i % 2 for i, length in enumerate(lengths) for _ in range(length)]
-    truth = torch.log_softmax(model(ids[None]).logits[0, :-1], dim=-1).gather(1, ids[1:, None])[:, 0]
-    logprobs = [0.0, *truth.tolist()]
-    return Segment(
-        token_ids=ids.tolist(), sampled=sampled, logprobs=[p * s for p, s in zip(logprobs, sampled, strict=True)]
-    )
-
-
-def trajectory(reward: float, *segments: Segment, task: str = "t", index: int = 0, error: str | None = None) -> Trajectory:
-    step = Step(observation="o", action="a", next_observation="p", reward=reward)
-    return Trajectory(
-        task=Task(id=task, instruction="i", environment="e"),
-        steps=(step,),
-        source="synthetic",
-        rollout_index=index,
-        segments=segments,
-        error=error,
-    )
-
-
-def groups_of(model: Any, seed: int, *, n: int = 2) -> list[list[Trajectory]]:
-    return [
-        [trajectory(float(i % 3 == g % 2), segment(model, 100 * seed + 10 * g + i), task=f"t{g}", index=i) for i in range(4)]
-        for g in range(n)
-    ]
-
-
-def weights(model: Any) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
-
-
-def moments(learner: GRPOLearner) -> torch.Tensor:
-    """Adam's first moments."""
-    states = learner._trainer.optimizer.state_dict()["state"]
-    return torch.cat([states[key]["exp_avg"].flatten().clone() for key in sorted(states)])
-
-
-def promptly(call: Callable[[], Any]) -> BaseException | None:
-    """What `call` raised; fails instead of hanging."""
-    raised: list[BaseException | None] = []
-
-    def run() -> None:
-        try:
-            call()
-            raised.append(None)
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(30)
-    assert raised, "it hangs"
-    return raised[0]
-
+from dreamgym_lg.types import Segment, Trajectory
 
 # --- the seam ---------------------------------------------------------------------------------------------------------
 
@@ -196,10 +124,6 @@ def test_group_advantages_are_the_normalised_rewards() -> None:
     assert group_advantages([0.5]) == [0.0]
 
 
-def some(n: int) -> Segment:
-    return Segment(token_ids=[1, n, n], sampled=[0, 1, 1], logprobs=[0.0, -1.0, -1.0])
-
-
 def test_uniform_groups_give_no_rows() -> None:
     uniform = [trajectory(1.0, some(i)) for i in range(3)]
     assert to_rows([uniform, uniform]) == []
@@ -265,9 +189,7 @@ def test_metrics_and_the_mean_over_optimiser_steps(tokenizer: PreTrainedTokenize
 
 
 @pytest.mark.parametrize("error", ["PredictionFailed: unreadable", None])
-def test_nothing_to_train_names_the_causes(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, error: str | None
-) -> None:
+def test_nothing_to_train_names_the_causes(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, error: str | None) -> None:
     learner = learner_of(model_of(tokenizer), tokenizer, tmp_path)
     episodes = [trajectory(float(i), error=error) for i in range(4)]
     with pytest.raises(NothingToTrain, match="4 episodes gave 0 trainable tokens.*" + (error or "a LocalChatModel")):
@@ -315,158 +237,3 @@ def test_a_policy_left_in_evaluation_mode_is_trained_alike(tokenizer: PreTrained
         found.append((metrics["loss"], metrics["grad_norm"]))
         learner.close()
     assert found[0] == pytest.approx(found[1])
-
-
-# --- crashes ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_resumed_learner_goes_on_as_if_never_interrupted(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    model = model_of(tokenizer)
-    start = weights(model)
-    groups = [groups_of(model, i) for i in range(3)]
-    learner = learner_of(model, tokenizer, tmp_path / "run")
-    for iteration in range(2):
-        learner.update(groups[iteration])
-    middle, adam = weights(model), moments(learner)
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    learner.update(groups[2])
-    learner.close()
-
-    again = model_of(tokenizer)
-    assert torch.equal(weights(again), start)
-    resumed = learner_of(again, tokenizer, tmp_path / "copy")
-    assert resumed.iteration == 2
-    assert torch.equal(weights(again), middle)
-    assert torch.equal(moments(resumed), adam)
-    resumed.update(groups[2])
-    resumed.close()
-    assert resumed.iteration == 3
-    assert (weights(again) - weights(model)).abs().max() < 1e-5
-    assert (moments(resumed) - moments(learner)).abs().max() < 1e-5
-
-
-def test_an_update_that_was_saved_but_not_counted_is_repeated(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    model = model_of(tokenizer)
-    groups = [groups_of(model, i) for i in range(2)]
-    learner = learner_of(model, tokenizer, tmp_path)
-    learner.update(groups[0])
-    counted = (tmp_path / "progress.json").read_text()
-    learner.update(groups[1])
-    learner.close()
-    (tmp_path / "progress.json").write_text(counted)  # the crash came between checkpoint and count
-    again = model_of(tokenizer)
-    resumed = learner_of(again, tokenizer, tmp_path)
-    assert resumed.iteration == 1
-    resumed.update(groups[1])
-    resumed.close()
-    assert (weights(again) - weights(model)).abs().max() < 1e-5
-
-
-def test_an_error_of_the_trainer_reaches_the_caller_and_stays(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = model_of(tokenizer)
-    groups = groups_of(model, 0)
-    learner = learner_of(model, tokenizer, tmp_path)
-    learner.update(groups)
-
-    def fail(rows: Any) -> Any:
-        raise ArithmeticError("no batch today")
-
-    monkeypatch.setattr(learner._trainer, "_batch", fail)
-    first = promptly(lambda: learner.update(groups))
-    assert isinstance(first, ArithmeticError)
-    monkeypatch.undo()
-    second = promptly(lambda: learner.update(groups))
-    assert isinstance(second, RuntimeError) and "no batch today" in str(second)
-    assert "make a new GRPOLearner" in str(second)
-    assert promptly(learner.close) is None
-    assert isinstance(promptly(lambda: learner.update(groups)), RuntimeError)
-
-    resumed = learner_of(model_of(tokenizer), tokenizer, tmp_path)
-    assert resumed.iteration == 1
-    assert promptly(lambda: resumed.update(groups)) is None
-    resumed.close()
-
-
-def test_a_trainer_that_ended_by_itself_does_not_hang_the_caller(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learner = learner_of(model_of(tokenizer), tokenizer, tmp_path)
-    monkeypatch.setattr(learner._trainer, "train", lambda **_: None)
-    for _ in range(2):
-        error = promptly(lambda: learner.update(groups_of(learner.model, 0)))
-        assert isinstance(error, RuntimeError) and "ended by itself" in str(error)
-
-
-def test_a_damaged_checkpoint_is_an_error_at_once(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    model = model_of(tokenizer)
-    learner = learner_of(model, tokenizer, tmp_path)
-    learner.update(groups_of(model, 0))
-    learner.close()
-    shutil.rmtree(tmp_path / "checkpoint-1")
-    error = promptly(lambda: learner_of(model_of(tokenizer), tokenizer, tmp_path))
-    assert error is not None and "checkpoint-1" in str(error)
-
-
-KILLER = """
-import os, random, signal, sys, time
-from pathlib import Path
-from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
-from dreamgym_lg.integrations.trl.grpo import GRPOLearner
-from dreamgym_lg.types import Segment, Step, Task, Trajectory
-
-def episode(i):
-    step = Step(observation="o", action="a", next_observation="p", reward=float(i % 3 == 0))
-    segment = Segment(token_ids=[7, 8, 9 + i, 11], sampled=[0, 0, 1, 1], logprobs=[0.0, 0.0, -5.0, -5.0])
-    return Trajectory(task=Task(id="t", instruction="i", environment="e"), steps=[step], segments=[segment])
-
-def train(kill):
-    tokenizer = create_tokenizer(["a few words"])
-    model = create_model(tokenizer, hidden_size=32, layers=1, max_tokens=64)
-    learner = GRPOLearner(model, tokenizer, sys.argv[1], num_generations=4, beta=0.0)
-    print("begun", learner.iteration, learner._trainer.state.global_step, flush=True)
-    if kill != 1:
-        os.write(told, b"x")
-    while True:
-        learner.update([[episode(i) for i in range(4)]])
-        print("done", learner.iteration, flush=True)
-        os.write(told, b"x")
-
-rng = random.Random(int(sys.argv[2]))
-for kill in range(3):
-    begun, told = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            train(kill)
-        finally:
-            os._exit(1)
-    os.close(told)
-    os.read(begun, 1)
-    time.sleep(rng.uniform(0.1, 1.0))
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-"""
-
-
-def test_kills_at_any_moment_lose_no_counted_update(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    """Killed three times, each time going on in the same folder."""
-    done = subprocess.run([sys.executable, "-c", KILLER, tmp_path, "0"], capture_output=True, text=True, timeout=100)
-    lines = [line.split() for line in done.stdout.splitlines()]
-    begun = [index for index, line in enumerate(lines) if line[0] == "begun"]
-    assert len(begun) == 3, done.stderr[-2000:]
-    count = 0
-    for word, iteration, *step in lines:
-        if word == "begun":
-            assert count <= int(iteration) <= count + 1, "a count may not have been printed, but never is one lost"
-            assert int(iteration) == int(step[0]), "the weights are those of the count"
-        else:
-            assert int(iteration) == count + 1
-        count = int(iteration)
-    assert count > 0
-    model = create_model(create_tokenizer(["a few words"]), hidden_size=32, layers=1, max_tokens=64)
-    resumed = GRPOLearner(model, tokenizer, tmp_path, num_generations=4, beta=0.0)
-    assert count <= resumed.iteration <= count + 1
-    assert promptly(lambda: resumed.update([[trajectory(float(i % 2), some(i + 5)) for i in range(4)]])) is None
-    resumed.close()

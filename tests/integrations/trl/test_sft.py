@@ -97,9 +97,7 @@ def test_weights_decide_what_is_learned(tokenizer: PreTrainedTokenizerFast) -> N
 
 def test_training_lowers_the_loss_and_learns_a_mapping(tokenizer: PreTrainedTokenizerFast) -> None:
     model, losses = model_of(tokenizer), dict[int, float]()
-    last = train_sft(
-        model, tokenizer, tokenize(tokenizer, SHORT), steps=60, learning_rate=1e-2, on_step=losses.__setitem__
-    )
+    last = train_sft(model, tokenizer, tokenize(tokenizer, SHORT), steps=60, learning_rate=1e-2, on_step=losses.__setitem__)
     assert list(losses) == list(range(1, 61))
     assert last < 0.1 < 2 < losses[1]
     assert last == pytest.approx(sum(list(losses.values())[-6:]) / 6)

@@ -1,0 +1,88 @@
+"""What the learner's tests share: a tiny policy, and episodes as if it had played them."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from dreamgym_lg.integrations.transformers_scratch import create_model
+from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+from dreamgym_lg.types import Segment, Step, Task, Trajectory
+
+WORDS = ("red", "green", "blue", "yellow")
+QUESTION = {"role": "user", "content": "say a colour"}
+
+
+def model_of(tokenizer: PreTrainedTokenizerFast) -> Any:
+    return create_model(tokenizer, hidden_size=32, layers=1, max_tokens=128)
+
+
+def learner_of(model: Any, tokenizer: PreTrainedTokenizerFast, path: Path, **options: Any) -> GRPOLearner:
+    settings: dict[str, Any] = {"num_generations": 4, "learning_rate": 1e-2, "beta": 0.0, **options}
+    return GRPOLearner(model, tokenizer, path, **settings)
+
+
+@torch.no_grad()
+def segment(model: Any, seed: int) -> Segment:
+    """Random tokens as if `model` had sampled some of them: a prompt, a reply, an observation, a reply, an observation."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, 9, (5,), generator=generator).tolist()
+    ids = torch.randint(5, 280, (sum(lengths),), generator=generator)
+    sampled = [i % 2 for i, length in enumerate(lengths) for _ in range(length)]
+    truth = torch.log_softmax(model(ids[None]).logits[0, :-1], dim=-1).gather(1, ids[1:, None])[:, 0]
+    logprobs = [0.0, *truth.tolist()]
+    return Segment(token_ids=ids.tolist(), sampled=sampled, logprobs=[p * s for p, s in zip(logprobs, sampled, strict=True)])
+
+
+def trajectory(reward: float, *segments: Segment, task: str = "t", index: int = 0, error: str | None = None) -> Trajectory:
+    step = Step(observation="o", action="a", next_observation="p", reward=reward)
+    return Trajectory(
+        task=Task(id=task, instruction="i", environment="e"),
+        steps=(step,),
+        source="synthetic",
+        rollout_index=index,
+        segments=segments,
+        error=error,
+    )
+
+
+def groups_of(model: Any, seed: int, *, n: int = 2) -> list[list[Trajectory]]:
+    return [
+        [trajectory(float(i % 3 == g % 2), segment(model, 100 * seed + 10 * g + i), task=f"t{g}", index=i) for i in range(4)]
+        for g in range(n)
+    ]
+
+
+def weights(model: Any) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+
+
+def moments(learner: GRPOLearner) -> torch.Tensor:
+    """Adam's first moments."""
+    states = learner._trainer.optimizer.state_dict()["state"]
+    return torch.cat([states[key]["exp_avg"].flatten().clone() for key in sorted(states)])
+
+
+def promptly(call: Callable[[], Any]) -> BaseException | None:
+    """What `call` raised; fails instead of hanging."""
+    raised: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            call()
+            raised.append(None)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert raised, "it hangs"
+    return raised[0]
+
+
+def some(n: int) -> Segment:
+    return Segment(token_ids=[1, n, n], sampled=[0, 1, 1], logprobs=[0.0, -1.0, -1.0])
