@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from dreamgym_lg.cli_agent import doctor, import_traces
 from dreamgym_lg.errors import DreamGymError
-from dreamgym_lg.proof import prove, shown_episodes
 
 if TYPE_CHECKING:
     from dreamgym_lg.demo import Demo
@@ -25,6 +25,10 @@ app = typer.Typer(
     help="Train a LangGraph agent's policy in a dream, and prove the gain in the real environment.",
 )
 console = Console()
+
+_DOCTOR = "Examples: [b]dreamgym doctor my_app.py:graph[/b], [b]dreamgym doctor my_app.agents:create_agent --json[/b]"
+app.command(epilog=_DOCTOR)(doctor)
+app.command("import", epilog="Example: [b]dreamgym import traces.jsonl --to replay.db[/b]")(import_traces)
 
 Game = Annotated[str, typer.Option(help="[b]peckingorder[/b] (read the book, obey it) or [b]twc[/b] (tidy up; harder).")]
 Seed = Annotated[int, typer.Option(help="Decides the worlds, the models' first weights and every sample.")]
@@ -85,6 +89,8 @@ def demo(
     refresh: Refresh = None,
 ) -> None:  # fmt: skip
     """The closed loop end to end: collect, train in the dream, prove it in the real environment, show it."""
+    from dreamgym_lg.proof import prove
+
     with _opened(game, seed, out, quick, iterations, refresh) as work:
         work.collect()
         work.train_models()
@@ -122,6 +128,8 @@ def evaluate(
     refresh: Refresh = None,
 ) -> None:  # fmt: skip
     """Base against trained policy on held-out worlds of the real environment; writes result.json."""
+    from dreamgym_lg.proof import prove
+
     with _opened(game, seed, out, quick, iterations, refresh) as work:
         prove(work)
         _show(work)
@@ -143,6 +151,7 @@ def report(out: Annotated[Path, typer.Argument(help="The output folder of a fini
 
 
 def _show(work: "Demo") -> None:
+    from dreamgym_lg.proof import shown_episodes
     from dreamgym_lg.report import summary_table, write_report
 
     result = json.loads((work.out / "result.json").read_text())

@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from langchain_core.caches import BaseCache
+from langchain_core.embeddings import Embeddings
 from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
-from langgraph.types import interrupt
+from langgraph.types import Command, interrupt
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.episode import STATE_TOOLS
-from dreamgym_lg.simulate.walk import body, function_references, reachable, runs_an_agent, users
+from dreamgym_lg.simulate.plain import makes_tools, run_by, touched
+from dreamgym_lg.simulate.walk import body, codes, function_references, reachable, returns, runs_an_agent, users
 
 Fate = Literal["simulated", "passes through", "replaced", "answered", "stopped", "could leak"]
 """`stopped`: the guard raises there and the episode fails; `could leak`: nothing would stop it."""
@@ -44,15 +46,6 @@ class Examination:
         return [finding for finding in self.findings if finding.fate in ("stopped", "could leak")]
 
 
-TOUCHING = {
-    "socket", "http", "urllib", "requests", "httpx", "aiohttp", "websockets", "subprocess", "shutil", "smtplib", "ftplib", "boto3",
-    "psycopg", "psycopg2", "asyncpg", "pymysql", "pymongo", "redis", "sqlalchemy", "sqlite3", "paramiko", "openai", "anthropic",
-}  # fmt: skip
-"""Modules that plain code reaches the world with; the guard sees all of them open files and connections."""
-
-_WRITERS = {"open", "write_text", "write_bytes", "unlink", "remove", "rmtree", "system", "mkdir", "rename"}
-
-
 def examine(graph: Any, *, pass_through: Sequence[str] = (), simulate_nodes: Sequence[str] = ()) -> Examination:
     """Find an agent's models, tools, graphs, caches, checkpointers, interrupts and plain code; nothing is run.
 
@@ -70,8 +63,12 @@ def examine(graph: Any, *, pass_through: Sequence[str] = (), simulate_nodes: Seq
     tools = {tool.name: tool for tool in found if isinstance(tool, BaseTool)}
     if unknown := set(pass_through) - set(tools):
         raise ConfigurationError.unknown("tool", sorted(unknown)[0], tools)
-    findings = [*_models(found), *(_tool(tool, pass_through) for tool in tools.values()), *_graphs(graphs), *_open(found)]
-    findings += [finding for each in graphs for finding in _nodes(each, simulate_nodes)]
+    findings = list(_models(found))
+    for tool in tools.values():
+        findings += _tool(tool, pass_through)
+    findings += _graphs(graphs)
+    for place, roots in _places(graph, graphs, simulate_nodes):
+        findings += [Finding("node", place, "simulated")] if roots is None else _plain_code(place, roots)
     if isinstance(get_llm_cache(), BaseCache):
         findings.append(Finding("cache", "the global LLM cache", "replaced"))
     return Examination(list(dict.fromkeys(findings)))
@@ -79,28 +76,27 @@ def examine(graph: Any, *, pass_through: Sequence[str] = (), simulate_nodes: Seq
 
 def _models(found: Sequence[Any]) -> Iterator[Finding]:
     for each in found:
-        name = type(each).__name__
         if isinstance(each, BaseChatModel):
-            yield Finding("model", f"{name} {each._get_ls_params().get('ls_model_name') or ''}".strip(), "simulated")
-        elif isinstance(each, BaseLLM):
-            yield Finding("model", name, "stopped", "a text-completion model has no messages: use its chat-model class")
-        elif isinstance(each, BaseRetriever):
-            yield Finding(
-                "retriever", name, "stopped", "make it a tool (create_retriever_tool), or name its node in simulate_nodes"
-            )
-        elif type(each).__module__.split(".")[0] in ("openai", "anthropic") and hasattr(each, "base_url"):
-            yield Finding("client", f"{type(each).__module__}.{name}", "stopped", "call the model through its LangChain class")
+            name = f"{type(each).__name__} {each._get_ls_params().get('ls_model_name') or ''}"
+            yield Finding("model", name.strip(), "simulated")
 
 
-def _tool(tool: BaseTool, pass_through: Sequence[str]) -> Finding:
-    module = str(getattr(body(tool), "__module__", ""))
-    if tool.name in pass_through:
-        return Finding("tool", tool.name, "passes through")
-    if runs_an_agent(tool):
-        return Finding("tool", f"{tool.name} (a sub-agent)", "passes through")
-    if module.startswith(STATE_TOOLS):
-        return Finding("tool", f"{tool.name} (state only)", "passes through")
-    return Finding("tool", tool.name, "simulated")
+def _tool(tool: BaseTool, pass_through: Sequence[str]) -> Iterator[Finding]:
+    what = ""
+    if tool.name not in pass_through:
+        if runs_an_agent(tool):
+            what = " (a sub-agent)"
+        elif str(getattr(body(tool), "__module__", "")).startswith(STATE_TOOLS):
+            what = " (state only)"
+        else:
+            changes = isinstance(kind := returns(tool), type) and issubclass(kind, Command)
+            advice = "it returns a Command: if it only hands over or notes something, name it in pass_through"
+            yield Finding("tool", tool.name, "simulated", advice if changes else "")
+            return
+    yield Finding("tool", f"{tool.name}{what}", "passes through")
+    root = body(tool)
+    root = types.MethodType(root, tool) if root is type(tool)._run else root
+    yield from (finding for finding in _plain_code(f"tool {tool.name}", [root]) if finding.kind != "code")
 
 
 def _graphs(graphs: Sequence[Pregel]) -> Iterator[Finding]:
@@ -119,68 +115,75 @@ def _graphs(graphs: Sequence[Pregel]) -> Iterator[Finding]:
                 yield Finding("interrupt", f"{when} {nodes if isinstance(nodes, str) else ', '.join(nodes)}", "answered")
 
 
-def _open(found: Sequence[Any]) -> Iterator[Finding]:
-    for each in found:
-        if isinstance(each, sqlite3.Connection):
-            advice = "an open connection writes without any event: open it inside a tool, or pass it in through a tool"
-            yield Finding("connection", "sqlite3.Connection", "could leak", advice)
-        elif type(each).__module__.split(".")[0] in ("psycopg", "psycopg2", "asyncpg", "pymongo", "redis"):
-            advice = "a driver written in C sends on an open connection without any event: reach it through a tool"
-            yield Finding("connection", f"{type(each).__module__}.{type(each).__name__}", "could leak", advice)
+def _places(graph: Any, graphs: Sequence[Pregel], simulated: Sequence[str]) -> Iterator[tuple[str, list[Any] | None]]:
+    """Where plain code runs, with what is called there; None for a node that the environment answers."""
+    for each in graphs:
+        for name, node in each.nodes.items():
+            place = f"{name} of {each.get_name()}" if len(graphs) > 1 else name
+            yield place, None if name in simulated else [node.bound, *node.writers]
+    if not isinstance(graph, Pregel):
+        called = [getattr(graph, name, None) for name in ("invoke", "ainvoke")]
+        yield f"{type(graph).__name__}.invoke", [each for each in called if each is not None]
 
 
-def _nodes(graph: Pregel, simulate_nodes: Sequence[str]) -> Iterator[Finding]:
-    for name, node in graph.nodes.items():
-        if name in simulate_nodes:
-            yield Finding("node", name, "simulated")
-            continue
-        for function in _plain_functions(node.bound):
-            if interrupt in function_references(function):
-                yield Finding("interrupt", f"in node {name}", "answered")
-            if touched := _touched(function):
-                advice = f"its code uses {', '.join(touched)}: move it into a tool, or name the node in simulate_nodes"
-                yield Finding("node", name, "stopped", advice)
-            if "func" in function.__code__.co_names and any(isinstance(o, BaseTool) for o in function_references(function)):
-                yield Finding(
-                    "node", name, "stopped", "it calls tool.func(...), which no class is asked about: use tool.invoke(...)"
-                )
+def _plain_code(place: str, roots: Sequence[Any]) -> Iterator[Finding]:
+    found = list(run_by(roots))
+    functions = [each for each in found if users(each)]
+    problems = [problem for each in found if (problem := _problem(each, place)) is not None]
+    if reached := sorted({name for function in functions for name in touched(function)}):
+        problems.insert(0, Finding("node", place, "stopped", f"its code uses {', '.join(reached)}: {_fix(place)}"))
+    for function in functions:
+        problems += _called_past_its_class(function, place)
+        yield from _made_there(function, place)
+        if interrupt in function_references(function):
+            yield Finding("interrupt", f"in {place}", "answered")
+    if functions and not problems:
+        yield Finding("code", place, "passes through")
+    yield from problems
 
 
-def _plain_functions(bound: Any) -> Iterator[types.FunctionType]:
-    """The user's own functions that a node runs, without the bodies of tools and without nested graphs."""
-    seen: set[int] = set()
-    waiting = [bound]
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen or isinstance(each, Pregel | BaseTool | BaseChatModel | types.ModuleType | type):
-            continue
-        seen.add(id(each))
-        if users(each):
-            yield each
-        if isinstance(each, types.FunctionType):
-            waiting += [o for o in function_references(each) if isinstance(o, types.FunctionType | types.MethodType)]
-            continue
-        if isinstance(each, types.MethodType):
-            waiting.append(each.__func__)
-            continue
-        for attribute in ("func", "afunc", "bound", "steps", "first", "middle", "last", "runnable", "fallbacks", "steps__"):
-            part = getattr(each, attribute, None)
-            waiting += (
-                part if isinstance(part, list) else list(part.values()) if isinstance(part, dict) else [part] if part else []
-            )
+_DRIVERS = ("psycopg", "psycopg2", "asyncpg", "pymongo", "redis", "pymysql")
 
 
-def _touched(function: types.FunctionType) -> list[str]:
-    """Modules and functions of the world that a function's code names."""
-    names = set()
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        names |= set(code.co_names)
-        codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    modules = {
-        name for name in names if name in TOUCHING
-        or getattr(function.__globals__.get(name), "__name__", "").split(".")[0] in TOUCHING
-        and isinstance(function.__globals__.get(name), types.ModuleType)
-    }  # fmt: skip
-    return sorted(modules | (names & _WRITERS))
+def _fix(place: str) -> str:
+    if place.startswith("tool "):
+        return "let the tool be simulated, or allow its hosts and paths"
+    return "move it into a tool, or name the node in simulate_nodes"
+
+
+def _problem(each: Any, place: str) -> Finding | None:
+    """What an object that plain code refers to does past every class that is asked."""
+    module, name = type(each).__module__, type(each).__name__
+    package = module.partition(".")[0]
+    if isinstance(each, BaseLLM):
+        advice = "a text-completion model has no messages: use its chat-model class"
+        return Finding("model", f"{name} in {place}", "stopped", advice)
+    if isinstance(each, BaseRetriever):
+        return Finding("retriever", f"{name} in {place}", "stopped", _fix(place))
+    if isinstance(each, Embeddings) and package != "langchain_core":  # those are fakes, which ask nobody
+        return Finding("embeddings", f"{name} in {place}", "stopped", _fix(place))
+    if package in ("openai", "anthropic") and hasattr(each, "base_url"):
+        return Finding("client", f"{package}.{name} in {place}", "stopped", "call the model through its LangChain class")
+    if name == "RemoteGraph" and package == "langgraph":
+        return Finding("sub-graph", f"{name} in {place}", "stopped", "it runs on a server: use the graph itself instead")
+    if isinstance(each, sqlite3.Connection) or package in _DRIVERS:
+        advice = f"no guard sees what is sent on an open connection: {_fix(place)}"
+        return Finding("connection", f"{package}.{name} in {place}", "could leak", advice)
+    return None
+
+
+def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator[Finding]:
+    names = {name for code in codes(function) for name in code.co_names}
+    if "func" in names and any(isinstance(each, BaseTool) for each in function_references(function)):
+        yield Finding("node", place, "stopped", "it calls tool.func(...), which no class is asked about: use tool.invoke(...)")
+
+
+def _made_there(function: types.FunctionType, place: str) -> Iterator[Finding]:
+    """Models and tools that exist only while the graph runs: their classes are asked all the same."""
+    if makes_tools(function):
+        yield Finding("tool", f"made in {place}", "simulated")
+    for each in function_references(function):
+        if isinstance(each, type) and issubclass(each, BaseChatModel):
+            yield Finding("model", f"{each.__name__} made in {place}", "simulated")
+        elif getattr(each, "__name__", "") == "init_chat_model":
+            yield Finding("model", f"made in {place}", "simulated")

@@ -31,13 +31,14 @@ def reachable(root: Any, *, limit: int = 20_000) -> Iterator[Any]:
             continue
         seen.add(id(found))
         yield found
-        waiting.extend(_references(found))
+        waiting.extend(references(found))
 
 
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, BaseMessage)
 
 
-def _references(found: Any) -> Iterator[Any]:
+def references(found: Any) -> Iterator[Any]:
+    """What one object refers to. Of an object of the user's class that is also what its methods refer to."""
     if isinstance(found, types.FunctionType):
         yield from function_references(found)
     elif isinstance(found, types.MethodType):
@@ -50,6 +51,7 @@ def _references(found: Any) -> Iterator[Any]:
     elif isinstance(found, list | tuple | set | frozenset):
         yield from found
     elif not _foreign(type(found)):
+        yield from _methods(type(found))
         yield from vars(found).values() if hasattr(found, "__dict__") else ()
         slots = [name for cls in type(found).__mro__ for name in getattr(cls, "__slots__", ()) if isinstance(name, str)]
         yield from (getattr(found, name) for name in slots if hasattr(found, name))
@@ -57,8 +59,18 @@ def _references(found: Any) -> Iterator[Any]:
 
 def _foreign(cls: type) -> bool:
     """Objects of other packages are not opened, except those that graphs are made of."""
+    return not cls.__module__.startswith(_OPENED) and not users_class(cls)
+
+
+def users_class(cls: type) -> bool:
+    """Whether a class is defined in the user's own code; a notebook's `__main__` has no file."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return not cls.__module__.startswith(_OPENED) and (file is None or file.startswith(LIBRARIES))
+    return cls.__module__ == "__main__" or (file is not None and not file.startswith(LIBRARIES))
+
+
+def _methods(cls: type) -> Iterator[types.FunctionType]:
+    for owner in filter(users_class, cls.__mro__):
+        yield from (value for value in vars(owner).values() if isinstance(value, types.FunctionType))
 
 
 def users(function: Any) -> bool:
@@ -77,11 +89,17 @@ def function_references(function: types.FunctionType) -> Iterator[Any]:
     yield from (function.__kwdefaults__ or {}).values()
     if (wrapped := getattr(function, "__wrapped__", None)) is not None:
         yield wrapped
-    codes = [function.__code__] if users(function) else []
-    while codes:
-        code = codes.pop()
+    for code in codes(function) if users(function) else ():
         yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
-        codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+
+
+def codes(function: types.FunctionType) -> Iterator[types.CodeType]:
+    """The function's code, and that of the functions and classes inside of it."""
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        yield code
+        waiting.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
 
 
 def body(tool: BaseTool) -> Any:
@@ -99,21 +117,27 @@ def runs_an_agent(tool: BaseTool) -> bool:
             return True
         if isinstance(found, Mapping) and any(isinstance(value, Pregel) for value in found.values()):
             return True
-        if hasattr(found, "__dict__") and not isinstance(found, type | types.ModuleType | types.FunctionType):
-            if any(isinstance(value, Pregel) for value in vars(found).values()):
-                return True
+        opened = hasattr(found, "__dict__") and not isinstance(found, type | types.ModuleType | types.FunctionType)
+        if opened and any(isinstance(value, Pregel) for value in vars(found).values()):
+            return True
     return any(isinstance(value, Pregel) for value in vars(tool).values())
 
 
 _TEXT = (str, Any, None, type(None), inspect.Signature.empty)
 
 
-def returned_type(tool: BaseTool) -> Any:
-    """The structure that a tool's body promises to return; None where it is text, unknown, or LangGraph's own."""
+def returns(tool: BaseTool) -> Any:
+    """What a tool's body promises to return, `Command` for `Command[...]`; None if it does not say."""
     try:
         kind = typing.get_type_hints(inspect.unwrap(body(tool))).get("return")
     except Exception:  # a name that exists for type checkers only
         return None
+    return Command if typing.get_origin(kind) is Command else kind
+
+
+def returned_type(tool: BaseTool) -> Any:
+    """The structure that a tool's body promises to return; None where it is text, unknown, or LangGraph's own."""
+    kind = returns(tool)
     if kind is None or kind in _TEXT:
         return None
     parts = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)

@@ -1,0 +1,197 @@
+"""What `examine` finds in the zoo, in agents that would harm, and in what users hold beside their graphs."""
+
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.embeddings import Embeddings
+from langchain_core.language_models import FakeListLLM
+from langchain_core.tools import create_retriever_tool, tool
+from langchain_core.vectorstores import InMemoryVectorStore
+from langgraph.graph import START, StateGraph
+from zoo import KINDS, Kind, World
+from zoo.base import ask, react, toolbox
+from zoo.hostile import HOSTILE, Hostile, hostile_agent, hostile_node
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.simulate import examine
+from dreamgym_lg.simulate.doctor import Examination
+
+MADE_AT_RUN_TIME = {"tool_made_in_node": "made in only"}
+HANDS_OVER = {"swarm": ["transfer_to_bob"]}
+"""Tools that must really run, and that only their user can name."""
+
+
+def names(found: Examination, kind: str, fate: str) -> set[str]:
+    return {finding.name.split(" (")[0] for finding in found.findings if finding.kind == kind and finding.fate == fate}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_part_of_the_zoo_is_found_with_its_fate(kind: Kind, tmp_path: Path) -> None:
+    built = kind.build(World(folder=tmp_path))
+    found = examine(built.graph, pass_through=HANDS_OVER.get(kind.name, ()))
+
+    late = MADE_AT_RUN_TIME.get(kind.name)
+    assert names(found, "tool", "simulated") >= ({late} if late else set(built.tools))
+    assert names(found, "tool", "passes through") >= set(built.passthrough)
+    assert not names(found, "tool", "simulated") & set(built.passthrough)
+    assert names(found, "model", "simulated")
+    assert found.problems == []
+    assert list(tmp_path.iterdir()) == ([tmp_path / "checkpoints.db"] if kind.name == "sqlite_checkpoints" else [])
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.name)
+def test_what_would_harm_is_flagged_where_it_really_runs(hostile: Hostile, tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    node, agent = hostile_node(hostile, world).graph, hostile_agent(hostile, world).graph
+
+    assert [(found.name, found.fate) for found in examine(node).problems] == [("node", "stopped")]
+    assert "simulate_nodes" in examine(node).problems[0].advice
+    assert examine(node, simulate_nodes=["node"]).problems == []
+    assert examine(agent).problems == [], "its tool is simulated, so that nothing of it runs"
+    assert [found.name for found in examine(agent, pass_through=["harm"]).problems] == ["tool harm"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("sqlite_checkpoints", "SqliteSaver"), ("memory_and_store", "InMemoryStore"), ("node_cache", "InMemoryCache"),
+        ("human_approves_tools", "InMemorySaver"),
+    ],
+)  # fmt: skip
+def test_what_production_keeps_is_replaced(kind: str, part: str, tmp_path: Path) -> None:
+    built = next(each for each in KINDS if each.name == kind).build(World(folder=tmp_path))
+    assert part in {finding.name.split()[0] for finding in examine(built.graph).findings if finding.fate == "replaced"}
+
+
+def test_interrupts_and_sub_graphs_are_named(tmp_path: Path) -> None:
+    kinds = {kind.name: kind for kind in KINDS}
+    found = examine(kinds["raw_interrupt"].build(World(folder=tmp_path)).graph)
+    assert names(found, "interrupt", "answered") == {"in review"}
+    found = examine(kinds["nested_subgraphs"].build(World(folder=tmp_path)).graph)
+    assert names(found, "sub-graph", "simulated")
+
+
+def node_graph(node: Any) -> Any:
+    return StateGraph(dict).add_node("act", node).add_edge(START, "act").compile()
+
+
+def fates(graph: Any, **options: Any) -> list[tuple[str, str]]:
+    return [(finding.kind, finding.fate) for finding in examine(graph, **options).problems]
+
+
+def test_an_open_connection_leaks_from_a_node_and_not_from_a_simulated_tool(tmp_path: Path) -> None:
+    connection = sqlite3.connect(":memory:")
+
+    @tool
+    def query(sql: str) -> str:
+        """Ask the database."""
+        return str(connection.execute(sql).fetchall())
+
+    def node(state: dict) -> dict:
+        connection.execute("DELETE FROM orders")
+        return {}
+
+    agent = react(World(folder=tmp_path).model, [query])
+    assert fates(agent) == []
+    assert fates(agent, pass_through=["query"]) == [("connection", "could leak")]
+    assert fates(node_graph(node)) == [("connection", "could leak")]
+
+
+class Service:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def node(self, state: dict) -> dict:
+        self._save("state")
+        return {}
+
+    def _save(self, text: str) -> None:
+        (self.folder / "saved.txt").write_text(text)
+
+    def never_called(self) -> None:
+        os.remove(self.folder)
+
+    def reads(self, state: dict) -> dict:
+        with open(self.folder / "known.txt") as file:
+            found = shutil.which(file.read())
+        state["messages"].remove(found)
+        return {"found": found.replace("a", "b")}
+
+
+def test_a_node_is_followed_into_the_methods_that_it_calls(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    (problem,) = examine(node_graph(service.node)).problems
+    assert ".write_text" in problem.advice and "os.remove" not in problem.advice
+    assert fates(node_graph(lambda state: service.node(state))) == [("node", "stopped")]
+    assert fates(node_graph(lambda state: Service(tmp_path).node(state))) == [("node", "stopped")]
+
+
+def test_reading_and_methods_of_lists_and_texts_touch_nothing(tmp_path: Path) -> None:
+    assert fates(node_graph(Service(tmp_path).reads)) == []
+
+
+def test_aliases_and_imports_inside_functions_are_seen() -> None:
+    from subprocess import run as start
+
+    def inner(state: dict) -> dict:
+        import urllib.request as web
+        from urllib import parse
+
+        web.urlopen(parse.quote("x"))
+        return {}
+
+    assert "subprocess.run" in examine(node_graph(lambda state: start(["ls"]))).problems[0].advice
+    (problem,) = examine(node_graph(inner)).problems
+    assert "urllib.request.urlopen" in problem.advice and "parse" not in problem.advice
+
+
+def test_what_no_class_is_asked_about(tmp_path: Path) -> None:
+    book, *_ = toolbox(World(folder=tmp_path))
+    assert "tool.invoke" in examine(node_graph(lambda state: book.func("Rome", 2))).problems[0].advice
+
+    class Remote(Embeddings):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return [[1.0] for _ in texts]
+
+        def embed_query(self, text: str) -> list[float]:
+            return [1.0]
+
+    retriever, llm = InMemoryVectorStore(Remote()).as_retriever(), FakeListLLM(responses=["x"])
+    assert ("retriever", "stopped") in fates(node_graph(lambda state: retriever.invoke("x")))
+    assert fates(node_graph(lambda state: llm.invoke("x"))) == [("model", "stopped")]
+    assert fates(react(World(folder=tmp_path).model, [create_retriever_tool(retriever, "search", "Find.")])) == []
+
+
+def test_a_model_class_that_holds_a_client_is_no_problem() -> None:
+    openai = pytest.importorskip("langchain_openai")
+    model = openai.ChatOpenAI(model="gpt-x", api_key="none")
+    found = examine(react(model, []))
+    assert names(found, "model", "simulated") == {"ChatOpenAI gpt-x"} and found.problems == []
+    client = model.root_client
+    assert fates(node_graph(lambda state: client.responses.create(input="x"))) == [("node", "stopped"), ("client", "stopped")]
+
+
+def test_code_around_a_graph_counts_too(tmp_path: Path) -> None:
+    graph = react(World(folder=tmp_path).model, toolbox(World(folder=tmp_path)))
+
+    class Agent:
+        def invoke(self, payload: Any) -> Any:
+            state = graph.invoke(ask(payload))
+            (tmp_path / "log.txt").write_text(str(state))
+            return state
+
+    assert [(found.name, found.fate) for found in examine(Agent()).problems] == [("Agent.invoke", "stopped")]
+
+
+def test_unknown_names_and_things_without_a_graph_are_refused(tmp_path: Path) -> None:
+    graph = react(World(folder=tmp_path).model, toolbox(World(folder=tmp_path)))
+    with pytest.raises(ConfigurationError, match="Did you mean 'book'"):
+        examine(graph, pass_through=["boook"])
+    with pytest.raises(ConfigurationError, match="Did you mean 'model'"):
+        examine(graph, simulate_nodes=["modle"])
+    with pytest.raises(ConfigurationError, match="holds no compiled graph"):
+        examine({"graph": 1})
