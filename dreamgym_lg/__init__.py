@@ -1,5 +1,7 @@
 """dreamgym-lg: train a LangGraph agent's policy in a dream, and prove the gain in the real environment."""
 
+from typing import TYPE_CHECKING, Any
+
 from dreamgym_lg.curriculum import Curriculum
 from dreamgym_lg.environment import Environment, check_environment
 from dreamgym_lg.experience import DreamEnvironment, ExperienceModel
@@ -8,9 +10,14 @@ from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import Prediction, Segment, Step, StepResult, Task, Trajectory
 
+if TYPE_CHECKING:
+    from dreamgym_lg.gym import DreamGym
+    from dreamgym_lg.traces import load_traces
+
 __all__ = [
     "Curriculum",
     "DreamEnvironment",
+    "DreamGym",
     "Environment",
     "ExperienceModel",
     "Prediction",
@@ -22,5 +29,19 @@ __all__ = [
     "TokenRecorder",
     "Trajectory",
     "check_environment",
+    "load_traces",
     "rollout",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs more of langchain is imported when it is first asked for: `import dreamgym_lg` stays quick."""
+    if name == "DreamGym":
+        from dreamgym_lg.gym import DreamGym
+
+        return DreamGym
+    if name == "load_traces":
+        from dreamgym_lg.traces import load_traces
+
+        return load_traces
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

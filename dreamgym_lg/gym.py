@@ -1,26 +1,32 @@
 """`DreamGym`: an unmodified LangGraph agent, trained in the dream and handed back. The facade over all parts."""
 
 import asyncio
+import inspect
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.curriculum import Curriculum
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, MissingDependency
 from dreamgym_lg.experience import DreamEnvironment, ExperienceModel
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.rollout import Environments, rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy
 from dreamgym_lg.simulate.agent import Verify
 from dreamgym_lg.simulate.doctor import Examination, examine
-from dreamgym_lg.statistics import Rate
-from dreamgym_lg.types import Task, Trajectory
+from dreamgym_lg.simulate.episode import Episode
+from dreamgym_lg.statistics import Rate, wilson
+from dreamgym_lg.types import Split, Task, Trajectory
+
+_OPTIONS = set(inspect.signature(Episode).parameters) - {"graph", "policy", "environment", "task"}
 
 
 class DreamGym:
@@ -30,122 +36,195 @@ class DreamGym:
         graph: The compiled graph of production, or any object with `invoke` that runs one.
         replay_buffer: Real traces (`load_traces`); they ground the dream.
         experience_model: Who plays the tools: an `ExperienceModel`, any chat model, or a name like `openai:gpt-5-mini`.
-        tasks: What to train on. Tasks of the splits `validation` and `test` are for `evaluate` alone. Default: the buffer's.
+        tasks: What to train on. Tasks of the splits `validation` and `test` are for `evaluate` alone. Default: the real
+            tasks of the buffer.
         payload: The graph's input for a task; by default its instruction as a human message.
-        verify: (task, final state) -> reward, 0 to 1. Without it the experience model judges the final answer by
-            `task.metadata["rubric"]`.
+        verify: (task, final state) -> reward, 0 to 1, a success if it is 1. Without it the experience model judges the final
+            answer by `task.metadata["rubric"]`.
+        verify_real: The same for `evaluate(real=True)`, where what the tools really did can be asked. Default: `verify`.
         environments: Lends the world of one episode in place of the experience model's dream.
         options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
-    Raises `ConfigurationError` if something in the graph could leak (`examine` says what, and what to do).
+    Raises `ConfigurationError` if something in the graph could leak (`examine` says what, and what to do), and for arguments
+    of a wrong kind.
     """
 
     def __init__(
         self, graph: Any, *, replay_buffer: ReplayBuffer, experience_model: ExperienceModel | BaseChatModel | str,
         tasks: Sequence[Task] = (), payload: Callable[[Task], Any] | None = None, verify: Verify | None = None,
-        environments: Environments | None = None, **options: Any,
+        verify_real: Verify | None = None, environments: Environments | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        self.graph, self.replay_buffer, self.payload, self.verify = graph, replay_buffer, payload, verify
-        self.options = options
-        self.experience = to_experience(experience_model, replay_buffer)
-        self.environments = environments or partial(self._dream, self.experience)
-        replay_buffer.add_tasks(tasks)
-        self.tasks = list(tasks) or replay_buffer.tasks(origin="real")
-        self.policy: Any = None
+        if not isinstance(replay_buffer, ReplayBuffer):
+            raise ConfigurationError(f"replay_buffer={replay_buffer!r} is no ReplayBuffer; give ReplayBuffer(path)")
+        for name in sorted(set(options) - _OPTIONS):
+            raise ConfigurationError.unknown("option of DreamGym", name, _OPTIONS)
+        self.graph, self.replay_buffer, self.payload, self.options = graph, replay_buffer, payload, options
+        self.verify, self.verify_real = verify, verify_real or verify
         if leaks := [finding for finding in self.examine().findings if finding.fate == "could leak"]:
             told = "; ".join(f"{finding.kind} {finding.name}: {finding.advice}" for finding in leaks)
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
+        self.experience = to_experience(experience_model, replay_buffer)
+        self.environments = environments or partial(_dream, self.experience)
+        self.tasks = list(tasks) or replay_buffer.tasks(origin="real")
+        replay_buffer.add_tasks(self.tasks)
+        self.policy: Any = None
+        self.run = ""
+        """Under this name the newest training's episodes and metrics are in the replay buffer; "" before one."""
 
     def examine(self) -> Examination:
         """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it."""
         names = {key: self.options[key] for key in ("pass_through", "simulate_nodes") if key in self.options}
         return examine(self.graph, **names)
 
-    @staticmethod
-    def _dream(experience: ExperienceModel) -> Any:
-        return nullcontext(DreamEnvironment(experience))
-
     def agent(self, policy: BaseChatModel, *, real: bool = False) -> SimulatedAgent:
         """The graph with `policy` in it, as `rollout` plays it: in the dream or, with `real`, on its own tools."""
-        return SimulatedAgent(self.graph, policy, payload=self.payload, verify=self.verify, real=real, **self.options)
+        verify = self.verify_real if real else self.verify
+        return SimulatedAgent(self.graph, policy, payload=self.payload, verify=verify, real=real, **self.options)
 
     def train(
         self, policy: Any, iterations: int, *, out: str | Path = "runs/gym", num_tasks: int = 8, num_generations: int = 8,
-        seed: int = 0, on_node: Callable[[str, int], None] = lambda node, iteration: None, **learner: Any,
+        concurrency: int = 64, seed: int = 0, on_node: Callable[[str, int], None] = lambda node, iteration: None,
+        **learner: Any,
     ) -> Any:  # fmt: skip
-        """Train a policy in the dream with TRL's GRPO, and return it. Durable: the same call goes on after a crash.
+        """Train a policy in the dream with TRL's GRPO, and return it.
 
-        Args: `policy`, a `LocalChatModel`, or the path or hub name of one; `learner`, further arguments of `GRPOLearner`
-        (`learning_rate`, `beta`, ...). Needs the extra `train`.
+        Durable: killed at any moment, the same call goes on; with more `iterations`, a finished training goes on too.
+
+        Args:
+            policy: A `LocalChatModel`, or the path or hub name of one: the weights that training begins with.
+            iterations: How many there shall be in all; each plays `num_tasks` times `num_generations` episodes.
+            out: Folder of the checkpoints. Another folder is another training.
+            on_node: Told the name and iteration of each node of the training graph as it begins.
+            learner: Further arguments of `GRPOLearner` (`learning_rate`, `beta`, ...).
+
+        Raises `ConfigurationError` without a training task, `NothingToTrain` if the episodes give nothing to learn from,
+        `MissingDependency` without the extra `train`.
         """
-        from langgraph.checkpoint.sqlite import SqliteSaver
+        return _outside_of_loops(
+            self._train, policy, iterations, Path(out), learner,
+            num_tasks=num_tasks, num_generations=num_generations, concurrency=concurrency, seed=seed, on_node=on_node,
+        )  # fmt: skip
 
-        from dreamgym_lg.graphs.training import Training, create_training_graph
+    def _train(self, policy: Any, iterations: int, folder: Path, learner: dict[str, Any], **settings: Any) -> Any:
+        from dreamgym_lg.graphs.training import Training, run_training
         from dreamgym_lg.integrations.transformers import LocalChatModel
         from dreamgym_lg.integrations.trl.grpo import GRPOLearner
 
-        self.policy = policy if isinstance(policy, BaseChatModel) else LocalChatModel.from_path(policy, max_new_tokens=512)
-        folder = Path(out)
+        tasks = self._split("train")
+        if not tasks:
+            raise ConfigurationError("there is no task of the split 'train': pass tasks=, or import traces first")
+        if not isinstance(policy, LocalChatModel | str | Path):
+            raise ConfigurationError(f"policy={policy!r} cannot be trained; give a LocalChatModel, or a path or name of one")
+        local = policy if isinstance(policy, LocalChatModel) else LocalChatModel.from_path(policy, max_new_tokens=512)
         folder.mkdir(parents=True, exist_ok=True)
-        trainer = GRPOLearner(
-            self.policy.model, self.policy.tokenizer, folder / "policy", num_generations=num_generations, seed=seed, **learner
-        )
-        training = Training(
-            policy=self.policy, agent=self.agent(self.policy), learner=trainer, experience=self.experience,
-            environments=self.environments, curriculum=Curriculum(self._split("train"), synthetic_share=0, seed=seed),
-            replay_buffer=self.replay_buffer, num_tasks=num_tasks, num_generations=num_generations, seed=seed,
-            weights_changed=self.policy.weights_changed, on_node=on_node,
-        )  # fmt: skip
+        run = _run_name(folder)
+        curriculum = Curriculum(tasks, synthetic_share=0, seed=settings["seed"])
+        same = {name: settings[name] for name in ("num_generations", "seed")}
+        trainer = GRPOLearner(local.model, local.tokenizer, folder / "policy", **same, **learner)
         try:
-            with SqliteSaver.from_conn_string(str(folder / "training.db")) as saver:
-                graph = create_training_graph(training).compile(checkpointer=saver)
-                config: Any = {"configurable": {"thread_id": "train"}, "recursion_limit": 1_000_000}
-                begun = graph.get_state(config).values
-                graph.invoke(None if begun else {"run": str(folder), "iterations": iterations}, config, durability="sync")
+            local.weights_changed()  # those of a checkpoint may be in place now
+            training = Training(
+                policy=local, agent=self.agent(local), learner=trainer, experience=self.experience,
+                environments=self.environments, curriculum=curriculum, replay_buffer=self.replay_buffer,
+                weights_changed=local.weights_changed, **settings,
+            )  # fmt: skip
+            run_training(training, folder / "training.db", run=run, iterations=iterations)
         finally:
             trainer.close()
-        return self.policy
+        self.policy, self.run = local, run
+        return local
 
-    def evaluate(
-        self, policy: BaseChatModel | None = None, *, real: bool = False, run: str = "evaluate", num_generations: int = 1,
-        concurrency: int = 16,
+    def evaluate(self, policy: BaseChatModel | None = None, **settings: Any) -> tuple[Rate, list[Trajectory]]:
+        """As `aevaluate`, waited for."""
+        return _outside_of_loops(lambda: asyncio.run(self.aevaluate(policy, **settings)))
+
+    async def aevaluate(
+        self, policy: BaseChatModel | None = None, *, real: bool = False, tasks: Sequence[Task] | None = None,
+        run: str | None = None, num_generations: int = 1, concurrency: int = 16, seed: int = 0,
     ) -> tuple[Rate, list[Trajectory]]:  # fmt: skip
-        """Success on the evaluation tasks with its Wilson interval, and the episodes: in the dream, or `real` on its tools."""
+        """Success with its 95 % Wilson interval, and the episodes: in the dream or, with `real`, on the graph's own tools.
+
+        Episodes that failed (`error` is set) are in the list and not in the rate.
+
+        Args:
+            policy: Any chat model; default: the trained policy.
+            tasks: Default: those of the split `test`, or of `validation` if there are none.
+            run: Under which name the episodes are stored; the same name goes on where it was. Default: a new one.
+
+        Raises `ConfigurationError` without a policy, without tasks, and with `real` if nothing verifies the outcome;
+        `EnvironmentFailed` if every episode failed.
+        """
         wanted = policy or self.policy
         if wanted is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")
-        tasks = self._split("test") or self._split("validation")
-        if not tasks:
+        chosen = list(tasks) if tasks is not None else self._split("test") or self._split("validation")
+        if not chosen:
             raise ConfigurationError("no task has the split 'test' or 'validation': evaluation needs tasks never trained on")
-        none: Callable[[], Any] = lambda: nullcontext(None)  # noqa: E731
-        episodes = asyncio.run(
-            rollout(
-                self.agent(wanted, real=real), tasks, none if real else self.environments, context=_context,
-                num_generations=num_generations, source="real" if real else "synthetic", run=run, concurrency=concurrency,
-                replay_buffer=self.replay_buffer,
-            )  # fmt: skip
-        )
+        kind = "real" if real else "dream"
+        episodes = await rollout(
+            self.agent(wanted, real=real), chosen, _no_world if real else self.environments, context=_context,
+            num_generations=num_generations, source="real" if real else "synthetic", seed=seed, concurrency=concurrency,
+            run=f"{run or f'evaluate-{uuid4().hex[:8]}'}/{kind}", replay_buffer=self.replay_buffer,
+            experience_version="" if real else self.experience.version,
+        )  # fmt: skip
         played = [episode for episode in episodes if episode.error is None]
-        return Rate(sum(episode.success for episode in played), len(played)), episodes
+        if not played:
+            causes = sorted({str(episode.error) for episode in episodes})
+            raise EnvironmentFailed(f"all {len(episodes)} episodes failed; causes: {'; '.join(causes[:3])}")
+        successes = sum(episode.success for episode in played)
+        return Rate(successes, len(played), *wilson(successes, len(played))), episodes
 
     def export(self, path: str | Path | None = None, policy: BaseChatModel | None = None) -> Any:
-        """The graph for production, its own tools and the trained policy in it; with `path`, the policy is saved there too."""
+        """The graph for production, its own tools and the trained policy in it; with `path`, the policy is saved there too.
+
+        Raises `ConfigurationError` without a policy, and for an agent that is an object and no graph: make that one anew
+        with the policy as its model.
+        """
         wanted: Any = policy or self.policy
         if wanted is None:
             raise ConfigurationError("there is no policy to export: pass one, or train first")
         if path is not None:
             from dreamgym_lg.integrations.trl.sft import save_model
 
+            if not hasattr(wanted, "tokenizer"):
+                raise ConfigurationError(f"{type(wanted).__name__} has no weights to save; export it without a path")
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             save_model(wanted.model, wanted.tokenizer, Path(path))
-        return with_policy(self.graph, wanted, select=self.options.get("select"))
+        kept = {key: self.options[key] for key in ("select", "pass_through") if key in self.options}
+        return with_policy(self.graph, wanted, **kept)
 
-    def _split(self, split: str) -> list[Task]:
+    def _split(self, split: Split) -> list[Task]:
         return [task for task in self.tasks if task.split == split]
+
+
+def _dream(experience: ExperienceModel) -> Any:
+    return nullcontext(DreamEnvironment(experience))
+
+
+def _no_world() -> Any:
+    return nullcontext(None)
 
 
 def _context(environment: Environment) -> Any:
     return SimpleNamespace(environment=environment)
+
+
+def _run_name(folder: Path) -> str:
+    """The name of the training in this folder; a new one for a new folder, whose episodes must not be taken from an old one."""
+    file = folder / "run"
+    if not file.exists():
+        file.write_text(f"{folder.name}-{uuid4().hex[:8]}")
+    return file.read_text()
+
+
+def _outside_of_loops(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """In a thread if a loop runs here, as in a notebook: what is asynchronous inside needs one of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work(*args, **kwargs)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work, *args, **kwargs).result()
 
 
 def to_experience(model: ExperienceModel | BaseChatModel | str, replay_buffer: ReplayBuffer) -> ExperienceModel:
@@ -156,7 +235,11 @@ def to_experience(model: ExperienceModel | BaseChatModel | str, replay_buffer: R
         try:
             from langchain.chat_models import init_chat_model
         except ImportError as error:
-            raise ConfigurationError(f"experience_model={model!r} needs: pip install langchain langchain-<provider>") from error
-        model = init_chat_model(model, temperature=0)
-    known = replay_buffer.count("steps") > 0
-    return ExperienceModel(model, replay_buffer=replay_buffer, demonstrations=3 if known else 0)
+            raise MissingDependency(f"experience_model={model!r} needs: pip install langchain langchain-<provider>") from error
+        try:
+            model = init_chat_model(model, temperature=0)
+        except (ImportError, ValueError) as error:
+            raise ConfigurationError(f"experience_model={model!r}: {error}") from error
+    if not isinstance(model, BaseChatModel):
+        raise ConfigurationError(f"experience_model={model!r} is no chat model; give one, its name, or an ExperienceModel")
+    return ExperienceModel(model, replay_buffer=replay_buffer, demonstrations=3)

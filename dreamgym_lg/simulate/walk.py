@@ -38,7 +38,7 @@ _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, types.Module
 
 
 def references(found: Any) -> Iterator[Any]:
-    """What one object refers to. Of an object of the user's class that is also what its methods refer to."""
+    """What one object refers to. Of an object of the user's that is also its class's methods and attributes."""
     if isinstance(found, types.FunctionType):
         yield from function_references(found)
     elif isinstance(found, types.MethodType):
@@ -51,7 +51,7 @@ def references(found: Any) -> Iterator[Any]:
     elif isinstance(found, list | tuple | set | frozenset):
         yield from found
     elif not _foreign(type(found)):
-        yield from _methods(type(found))
+        yield from _of_class(type(found))
         yield from vars(found).values() if hasattr(found, "__dict__") else ()
         slots = [name for cls in type(found).__mro__ for name in getattr(cls, "__slots__", ()) if isinstance(name, str)]
         yield from (getattr(found, name) for name in slots if hasattr(found, name))
@@ -68,9 +68,12 @@ def users_class(cls: type) -> bool:
     return cls.__module__ == "__main__" or (file is not None and not file.startswith(LIBRARIES))
 
 
-def _methods(cls: type) -> Iterator[types.FunctionType]:
+def _of_class(cls: type) -> Iterator[Any]:
+    """The methods and class attributes of the user's own classes."""
     for owner in filter(users_class, cls.__mro__):
-        yield from (value for value in vars(owner).values() if isinstance(value, types.FunctionType))
+        for value in vars(owner).values():
+            value = value.fget if isinstance(value, property) else value
+            yield value.__func__ if isinstance(value, staticmethod | classmethod) else value
 
 
 def users(function: Any) -> bool:
@@ -107,20 +110,29 @@ def body(tool: BaseTool) -> Any:
     return getattr(tool, "func", None) or getattr(tool, "coroutine", None) or type(tool)._run
 
 
+_RUNS = {"invoke", "ainvoke", "stream", "astream", "batch", "abatch", "stream_events", "astream_events"}
+
+
 def runs_an_agent(tool: BaseTool) -> bool:
-    """Whether the tool's body calls a graph: a sub-agent, whose own tools are simulated while it really runs."""
+    """Whether the tool's body calls a graph: a sub-agent, whose own tools are simulated while it really runs.
+
+    The code must name both the graph and a way to run it: an object that merely holds one, as an application does, makes no
+    tool a sub-agent. What is not seen here is simulated, so that nothing real runs by mistake.
+    """
     function = inspect.unwrap(body(tool))
     if not isinstance(function, types.FunctionType):
         return False
-    for found in function_references(function):
-        if isinstance(found, Pregel):
-            return True
-        if isinstance(found, Mapping) and any(isinstance(value, Pregel) for value in found.values()):
-            return True
-        opened = hasattr(found, "__dict__") and not isinstance(found, type | types.ModuleType | types.FunctionType)
-        if opened and any(isinstance(value, Pregel) for value in vars(found).values()):
-            return True
-    return any(isinstance(value, Pregel) for value in vars(tool).values())
+    names = {name for code in codes(function) for name in code.co_names}
+    return bool(names & _RUNS) and any(_leads_to_graph(found, names) for found in (*function_references(function), tool))
+
+
+def _leads_to_graph(found: Any, names: set[str]) -> bool:
+    if isinstance(found, Pregel):
+        return True
+    if isinstance(found, Mapping):
+        return any(isinstance(value, Pregel) for value in found.values())
+    held = vars(found) if hasattr(found, "__dict__") and not isinstance(found, types.FunctionType) else {}
+    return any(isinstance(held.get(name), Pregel) for name in names & held.keys())
 
 
 _TEXT = (str, Any, None, type(None), inspect.Signature.empty)

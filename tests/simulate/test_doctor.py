@@ -149,6 +149,31 @@ def test_aliases_and_imports_inside_functions_are_seen() -> None:
     assert "urllib.request.urlopen" in problem.advice and "parse" not in problem.advice
 
 
+def test_a_tool_of_an_object_that_holds_a_graph_is_no_sub_agent(tmp_path: Path) -> None:
+    """It would really run, unseen by any guard where it changes nothing but memory."""
+
+    class Desk:
+        def __init__(self) -> None:
+            self.booked: list[str] = []
+
+            @tool
+            def book(city: str) -> str:
+                """Book a room."""
+                self.booked.append(city)
+                return "booked"
+
+            @tool
+            def delegate(question: str) -> str:
+                """Let the other agent do it."""
+                return self.worker.invoke(ask(question))["messages"][-1].text
+
+            self.worker = react(World(folder=tmp_path).model, [book])
+            self.graph = react(World(folder=tmp_path).model, [book, delegate])
+
+    found = examine(Desk().graph)
+    assert names(found, "tool", "simulated") == {"book"} and names(found, "tool", "passes through") == {"delegate"}
+
+
 def test_what_no_class_is_asked_about(tmp_path: Path) -> None:
     book, *_ = toolbox(World(folder=tmp_path))
     assert "tool.invoke" in examine(node_graph(lambda state: book.func("Rome", 2))).problems[0].advice

@@ -1,0 +1,237 @@
+"""The facade: what its constructor refuses, training that goes on, evaluation in dream and reality, the way back."""
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.tools import BaseTool, tool
+from langgraph.graph import START, StateGraph
+from pydantic import Field
+
+from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory
+from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+
+create_agent = pytest.importorskip("langchain.agents").create_agent
+
+
+class Says(BaseChatModel):
+    """Books a room, then answers with `answer`."""
+
+    answer: str = "done"
+    asked: list[int] = Field(default_factory=list)
+    """An entry a call; an episode asks a copy of its policy, which shares it."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "says"
+
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Any:
+        return self.bind(tools=tools, **kwargs)
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        self.asked.append(len(messages))
+        booked = any(isinstance(message, ToolMessage) for message in messages)
+        call = {"name": "book", "args": {"city": "Rome"}, "id": "1"}
+        message = AIMessage(self.answer) if booked else AIMessage("", tool_calls=[call])
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+class World(BaseChatModel):
+    """A scripted experience model: every room is booked, and every answer with "done" in it is a success."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "world"
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        action = next(line for line in reversed(messages[-1].text.splitlines()) if line.startswith("> "))
+        text = "valid, no progress yet\nreward 0, continues\nA dreamed room."
+        if '"answer"' in action:
+            right = "done" in action
+            text = f"valid, it ends\nreward {int(right)}, {'success' if right else 'failure'}\n(nothing)"
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
+
+
+def tasks() -> list[Task]:
+    splits = [("a", "train"), ("b", "train"), ("c", "test")]
+    return [Task(id=id, instruction=f"Book room {id}.", environment="rooms", split=split) for id, split in splits]
+
+
+class Agent:
+    """A `create_agent` graph with a real tool, and what that tool did."""
+
+    def __init__(self) -> None:
+        self.booked: list[str] = []
+        self.production = Says(answer="production")
+
+        @tool
+        def book(city: str) -> str:
+            """Book a room."""
+            self.booked.append(city)
+            return "A real room."
+
+        self.tool: BaseTool = book
+        self.graph = create_agent(self.production, [book])
+
+    def verify(self, task: Task, state: Any) -> float:
+        return float("A real room." in [message.text for message in state["messages"]])
+
+
+@pytest.fixture
+def agent() -> Agent:
+    return Agent()
+
+
+@pytest.fixture
+def buffer(tmp_path: Path) -> ReplayBuffer:
+    return ReplayBuffer(tmp_path / "replay.db")
+
+
+def gym_of(agent: Agent, buffer: ReplayBuffer, **options: Any) -> DreamGym:
+    return DreamGym(agent.graph, **{"replay_buffer": buffer, "experience_model": World(), "tasks": tasks(), **options})
+
+
+def test_what_the_constructor_refuses(agent: Agent, buffer: ReplayBuffer) -> None:
+    with pytest.raises(ConfigurationError, match="ReplayBuffer"):
+        gym_of(agent, "replay.db")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="Did you mean 'pass_through'"):
+        gym_of(agent, buffer, pass_trough=["book"])
+    with pytest.raises(ConfigurationError, match="Did you mean 'book'"):
+        gym_of(agent, buffer, pass_through=["boook"])
+    with pytest.raises(ConfigurationError, match="is no chat model"):
+        gym_of(agent, buffer, experience_model=3)
+    with pytest.raises(ConfigurationError, match="nobody:gpt"):
+        gym_of(agent, buffer, experience_model="nobody:gpt")
+    with pytest.raises(ConfigurationError, match="holds no compiled graph"):
+        DreamGym(object(), replay_buffer=buffer, experience_model=World())
+
+
+def test_a_graph_that_could_leak_is_refused_with_what_to_do(buffer: ReplayBuffer) -> None:
+    connection = sqlite3.connect(":memory:")
+
+    def act(state: dict) -> dict:
+        connection.execute("DELETE FROM orders")
+        return {}
+
+    graph = StateGraph(dict).add_node("act", act).add_edge(START, "act").compile()
+    with pytest.raises(ConfigurationError, match="sqlite3.Connection in act.*simulate_nodes"):
+        DreamGym(graph, replay_buffer=buffer, experience_model=World())
+    gym = DreamGym(graph, replay_buffer=buffer, experience_model=World(), simulate_nodes=["act"])
+    assert gym.examine().problems == []
+
+
+def test_tasks_are_those_given_or_the_real_ones_of_the_buffer(agent: Agent, buffer: ReplayBuffer) -> None:
+    step = Step(observation="Book.", action='{"answer": "done"}', next_observation="", reward=1, terminated=True)
+    recorded = Task(id="t", instruction="Book.", environment="traces", metadata={"observation": "Book."})
+    buffer.add(Trajectory(task=recorded, steps=[step], success=True))
+    assert [task.id for task in gym_of(agent, buffer, tasks=()).tasks] == ["t"]
+    assert [task.id for task in gym_of(agent, buffer).tasks] == ["a", "b", "c"]
+    assert {task.id for task in buffer.tasks()} == {"t", "a", "b", "c"}
+
+
+def test_an_experience_model_is_kept_and_a_chat_model_is_grounded(agent: Agent, buffer: ReplayBuffer) -> None:
+    mine = ExperienceModel(World())
+    assert gym_of(agent, buffer, experience_model=mine).experience is mine
+    made = gym_of(agent, buffer).experience
+    assert made.replay_buffer is buffer and made.k == 3
+
+
+def test_evaluation_in_the_dream_touches_nothing_and_in_reality_the_tools_run(agent: Agent, buffer: ReplayBuffer) -> None:
+    gym = gym_of(agent, buffer, verify_real=agent.verify)
+    rate, (dreamed,) = gym.evaluate(Says())
+    assert (rate.successes, rate.episodes) == (1, 1) and rate.low < 1 == rate.high
+    assert agent.booked == [] and agent.production.asked == []
+    assert dreamed.task.id == "c" and dreamed.source == "synthetic" and dreamed.steps[0].next_observation == "A dreamed room."
+
+    rate, (real,) = gym.evaluate(Says(answer="no idea"), real=True)
+    assert rate.successes == 1 and agent.booked == ["Rome"] and agent.production.asked == []
+    assert real.source == "real" and real.steps[0].next_observation == "A real room."
+
+
+def test_an_evaluation_is_played_anew_unless_its_run_is_named(agent: Agent, buffer: ReplayBuffer) -> None:
+    gym = gym_of(agent, buffer, verify_real=agent.verify)
+    assert gym.evaluate(Says())[0].successes == 1
+    assert gym.evaluate(Says(answer="no"))[0].successes == 0, "the first policy's episodes must not stand in for the second's"
+    policy = Says()
+    for _ in range(2):
+        gym.evaluate(policy, run="named")
+    assert len(policy.asked) == 2, "a named evaluation goes on where it was"
+    assert gym.evaluate(Says(), run="named", real=True)[0].successes == 1 and agent.booked == ["Rome"]
+
+
+def test_evaluation_runs_where_a_loop_runs_already(agent: Agent, buffer: ReplayBuffer) -> None:
+    gym = gym_of(agent, buffer)
+
+    async def notebook() -> list[int]:
+        return [gym.evaluate(Says())[0].successes, (await gym.aevaluate(Says()))[0].successes]
+
+    assert asyncio.run(notebook()) == [1, 1]
+
+
+def test_what_evaluation_and_export_need(agent: Agent, buffer: ReplayBuffer, tmp_path: Path) -> None:
+    gym = gym_of(agent, buffer)
+    with pytest.raises(ConfigurationError, match="no policy to evaluate"):
+        gym.evaluate()
+    with pytest.raises(ConfigurationError, match="no policy to export"):
+        gym.export()
+    with pytest.raises(ConfigurationError, match="verify"):
+        gym.evaluate(Says(), real=True)
+    with pytest.raises(ConfigurationError, match="never trained on"):
+        gym_of(agent, buffer, tasks=tasks()[:2]).evaluate(Says())
+    with pytest.raises(ConfigurationError, match="no weights to save"):
+        gym.export(tmp_path / "policy", policy=Says())
+    with pytest.raises(ConfigurationError, match="cannot be trained"):
+        gym.train(Says(), 1, out=tmp_path)
+    with pytest.raises(ConfigurationError, match="split 'train'"):
+        gym_of(agent, buffer, tasks=tasks()[2:]).train("none", 1, out=tmp_path)
+
+
+def test_episodes_that_all_failed_are_no_rate_of_zero(agent: Agent, buffer: ReplayBuffer) -> None:
+    mute = GenericFakeChatModel(messages=iter([]))
+    with pytest.raises(EnvironmentFailed, match="all 1 episodes failed; causes"):
+        gym_of(agent, buffer).evaluate(mute)
+
+
+def test_export_is_the_graph_with_real_tools_and_the_policy(agent: Agent, buffer: ReplayBuffer) -> None:
+    exported = gym_of(agent, buffer).export(policy=Says(answer="trained"))
+    state = exported.invoke({"messages": [("human", "Book.")]})
+    assert state["messages"][-1].text == "trained" and agent.booked == ["Rome"] and agent.production.asked == []
+    assert agent.graph.invoke({"messages": [("human", "Book.")]})["messages"][-1].text == "production"
+
+
+def test_an_object_with_invoke_is_played_as_it_is(agent: Agent, buffer: ReplayBuffer) -> None:
+    class Desk:
+        graph = agent.graph
+
+        def invoke(self, question: str) -> str:
+            return self.graph.invoke({"messages": [("human", question)]})["messages"][-1].text
+
+    gym = DreamGym(
+        Desk(), replay_buffer=buffer, experience_model=World(), tasks=tasks(), payload=lambda task: task.instruction,
+        verify=lambda task, state: state == "done",
+    )  # fmt: skip
+    assert gym.evaluate(Says())[0].successes == 1 and agent.booked == []
+    assert gym.evaluate(Says(answer="no"))[0].successes == 0
+
+
+def test_the_names_of_the_first_example_are_exported_lazily() -> None:
+    statement = (
+        "import dreamgym_lg, sys; assert 'dreamgym_lg.gym' not in sys.modules; "
+        "from dreamgym_lg import *; from dreamgym_lg import DreamGym, ReplayBuffer, load_traces; "
+        "assert not {'torch', 'transformers', 'trl'} & set(sys.modules); print(DreamGym.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "DreamGym\n", done.stderr
+    import dreamgym_lg
+
+    assert all(getattr(dreamgym_lg, name) is not None for name in dreamgym_lg.__all__)
+    with pytest.raises(AttributeError, match="DreamGim"):
+        dreamgym_lg.DreamGim  # noqa: B018

@@ -1,0 +1,173 @@
+"""Training by the facade, with a tiny model: a `create_agent` graph, a scripted world, real GRPO, and the way back."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from langchain.agents import create_agent
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.tools import tool
+
+from dreamgym_lg import DreamGym, ReplayBuffer, Task
+from dreamgym_lg.integrations.transformers import LocalChatModel
+from dreamgym_lg.integrations.transformers_batch import Batch
+from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
+
+CALL = '<tool_call>\n{"name": "book", "arguments": {"city": "Rome"}}\n</tool_call>'
+TASKS = [Task(id=id, instruction=f"Book room {id}.", environment="rooms", split=split)
+         for id, split in [("a", "train"), ("b", "train"), ("c", "train"), ("t", "test")]]  # fmt: skip
+
+
+class World(BaseChatModel):
+    """A scripted experience model: every room is booked."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "world"
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        answer = AIMessage("valid, no progress yet\nreward 0, continues\nA dreamed room.")
+        return ChatResult(generations=[ChatGeneration(message=answer)])
+
+
+class Killed(BaseException):
+    """As a process is: past every `except Exception`."""
+
+
+@pytest.fixture(autouse=True)
+def books_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's first reply in each episode is steered to be a tool call; all it says after that is drawn as ever."""
+    draw = Batch._draw
+
+    def steered(self: Any, logprobs: Any) -> Any:
+        tokens, tokenizer = draw(self, logprobs), self.engine.tokenizer
+        wanted = [*tokenizer(CALL, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        for i, row in enumerate(self.rows):
+            if not any(entry["role"] == "tool" for entry in row.request.conversation):
+                tokens[i] = wanted[len(row.sampled)]
+        return tokens
+
+    monkeypatch.setattr(Batch, "_draw", steered)
+
+
+@pytest.fixture
+def booked() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def graph(booked: list[str]) -> Any:
+    @tool
+    def book(city: str) -> str:
+        """Book a room."""
+        booked.append(city)
+        return "A real room."
+
+    return create_agent(World(), [book], system_prompt="You book rooms.")
+
+
+def policy() -> LocalChatModel:
+    tokenizer = create_tokenizer(["Book a room.", CALL, "You book rooms."], vocab_size=320)
+    model = create_model(tokenizer, hidden_size=32, layers=1, max_tokens=2048)
+    return LocalChatModel(model=model, tokenizer=tokenizer, name_or_path="tiny", max_new_tokens=60)
+
+
+def odd(task: Task, state: Any) -> float:
+    """A reward that differs within a group, and that has nothing to do with the task."""
+    return float(len(state["messages"][-1].text) % 2)
+
+
+def weights(policy: LocalChatModel) -> Any:
+    return torch.cat([parameter.detach().flatten() for parameter in policy.model.parameters()]).clone()
+
+
+@pytest.fixture
+def make(graph: Any, tmp_path: Path) -> Callable[[], DreamGym]:
+    buffer = ReplayBuffer(tmp_path / "replay.db")
+    return lambda: DreamGym(graph, replay_buffer=buffer, experience_model=World(), tasks=TASKS, verify=odd)
+
+
+SETTINGS: dict[str, Any] = {"num_tasks": 2, "num_generations": 4, "learning_rate": 1e-2, "beta": 0.0}
+
+
+@pytest.mark.slow
+def test_training_changes_the_weights_in_the_dream_alone(
+    make: Callable[[], DreamGym], booked: list[str], tmp_path: Path
+) -> None:
+    gym, tiny = make(), policy()
+    before, nodes = weights(tiny), list[tuple[str, int]]()
+    trained = gym.train(tiny, 2, out=tmp_path / "run", on_node=lambda *each: nodes.append(each), **SETTINGS)
+
+    assert trained is tiny is gym.policy and not torch.equal(before, weights(tiny))
+    assert booked == []
+    episodes = list(gym.replay_buffer.trajectories(run=gym.run, segments=True))
+    assert len(episodes) == 2 * 2 * 4 and all(episode.error is None for episode in episodes)
+    assert all(episode.steps[0].next_observation == "A dreamed room." for episode in episodes)
+    assert all(episode.task.split == "train" for episode in episodes)
+    call = tiny.tokenizer(CALL, add_special_tokens=False)["input_ids"]
+    for episode in episodes:
+        (segment,) = episode.segments  # the conversation only grows: one row of a batch, both replies in it
+        assert segment.trainable > len(call) + 1
+        assert "You book rooms." in tiny.tokenizer.decode(segment.token_ids)
+    assert len({episode.reward for episode in episodes}) == 2
+    metrics = gym.replay_buffer.metrics(gym.run)
+    assert [each["iteration"] for each in metrics] == [0, 1] and all(each["trainable_tokens"] > 0 for each in metrics)
+    assert ("rollout", 1) in nodes
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on_where_it_was(make: Callable[[], DreamGym], tmp_path: Path) -> None:
+    def kill(node: str, iteration: int) -> None:
+        if (node, iteration) == ("update_policy", 1):
+            raise Killed
+
+    whole = make().train(policy(), 2, out=tmp_path / "whole", **SETTINGS)
+    gym = make()
+    with pytest.raises(Killed):
+        gym.train(policy(), 2, out=tmp_path / "killed", on_node=kill, **SETTINGS)
+    assert gym.policy is None
+    nodes = list[tuple[str, int]]()
+    resumed = gym.train(policy(), 2, out=tmp_path / "killed", on_node=lambda *each: nodes.append(each), **SETTINGS)
+    assert nodes[0] == ("update_policy", 1), "nothing that was finished is done again"
+    torch.testing.assert_close(weights(whole), weights(resumed))
+
+    played = gym.replay_buffer.count("trajectories", run=gym.run)
+    again = gym.train(policy(), 2, out=tmp_path / "killed", **SETTINGS)
+    torch.testing.assert_close(weights(again), weights(resumed))
+    assert gym.replay_buffer.count("trajectories", run=gym.run) == played
+    more = gym.train(policy(), 3, out=tmp_path / "killed", **SETTINGS)
+    assert gym.replay_buffer.count("trajectories", run=gym.run) == played + 8
+    assert not torch.equal(weights(more), weights(resumed))
+
+
+@pytest.mark.slow
+def test_another_folder_is_another_training(make: Callable[[], DreamGym], tmp_path: Path) -> None:
+    gym = make()
+    gym.train(policy(), 1, out=tmp_path / "one" / "run", **SETTINGS)
+    first = gym.run
+    gym.train(policy(), 1, out=tmp_path / "two" / "run", **SETTINGS)
+    assert gym.run != first
+    assert gym.replay_buffer.count("trajectories", run=gym.run) == 8, "played anew, not read from the other training"
+
+
+@pytest.mark.slow
+def test_the_trained_policy_evaluates_and_goes_back_to_production(
+    make: Callable[[], DreamGym], booked: list[str], tmp_path: Path
+) -> None:
+    gym = make()
+    gym.train(policy(), 1, out=tmp_path / "run", **SETTINGS)
+    rate, _ = gym.evaluate(num_generations=2)
+    assert rate.episodes == 2 and booked == []
+    assert gym.evaluate(real=True)[0].episodes == 1 and booked == ["Rome"]
+
+    exported = gym.export(tmp_path / "policies" / "tiny")
+    messages = exported.invoke({"messages": [("human", "Book room t.")]})["messages"]
+    assert messages[2].text == "A real room." and len(booked) == 2
+    loaded = LocalChatModel.from_path(tmp_path / "policies" / "tiny", max_new_tokens=60)
+    torch.testing.assert_close(weights(loaded), weights(gym.policy))
+    again = gym.export(policy=loaded.with_temperature(0)).invoke({"messages": [("human", "Book room t.")]})["messages"]
+    assert again[1].tool_calls[0]["args"] == {"city": "Rome"} and len(booked) == 3
