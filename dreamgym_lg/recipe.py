@@ -44,8 +44,8 @@ class Settings:
     """Held-out worlds of the proof."""
     transfer_tasks: int = 40
     """Worlds of the game's own test fold, whose objects occur nowhere in training: a row of its own."""
-    refresh_every: int = 15
-    refresh_episodes: int = 0
+    refresh_every: int = 10
+    refresh_episodes: int = 40
     """Real episodes of the current policy shown to the experience model at each refresh; 0 spends no real step."""
     refresh_steps: int = 50
 
@@ -54,7 +54,7 @@ EPISODES = {"demonstration": 1500, "noisy": 800, "random": 700, "malformed": 500
 
 GAMES = {
     "peckingorder": Settings(episodes=EPISODES),
-    "twc": Settings(game="twc", episodes=EPISODES, worlds=5000, refresh_episodes=50, check="state"),
+    "twc": Settings(game="twc", episodes=EPISODES, worlds=5000, check="state"),
 }
 
 
