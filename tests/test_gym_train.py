@@ -23,11 +23,14 @@ TASKS = [Task(id=id, instruction=f"Book room {id}.", environment="rooms", split=
 
 
 class World(BaseChatModel):
-    """A scripted experience model: every room is booked."""
+    """A scripted experience model: every room is booked. It is the graph's production model too, which nobody asks."""
 
     @property
     def _llm_type(self) -> str:
         return "world"
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self.bind(tools=tools, **kwargs)
 
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
         answer = AIMessage("valid, no progress yet\nreward 0, continues\nA dreamed room.")
