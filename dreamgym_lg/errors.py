@@ -5,6 +5,8 @@ DreamGymError
 ├── MissingDependency       something to install first: an extra, a Java runtime
 ├── EnvironmentFailed       a real environment broke: recorded as the rollout's cause
 ├── PredictionFailed        the experience model's answer could not be used: recorded as the rollout's cause
+├── ModelUnavailable        a hosted model did not answer, or refused the request: recorded as the rollout's cause
+├── BudgetExceeded          the budget of hosted calls is spent: the run stops, and goes on with a larger one
 ├── ReplayBufferError       the SQLite file is not ours, is damaged, or holds too little
 └── NothingToTrain          no policy token was sampled, or every episode failed: training would change nothing
 
@@ -45,6 +47,14 @@ class EnvironmentFailed(DreamGymError):
 
 class PredictionFailed(DreamGymError):
     """The experience model's answer could not be parsed within its retries."""
+
+
+class ModelUnavailable(DreamGymError):
+    """A hosted model did not answer within its attempts, or refused the request. Its message holds no key."""
+
+
+class BudgetExceeded(DreamGymError):
+    """The calls, tokens or money that hosted models may cost are spent. Nothing is lost: what was answered is kept."""
 
 
 class ReplayBufferError(DreamGymError):

@@ -6,10 +6,10 @@ agents, rollouts and checks take as a real one.
 
 import asyncio
 import json
-import re
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
@@ -17,14 +17,16 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from dreamgym_lg.environment import CheckAction, Environment
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.form import FORMS, Form, FormName, bind_schema, check_structure, first_observation, suited
+from dreamgym_lg.hosted import Chat, Hosted, hosted_for, name_of
 from dreamgym_lg.policy import unrecorded
-from dreamgym_lg.prediction import INSTRUCTIONS, annotate, parse_prediction, render_prediction
+from dreamgym_lg.prediction import SCHEMA, in_hindsight
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.tools import is_answer
 from dreamgym_lg.types import Prediction, Step, StepResult, Task, Trajectory
 
-Explain = Callable[[Sequence[str], Step], str]
-"""Why a recorded step had its outcome, in a few words: (observations before it, the step) -> reason, or ""."""
+_REMEMBERED_ANSWERS = 100_000
+_REMEMBERED_DEMONSTRATIONS = 20_000
 
 
 class Exchange(NamedTuple):
@@ -39,7 +41,8 @@ class ExperienceModel:
     """Predicts what follows an action: `(s_{t+1}, r_{t+1})` from task, history, action and top-k demonstrations.
 
     The same prompt is asked once: concurrent rollouts of a group that act alike share one call, and replaying the same
-    actions gives the same world. `version` names the weights or prompt behind the answers; change it through `refreshed`.
+    actions gives the same world. `version` names the model and prompt behind the answers and is recorded with every
+    trajectory; change it through `refreshed`.
     """
 
     def __init__(
@@ -49,23 +52,42 @@ class ExperienceModel:
         replay_buffer: ReplayBuffer | None = None,
         demonstrations: int = 0,
         demonstration_characters: int = 1000,
-        instructions: str = INSTRUCTIONS,
-        explain: Explain = lambda observations, step: "",
+        form: FormName | None = None,
+        instructions: str | None = None,
+        hosted: Hosted | None = None,
         retries: int = 1,
-        version: str = "1",
+        version: str | None = None,
     ) -> None:
-        """Args: `model`, which should answer at temperature 0, None for one that is yet to be trained: it can prepare its
-        data, not predict; `demonstrations`, k of the retrieval (needs `replay_buffer`); `demonstration_characters`, how
-        much of each of their observations is shown; `explain`, what the reasoning of its training data says; `retries`,
-        further tries after an answer that cannot be read, each told what was wrong."""
+        """Args:
+        model: It should answer at temperature 0. None for one that is yet to be trained: it can prepare its data, not
+            predict.
+        demonstrations: k of the retrieval; needs `replay_buffer`.
+        demonstration_characters: How much of each of their observations is shown.
+        form: How the model is asked and answers. `lines`, for a model that is trained on them; `json`; `json_schema`, JSON
+            by the model's own structured output. Default: `lines` with `instructions`, else what the model's class and
+            profile say that it can, else `lines`.
+        instructions: The system prompt, "" for none. Default: the newest of `dreamgym_lg/prompts` in this form.
+        hosted: Limits, retries and memory of a model behind a network. Default: `Hosted()` for one that takes a key.
+        retries: Further tries after an answer that cannot be read, each told what was wrong.
+        version: Default: the model's name and the prompt's, e.g. `gpt-5-mini/experience-3`."""
         if demonstrations and replay_buffer is None:
             raise ConfigurationError(f"demonstrations={demonstrations} needs a replay_buffer to retrieve them from")
-        self.model, self.replay_buffer, self.k = model, replay_buffer, demonstrations
-        self.demonstration_characters = demonstration_characters
-        self.instructions, self.explain, self.retries, self.version = instructions, explain, retries, version
-        self._answers: OrderedDict[tuple[str, ...], Prediction] = OrderedDict()
-        self._asking: dict[tuple[str, ...], asyncio.Task[Prediction]] = {}
+        self.model, self.replay_buffer, self.k, self.retries = model, replay_buffer, demonstrations, retries
+        self.hosted = hosted or hosted_for(model)
+        wanted = form or ("lines" if instructions is not None else suited(model))
+        if wanted not in FORMS:
+            raise ConfigurationError.unknown("form", wanted, FORMS)
+        self._structured = wanted == "json_schema"
+        self.form: Form = FORMS[wanted](instructions, demonstration_characters)
+        self.version = f"{name_of(model)}/{self.form.name}" if version is None else version
+        self._answers: dict[str, Prediction] = {}
+        self._asking: dict[str, asyncio.Task[Prediction]] = {}
         self._found: dict[tuple[str, str, str], tuple[Step, ...]] = {}
+
+    @property
+    def grounded(self) -> bool:
+        """Whether real transitions are shown to it: it retrieves, and there is something to retrieve."""
+        return bool(self.k and self.replay_buffer is not None and self.replay_buffer.count("steps", split="train"))
 
     def refreshed(self, version: str) -> None:
         """The weights behind the model have changed, and the buffer may hold more: forget answers and demonstrations."""
@@ -79,7 +101,9 @@ class ExperienceModel:
             return ()
         key = (observation, action, task.id)
         if key not in self._found:
-            self._found[key] = tuple(self.replay_buffer.similar(observation, action, k=self.k, exclude_task=task.id))
+            found = tuple(self.replay_buffer.similar(observation, action, k=self.k, exclude_task=task.id))
+            _keep(self._found, key, found, _REMEMBERED_DEMONSTRATIONS)
+            return found
         return self._found[key]
 
     def retrieve(self, trajectories: Sequence[Trajectory]) -> None:
@@ -95,115 +119,96 @@ class ExperienceModel:
 
     def messages(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step]) -> list[BaseMessage]:
         """The prompt of one step: a conversation that only grows, so that a local model's key-value cache is kept."""
-        head = [self.instructions, task.instruction, *_tool_instructions(task)]
-        messages: list[BaseMessage] = [SystemMessage("\n".join(part for part in head if part))]
-        last, score = str(task.metadata["observation"]), 0.0
-        first = f"{last}\n"
+        messages: list[BaseMessage] = [SystemMessage(self.form.head(task))]
+        last, score = first_observation(task), 0.0
+        first: str | None = last
         for exchange in history:
-            asked = self._ask(exchange.action, exchange.demonstrations, score, last)
-            messages += [HumanMessage(first + asked), AIMessage(render_prediction(exchange.prediction))]
-            first, last, score = "", exchange.prediction.observation, score + exchange.prediction.reward
-        messages.append(HumanMessage(first + self._ask(action, found, score, last)))
+            asked = self.form.ask(first, exchange.demonstrations, score, last, exchange.action)
+            messages += [HumanMessage(asked), AIMessage(self.form.answer(exchange.prediction))]
+            first, last, score = None, exchange.prediction.observation, score + exchange.prediction.reward
+        messages.append(HumanMessage(self.form.ask(first, found, score, last, action)))
         return messages
 
     def predict(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step] = ()) -> Prediction:
-        """Answer one action. Raises `PredictionFailed` after `retries` unreadable answers."""
+        """Answer one action. Raises `PredictionFailed` after `retries` unreadable answers; what `Hosted.ask` raises."""
         messages = self.messages(task, history, action, found)
-        key = (self.version, *(message.text for message in messages))
-        if key not in self._answers:
-            for attempt in range(self.retries + 1):
-                with unrecorded():
-                    answer = self._asked().invoke(messages)
-                if (prediction := self._read(answer, messages, attempt)) is not None:
-                    self._remember(key, prediction)
-                    break
-        return self._answers[key]
+        key = self._key(messages)
+        if (known := self._known(key)) is not None:
+            return known
+        for attempt in range(self.retries + 1):
+            with unrecorded():
+                answer = self.hosted.ask(self._asked, messages) if self.hosted else self._asked.invoke(messages)
+            if (prediction := self._read(answer, messages, attempt, action, found)) is not None:
+                break
+        return self._remember(key, prediction)
 
     async def apredict(
         self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step] = ()
     ) -> Prediction:
         """As `predict`; the same prompt asked at the same time is one call."""
         messages = self.messages(task, history, action, found)
-        key = (self.version, *(message.text for message in messages))
-        if key in self._answers:
-            return self._answers[key]
+        key = self._key(messages)
+        if (known := self._known(key)) is not None:
+            return known
         if key not in self._asking:
-            self._asking[key] = asyncio.create_task(self._ask_model(key, messages))
+            self._asking[key] = asyncio.create_task(self._ask_model(key, messages, action, found))
             self._asking[key].add_done_callback(lambda _: self._asking.pop(key, None))
         return await asyncio.shield(self._asking[key])
 
-    async def _ask_model(self, key: tuple[str, ...], messages: list[BaseMessage]) -> Prediction:
+    async def _ask_model(self, key: str, messages: list[BaseMessage], action: str, found: Sequence[Step]) -> Prediction:
         for attempt in range(self.retries + 1):
             with unrecorded():
-                answer = await self._asked().ainvoke(messages)
-            if (prediction := self._read(answer, messages, attempt)) is not None:
-                self._remember(key, prediction)
-                return prediction
+                if self.hosted:
+                    answer = await self.hosted.aask(self._asked, messages)
+                else:
+                    answer = await self._asked.ainvoke(messages)
+            if (prediction := self._read(answer, messages, attempt, action, found)) is not None:
+                return self._remember(key, prediction)
         raise AssertionError("unreachable: the last attempt raises")
 
-    def _ask(self, action: str, found: Sequence[Step], score: float, last: str) -> str:
-        """Demonstrations, the action, and what a small model does not see by itself.
-
-        That is the score so far (it tells which progress is the last one), and whether the last observation named the
-        action's words.
-        """
-        shown = []
-        for step in found:
-            right = annotate(step, success=step.terminated and step.reward > 0)
-            short = right._replace(observation=right.observation[: self.demonstration_characters])
-            before = step.observation[-self.demonstration_characters :]
-            shown.append(f"seen: {before}\n{_quoted(step.action)}\n{render_prediction(short)}")
-        named = set(re.findall(r"[\w'-]+", last.lower()))
-        found_words = [word.lower() in named for word in action.split()]
-        share = "all" if all(found_words) else "some" if any(found_words) else "none"
-        head = f"now, with a score of {round(score, 2):g}:"
-        return "\n".join([*shown, head, _quoted(action), f"words just named: {share}"])
-
-    def _asked(self) -> BaseChatModel:
+    @cached_property
+    def _asked(self) -> Chat:
         if self.model is None:
             raise ConfigurationError("this ExperienceModel has no model yet: it prepares training data and cannot predict")
-        return self.model
+        return bind_schema(self.model, SCHEMA) if self._structured else self.model
 
-    def _read(self, answer: AIMessage, messages: list[BaseMessage], attempt: int) -> Prediction | None:
+    def _read(
+        self, answer: AIMessage, messages: list[BaseMessage], attempt: int, action: str, found: Sequence[Step]
+    ) -> Prediction | None:
         """The prediction, or None after telling the model what was wrong; raises on the last attempt."""
         try:
-            return parse_prediction(answer.text)
+            prediction = self.form.read(answer.text)
+            check_structure(prediction, action, found)
+            return prediction
         except PredictionFailed as error:
             if attempt == self.retries:
                 raise
-            messages += [answer, HumanMessage(f"That could not be read: {error}. Answer again, in the form.")]
+            said = answer.text or "(nothing)"  # providers refuse an empty message
+            messages += [AIMessage(said), HumanMessage(f"That could not be read: {error}. Answer again, in the form.")]
             return None
 
-    def _remember(self, key: tuple[str, ...], prediction: Prediction) -> None:
-        self._answers[key] = prediction
-        while len(self._answers) > 100_000:
-            self._answers.popitem(last=False)
+    def _key(self, messages: Sequence[BaseMessage]) -> str:
+        """What an answer is remembered under: model, prompt and version, and every text of the conversation."""
+        parts = (name_of(self.model), self.form.name, self.version, *(message.text for message in messages))
+        return sha256("".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "replace")).hexdigest()
+
+    def _known(self, key: str) -> Prediction | None:
+        if key not in self._answers and self.hosted and (stored := self.hosted.recall(key)) is not None:
+            _keep(self._answers, key, Prediction(**json.loads(stored)), _REMEMBERED_ANSWERS)
+        return self._answers.get(key)
+
+    def _remember(self, key: str, prediction: Prediction) -> Prediction:
+        _keep(self._answers, key, prediction, _REMEMBERED_ANSWERS)
+        if self.hosted:
+            self.hosted.remember(key, json.dumps(prediction._asdict()))
+        return prediction
 
 
-RUBRIC = (
-    "it is a success only if the calls made so far really did everything that the task asks for, with the right arguments, "
-    "and the answer says nothing that they do not show."
-)
-"""How a final answer is judged where the task brings no `metadata["rubric"]` of its own."""
-
-
-def _tool_instructions(task: Task) -> list[str]:
-    """What a tool agent's world needs besides: what can be called, and how its final answer is judged."""
-    tools = task.metadata.get("tools")
-    if not tools:
-        return []
-    schemas = [json.dumps(tool["function"], ensure_ascii=False, sort_keys=True) for tool in tools]
-    rubric = task.metadata.get("rubric") or RUBRIC
-    return [
-        'The agent acts by calling tools: {"name": ..., "arguments": ...}. Answer as the tool itself would. The tools:',
-        *schemas,
-        f'{{"answer": ...}} ends the episode: the status is then success or failure, the observation (nothing), and {rubric}',
-    ]
-
-
-def _quoted(action: str) -> str:
-    """The action on one line, so that nothing in it can pass for a part of the prompt."""
-    return f"> {' '.join(action.split())}"
+def _keep(kept: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
+    """Put a value into a dict that forgets its oldest beyond `limit`."""
+    if len(kept) >= limit:
+        kept.pop(next(iter(kept)), None)
+    kept[key] = value
 
 
 class DreamEnvironment(Environment):
@@ -223,10 +228,12 @@ class DreamEnvironment(Environment):
         return self._check_action(action, observations) if self._check_action else None
 
     def reset(self, task: Task) -> str:
-        if not task.metadata.get("observation"):
-            raise ConfigurationError(f"task {task.id!r} has no metadata['observation'], with which a dream of it begins")
+        if not first_observation(task):
+            raise ConfigurationError(
+                f"task {task.id!r} has no metadata['observation'] and no instruction: a dream of it has nothing to begin with"
+            )
         self._task, self._history = task, []
-        self._observation = str(task.metadata["observation"])
+        self._observation = first_observation(task)
         return self._observation
 
     async def areset(self, task: Task) -> str:
@@ -273,7 +280,7 @@ def recorded_exchanges(
     exchanges = []
     for step in trajectory.steps:
         if check_action is None or check_action(step.action, seen) is None:
-            right = annotate(step, success=trajectory.success, why=experience.explain(seen, step))
+            right = in_hindsight(step, success=trajectory.success)
             found = experience.demonstrations(step.observation, step.action, trajectory.task)
             exchanges.append(Exchange(step.action, right, found))
         seen.append(step.next_observation)
@@ -292,4 +299,4 @@ def to_conversation(
         return []
     *history, last = exchanges
     messages = experience.messages(trajectory.task, history, last.action, last.demonstrations)
-    return [*messages, AIMessage(render_prediction(last.prediction))]
+    return [*messages, AIMessage(experience.form.answer(last.prediction))]

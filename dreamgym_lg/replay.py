@@ -99,6 +99,20 @@ class ReplayBuffer:
         with self._transaction() as connection:
             return storage.store_tasks(connection, tasks)
 
+    def set_reasoning(self, trajectory: Trajectory, reasoning: Sequence[str]) -> None:
+        """Store the reasoning of every step of a stored trajectory, in their order, in place of what they had."""
+        key = (trajectory.run, trajectory.iteration, trajectory.task.id, trajectory.rollout_index)
+        sql = "SELECT id FROM trajectories WHERE run = ? AND iteration = ? AND task_id = ? AND rollout_index = ?"
+        found = self._rows(sql, key)
+        if not found or len(reasoning) != len(trajectory.steps):
+            raise ReplayBufferError(
+                f"{self._name}: {len(reasoning)} texts for the {len(trajectory.steps)} steps of trajectory {key}; "
+                f"it is {'stored' if found else 'not stored'}, and takes one text a step"
+            )
+        rows = [(storage.as_text(text), found[0][0], position) for position, text in enumerate(reasoning)]
+        with self._transaction() as connection:
+            connection.executemany("UPDATE steps SET reasoning = ? WHERE trajectory_id = ? AND position = ?", rows)
+
     def tasks(
         self, *, environment: str | None = None, split: Split | None = None, origin: Origin | None = None
     ) -> list[Task]:

@@ -10,6 +10,7 @@ from typing import Any
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from dreamgym_lg.environment import Environment
+from dreamgym_lg.errors import BudgetExceeded
 from dreamgym_lg.policy import TokenRecorder
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.types import Source, Task, Trajectory
@@ -40,7 +41,8 @@ async def rollout(
 
     Each episode runs in a context of its own, with its own sampling seed (from `seed`, iteration, task and index), and is
     stored in `replay_buffer` the moment it ends. An episode stored before under the same (run, iteration, task, index) is
-    read instead of played, so that a killed run repeats nothing. An exception is a trajectory with an `error`.
+    read instead of played, so that a killed run repeats nothing. An exception is a trajectory with an `error`; only
+    `BudgetExceeded` is raised, once the other episodes have ended: those it stopped are not stored, and played next time.
 
     Args: `context` makes the graph's run context from the environment (`EpisodeContext` for the episode graph).
     """
@@ -50,7 +52,7 @@ async def rollout(
         stored = {(trajectory.task.id, trajectory.rollout_index): trajectory for trajectory in found}
     slots = asyncio.Semaphore(concurrency)
 
-    async def episode(task: Task, index: int) -> Trajectory:
+    async def episode(task: Task, index: int) -> Trajectory | BudgetExceeded:
         if (task.id, index) in stored:
             return stored[task.id, index]
         async with slots:
@@ -59,6 +61,8 @@ async def rollout(
                 with environments() as environment:
                     config: RunnableConfig = {"recursion_limit": recursion_limit}
                     played = await _play(graph, task, environment, context(environment), recorder, config)
+            except BudgetExceeded as stopped:
+                return stopped
             except Exception as error:  # no environment could be lent: this episode's fault, not the others'
                 played = [], False, f"{type(error).__name__}: {error}"
         steps, success, error = played
@@ -86,7 +90,11 @@ async def rollout(
         for task in tasks
         for index in range(num_generations)
     ]
-    return list(await asyncio.gather(*episodes))
+    ended = await asyncio.gather(*episodes)
+    for each in ended:
+        if isinstance(each, BudgetExceeded):
+            raise each
+    return [each for each in ended if isinstance(each, Trajectory)]
 
 
 async def _play(
@@ -104,6 +112,8 @@ async def _play(
             # streamed, so that what was played before a fault is known
             async for values in graph.astream({"task": task}, config, context=context, stream_mode="values"):
                 state = values
+    except BudgetExceeded:
+        raise
     except Exception as error:
         return state.get("steps", []), False, f"{type(error).__name__}: {error}"
     return state.get("steps", []), state.get("success", False), None

@@ -115,7 +115,7 @@ def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) ->
             f"INSERT INTO trajectories ({TRAJECTORY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (run, iteration, task_id, rollout_index) DO NOTHING",
             (each.run, each.iteration, each.task.id, each.rollout_index, each.source, each.success)
-            + (each.error and _text(each.error), each.policy_version, each.experience_version),
+            + (each.error and as_text(each.error), each.policy_version, each.experience_version),
         )
         if cursor.rowcount:
             stored += 1
@@ -133,7 +133,7 @@ def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) ->
 def store_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> int:
     distinct = {task.id: task for task in reversed(tasks)}
     rows = [
-        (task.id, _text(task.instruction), task.environment, json.dumps(dict(task.metadata)))
+        (task.id, as_text(task.instruction), task.environment, json.dumps(dict(task.metadata)))
         + (task.origin, task.parent_id, task.split)
         for task in reversed(distinct.values())
     ]
@@ -144,14 +144,14 @@ def store_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> int:
     ).rowcount
 
 
-def _text(text: str) -> str:
+def as_text(text: str) -> str:
     """`text` with what UTF-8 cannot hold (half an emoji from a cut-off answer) as `?`: no reason to lose an episode."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _step_row(step: Step) -> tuple[Any, ...]:
-    texts = _text(step.observation), _text(step.action), _text(step.next_observation)
-    return (*texts, step.reward, step.terminated, step.truncated, step.valid, _text(step.reasoning))
+    texts = as_text(step.observation), as_text(step.action), as_text(step.next_observation)
+    return (*texts, step.reward, step.terminated, step.truncated, step.valid, as_text(step.reasoning))
 
 
 def _segment_row(segment: Segment) -> tuple[bytes, bytes, bytes]:

@@ -63,7 +63,7 @@ class Step:
     truncated: bool = False
     valid: bool = True
     reasoning: str = ""
-    """The experience model's reasoning about this step; empty for a real one."""
+    """The experience model's reasoning about this step; of a real one, what `annotate` wrote in hindsight, else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """What grounds the experience model: the demonstrations it is shown, and the records it is trained on."""
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -132,13 +133,27 @@ def test_training_data_is_the_very_conversation_held_in_the_dream(
     assert answer.text == "valid, it completes the task\nreward 0.5, success\nYou are outside."
 
 
-def test_the_reason_for_an_outcome_is_told_from_what_was_seen_until_then() -> None:
-    def explain(observations: Sequence[str], step: Step) -> str:
-        return f"{step.action} after {len(observations)}"
+def test_annotated_reasoning_is_what_the_experience_model_is_trained_on() -> None:
+    first = seen("open door", reasoning="The handle turns.\nIt is not locked.")
+    episode = recorded(first, seen("go north", observation="It opens."))
+    lines = to_conversation(ExperienceModel(None, instructions=""), episode)
+    assert lines[2].text == "valid, The handle turns. It is not locked.\nreward 0, continues\nIt opens."
+    assert lines[-1].text.startswith("valid, no progress yet\n")
+    answer = json.loads(to_conversation(ExperienceModel(None, form="json"), episode)[2].text)
+    assert answer["reasoning"] == first.reasoning and list(answer)[0] == "reasoning"
 
-    episode = recorded(seen("open door"), seen("go north", observation="It opens."))
-    exchanges = recorded_exchanges(ExperienceModel(None, explain=explain), episode)
-    assert [each.prediction.reasoning for each in exchanges] == [
-        "valid, open door after 1, no progress yet",
-        "valid, go north after 2, no progress yet",
-    ]
+
+def test_what_was_retrieved_is_forgotten_beyond_a_bound(buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer.add(recorded(seen("open door"), task=Task(id="t1", instruction="", environment="")))
+    monkeypatch.setattr("dreamgym_lg.experience._REMEMBERED_DEMONSTRATIONS", 3)
+    experience = ExperienceModel(None, replay_buffer=buffer, demonstrations=1)
+    for number in range(10):
+        assert experience.demonstrations("A closed door.", f"open door {number}", TASK)
+    assert [action for _, action, _ in experience._found] == ["open door 7", "open door 8", "open door 9"]
+
+
+def test_it_is_grounded_once_there_is_something_to_retrieve(buffer: ReplayBuffer) -> None:
+    experience = ExperienceModel(None, replay_buffer=buffer, demonstrations=1)
+    assert not experience.grounded
+    buffer.add(recorded(seen("open door")))
+    assert experience.grounded and not ExperienceModel(None, replay_buffer=buffer).grounded

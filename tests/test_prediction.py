@@ -1,11 +1,21 @@
 """The form of an answer: what is not in it is refused, and what it cannot mean is not believed."""
 
+import json
 import random
+from typing import Any
 
 import pytest
 
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.prediction import INSTRUCTIONS, annotate, parse_prediction, render_prediction
+from dreamgym_lg.prediction import (
+    INSTRUCTIONS,
+    in_hindsight,
+    json_object,
+    load_prompt,
+    parse_json_prediction,
+    parse_prediction,
+    render_prediction,
+)
 from dreamgym_lg.types import Prediction, Step
 
 
@@ -111,15 +121,18 @@ def test_what_is_written_is_read_as_it_was(seed: int) -> None:
 def test_a_record_is_annotated_in_hindsight_with_what_came_of_it(
     fields: dict[str, object], success: bool, reasoning: str
 ) -> None:
-    prediction = annotate(step(**fields), success=success)
+    prediction = in_hindsight(step(**fields), success=success)
     assert prediction.reasoning == reasoning
     assert prediction.success == (success and "terminated" in fields and "valid" not in fields)
     assert parse_prediction(render_prediction(prediction)) == prediction
 
 
-def test_the_reason_stands_between_verdict_and_outcome() -> None:
-    prediction = annotate(step(reward=1.0), success=False, why="the key fits")
-    assert prediction.reasoning == "valid, the key fits, it brings progress"
+def test_an_annotated_step_keeps_its_own_reasoning_and_is_written_on_one_line_behind_the_verdict() -> None:
+    prediction = in_hindsight(step(reward=1.0, reasoning="The key fits.\nSo it opens."), success=False)
+    assert prediction.reasoning == "The key fits.\nSo it opens."
+    assert render_prediction(prediction).splitlines()[0] == "valid, The key fits. So it opens."
+    refused = in_hindsight(step(valid=False, reasoning="valid though it looks, nothing is there"), success=False)
+    assert render_prediction(refused).startswith("invalid, valid though it looks, nothing is there\nreward 0, continues\n")
 
 
 def test_the_instructions_show_the_form() -> None:
@@ -131,3 +144,66 @@ def test_an_empty_observation_survives() -> None:
     """Tools may answer nothing at all."""
     prediction = Prediction("valid, why", "", 1.0, True, True, True)
     assert parse_prediction(render_prediction(prediction)) == prediction
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------------
+
+GOOD = {"reasoning": "it fits", "valid": True, "reward": 1, "terminated": True, "success": True, "observation": "Done."}
+
+
+@pytest.mark.parametrize("form", ["%s", " %s\n", "```json\n%s\n```", "```\n%s\n```", "<think>{hm}</think>\n%s"])
+def test_a_json_answer_is_read(form: str) -> None:
+    assert parse_json_prediction(form % json.dumps(GOOD)) == Prediction("it fits", "Done.", 1.0, True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("", "is not JSON"),
+        ("Sure: " + json.dumps(GOOD), "is not JSON"),
+        (json.dumps(GOOD)[:-9], "is not JSON"),
+        (json.dumps(GOOD) + json.dumps(GOOD), "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        (json.dumps([GOOD]), "no object"),
+        ("true", "no object"),
+        (json.dumps({k: v for k, v in GOOD.items() if k != "valid"}), "has the keys"),
+        (json.dumps({**GOOD, "note": ""}), "has the keys"),
+        (json.dumps({**GOOD, "valid": "true"}), "'valid' in the answer is 'true'; expected a boolean"),
+        (json.dumps({**GOOD, "success": 1}), "'success' in the answer is '1'; expected a boolean"),
+        (json.dumps({**GOOD, "reward": True}), "'reward'"),
+        (json.dumps({**GOOD, "reward": "1"}), "'reward'"),
+        (json.dumps({**GOOD, "reward": float("nan")}), "'reward'"),
+        (json.dumps({**GOOD, "reward": 1e300}), "'reward'"),
+        (json.dumps({**GOOD, "observation": None}), "'observation'"),
+        (json.dumps({**GOOD, "observation": {"a": 1}}), "'observation'"),
+    ],
+)
+def test_any_other_json_answer_is_refused_saying_what_is_wrong(answer: str, said: str) -> None:
+    with pytest.raises(PredictionFailed, match=said):
+        parse_json_prediction(answer)
+
+
+@pytest.mark.parametrize(
+    ("said", "believed"),
+    [
+        ({}, (1.0, True, True)),
+        ({"valid": False}, (0.0, False, False)),
+        ({"valid": False, "reward": -3}, (0.0, False, False)),
+        ({"reward": 0}, (0.0, False, False)),
+        ({"terminated": False}, (1.0, False, False)),
+        ({"success": False}, (1.0, True, False)),
+        ({"success": False, "terminated": False, "reward": 0.5}, (0.5, False, False)),
+    ],
+)
+def test_only_what_is_consistent_is_believed(said: dict[str, Any], believed: tuple[float, bool, bool]) -> None:
+    read = parse_json_prediction(json.dumps({**GOOD, **said}))
+    assert (read.reward, read.terminated, read.success) == believed
+
+
+def test_a_json_object_may_hold_anything() -> None:
+    assert json_object('{"a": [1, {"b": null}]}') == {"a": [1, {"b": None}]}
+
+
+def test_the_prompt_of_the_lines_is_the_one_that_models_were_trained_beside() -> None:
+    assert load_prompt("experience-2") == INSTRUCTIONS and INSTRUCTIONS.startswith("You are the environment")
+    assert all(key in load_prompt("experience-3") for key in GOOD)

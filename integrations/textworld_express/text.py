@@ -1,4 +1,4 @@
-"""What follows from the text of TextWorld-Express alone: action checks, hindsight, splits and varied tasks."""
+"""What follows from the text of TextWorld-Express alone: action checks, splits and varied tasks."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, Literal, get_args
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.types import Split, Step, Task
+from dreamgym_lg.types import Split, Task
 
 GAMES: Mapping[str, str] = {
     "peckingorder": "",
@@ -171,27 +171,6 @@ def check_action(game: str, action: str, observations: Sequence[str], *, check: 
         if name not in ("map", "meal") and not re.search(rf"(?<!\w){re.escape(name.lower())}(?!\w)", seen):
             return UNKNOWN_ACTION
     return None
-
-
-_ASKED = re.compile(r"The current task is to take the (.+)\.")
-
-
-def explain(observations: Sequence[str], step: Step) -> str:
-    """Why a recorded step had the outcome it had, in a few words of hindsight; empty where there is nothing to add.
-
-    A `take` right after the book was read: what the book asked for. A `put` or `cook`: whether the thing belongs there,
-    which the reward tells. Args: `observations`, at least one: everything seen before the step, oldest first.
-    """
-    action = step.action.strip()
-    form = _FORMS.fullmatch(action)
-    if form is None or not step.valid:
-        return ""
-    if action.startswith("take "):
-        asked = _ASKED.fullmatch(observations[-1])
-        return f"the book asks for {asked[1]}" if asked else ""
-    if form["where"]:
-        return f"{form['what']} {'belongs' if step.reward > 0 else 'does not belong'} in {form['where']}"
-    return ""
 
 
 # --- Tasks -----------------------------------------------------------------------------------------------------------
