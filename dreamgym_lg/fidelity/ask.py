@@ -1,0 +1,151 @@
+"""Real episodes put to an experience model: teacher-forced, behind what really happened, and teacher-free, behind its own
+answers."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from dreamgym_lg.environment import CheckAction
+from dreamgym_lg.errors import PredictionFailed
+from dreamgym_lg.experience import Exchange, ExperienceModel, recorded_exchanges
+from dreamgym_lg.tools import is_answer
+from dreamgym_lg.types import Prediction, Step, Task, Trajectory
+
+Ablation = Literal["retrieval", "history", "reasoning"]
+"""What the experience model is left without: demonstrations of similar real steps; everything before the last observation;
+the reasoning of the steps before (what it writes about the step itself stays, it is part of the answer's form)."""
+
+ABLATIONS: tuple[Ablation, ...] = ("retrieval", "history", "reasoning")
+
+Status = Literal["continues", "failure", "success"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """One step that was really played, and the dream's answer to its action."""
+
+    number: int
+    """Position in the episode, from 1."""
+    step: Step
+    success: bool
+    """Whether this step really completed the task."""
+    answer: Prediction | None
+    """None if it could not be read or, teacher-free, the dream was over before this step."""
+
+    @property
+    def real_status(self) -> Status:
+        return "success" if self.success else "failure" if self.step.terminated else "continues"
+
+    @property
+    def dreamed_status(self) -> Status | None:
+        if self.answer is None:
+            return None
+        return "success" if self.answer.success else "failure" if self.answer.terminated else "continues"
+
+
+class Replay(NamedTuple):
+    """The actions of a real episode, played again in the dream."""
+
+    real: Trajectory
+    dreamed: Trajectory
+    """Up to the dream's own end; `error` if an answer could not be read."""
+    answered: list[Answered]
+    """Every step put to the dream, those after its end without an answer."""
+
+
+class Asker(NamedTuple):
+    """An experience model with the conditions under which it is asked."""
+
+    experience: ExperienceModel
+    slots: asyncio.Semaphore
+    """Bounds the questions asked at once."""
+    check_action: CheckAction | None = None
+    without: Ablation | None = None
+
+    async def forced(self, trajectory: Trajectory) -> list[Answered]:
+        """Every step that reaches the model (`check_action` refuses the others), each behind the real history."""
+        trajectory = dreamable(trajectory)
+        exchanges = recorded_exchanges(self.experience, trajectory, self.check_action)
+        numbered = self.asked(trajectory)
+        questions = [
+            self._answer(trajectory.task, exchanges[:position], step.observation, step.action)
+            for position, (_, step) in enumerate(numbered)
+        ]
+        answers = await asyncio.gather(*questions)
+        return [_answered(trajectory, *each, answer) for each, answer in zip(numbered, answers, strict=True)]
+
+    async def free(self, trajectory: Trajectory) -> Replay:
+        """The same actions, each behind the dream's own answers: how an episode drifts."""
+        trajectory = dreamable(trajectory)
+        history: list[Exchange] = []
+        steps: list[Step] = []
+        answered: list[Answered] = []
+        observation, error, over = str(trajectory.task.metadata["observation"]), None, False
+        for number, step in self.asked(trajectory):
+            answer = None
+            if not over:
+                answer = await self._answer(trajectory.task, history, observation, step.action)
+                error = "PredictionFailed: the answer could not be read" if answer is None else None
+                over = answer is None or answer.terminated
+            if answer is not None:
+                history.append(Exchange(step.action, answer, self._found(trajectory.task, observation, step.action)))
+                steps.append(_dreamed(step.action, observation, answer))
+                observation = answer.observation
+            answered.append(_answered(trajectory, number, step, answer))
+        success = bool(history) and history[-1].prediction.success
+        dreamed = replace(trajectory, steps=steps, source="synthetic", success=success, error=error, segments=())
+        return Replay(trajectory, dreamed, answered)
+
+    def asked(self, trajectory: Trajectory) -> list[tuple[int, Step]]:
+        """The steps that no check refuses, with their position in the episode from 1."""
+        seen, asked = [str(trajectory.task.metadata.get("observation", ""))], []
+        for number, step in enumerate(trajectory.steps, start=1):
+            if self.check_action is None or self.check_action(step.action, seen) is None:
+                asked.append((number, step))
+            seen.append(step.next_observation)
+        return asked
+
+    def _found(self, task: Task, observation: str, action: str) -> tuple[Step, ...]:
+        return () if self.without == "retrieval" else self.experience.demonstrations(observation, action, task)
+
+    async def _answer(self, task: Task, history: Sequence[Exchange], observation: str, action: str) -> Prediction | None:
+        found = self._found(task, observation, action)
+        shown = [self._shown(exchange) for exchange in history]
+        if self.without == "history":  # an episode that begins here
+            task, shown = replace(task, metadata={**task.metadata, "observation": observation}), []
+        async with self.slots:
+            try:
+                answer = await self.experience.apredict(task, shown, action, found)
+            except PredictionFailed:  # anything else is raised: a server that is down says nothing about the model
+                return None
+        if task.metadata.get("tools") and not is_answer(action):  # as in the dream: a tool ends nothing
+            return answer._replace(terminated=False, success=False)
+        return answer
+
+    def _shown(self, exchange: Exchange) -> Exchange:
+        if self.without == "retrieval":
+            return exchange._replace(demonstrations=())
+        if self.without == "reasoning":
+            bare = "valid" if exchange.prediction.valid else "invalid"
+            return exchange._replace(prediction=exchange.prediction._replace(reasoning=bare))
+        return exchange
+
+
+def dreamable(trajectory: Trajectory) -> Trajectory:
+    """With the first observation in its task's metadata, where a dream begins; imported traces may lack it."""
+    if trajectory.task.metadata.get("observation") or not trajectory.steps:
+        return trajectory
+    metadata = {**trajectory.task.metadata, "observation": trajectory.steps[0].observation}
+    return replace(trajectory, task=replace(trajectory.task, metadata=metadata))
+
+
+def _answered(trajectory: Trajectory, number: int, step: Step, answer: Prediction | None) -> Answered:
+    return Answered(number=number, step=step, success=step.terminated and trajectory.success, answer=answer)
+
+
+def _dreamed(action: str, observation: str, answer: Prediction) -> Step:
+    return Step(
+        observation=observation, action=action, next_observation=answer.observation, reward=answer.reward,
+        terminated=answer.terminated, valid=answer.valid, reasoning=answer.reasoning,
+    )  # fmt: skip

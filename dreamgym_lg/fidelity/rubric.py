@@ -1,0 +1,121 @@
+"""The paper's four rubrics, each 0 to 2, judged by a chat model that is not the experience model."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+
+from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.fidelity.figures import Mean, mean
+from dreamgym_lg.hosted import name_of
+from dreamgym_lg.policy import unrecorded
+from dreamgym_lg.types import Trajectory
+
+RUBRICS = ("consistency", "diversity", "informativeness", "hallucination")
+PROMPT = "fidelity_judge_1.txt"
+"""The judge's prompt, with its version in the name; in the package's templates."""
+TOP = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rubric:
+    """Mean scores, 0 to 2 and higher is better on all four (hallucination: 2 is none)."""
+
+    judge: str
+    prompt: str
+    episodes: int
+    unreadable: int
+    """Episodes whose scores could not be read within the retries: in no mean."""
+    scores: dict[str, Mean | None]
+    counts: dict[str, tuple[int, ...]]
+    """Rubric -> episodes with score 0, 1 and 2."""
+
+
+def check_other(judge: BaseChatModel, model: BaseChatModel | None) -> None:
+    """Raise `ConfigurationError` if `judge` is the experience model itself: the object, its weights, or the same name.
+
+    A provider's prefix does not make another model: `gpt-5-mini` is `openai/gpt-5-mini`.
+    """
+    names = [name_of(each).casefold().split("/")[-1] for each in (judge, model)]
+    weights = [getattr(each, "model", each) for each in (judge, model)]
+    named = names[0] != type(judge).__name__.casefold()  # a class alone says nothing of which model it is
+    if judge is model or weights[0] is weights[1] or (named and names[0] == names[1]):
+        raise ConfigurationError(
+            f"the judge is the experience model itself ({name_of(judge)}): a model finds few faults in its own words; "
+            "pass another judge_model"
+        )
+
+
+async def judge_episodes(
+    judge: BaseChatModel, dreamed: Sequence[Trajectory], *, concurrency: int = 8, retries: int = 2,
+    on_episode: Callable[[], None] = lambda: None,
+) -> Rubric | None:  # fmt: skip
+    """Score dreamed episodes; None if there are none. Args: `retries`, further tries after an answer not in the form."""
+    if not dreamed:
+        return None
+    slots = asyncio.Semaphore(concurrency)
+
+    async def one(trajectory: Trajectory) -> dict[str, int] | None:
+        async with slots:
+            scores = await _score(judge, trajectory, retries)
+        on_episode()
+        return scores
+
+    found = await asyncio.gather(*map(one, dreamed))
+    scored = [scores for scores in found if scores is not None]
+    return Rubric(
+        judge=name_of(judge),
+        prompt=PROMPT,
+        episodes=len(dreamed),
+        unreadable=len(dreamed) - len(scored),
+        scores={name: mean([scores[name] for scores in scored], top=TOP) for name in RUBRICS},
+        counts={name: tuple(sum(s[name] == value for s in scored) for value in range(TOP + 1)) for name in RUBRICS},
+    )
+
+
+def prompt() -> str:
+    return files("dreamgym_lg").joinpath(f"templates/{PROMPT}").read_text(encoding="utf-8")
+
+
+def parse_scores(text: str) -> dict[str, int]:
+    """Read the judge's answer strictly. Raises `PredictionFailed` unless it is the one JSON object that was asked for."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or set(found) != {"reason", *RUBRICS} or not isinstance(found["reason"], str):
+        raise PredictionFailed(f"the judge answered {text[:200]!r}; expected one JSON object with reason, {', '.join(RUBRICS)}")
+    for name in RUBRICS:
+        if isinstance(found[name], bool) or found[name] not in range(TOP + 1) or not isinstance(found[name], int):
+            raise PredictionFailed(f"the judge gave {name} {found[name]!r}; allowed: 0, 1 or 2")
+    return {name: found[name] for name in RUBRICS}
+
+
+async def _score(judge: BaseChatModel, trajectory: Trajectory, retries: int) -> dict[str, int] | None:
+    messages: list[BaseMessage] = [SystemMessage(prompt()), HumanMessage(_episode(trajectory))]
+    for _ in range(retries + 1):
+        with unrecorded():
+            answer = await judge.ainvoke(messages)
+        try:
+            return parse_scores(answer.text)
+        except PredictionFailed as error:
+            messages += [AIMessage(answer.text), HumanMessage(f"That could not be read: {error}. Answer again, in the form.")]
+    return None
+
+
+def _episode(trajectory: Trajectory) -> str:
+    """JSON, so that nothing in an action or observation can pass for an instruction to the judge."""
+    steps = [
+        {
+            "action": step.action, "valid": step.valid, "reward": step.reward, "ends": step.terminated,
+            "observation": step.next_observation, "reasoning": step.reasoning,
+        }
+        for step in trajectory.steps
+    ]  # fmt: skip
+    first = trajectory.steps[0].observation if trajectory.steps else ""
+    episode = {"task": trajectory.task.instruction, "first_observation": first, "steps": steps, "success": trajectory.success}
+    return json.dumps(episode, ensure_ascii=False)
