@@ -10,7 +10,7 @@ from langgraph.pregel import Pregel
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
-from dreamgym_lg.simulate.context import entered
+from dreamgym_lg.simulate.context import active, apulled, pulled
 from dreamgym_lg.simulate.episode import Call, Episode, install
 from dreamgym_lg.simulate.guard import RealAccessBlocked
 from dreamgym_lg.tools import render_answer
@@ -95,8 +95,7 @@ class SimulatedAgent:
             reward = float(self.verify(task, state))
             success = reward >= 1
         else:
-            with entered(None):
-                result = await episode.environment.astep(render_answer(answer))
+            result = episode.last or await episode.environment.astep(render_answer(answer))
             reward, success = result.reward, bool(result.info.get("success", False))
         last = Step(
             observation=episode.steps[-1].next_observation if episode.steps else task.instruction,
@@ -115,37 +114,29 @@ def final_answer(state: Any) -> str:
     return str(messages if messages is not None else state)
 
 
-def with_policy(graph: Pregel, policy: BaseChatModel, *, select: Callable[[Call], bool] | None = None) -> Any:
+def with_policy(
+    graph: Pregel, policy: BaseChatModel, *, select: Callable[[Call], bool] | None = None, pass_through: Sequence[str] = ()
+) -> Any:
     """The graph for production: the same graph, tools and checkpointer, with `policy` in place of its chat models.
 
-    Still a graph of its own class: it streams, nests, and is served as before; the original is left as it is.
+    Still a graph of its own class: it streams, nests, and is served as before; the original is left as it is. Models that a tool
+    asks itself stay its own, as in the dream, unless the tool runs a graph or is named in `pass_through`.
     """
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
             f"{type(graph).__name__} is no compiled graph; give what StateGraph.compile or create_agent returns"
         )
 
-    def stream(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def episode(served: Any) -> Episode:
+        """A dream that this graph is run in goes on as a dream."""
         install()
-        source = super(cls, self).stream(*args, **kwargs)
-        end = object()
-        while True:
-            with entered(Episode(self, policy=policy, environment=None, select=select)):
-                chunk = next(source, end)
-            if chunk is end:
-                return
-            yield chunk
+        return active() or Episode(served, policy=policy, environment=None, select=select, pass_through=pass_through)
 
-    async def astream(self: Any, *args: Any, **kwargs: Any) -> Any:
-        install()
-        source = super(cls, self).astream(*args, **kwargs)
-        while True:
-            with entered(Episode(self, policy=policy, environment=None, select=select)):
-                try:
-                    chunk = await anext(source)
-                except StopAsyncIteration:
-                    return
-            yield chunk
+    def stream(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return pulled(super(cls, self).stream(*args, **kwargs), episode(self))
+
+    def astream(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return apulled(super(cls, self).astream(*args, **kwargs), episode(self))
 
     cls = type(
         type(graph).__name__, (type(graph),), {"stream": stream, "astream": astream, "__module__": type(graph).__module__}

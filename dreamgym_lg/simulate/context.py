@@ -6,10 +6,10 @@ stay apart and production calls in between see none at all.
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dreamgym_lg.errors import ConfigurationError
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _active: ContextVar["Episode | None"] = ContextVar("dreamgym_episode", default=None)
 
 Method = Callable[..., Any]
+T = TypeVar("T")
 
 
 def active() -> "Episode | None":
@@ -27,35 +28,50 @@ def active() -> "Episode | None":
 
 
 @contextmanager
-def entered(episode: "Episode | None") -> Iterator[None]:
-    """The block belongs to `episode`; None: to nobody, as the policy and whoever plays the world do."""
-    token = _active.set(episode)
+def held(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """The variable has this value in the block."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _active.reset(token)
+        variable.reset(token)
 
 
-def pulled(source: Iterator[Any]) -> Iterator[Any]:
-    """The items of `source`, each made outside of any episode: a generator shares its caller's context."""
+def entered(episode: "Episode | None") -> AbstractContextManager[None]:
+    """The block belongs to `episode`; None: to nobody, as the policy and whoever plays the world do."""
+    return held(_active, episode)
+
+
+def pulled(source: Iterator[Any], episode: "Episode | None" = None) -> Iterator[Any]:
+    """The items of `source`, each made inside of `episode`: a generator itself shares its caller's context."""
     end = object()
-    while True:
-        with entered(None):
-            item = next(source, end)
-        if item is end:
-            return
-        yield item
-
-
-async def apulled(source: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """As `pulled`."""
-    while True:
-        with entered(None):
-            try:
-                item = await anext(source)
-            except StopAsyncIteration:
+    try:
+        while True:
+            with entered(episode):
+                item = next(source, end)
+            if item is end:
                 return
-        yield item
+            yield item
+    finally:
+        if isinstance(source, Generator):
+            with entered(episode):
+                source.close()
+
+
+async def apulled(source: AsyncIterator[Any], episode: "Episode | None" = None) -> AsyncIterator[Any]:
+    """As `pulled`."""
+    try:
+        while True:
+            with entered(episode):
+                try:
+                    item = await anext(source)
+                except StopAsyncIteration:
+                    return
+            yield item
+    finally:
+        if isinstance(source, AsyncGenerator):
+            with entered(episode):
+                await source.aclose()
 
 
 def dispatch(

@@ -3,33 +3,35 @@
 import asyncio
 import contextlib
 import copy
-import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.load.serializable import Serializable
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, Interrupt
+from langsmith.run_helpers import tracing_context
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate import context
 from dreamgym_lg.simulate.guard import Allow, Blocked, RealAccessBlocked
 from dreamgym_lg.simulate.respond import approve
+from dreamgym_lg.simulate.turns import Turns
 from dreamgym_lg.simulate.walk import body, runs_an_agent
 from dreamgym_lg.types import Step, StepResult, Task
 
-logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 STATE_TOOLS = ("deepagents.", "langchain.agents.middleware.todo")
 """Modules whose tools do nothing but change the graph's state: they really run."""
@@ -51,7 +53,18 @@ class Call(NamedTuple):
 
 
 class EpisodeBroken(BaseException):
-    """Ends a graph whose world has failed, past every `except Exception`; the episode's `cause` says why."""
+    """Ends a graph whose world has failed or ended, past every `except Exception`; `cause` or `last` of the episode say why."""
+
+
+@dataclass
+class Played:
+    """A step on its way: its answer is known for good once LangChain has worded it for the policy."""
+
+    action: str
+    answer: str
+    call_id: str | None
+    valid: bool
+    reasoning: str
 
 
 class Episode:
@@ -71,21 +84,19 @@ class Episode:
         self.simulate_nodes, self.allow = frozenset(simulate_nodes), allow or Allow()
         self.real = environment is None
         self.guarded = not self.real
-        self.steps: list[Step] = []
+        self.turns = Turns()
         self.calls: list[Call] = []
         self.blocked: list[Blocked] = []
         self.truncated = False
         self.cause: Exception | None = None
-        self.asking = threading.Lock()
+        self.last: StepResult | None = None
+        """The world's answer that ended the task before the agent did."""
         self.checkpointers: dict[int, InMemorySaver] = {}
         self.stores: dict[int, InMemoryStore] = {}
-        self._observation = str(task.metadata.get("observation", task.instruction)) if task else ""
+        self._played: list[Played] = []
         self._twins: dict[int, tuple[Pregel, Pregel]] = {}
         self._are_twins: set[int] = set()
         self._tools: dict[str, dict[str, Any]] = {}
-        self._earlier: dict[str, tuple[str, ...]] = {}
-        self._begun: dict[str, float] = {}
-        self._ended: set[str] = set()
         self._lock = threading.Lock()
         self._exit = contextlib.ExitStack()
 
@@ -108,6 +119,10 @@ class Episode:
         if tool.name in self._pass:
             return True
         return str(getattr(body(tool), "__module__", "")).startswith(STATE_TOOLS) or runs_an_agent(tool)
+
+    def inside(self, tool: BaseTool) -> "Episode | None":
+        """To whom the body of a tool that really runs belongs: a real tool's own models are no part of the policy."""
+        return self if self.runs_anyway(tool) else None
 
     def twin(self, graph: Pregel) -> Pregel:
         """The graph as this episode runs it."""
@@ -135,49 +150,58 @@ class Episode:
         with self._lock:
             self.calls.append(call)
             for message in messages:
-                ids = [str(asked["id"]) for asked in message.tool_calls] if isinstance(message, AIMessage) else []
-                self._earlier |= {asked: tuple(ids[:i]) for i, asked in enumerate(ids)}
+                if isinstance(message, AIMessage):
+                    self.turns.replied([asked["id"] for asked in message.tool_calls if asked["id"]])
 
-    def stepped(self, action: str, result: StepResult) -> None:
+    def note(self, action: str, answer: str, call_id: str | None, *, valid: bool = True, reasoning: str = "") -> "Played":
+        """Note a step behind all others, but before later calls of the same reply that were quicker."""
+        played = Played(action, answer, call_id, valid, reasoning)
         with self._lock:
-            self.steps.append(
-                Step(
-                    observation=self._observation, action=action, next_observation=result.observation,
-                    valid=result.info.get("valid", True), reasoning=result.info.get("reasoning", ""),
-                )
-            )  # fmt: skip
-            self._observation = result.observation
+            later = [place for place, other in enumerate(self._played) if self.turns.before(call_id, other.call_id)]
+            self._played.insert(later[0] if later else len(self._played), played)
+        return played
+
+    @property
+    def steps(self) -> list[Step]:
+        """What was played so far; an observation is what the policy read last. Rewards are the outcome's."""
+        steps: list[Step] = []
+        seen = str(self.task.metadata.get("observation", self.task.instruction)) if self.task else ""
+        for action, answer, valid, reasoning in [(p.action, p.answer, p.valid, p.reasoning) for p in self._played]:
+            steps.append(Step(observation=seen, action=action, next_observation=answer, valid=valid, reasoning=reasoning))
+            seen = answer
+        return steps
+
+    # --- the world's answers ------------------------------------------------------------------------------------------------
+
+    def play(self, action: str, call_id: str | None, read: Callable[[str], T]) -> "tuple[Played, T]":
+        """The world answers an action, when it is its turn; `read` makes of its answer what the graph gets."""
+        with self._world_at_work(), self.turns.taken(call_id):
+            return self._answered(action, call_id, self.environment.step(action), read)
+
+    async def aplay(self, action: str, call_id: str | None, read: Callable[[str], T]) -> "tuple[Played, T]":
+        """As `play`."""
+        with self._world_at_work():
+            async with self.turns.ataken(call_id):
+                return self._answered(action, call_id, await self.environment.astep(action), read)
+
+    def _answered(self, action: str, call_id: str | None, result: StepResult, read: Callable[[str], T]) -> "tuple[Played, T]":
+        told = {"valid": bool(result.info.get("valid", True)), "reasoning": str(result.info.get("reasoning", ""))}
+        played = self.note(action, result.observation, call_id, **told)  # type: ignore[arg-type]
+        if result.terminated or result.truncated:
+            self.last = result
+        return played, read(result.observation)
 
     @contextlib.contextmanager
-    def world(self) -> Iterator[None]:
+    def _world_at_work(self) -> Iterator[None]:
         """The block is the world's: outside of the episode; its failure ends the episode, whatever the graph catches."""
+        if self.last is not None:
+            raise EpisodeBroken("the world has ended")
         try:
-            with context.entered(None):
+            with context.entered(None), context.held(var_child_runnable_config, None):
                 yield
         except Exception as error:
             self.cause = self.cause or error
             raise EpisodeBroken(str(error)) from error
-
-    # --- parallel calls, in their order -------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def tool_call(self, call_id: str | None) -> Iterator[None]:
-        """This call is at work; the next of the same reply waits for its end."""
-        self._begun.setdefault(str(call_id), time.monotonic())
-        try:
-            yield
-        finally:
-            self._ended.add(str(call_id))
-
-    def next_is(self, call_id: str | None) -> bool:
-        """Whether every earlier call of the same reply is answered, or will not come."""
-        from dreamgym_lg.simulate.tools import ABSENT_SECONDS
-
-        if call_id is None:
-            return True
-        since = time.monotonic() - self._begun.setdefault(call_id, time.monotonic())
-        waiting = [earlier for earlier in self._earlier.get(call_id, ()) if earlier not in self._ended]
-        return all(earlier not in self._begun for earlier in waiting) and (not waiting or since > ABSENT_SECONDS)
 
     # --- running -----------------------------------------------------------------------------------------------------------
 
@@ -194,10 +218,9 @@ class Episode:
         return self._entered()
 
     def _entered(self) -> "Episode":
-        from langsmith.run_helpers import tracing_context
-
         if self.guarded:  # a dream is not to be reported as production's doing
             self._exit.enter_context(tracing_context(enabled=False))
+        self._exit.enter_context(context.held(var_child_runnable_config, None))  # no subgraph of the run it is played in
         self._exit.enter_context(context.entered(self))
         return self
 
@@ -246,6 +269,10 @@ class Episode:
             yield
         except GraphRecursionError:
             self.truncated = True
+        except EpisodeBroken:
+            if self.last is None:
+                raise
+            self.truncated = self.last.truncated
 
 
 class _Run:

@@ -15,7 +15,10 @@ def normalise(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if tools := _tools(kwargs):
         given["tools"] = tools
-        if (choice := _tool_choice(kwargs)) not in (None, "auto"):
+        choice = _tool_choice(kwargs)
+        if choice is None and len(tools) == 1 and _noted(kwargs).get("method") == "function_calling":
+            choice = tools[0]["function"]["name"]  # not every provider can be told so
+        if choice not in (None, "auto"):
             given["tool_choice"] = choice
     if schema := _response_schema(kwargs):
         name, body = schema
@@ -70,9 +73,8 @@ def _response_schema(kwargs: Mapping[str, Any]) -> tuple[str, Any] | None:
 
     LangChain's own note of it comes first: `with_structured_output` leaves it with every provider.
     """
-    noted = kwargs.get("ls_structured_output_format") or {}
-    if (noted.get("kwargs") or {}).get("method") == "json_schema":
-        return _schema(noted["schema"])
+    if _noted(kwargs).get("method") == "json_schema":
+        return _schema(kwargs["ls_structured_output_format"]["schema"])
     output = kwargs.get("output_config") or {}
     for wanted in (
         kwargs.get("response_format"),
@@ -83,6 +85,10 @@ def _response_schema(kwargs: Mapping[str, Any]) -> tuple[str, Any] | None:
         if wanted is not None and not isinstance(wanted, str):
             return _schema(wanted)
     return None
+
+
+def _noted(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (kwargs.get("ls_structured_output_format") or {}).get("kwargs") or {}
 
 
 def _schema(wanted: Any) -> tuple[str, Any] | None:

@@ -72,16 +72,10 @@ def _dreamed(episode: "Episode", name: str, node: Any) -> Any:
         return render_call(f"node:{name}", to_jsonable_python({"state": state}, fallback=str))
 
     def ask(state: Any) -> Any:
-        with episode.asking, episode.world():
-            result = episode.environment.step(action(state))
-            episode.stepped(action(state), result)
-            return _update(name, result.observation)
+        return episode.play(action(state), None, lambda answer: _update(name, answer))[1]
 
     async def aask(state: Any) -> Any:
-        with episode.world():
-            result = await episode.environment.astep(action(state))
-            episode.stepped(action(state), result)
-            return _update(name, result.observation)
+        return (await episode.aplay(action(state), None, lambda answer: _update(name, answer)))[1]
 
     twin = copy.copy(node)
     twin.__dict__.pop("node", None)  # cached from the real body

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables.config import ensure_config
 
 from dreamgym_lg.simulate.context import Method, apulled, dispatch, entered, pulled, subclasses
@@ -59,12 +59,12 @@ def _answer(name: str) -> Any:
         call = _describe(model, name, args, kwargs)
         policy = episode.policy if episode.selects(call) else model
         if policy is model:  # the policy itself, or a model that production keeps
-            return ask(episode, original, model, name, args, kwargs, None)
+            return ask(episode, original, model, args, kwargs, None)
         known = {key: kwargs[key] for key in ("stop", *_CONFIGURATION, "config") if key in kwargs}
         wanted = {key: value for key, value in kwargs.items() if key not in known}
         given = normalise(wanted)
         episode.told_tools(given.get("tools", ()))
-        return ask(episode, getattr(type(policy), name, method), policy, name, args, known | given, call)
+        return ask(episode, getattr(type(policy), name, method), policy, args, known | given, call)
 
     return simulated
 
@@ -84,47 +84,66 @@ def _describe(model: BaseChatModel, name: str, args: tuple[Any, ...], kwargs: di
     )
 
 
-def _plain(episode: Episode, method: Method, model: Any, name: str, args: Any, kwargs: Any, call: Call | None) -> Any:
+def _plain(episode: Episode, method: Method, model: Any, args: Any, kwargs: Any, call: Call | None) -> Any:
     with entered(None):
         result = method(model, *args, **kwargs)
-    if call is not None:
-        episode.answered(call, _replies(result, kwargs))
-    return result
+    return _answered(episode, call, result, kwargs)
 
 
-async def _aplain(episode: Episode, method: Method, model: Any, name: str, args: Any, kwargs: Any, call: Call | None) -> Any:
+async def _aplain(episode: Episode, method: Method, model: Any, args: Any, kwargs: Any, call: Call | None) -> Any:
     with entered(None):
         result = await method(model, *args, **kwargs)
+    return _answered(episode, call, result, kwargs)
+
+
+def _answered(episode: Episode, call: Call | None, result: Any, kwargs: Any) -> Any:
     if call is not None:
-        episode.answered(call, _replies(result, kwargs))
+        messages = [row[0].message for row in getattr(result, "generations", ()) if row]
+        for message in messages:
+            message.additional_kwargs |= _parsed(message, kwargs)
+        episode.answered(call, messages)
     return result
 
 
-def _replies(result: Any, kwargs: dict[str, Any]) -> list[AIMessage]:
-    """The messages of a result; a structured answer gets its `parsed` form, which ChatOpenAI's parser reads."""
-    messages = [row[0].message for row in getattr(result, "generations", ()) if row]
-    for message in messages if "response_format" in kwargs else ():
+def _streamed(episode: Episode, method: Method, model: Any, args: Any, kwargs: Any, call: Call | None) -> Any:
+    chunks: list[Any] = []
+    try:
+        for chunk in pulled(method(model, *args, **kwargs)):
+            chunks.append(chunk)
+            yield chunk
+    finally:  # also if its reader stops early
+        whole = _whole(episode, call, chunks)
+    if whole is not None and (parsed := _parsed(whole, kwargs)):
+        yield AIMessageChunk("", id=whole.id, additional_kwargs=parsed)
+
+
+async def _astreamed(episode: Episode, method: Method, model: Any, args: Any, kwargs: Any, call: Call | None) -> Any:
+    chunks: list[Any] = []
+    try:
+        async for chunk in apulled(method(model, *args, **kwargs)):
+            chunks.append(chunk)
+            yield chunk
+    finally:
+        whole = _whole(episode, call, chunks)
+    if whole is not None and (parsed := _parsed(whole, kwargs)):
+        yield AIMessageChunk("", id=whole.id, additional_kwargs=parsed)
+
+
+def _whole(episode: Episode, call: Call | None, chunks: list[Any]) -> Any:
+    """The streamed message, noted; None if it is not the policy's."""
+    if call is None or not chunks:
+        return None
+    whole = sum(chunks[1:], chunks[0])
+    episode.answered(call, [whole])
+    return whole
+
+
+def _parsed(message: AIMessage, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A structured answer's `parsed` form, which ChatOpenAI's parser reads, where the policy has not made it."""
+    if "response_format" in kwargs and "parsed" not in message.additional_kwargs:
         with contextlib.suppress(ValueError):
-            message.additional_kwargs.setdefault("parsed", json.loads(message.text))
-    return messages
-
-
-def _streamed(episode: Episode, method: Method, model: Any, name: str, args: Any, kwargs: Any, call: Call | None) -> Any:
-    whole = None
-    for chunk in pulled(method(model, *args, **kwargs)):
-        whole = chunk if whole is None else whole + chunk
-        yield chunk
-    if call is not None and whole is not None:
-        episode.answered(call, [whole])
-
-
-async def _astreamed(episode: Episode, method: Method, model: Any, name: str, args: Any, kwargs: Any, call: Call | None) -> Any:
-    whole = None
-    async for chunk in apulled(method(model, *args, **kwargs)):
-        whole = chunk if whole is None else whole + chunk
-        yield chunk
-    if call is not None and whole is not None:
-        episode.answered(call, [whole])
+            return {"parsed": json.loads(message.text)}
+    return {}
 
 
 _STYLES = {"agenerate": _aplain, "stream": _streamed, "astream": _astreamed, "_achat_model_stream_v3": _aplain}

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
-from dreamgym_lg.simulate.context import Method, dispatch
+from dreamgym_lg.simulate.context import Method, dispatch, held
 from dreamgym_lg.simulate.guard import started_by, user_line
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def install() -> None:
     dispatch(threading.Thread, "start", _start)
     dispatch(ThreadPoolExecutor, "submit", _submit)
     dispatch(BaseEventLoop, "create_task", _create_task)
+    dispatch(BaseEventLoop, "run_in_executor", _run_in_executor)
 
 
 def _start(episode: "Episode", original: Method, thread: threading.Thread, args: Any, kwargs: Any) -> Any:
@@ -32,20 +33,23 @@ def _submit(episode: "Episode", original: Method, pool: ThreadPoolExecutor, args
     """The work belongs to the episode; the pool's worker, which may outlive it, does not."""
     task, *rest = args
     context = _carried()
-    token = _making_worker.set(True)
-    try:
+    with held(_making_worker, True):
         return original(pool, context.run, task, *rest, **kwargs)
-    finally:
-        _making_worker.reset(token)
 
 
 def _create_task(episode: "Episode", original: Method, loop: BaseEventLoop, args: Any, kwargs: Any) -> Any:
     """A task has the context already; it is told who made it."""
-    token = started_by.set(user_line())
-    try:
+    with held(started_by, user_line()):
         return original(loop, *args, **kwargs)
-    finally:
-        started_by.reset(token)
+
+
+_POOL = ThreadPoolExecutor(1024, thread_name_prefix="dreamgym")
+"""Threads come on demand. A loop's own executor has a few, for which hundreds of episodes would wait."""
+
+
+def _run_in_executor(episode: "Episode", original: Method, loop: BaseEventLoop, args: Any, kwargs: Any) -> Any:
+    pool, *rest = args
+    return original(loop, _POOL if pool is None and episode.guarded else pool, *rest)
 
 
 def _carried() -> Context:

@@ -4,42 +4,43 @@ The cut is at `_run`, behind LangChain's own validation and injection: a wrong a
 byte, and callbacks, artifacts and error handling stay as they are.
 """
 
-import asyncio
 import json
-import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import BaseMessage, ToolMessage
-from langchain_core.tools import BaseTool
+from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt import ToolNode
+from langgraph.types import Command
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
-from dreamgym_lg.environment import INVALID_REWARD
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.simulate.context import Method, dispatch, subclasses
+from dreamgym_lg.simulate.context import Method, dispatch, entered, subclasses
 from dreamgym_lg.simulate.walk import returned_type
 from dreamgym_lg.tools import render_call
-from dreamgym_lg.types import StepResult
 
 if TYPE_CHECKING:
-    from dreamgym_lg.simulate.episode import Episode
+    from dreamgym_lg.simulate.episode import Episode, Played
 
-BODIES, ENTRIES = ("_run", "_arun"), ("run", "arun")
-FUNNELS = ("invoke", "ainvoke")
-
-ABSENT_SECONDS = 0.2
-"""How long a call waits for an earlier one of the same reply that has not begun: it may have been refused by a person."""
+BODIES, ENTRIES, FUNNELS = ("_run", "_arun"), ("run", "arun"), ("invoke", "ainvoke")
 
 
 class _Attempt:
-    """One tool call on its way: `answered` once the environment was asked or the body let through; `published` by a node."""
+    """One tool call on its way to the tool's body."""
 
     def __init__(self, call_id: str | None, *, published: bool = False) -> None:
-        self.call_id, self.answered, self.published = call_id, False, published
+        self.call_id = call_id
+        self.published = published
+        """By a tool node, which words the errors that the tool raises."""
+        self.tool: BaseTool | None = None
+        self.action = ""
+        self.ran = False
+        """The body was reached: let through, or answered by the environment."""
+        self.played: Played | None = None
 
 
 _attempt: ContextVar[_Attempt | None] = ContextVar("dreamgym_tool_call", default=None)
@@ -57,95 +58,97 @@ def teach(cls: type) -> None:
     for name in BODIES:
         if name in cls.__dict__ and not getattr(cls.__dict__[name], "__isabstractmethod__", False):
             dispatch(cls, name, _abody if name == "_arun" else _body)
-    for name in ENTRIES if cls is BaseTool else ():
-        dispatch(cls, name, _entry(name))
+    if cls is BaseTool:
+        dispatch(cls, "run", _run)
+        dispatch(cls, "arun", _arun)
     for name in (*FUNNELS, *ENTRIES):
         if name in cls.__dict__ and not cls.__module__.startswith("langchain_core."):
             dispatch(cls, name, _funnel(name))
+    if cls in (StructuredTool, Tool):
+        dispatch(cls, "ainvoke", _ainvoke)
+
+
+def _ainvoke(episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """LangChain gives a sync function's call to a thread; the environment answers on the loop, many at once."""
+    return (original if episode.passes(tool) else BaseTool.ainvoke)(tool, *args, **kwargs)
 
 
 def _funnel(name: str) -> Any:
-    """A subclass's own `invoke` or `run` would do its work around the body: LangChain's stands in."""
+    """A subclass's own `invoke` or `run` would do its work around the body: LangChain's stands in, unless it really runs."""
 
     def simulated(episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return (original if episode.passes(tool) else getattr(BaseTool, name))(tool, *args, **kwargs)
+        if not episode.passes(tool):
+            return getattr(BaseTool, name)(tool, *args, **kwargs)
+        with _attempted(episode, tool, args, kwargs) as ended:
+            with entered(episode.inside(tool)):
+                result = original(tool, *args, **kwargs)
+            return ended(result)
 
-    return simulated
+    async def asimulated(
+        episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if not episode.passes(tool):
+            return await getattr(BaseTool, name)(tool, *args, **kwargs)
+        with _attempted(episode, tool, args, kwargs) as ended:
+            with entered(episode.inside(tool)):
+                result = await original(tool, *args, **kwargs)
+            return ended(result)
+
+    return asimulated if name.startswith("a") else simulated
 
 
 # --- the body ---------------------------------------------------------------------------------------------------------------
 
 
 def _body(episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    attempt = _attempt.get()
-    if episode.passes(tool):
-        _reached(attempt)
+    attempt = _reached(tool, args, kwargs)
+    if not episode.passes(tool):
+        attempt.played, answer = episode.play(attempt.action, attempt.call_id, lambda answer: shaped(tool, answer))
+        return answer
+    with entered(episode.inside(tool)):
         return original(tool, *args, **kwargs)
-    _wait(episode, attempt)
-    with episode.asking, episode.world():
-        result = episode.environment.step(action_of(tool, args, kwargs))
-        return _given(episode, tool, attempt, args, kwargs, result)
 
 
 async def _abody(episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    attempt = _attempt.get()
-    if episode.passes(tool):
-        _reached(attempt)
+    attempt = _reached(tool, args, kwargs)
+    if not episode.passes(tool):
+        attempt.played, answer = await episode.aplay(attempt.action, attempt.call_id, lambda answer: shaped(tool, answer))
+        return answer
+    with entered(episode.inside(tool)):
         return await original(tool, *args, **kwargs)
-    await _await(episode, attempt)
-    while not episode.asking.acquire(blocking=False):
-        await asyncio.sleep(0.001)
-    try:
-        with episode.world():
-            result = await episode.environment.astep(action_of(tool, args, kwargs))
-            return _given(episode, tool, attempt, args, kwargs, result)
-    finally:
-        episode.asking.release()
 
 
-def _reached(attempt: _Attempt | None) -> None:
-    if attempt is not None:
-        attempt.answered = True
+def _reached(tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Attempt:
+    """The attempt that led here; a new one if the body was called by hand."""
+    attempt = _attempt.get()
+    if attempt is None or attempt.tool is not tool:
+        attempt = _Attempt(None)
+        given = {key: value for key, value in kwargs.items() if key not in ("run_manager", "config")}
+        attempt.action = action_of(tool, given if given or not args else args[0])
+    attempt.ran = True
+    return attempt
 
 
-def _wait(episode: "Episode", attempt: _Attempt | None) -> None:
-    """Until the earlier calls of the same reply are answered."""
-    while attempt is not None and not episode.next_is(attempt.call_id):
-        time.sleep(0.001)
+def action_of(tool: BaseTool, given: Any) -> str:
+    """The call as an action: the arguments as the policy gave them, without what LangChain and LangGraph inject."""
+    if not isinstance(given, dict):
+        given = {next(iter(tool.args), "input"): given}  # a tool of one text
+    return render_call(tool.name, to_jsonable_python(tool._filter_injected_args(given), fallback=str))
 
 
-async def _await(episode: "Episode", attempt: _Attempt | None) -> None:
-    while attempt is not None and not episode.next_is(attempt.call_id):
-        await asyncio.sleep(0.001)
-
-
-def _given(episode: "Episode", tool: BaseTool, attempt: Any, args: Any, kwargs: Any, result: Any) -> Any:
-    episode.stepped(action_of(tool, args, kwargs), result)
-    _reached(attempt)
-    return shaped(tool, result.observation)
-
-
-def action_of(tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The call as an action: the validated arguments, without what LangChain and LangGraph inject."""
-    given = tool._filter_injected_args({k: v for k, v in kwargs.items() if k not in ("run_manager", "config")})
-    if args:  # a tool of one text
-        given = {**dict(zip(tool.args or ("__arg1",), args, strict=False)), **given}
-    return render_call(tool.name, to_jsonable_python(given, fallback=str))
-
-
-def shaped(tool: BaseTool, observation: str) -> Any:
+def shaped(tool: BaseTool, answer: str) -> Any:
     """The answer in the shape in which the tool's body returns its own.
 
     Raises `PredictionFailed` if the body promises a structure that the answer is not.
     """
     kind = returned_type(tool)
-    value: Any = observation
+    value: Any = answer
     if kind is not None:
         try:
-            value = TypeAdapter(kind).validate_json(observation)
+            value = TypeAdapter(kind).validate_json(answer)
         except ValidationError as error:
             raise PredictionFailed(
-                f"tool {tool.name!r} returns {kind}, and its dreamed answer {observation[:120]!r} is none: {error.errors()[0]['msg']}"
+                f"tool {tool.name!r} returns {kind}; its dreamed answer {answer[:120]!r} is none: {error.errors()[0]['msg']}"
             ) from error
     return (value, None) if tool.response_format == "content_and_artifact" else value
 
@@ -153,115 +156,105 @@ def shaped(tool: BaseTool, observation: str) -> Any:
 # --- around it --------------------------------------------------------------------------------------------------------------
 
 
-def _entry(name: str) -> Any:
-    """`run` and `arun`: what fails before the body is reached was an invalid action, and is recorded as one."""
+def _run(episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with _attempted(episode, tool, args, kwargs) as ended:
+        return ended(original(tool, *args, **kwargs))
 
-    def simulated(episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with _attempting(episode, kwargs.get("tool_call_id")) as attempt:
-            try:
-                result = original(tool, *args, **kwargs)
-            except Exception as error:
-                _refused(episode, tool, attempt, args, error)
-                raise
-            _came(episode, tool, attempt, args, result)
-            return result
 
-    async def asimulated(
-        episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        with _attempting(episode, kwargs.get("tool_call_id")) as attempt:
-            try:
-                result = await original(tool, *args, **kwargs)
-            except Exception as error:
-                _refused(episode, tool, attempt, args, error)
-                raise
-            _came(episode, tool, attempt, args, result)
-            return result
-
-    return asimulated if name == "arun" else simulated
+async def _arun(episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with _attempted(episode, tool, args, kwargs) as ended:
+        return ended(await original(tool, *args, **kwargs))
 
 
 @contextmanager
-def _attempting(episode: "Episode", call_id: str | None) -> Any:
+def _attempted(episode: "Episode", tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """Around `run` and `arun`, or a subclass's `invoke`: takes the result, and notes the step.
+
+    What fails before the body is reached was an invalid action.
+    """
+    given = args[0] if args else kwargs.get("tool_input", kwargs.get("input"))
+    call_id = kwargs.get("tool_call_id")
+    if isinstance(given, dict) and given.get("type") == "tool_call":
+        given, call_id = given["args"], given["id"]
+    with _attempting(episode, tool, call_id) as attempt:
+        attempt.tool, attempt.action = tool, action_of(tool, given)
+
+        def ended(result: Any) -> Any:
+            failed = isinstance(result, ToolMessage) and result.status == "error"
+            if attempt.played is not None:
+                attempt.played.answer = as_text(result)
+            elif not episode.runs_anyway(tool):
+                attempt.played = episode.note(attempt.action, as_text(result), attempt.call_id, valid=not failed)
+            return result
+
+        try:
+            yield ended
+        except GraphBubbleUp:
+            raise
+        except Exception as error:
+            if attempt.played is None and not attempt.published and not episode.runs_anyway(tool):
+                attempt.played = episode.note(attempt.action, str(error), attempt.call_id, valid=False)
+            raise
+
+
+@contextmanager
+def _attempting(episode: "Episode", tool: BaseTool, call_id: str | None) -> Iterator[_Attempt]:
     """The attempt that the tool node published, or a new one for a tool that is called by hand."""
     attempt = _attempt.get()
-    if attempt is not None and not attempt.answered and call_id in (None, attempt.call_id):
+    begun = attempt is not None and (attempt.published or attempt.tool is tool) and not attempt.ran
+    if attempt is not None and begun and call_id in (None, attempt.call_id):
         yield attempt
         return
-    token = _attempt.set(_Attempt(call_id))
+    attempt = _Attempt(call_id)
+    token = _attempt.set(attempt)
     try:
-        with episode.tool_call(call_id):
-            yield _attempt.get()
+        with episode.turns.call(call_id):
+            yield attempt
     finally:
         _attempt.reset(token)
 
 
-def _refused(episode: "Episode", tool: BaseTool, attempt: _Attempt, args: tuple[Any, ...], error: Exception) -> None:
-    """The call ended in an error: of the arguments or, in the real environment, of the tool."""
-    if attempt.answered and not episode.real or isinstance(error, GraphBubbleUp) or episode.runs_anyway(tool):
-        return
-    if attempt.published:
-        return  # the node words the answer, and records it
-    attempt.answered = True
-    _record(episode, tool.name, _unvalidated(tool, args), str(error), valid=False)
-
-
-def _came(episode: "Episode", tool: BaseTool, attempt: _Attempt, args: tuple[Any, ...], result: Any) -> None:
-    """The call ended well, or in an error that the tool words itself. In the dream a body's answer is recorded already."""
-    failed = isinstance(result, ToolMessage) and result.status == "error"
-    if episode.runs_anyway(tool) or (not episode.real and (attempt.answered or not failed)):
-        return
-    attempt.answered = True
-    _record(episode, tool.name, _unvalidated(tool, args), as_text(result), valid=not failed)
-
-
 def as_text(result: Any) -> str:
-    """What the policy will read of a tool's result."""
+    """What the policy reads of a tool's result: LangChain writes other content than text in the same way."""
+    if isinstance(result, Command):
+        messages = result.update.get("messages", ()) if isinstance(result.update, dict) else ()
+        return next((as_text(message) for message in messages if isinstance(message, ToolMessage)), "")
     if isinstance(result, BaseMessage):
         return result.text
-    return result if isinstance(result, str) else json.dumps(to_jsonable_python(result, fallback=str), ensure_ascii=False)
-
-
-def _unvalidated(tool: BaseTool, args: tuple[Any, ...]) -> Any:
-    given = args[0] if args else {}
-    return tool._filter_injected_args(given) if isinstance(given, dict) else given
-
-
-def _record(episode: "Episode", name: str, arguments: Any, answer: str, *, valid: bool) -> None:
-    given = arguments if isinstance(arguments, dict) else {"input": arguments}
-    action = render_call(name, to_jsonable_python(given, fallback=str))
-    episode.stepped(action, StepResult(answer, INVALID_REWARD, False, False, {"valid": valid}))
+    if isinstance(result, str):
+        return result
+    try:
+        return json.dumps(result, ensure_ascii=False)
+    except Exception:
+        return str(result)
 
 
 def _run_one(episode: "Episode", original: Method, node: ToolNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    call = args[0]
-    with episode.tool_call(call["id"]):
-        token = _attempt.set(_Attempt(call["id"], published=True))
-        try:
-            result = original(node, *args, **kwargs)
-            if _unreached(result):
-                _wait(episode, _attempt.get())
-                _record(episode, call["name"], call["args"], result.text, valid=False)
-            return result
-        finally:
-            _attempt.reset(token)
+    with _published(episode, node, args[0]) as ended:
+        return ended(original(node, *args, **kwargs))
 
 
 async def _arun_one(episode: "Episode", original: Method, node: ToolNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    call = args[0]
-    with episode.tool_call(call["id"]):
-        token = _attempt.set(_Attempt(call["id"], published=True))
-        try:
-            result = await original(node, *args, **kwargs)
-            if _unreached(result):
-                await _await(episode, _attempt.get())
-                _record(episode, call["name"], call["args"], result.text, valid=False)
-            return result
-        finally:
-            _attempt.reset(token)
+    with _published(episode, node, args[0]) as ended:
+        return ended(await original(node, *args, **kwargs))
 
 
-def _unreached(result: Any) -> bool:
-    """No body ran and the node answered with an error: an unknown tool, or arguments that its schema refuses."""
-    attempt = _attempt.get()
-    return attempt is not None and not attempt.answered and isinstance(result, ToolMessage) and result.status == "error"
+@contextmanager
+def _published(episode: "Episode", node: ToolNode, call: Any) -> Iterator[Callable[[Any], Any]]:
+    """Around a tool node's call: notes those that it answers itself, with an error: the tool is unknown, or raised."""
+    attempt = _Attempt(call["id"], published=True)
+    token = _attempt.set(attempt)
+
+    def ended(result: Any) -> Any:
+        tool = node.tools_by_name.get(call["name"])
+        failed = isinstance(result, ToolMessage) and result.status == "error"
+        if failed and attempt.played is None and not (tool and episode.runs_anyway(tool)):
+            action = attempt.action or render_call(call["name"], call["args"])
+            episode.note(action, result.text, attempt.call_id, valid=False)
+        return result
+
+    try:
+        with episode.turns.call(attempt.call_id):
+            yield ended
+    finally:
+        _attempt.reset(token)

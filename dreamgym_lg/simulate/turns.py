@@ -1,0 +1,104 @@
+"""Whose turn it is: the calls of one reply reach the world in their order, and no two at once."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+from dreamgym_lg.errors import ConfigurationError
+
+ABSENT_SECONDS = 1.0
+"""How long a call waits for an earlier one of the same reply that has not begun: it may have been refused by a person."""
+
+
+class Turns:
+    """Of one episode. A call is known by its id; one without (a tool called by hand) has no place in any order."""
+
+    def __init__(self) -> None:
+        self._earlier: dict[str, tuple[str, ...]] = {}
+        self._begun: set[str] = set()
+        self._ended: set[str] = set()
+        self._asking = threading.Lock()
+        self._asked_on: asyncio.AbstractEventLoop | None = None
+
+    def replied(self, ids: Sequence[str]) -> None:
+        """The policy asked for these calls, in this order; small models use the same ids in every reply."""
+        self._begun.difference_update(ids)
+        self._ended.difference_update(ids)
+        self._earlier |= {asked: tuple(ids[:place]) for place, asked in enumerate(ids)}
+
+    def before(self, first: str | None, second: str | None) -> bool:
+        """Whether both were asked for in one reply, the first one earlier."""
+        return first in self._earlier.get(second or "", ())
+
+    @contextmanager
+    def call(self, call_id: str | None) -> Iterator[None]:
+        """This call is at work; the next of the same reply waits for its end."""
+        self._begun.add(call_id or "")
+        try:
+            yield
+        finally:
+            self._ended.add(call_id or "")
+
+    @contextmanager
+    def taken(self, call_id: str | None) -> Iterator[None]:
+        """The block is this call's turn.
+
+        On an event loop's thread nothing else goes on while it waits, so it waits for no other call there. Raises
+        `ConfigurationError` where it would wait for ever.
+        """
+        loop = _running_loop()
+        if loop is not None and self._asked_on is loop:
+            raise ConfigurationError(
+                "a tool was called synchronously in async code while another call of the same episode waits for its answer: "
+                "call `await tool.ainvoke(...)` there, or `asyncio.to_thread`"
+            )
+        free = self._freed(call_id) if loop is None else self._asking.acquire
+        for seconds in _pauses(free):
+            time.sleep(seconds)
+        try:
+            yield
+        finally:
+            self._asking.release()
+
+    @asynccontextmanager
+    async def ataken(self, call_id: str | None) -> AsyncIterator[None]:
+        """As `taken`."""
+        for seconds in _pauses(self._freed(call_id)):
+            await asyncio.sleep(seconds)
+        self._asked_on = asyncio.get_running_loop()
+        try:
+            yield
+        finally:
+            self._asked_on = None
+            self._asking.release()
+
+    def _freed(self, call_id: str | None) -> Callable[[], bool]:
+        """Asks for the turn: granted once every earlier call of the same reply has ended, or will not come."""
+        since = time.monotonic()
+
+        def free() -> bool:
+            waiting = [earlier for earlier in self._earlier.get(call_id or "", ()) if earlier not in self._ended]
+            if any(earlier in self._begun for earlier in waiting):
+                return False
+            if waiting and time.monotonic() - since < ABSENT_SECONDS:
+                return False
+            return self._asking.acquire(blocking=False)
+
+        return free
+
+
+def _pauses(free: Callable[[], bool]) -> Iterator[float]:
+    """Seconds to wait before each further try."""
+    seconds = 0.0005
+    while not free():
+        yield seconds
+        seconds = min(2 * seconds, 0.02)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
