@@ -1,16 +1,42 @@
 """Every walk-through of cookbook/ runs as it stands."""
 
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-COOKBOOK = sorted((Path(__file__).parent.parent / "cookbook").glob("*.py"))
+COOKBOOK = Path(__file__).parent.parent / "cookbook"
+NEEDED = ("bfcl_eval", "mpmath", "langchain", "torch", "trl")
 
 
-@pytest.mark.parametrize("path", COOKBOOK, ids=lambda path: path.stem)
-def test_walk_through_runs(path: Path) -> None:
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60)
+def run(name: str, *arguments: str, seconds: int) -> str:
+    done = subprocess.run([sys.executable, COOKBOOK / name, *arguments], capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stderr
-    assert "success: True" in done.stdout
+    return done.stdout
+
+
+def test_every_walk_through_is_tested() -> None:
+    assert {path.name for path in COOKBOOK.glob("*.py")} == {"own_environment.py", "bfcl_agent.py"}
+
+
+def test_own_environment() -> None:
+    assert "success: True" in run("own_environment.py", seconds=60)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(any(find_spec(name) is None for name in NEEDED), reason=f"needs {', '.join(NEEDED)}")
+def test_bfcl_agent(tmp_path: Path) -> None:
+    shown = run("bfcl_agent.py", "--quick", "--out", str(tmp_path), seconds=180)
+    assert "problems: 0" in shown and re.search(r"20 tool: simulated", shown)
+
+    equal, total = map(int, re.search(r"nearest-recorded: (\d+) of (\d+) answers", shown).groups())  # type: ignore[union-attr]
+    assert 0 < equal < total, "some answers depend on no state, and a baseline without state cannot know the others"
+
+    dreamed, real = map(int, re.search(r"dreamed steps: (\d+), answers of real tools: (\d+)", shown).groups())  # type: ignore[union-attr]
+    assert dreamed >= 8 and real == 0
+    assert re.search(r"iteration 0: reward \d\.\d\d, .* 0 failed, [1-9]\d* tokens to train on", shown)
+    assert len(re.findall(r"success \d of 6, \d\.\d\d \[0\.\d\d, \d\.\d\d\]", shown)) == 2
+    assert (tmp_path / "run" / "policy" / "progress.json").exists()

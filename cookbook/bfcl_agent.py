@@ -1,0 +1,238 @@
+"""An ordinary agent with real, stateful tools, in the dream: BFCL's trading desk behind `create_agent`, unmodified.
+
+Run: python cookbook/bfcl_agent.py            (about two minutes on two cores; --quick is the same, shorter)
+Needs: pip install 'dreamgym-lg[bfcl,train]' && pip install --no-deps bfcl-eval
+
+1. The agent, wrapped with its scripted user, is examined: what would a dream of it simulate?
+2. Its recorded episodes go into a replay buffer.
+3. A dream's answers are compared with those of the real tools, on tasks that the buffer has never seen.
+4. A policy is trained: a few demonstrations, then GRPO in the dream, the guard on.
+5. Both are evaluated on the real tools.
+
+No model is downloaded, so nothing here is as good as it would be for you. The experience model is by default no model at all:
+the nearest recorded answer of the same tool, which knows nothing of state (`--experience-model openai:gpt-5-mini` takes a real
+one). The policy has 200,000 parameters and has read fourteen conversations: on held-out tasks it fails.
+"""
+
+import argparse
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatResult
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from dreamgym_lg import DreamEnvironment, DreamGym, ExperienceModel, Prediction, ReplayBuffer, Step, Task
+from dreamgym_lg.integrations.bfcl import (
+    BFCLWorld,
+    arun_turns,
+    create_agent_graph,
+    ground_truth,
+    load_tasks,
+    offline_trajectories,
+    run_turns,
+)
+from dreamgym_lg.integrations.bfcl.data import SYSTEM_PROMPT
+from dreamgym_lg.integrations.transformers import LocalChatModel
+from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
+from dreamgym_lg.integrations.trl.sft import train_sft
+from dreamgym_lg.tools import ToolCall, parse_action, render_call
+
+
+class Production(BaseChatModel):
+    """In the place of the model that your agent has in production. Neither the dream nor the evaluation asks it."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "production"
+
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Any:
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        raise AssertionError("the production model was asked")
+
+
+class Desk:
+    """The agent with its user: one conversation of several user turns, on the tools of a fresh world."""
+
+    def __init__(self, model: BaseChatModel, example: Task) -> None:
+        self.model = model
+        self.graph = create_agent_graph(model, BFCLWorld(example))  # each world has its own; this one is for `examine`
+        self.real_answers = 0
+        """How often a real tool has answered so far."""
+
+    def invoke(self, task: Task) -> dict[str, Any]:
+        world = BFCLWorld(task)
+        messages = run_turns(create_agent_graph(self.model, world), world, recursion_limit=20)
+        return self._ended(messages, world)
+
+    async def ainvoke(self, task: Task) -> dict[str, Any]:
+        world = BFCLWorld(task)
+        messages = await arun_turns(create_agent_graph(self.model, world), world, recursion_limit=20)
+        return self._ended(messages, world)
+
+    def _ended(self, messages: Sequence[BaseMessage], world: BFCLWorld) -> dict[str, Any]:
+        self.real_answers += len(world.answers)
+        return {"messages": messages, "world": world}
+
+
+class NearestRecorded(ExperienceModel):
+    """No model: the recorded answer of the same tool whose step is nearest, never one of the same task.
+
+    A baseline, and what a real experience model has to beat. It does not know what was done before in this episode.
+    """
+
+    def __init__(self, replay_buffer: ReplayBuffer) -> None:
+        super().__init__(None, replay_buffer=replay_buffer, demonstrations=20, version="nearest-recorded")
+
+    def predict(self, task: Task, history: Any, action: str, found: Sequence[Step] = ()) -> Prediction:
+        same = [step for step in found if tool_of(step.action) == tool_of(action)]
+        nearest = next((step for step in same if step.action == action), same[0] if same else None)
+        if nearest is None:
+            return Prediction("no such call was recorded nearby", "Error: no answer is known.", 0.0, False, False, False)
+        return Prediction("as recorded", nearest.next_observation, 0.0, False, False, nearest.valid)
+
+    async def apredict(self, task: Task, history: Any, action: str, found: Sequence[Step] = ()) -> Prediction:
+        return self.predict(task, history, action, found)
+
+
+def tool_of(action: str) -> str:
+    call = parse_action(action)
+    return call.name if isinstance(call, ToolCall) else ""
+
+
+def calls_made(task: Task, state: Any) -> float:
+    """The reward in the dream: the share of the ground truth's calls that were made. It does not ask what else was done.
+
+    The real tools cannot be asked there: they did not run. In reality `world.success()` compares their state.
+    """
+    said = [message for message in state["messages"] if isinstance(message, AIMessage)]
+    made = Counter(render_call(call["name"], call["args"]) for message in said for call in message.tool_calls)
+    wanted = Counter(render_call(call.name, call.arguments) for turn in ground_truth(task) for call in turn)
+    return (made & wanted).total() / wanted.total()
+
+
+def compare_answers(experience: ExperienceModel, tasks: Sequence[Task]) -> tuple[int, int]:
+    """(equal, all) answers of dream and reality to the ground truth's calls, each knowing its own past."""
+    equal = total = 0
+    for task in tasks:
+        world, dream = BFCLWorld(task), DreamEnvironment(experience)
+        dream.reset(task)
+        dream.show_tools([convert_to_openai_tool(tool) for tool in world.tools])
+        for turn in ground_truth(task):
+            for call in turn:
+                real = world.call(call.name, call.arguments).text
+                equal += dream.step(render_call(call.name, call.arguments)).observation == real
+                total += 1
+            world.end_turn()
+    return equal, total
+
+
+def demonstration(task: Task) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The ground truth as a conversation of the agent, as chat templates take it, and its tools."""
+    world = BFCLWorld(task)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
+    for text, turn in zip(world.user_turns, ground_truth(task), strict=True):
+        messages.append({"role": "user", "content": text})
+        for call in turn:
+            asked = {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            messages.append({"role": "assistant", "content": "", "tool_calls": [asked]})
+            messages.append({"role": "tool", "content": world.call(call.name, call.arguments).text, "name": call.name})
+        messages.append({"role": "assistant", "content": "Done."})
+        world.end_turn()
+    return messages, [convert_to_openai_tool(tool) for tool in world.tools]
+
+
+def base_policy(tasks: Sequence[Task], *, steps: int) -> LocalChatModel:
+    """A tiny model from scratch that has read the demonstrations: enough to call tools, not to know which."""
+    demonstrations = [demonstration(task) for task in tasks]
+    texts = [str(message) for messages, tools in demonstrations for message in [*messages, *tools]]
+    tokenizer = create_tokenizer(texts, vocab_size=1500)
+    model = create_model(tokenizer, hidden_size=64, layers=2, max_tokens=8192)
+    rows = []
+    for messages, tools in demonstrations:
+        given = {"tools": tools, "return_dict": True, "return_assistant_tokens_mask": True}
+        encoded = tokenizer.apply_chat_template(messages, **given)
+        ids, learned = encoded["input_ids"], encoded["assistant_masks"]
+        rows.append({"input_ids": ids, "labels": [x if y else -100 for x, y in zip(ids, learned, strict=True)]})
+    loss = train_sft(model, tokenizer, rows, steps=steps, batch_size=4, learning_rate=5e-3)
+    longest = max(len(row["input_ids"]) for row in rows)
+    print(f"  {model.num_parameters():,} parameters, conversations of {longest:,} tokens at most, loss {loss:.2f}")
+    return LocalChatModel(model=model, tokenizer=tokenizer, name_or_path="tiny", max_new_tokens=64)
+
+
+def trading(split: Any) -> list[Task]:
+    """The tasks with the smallest set of tools: a tiny model's context is short."""
+    return [task for task in load_tasks(split=split) if task.metadata["involved_classes"] == ["TradingBot"]]
+
+
+def show(title: str) -> None:
+    print(f"\n[{time.process_time():4.0f} s of processor time] {title}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="BFCL's trading desk in the dream")
+    parser.add_argument("--experience-model", help="e.g. openai:gpt-5-mini; default: the nearest recorded answer")
+    parser.add_argument("--quick", action="store_true", help="few steps of everything, to see it run")
+    parser.add_argument("--out", type=Path, help="folder of the replay buffer and the checkpoints; default: a temporary one")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        walk_through(arguments.out or Path(folder), arguments.experience_model, quick=arguments.quick)
+
+
+def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    train, held_out = trading("train"), [*trading("validation"), *trading("test")]
+    buffer = ReplayBuffer(out / "replay.db")
+    buffer.extend(offline_trajectories(load_tasks(split="train"), failures=1))
+    desk = Desk(Production(), train[0])
+    gym = DreamGym(
+        desk, replay_buffer=buffer, experience_model=experience_model or NearestRecorded(buffer),
+        tasks=[*train, *held_out], payload=lambda task: task,
+        verify=calls_made, verify_real=lambda task, state: state["world"].success(),
+    )  # fmt: skip
+
+    show("what a dream makes of this agent")
+    fates = Counter((finding.kind, finding.fate) for finding in gym.examine().findings)
+    for (kind, fate), count in fates.items():
+        print(f"  {count:3} {kind}: {fate}")
+    print(f"  problems: {len(gym.examine().problems)}")
+
+    show(f"a dream's answers on unseen tasks, from {buffer.count('steps'):,} recorded steps")
+    unseen = load_tasks(split="test")[: 5 if quick or experience_model else None]
+    equal, total = compare_answers(gym.experience, unseen)
+    print(
+        f"  {gym.experience.version}: {equal} of {total} answers are the real tools' ({equal / total:.0%}; {len(unseen)} tasks)"
+    )
+
+    show("the base policy reads demonstrations")
+    policy = base_policy(train, steps=3 if quick else 60)
+    base, _ = gym.evaluate(policy.with_temperature(0), real=True, tasks=held_out)
+
+    show("GRPO in the dream, nothing real is touched")
+    before = desk.real_answers
+    gym.train(policy, 1 if quick else 4, out=out / "run", num_tasks=2, num_generations=4, learning_rate=1e-3, beta=0.0)
+    for metrics in buffer.metrics(gym.run):
+        print(
+            f"  iteration {metrics['iteration']}: reward {metrics['reward_mean']:.2f}, {metrics['steps_mean']:.1f} steps, "
+            f"{metrics['failed_episodes']} failed, {metrics['trainable_tokens']:.0f} tokens to train on, "
+            + ("skipped: every group's rewards were equal" if metrics["skipped"] else "trained")
+        )
+    print(f"  dreamed steps: {buffer.count('steps', run=gym.run)}, answers of real tools: {desk.real_answers - before}")
+
+    show("on the real tools, held-out tasks, greedy")
+    trained, _ = gym.evaluate(gym.policy.with_temperature(0), real=True, tasks=held_out)
+    for name, rate in [("base", base), ("trained in the dream", trained)]:
+        print(f"  {name}: success {rate.successes} of {rate.episodes}, {rate}")
+    production = Desk(gym.policy, train[0])  # an object and no graph: the policy goes back by being given to it
+    print(f"  back in production: {type(production.model).__name__} of {gym.policy.model.num_parameters():,} parameters")
+
+
+if __name__ == "__main__":
+    main()
