@@ -92,7 +92,9 @@ def _show(agent: str, found: "Examination") -> None:
         table.add_row(kind, escape(finding.name), fate, escape(finding.advice))
     console.print(table)
     if not found.problems:
-        console.print("Nothing of it would touch the real world, as far as its code shows; the guard stops what does all the same.")
+        console.print(
+            "Nothing of it would touch the real world, as far as its code shows; the guard stops what does all the same."
+        )
         return
     names = ", ".join(dict.fromkeys(finding.name for finding in found.problems))
     console.print(f"[bold]Cannot be simulated as it is:[/] {escape(names)}", highlight=False)
@@ -103,10 +105,14 @@ def load_agent(given: str) -> Any:
 
     Raises `ConfigurationError` if there is no such file, module or name, or loading it raises.
     """
+    from dreamgym_lg.simulate.walk import count_as_users
+
     source, _, name = given.rpartition(":")
     if not source or not name:
         raise ConfigurationError(f"{given!r} names no object; write it as FILE.py:NAME or package.module:NAME")
     module = _loading(source, lambda: _from_file(Path(source)) if source.endswith(".py") else _from_module(source))
+    top = sys.modules[module.__name__.partition(".")[0]]
+    count_as_users(next(iter(getattr(top, "__path__", ())), top.__file__ or ""))
     if not hasattr(module, name):
         raise ConfigurationError.unknown(f"name in {source}", name, [each for each in vars(module) if not each.startswith("_")])
     found = getattr(module, name)

@@ -138,6 +138,18 @@ def test_a_file_of_a_package_keeps_its_relative_imports(folder: Path) -> None:
     assert "book" in shown
 
 
+def test_an_installed_package_of_the_user_s_is_no_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dreamgym_lg.simulate import walk
+
+    monkeypatch.setattr(walk, "LIBRARIES", (*walk.LIBRARIES, str(folder)))
+    package = folder / "installed_shop"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "agent.py").write_text(APP)
+    code, shown = run("doctor", "installed_shop.agent:graph")
+    assert code == 1 and "Cannot be simulated as it is: log" in shown
+
+
 def test_an_unknown_tool_or_node_is_refused(folder: Path) -> None:
     assert run("doctor", "my_agent.py:graph", "--pass-through", "boook")[0] == 2
     code, shown = run("doctor", "my_agent.py:graph", "--simulate-node", "lgo")

@@ -1,6 +1,7 @@
 """The facade: what its constructor refuses, training that goes on, evaluation in dream and reality, the way back."""
 
 import asyncio
+import json
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, StateGraph
 from pydantic import Field
 
-from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory
+from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory, load_traces
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 
 create_agent = pytest.importorskip("langchain.agents").create_agent
@@ -135,6 +136,19 @@ def test_tasks_are_those_given_or_the_real_ones_of_the_buffer(agent: Agent, buff
     assert [task.id for task in gym_of(agent, buffer, tasks=()).tasks] == ["t"]
     assert [task.id for task in gym_of(agent, buffer).tasks] == ["a", "b", "c"]
     assert {task.id for task in buffer.tasks()} == {"t", "a", "b", "c"}
+
+
+def test_imported_traces_are_tasks_whose_dream_can_be_played(agent: Agent, buffer: ReplayBuffer, tmp_path: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "book", "arguments": '{"city": "Oslo"}'}}
+    messages = [
+        {"role": "user", "content": "A room."}, {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "Booked."}, {"role": "assistant", "content": "done"},
+    ]  # fmt: skip
+    (tmp_path / "traces.jsonl").write_text(json.dumps({"messages": messages, "success": True}))
+    buffer.extend(load_traces(tmp_path / "traces.jsonl"))
+    gym = gym_of(agent, buffer, tasks=())
+    rate, (episode,) = gym.evaluate(Says(), tasks=gym.tasks)
+    assert rate.successes == 1 and agent.booked == [] and episode.task.instruction == "A room."
 
 
 def test_an_experience_model_is_kept_and_a_chat_model_is_grounded(agent: Agent, buffer: ReplayBuffer) -> None:

@@ -17,6 +17,19 @@ from langgraph.types import Command
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 """Where code lies that is not the user's."""
 
+_installed: set[str] = set()
+"""Folders among these that are the user's all the same."""
+
+
+def count_as_users(folder: str) -> None:
+    """The user's own package, where it is installed as any other: without this its code is taken for a library's."""
+    _installed.add(folder)
+
+
+def _of_library(file: str) -> bool:
+    return file.startswith(LIBRARIES) and not file.startswith(tuple(_installed))
+
+
 _OPENED = ("langchain", "langgraph", "deepagents")
 """Packages whose objects are looked into all the same: graphs, nodes, agents and tools are made of them."""
 
@@ -65,7 +78,7 @@ def _foreign(cls: type) -> bool:
 def users_class(cls: type) -> bool:
     """Whether a class is defined in the user's own code; a notebook's `__main__` has no file."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return cls.__module__ == "__main__" or (file is not None and not file.startswith(LIBRARIES))
+    return cls.__module__ == "__main__" or (file is not None and not _of_library(file))
 
 
 def _of_class(cls: type) -> Iterator[Any]:
@@ -78,7 +91,10 @@ def _of_class(cls: type) -> Iterator[Any]:
 
 def users(function: Any) -> bool:
     """Whether a function is the user's own code."""
-    return isinstance(function, types.FunctionType) and not function.__code__.co_filename.startswith((*LIBRARIES, "<"))
+    if not isinstance(function, types.FunctionType):
+        return False
+    file = function.__code__.co_filename
+    return function.__module__ == "__main__" or not (file.startswith("<") or _of_library(file))
 
 
 def function_references(function: types.FunctionType) -> Iterator[Any]:
