@@ -62,9 +62,14 @@ class Played:
 
     action: str
     answer: str
-    call_id: str | None
+    place: tuple[int, int] | None
+    """Of its call, as `Turns.place` says."""
     valid: bool
     reasoning: str
+
+    def is_before(self, other: "Played") -> bool:
+        """Whether one reply asked for both, for this one first."""
+        return None not in (self.place, other.place) and self.place[0] == other.place[0] and self.place < other.place
 
 
 class Episode:
@@ -155,10 +160,10 @@ class Episode:
 
     def note(self, action: str, answer: str, call_id: str | None, *, valid: bool = True, reasoning: str = "") -> "Played":
         """Note a step behind all others, but before later calls of the same reply that were quicker."""
-        played = Played(action, answer, call_id, valid, reasoning)
+        played = Played(action, answer, self.turns.place(call_id), valid, reasoning)
         with self._lock:
-            later = [place for place, other in enumerate(self._played) if self.turns.before(call_id, other.call_id)]
-            self._played.insert(later[0] if later else len(self._played), played)
+            later = (n for n, other in enumerate(self._played) if played.is_before(other))
+            self._played.insert(next(later, len(self._played)), played)
         return played
 
     @property

@@ -8,7 +8,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import RunnableLambda
-from langchain_core.runnables.config import merge_configs
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.pregel import Pregel
@@ -45,7 +44,7 @@ def create_twin(episode: "Episode", graph: Pregel) -> Pregel:
     """A copy of the graph without cache, with the episode's own checkpointer and store where it had any."""
     twin = copy.copy(graph)
     twin.cache = None
-    twin.config = merge_configs(graph.config, {"recursion_limit": episode.recursion_limit})
+    twin.config = {**(graph.config or {}), "recursion_limit": episode.recursion_limit}
     if isinstance(graph.checkpointer, BaseCheckpointSaver):
         twin.checkpointer = episode.checkpointers.setdefault(id(graph.checkpointer), InMemorySaver())
     if graph.store is not None:

@@ -16,6 +16,8 @@ class Turns:
     """Of one episode. A call is known by its id; one without (a tool called by hand) has no place in any order."""
 
     def __init__(self) -> None:
+        self._replies = 0
+        self._places: dict[str, tuple[int, int]] = {}
         self._earlier: dict[str, tuple[str, ...]] = {}
         self._begun: set[str] = set()
         self._ended: set[str] = set()
@@ -24,13 +26,15 @@ class Turns:
 
     def replied(self, ids: Sequence[str]) -> None:
         """The policy asked for these calls, in this order; small models use the same ids in every reply."""
+        self._replies += 1
         self._begun.difference_update(ids)
         self._ended.difference_update(ids)
         self._earlier |= {asked: tuple(ids[:place]) for place, asked in enumerate(ids)}
+        self._places |= {asked: (self._replies, place) for place, asked in enumerate(ids)}
 
-    def before(self, first: str | None, second: str | None) -> bool:
-        """Whether both were asked for in one reply, the first one earlier."""
-        return first in self._earlier.get(second or "", ())
+    def place(self, call_id: str | None) -> tuple[int, int] | None:
+        """Number of the reply that asked for a call, and the call's number in it."""
+        return self._places.get(call_id or "")
 
     @contextmanager
     def call(self, call_id: str | None) -> Iterator[None]:

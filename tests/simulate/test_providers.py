@@ -1,4 +1,4 @@
-"""Every provider's chat model inside an episode: what it binds reaches the policy in one form, and its user gets what he expects."""
+"""Every provider's chat model in an episode: what it binds reaches the policy in one form, and users get what they expect."""
 
 import warnings
 from collections.abc import Callable

@@ -1,10 +1,15 @@
 """Environments that play tools in these tests: scripted, for what is tested is the layer around them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from langgraph.graph import START, StateGraph
+from zoo.base import ask
+from zoo.policy import ScriptedPolicy
+
 from dreamgym_lg.environment import Environment
+from dreamgym_lg.simulate import Episode, RealAccessBlocked, simulated
 from dreamgym_lg.tools import ToolCall, parse_action
 from dreamgym_lg.types import StepResult, Task
 
@@ -44,3 +49,33 @@ async def played(agent: Any, environment: Environment, task: Task = TASK) -> dic
     async for values in agent.astream({"task": task}, context=SimpleNamespace(environment=environment)):
         state = values
     return state
+
+
+def dream(graph: Any, policy: Any, environment: Any = None, payload: Any = None, **options: Any) -> Any:
+    """The episode and the graph's last state."""
+    with simulated(graph, policy=policy, environment=environment or Answers(), task=TASK, **options) as episode:
+        state = episode.invoke(payload or ask())
+    return episode, state
+
+
+def names(episode: Episode) -> list[str]:
+    """Of the tools it called."""
+    return [parse_action(step.action).name for step in episode.steps]  # type: ignore[union-attr]
+
+
+def node_of(act: Callable[[], Any]) -> Any:
+    def node(state: dict) -> dict[str, Any]:
+        return {"result": act()}
+
+    return StateGraph(dict).add_node("node", node).add_edge(START, "node").compile()
+
+
+def dreamed(act: Callable[[], Any], **options: Any) -> Episode:
+    """An episode in which a node did that; what was raised is only what a guard raises."""
+    episode = simulated(node_of(act), policy=ScriptedPolicy(), environment=Answers(), task=TASK, **options)
+    try:
+        with episode:
+            episode.state = episode.invoke({"result": None})  # type: ignore[attr-defined]
+    except RealAccessBlocked as error:
+        assert set(error.blocked) <= set(episode.blocked)
+    return episode

@@ -1,0 +1,251 @@
+"""What `rollout` plays and what goes back to production: the same agent in the dream and on its real tools."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.pregel import Pregel
+from worlds import TASK, Answers, played
+from zoo import KINDS, Built, Kind, World, signed, view
+from zoo.base import answered, ask, react, toolbox
+from zoo.policy import ScriptedPolicy, policy_for
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.rollout import rollout
+from dreamgym_lg.simulate import Episode, SimulatedAgent, simulated, with_policy
+from dreamgym_lg.types import Step, StepResult, Task, Trajectory
+
+EVERY = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+RACING = ("send_fan_out", "batch_of_runs", "thread_pool")
+"""Kinds in which threads act at once, and in an open order."""
+NO_GRAPH = ("object_with_invoke",)
+
+
+def run(built: Built, graph: Any) -> Any:
+    if built.mode == "async":
+        return asyncio.run(built.ainvoke(graph, built.payload))
+    return built.invoke(graph, built.payload)
+
+
+class Replayed(Answers):
+    """Answers every action as it was answered in these steps."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        super().__init__()
+        self.known: dict[str, list[Step]] = defaultdict(list)
+        for step in steps:
+            self.known[step.action].append(step)
+
+    def step(self, action: str) -> StepResult:
+        if action not in self.known:
+            return super().step(action)
+        found = self.known[action].pop(0)
+        return StepResult(found.next_observation, 0.0, False, False, {"valid": found.valid})
+
+
+# --- the dream and the real environment ---------------------------------------------------------------------------------------
+
+
+def inside(episode: Episode, built: Built) -> Any:
+    """The user's own way to run it, in an episode; a loop of its own must be inside of it."""
+
+    async def arun() -> Any:
+        async with episode:
+            return await built.ainvoke(built.graph, built.payload)
+
+    if built.mode == "async":
+        return asyncio.run(arun())
+    with episode:
+        return built.invoke(built.graph, built.payload)
+
+
+@EVERY
+def test_both_record_the_same_steps(kind: Kind, tmp_path: Path) -> None:
+    seen: list[list[Step]] = []
+    for real in (True, False):
+        world = World(folder=tmp_path / str(real))
+        built = kind.build(world)
+        environment = None if real else Replayed(seen[0])
+        options: Any = {"task": TASK, "pass_through": built.passthrough}
+        episode = Episode(built.graph, policy=policy_for(world), environment=environment, **options)
+        result = inside(episode, built)
+        assert signed(result, "policy") and not signed(result, "production") and world.model_calls == 0
+        assert {name for name, _ in world.effects} == (set(built.tools) if real else set())
+        if real:
+            built.expect(result)
+        seen.append(episode.steps)
+    assert built.tools == () or seen[0]
+    if kind.name in RACING:
+        seen = [sorted(steps, key=lambda step: step.next_observation) for steps in seen]
+        assert [step.action for step in seen[0]] == [step.action for step in seen[1]]
+    else:
+        assert seen[0] == seen[1]
+
+
+async def play(agent: SimulatedAgent, environment: Any, tasks: Sequence[Task] = (TASK,)) -> list[Trajectory]:
+    def context(environment: Any) -> Any:
+        return SimpleNamespace(environment=environment)
+
+    source: Any = "synthetic" if environment else "real"
+    return await rollout(agent, tasks, lambda: nullcontext(environment), context=context, source=source, num_generations=1)
+
+
+@pytest.mark.parametrize("name", ["react_agent", "langchain_agent", "closures", "async_parallel", "rejected_arguments"])
+async def test_rollout_plays_it_in_both_worlds(name: str, tmp_path: Path) -> None:
+    (kind,) = [kind for kind in KINDS if kind.name == name]
+    world = World(folder=tmp_path)
+    built = kind.build(world)
+
+    def verify(task: Task, state: Any) -> float:
+        built.expect(state)
+        return 1.0
+
+    options: Any = {"payload": lambda task: built.payload, "pass_through": built.passthrough}
+    (real,) = await play(SimulatedAgent(built.graph, policy_for(world), verify=verify, real=True, **options), None)
+    assert real.error is None and real.success and real.reward == 1.0
+    assert {tool for tool, _ in world.effects} == set(built.tools)
+    effects = len(world.effects)
+    dreamed_agent = SimulatedAgent(built.graph, policy_for(world), verify=verify, **options)
+    (dreamed,) = await play(dreamed_agent, Replayed(real.steps))
+    assert dreamed.error is None and dreamed.success and len(world.effects) == effects and world.model_calls == 0
+    assert dreamed.steps == real.steps and dreamed.steps[-1].terminated
+    (judged,) = await play(SimulatedAgent(built.graph, policy_for(world), **options), Replayed(real.steps[:-1]))
+    assert judged.steps[:-1] == real.steps[:-1] and judged.success and judged.reward == 1.0
+
+
+async def test_a_failed_rollout_is_data(tmp_path: Path) -> None:
+    """Neither a blocked access nor a broken world ends the other episodes."""
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        if "harm" in state["messages"][0].text:
+            (tmp_path / "harm").write_text("done")
+        return {"messages": [("ai", "fine")]}
+
+    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+    tasks = [Task(id=text, instruction=text, environment="x") for text in ("good", "harm")]
+    good, harm = await play(SimulatedAgent(graph, ScriptedPolicy()), Answers(), tasks)
+    assert good.success and good.error is None
+    assert harm.error and harm.error.startswith("EnvironmentFailed: a dreamed episode must not touch the real world: open of ")
+    assert not (tmp_path / "harm").exists()
+
+
+async def test_the_observations_are_what_the_policy_read(tmp_path: Path) -> None:
+    world, policy = World(folder=tmp_path), ScriptedPolicy(per_reply=2, rounds=2)
+    found = await played(SimulatedAgent(react(world.model, list(toolbox(world)[:2])), policy), Answers())
+    read = [message.text for message in policy.asked[-1][0] if message.type == "tool"]
+    assert [step.observation for step in found["steps"]] == ["book a room", *read]
+    assert [step.next_observation for step in found["steps"]] == [*read, ""]
+
+
+# --- back to production -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name not in NO_GRAPH], ids=lambda kind: kind.name)
+def test_the_served_graph_acts_with_the_policy(kind: Kind, tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    built = kind.build(world)
+    before = dict(vars(built.graph))
+    policy = policy_for(world)
+    served = with_policy(built.graph, policy)
+    assert isinstance(served, type(built.graph)) and isinstance(served, Pregel) and served.name == built.graph.name
+    result = run(built, served)
+    built.expect(result)
+    assert signed(result, "policy") and not signed(result, "production") and world.model_calls == 0 and policy.calls > 0
+    assert {name for name, _ in world.effects} == set(built.tools)
+    assert vars(built.graph) == before
+    again = run(built, built.graph)
+    assert (signed(again, "production") or built.cached) and (world.model_calls > 0 or built.cached)
+
+
+def test_an_object_that_is_no_graph_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="object is no compiled graph"):
+        with_policy(object(), ScriptedPolicy())  # type: ignore[arg-type]
+
+
+MODES: Any = ["values", "updates", "messages", "debug", "tasks", "checkpoints", "custom"]
+
+
+async def test_it_streams_in_every_mode(tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    graph = react(world.model, [toolbox(world)[0]], checkpointer=InMemorySaver())
+    served = with_policy(graph, ScriptedPolicy())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    for mode in MODES:
+        config["configurable"]["thread_id"] = mode
+        plain = list(graph.stream(ask(), config, stream_mode=mode))
+        config["configurable"]["thread_id"] = f"{mode} served"
+        chunks = list(served.stream(ask(), config, stream_mode=mode))
+        config["configurable"]["thread_id"] = f"{mode} async"
+        async_chunks = [chunk async for chunk in served.astream(ask(), config, stream_mode=mode)]
+        assert len(chunks) == len(async_chunks) == len(plain) and bool(chunks) is (mode != "custom"), mode
+        assert not any(signed(each, "production") for each in (chunks, async_chunks))
+    assert served.get_state(config).values["messages"][-1].text.startswith("policy: ")
+    assert graph.get_state(config).values == served.get_state(config).values, "one checkpointer"
+    config["configurable"]["thread_id"] = "events"
+    events = [event async for event in served.astream_events(ask(), config, version="v2")]
+    assert signed(events[-1]["data"]["output"], "policy")
+
+
+async def test_it_is_a_part_of_other_graphs(tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    served = with_policy(react(world.model, [toolbox(world)[0]]), ScriptedPolicy())
+
+    def after(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [world.model.invoke("after")]}
+
+    graph = StateGraph(MessagesState).add_node("agent", served).add_node("after", after)
+    outer = graph.add_edge(START, "agent").add_edge("agent", "after").compile()
+    assert [name for name, _ in outer.get_subgraphs()] == ["agent"]
+    for state in (outer.invoke(ask()), await outer.ainvoke(ask())):
+        answered()({"messages": state["messages"][:-1]})
+        assert state["messages"][-2].text.startswith("policy: ") and state["messages"][-1].text.startswith("production: after")
+    assert len(world.effects) == 2
+    parts = list(outer.stream(ask(), stream_mode="updates", subgraphs=True))
+    assert [bool(namespace) for namespace, _ in parts] == [True, True, True, False, False]
+
+
+def test_a_stream_left_early_leaves_nothing_behind(tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    served = with_policy(react(world.model, [toolbox(world)[0]]), ScriptedPolicy())
+    stream = served.stream(ask())
+    assert signed(next(stream), "policy")
+    assert world.model.invoke("beside").text.startswith("production: "), "the caller is no part of the episode"
+    stream.close()
+    assert world.model.invoke("after").text.startswith("production: ")
+
+
+def test_a_dream_of_the_served_graph_is_a_dream(tmp_path: Path) -> None:
+    world, old, new = World(folder=tmp_path), ScriptedPolicy(label="old"), ScriptedPolicy(label="new")
+    served = with_policy(react(world.model, [toolbox(world)[0]]), old)
+    with simulated(served, policy=new, environment=Answers(), task=TASK) as episode:
+        state = episode.invoke(ask())
+    assert signed(state, "new") and old.calls == 0 and world.effects == [] and len(episode.steps) == 1
+    assert signed(served.invoke(ask()), "old") and len(world.effects) == 1
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_tools_own_model_is_trained_only_if_the_tool_passes_through(named: bool, tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    summaries = list[str]()
+
+    @tool
+    def summarise(text: str) -> str:
+        """Summarise."""
+        summaries.append(world.model.invoke(text).text)
+        return summaries[-1]
+
+    graph, options = react(world.model, [summarise]), {"pass_through": ["summarise"] if named else []}
+    with_policy(graph, ScriptedPolicy(), **options).invoke(ask())
+    assert summaries[0].startswith("policy: " if named else "production: ")
+    with simulated(graph, policy=ScriptedPolicy(), environment=Answers(), task=TASK, **options) as episode:  # type: ignore[arg-type]
+        episode.invoke(ask())
+    assert len(summaries) == (2 if named else 1) and len(episode.steps) == (0 if named else 1)
+    assert view(graph.invoke(ask()))["messages"][-1][1].startswith("production: ")

@@ -1,0 +1,251 @@
+"""Tool calls of an episode: their order, the invalid ones, and what comes back in which shape."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.tools import BaseTool, tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from pydantic import BaseModel
+from worlds import TASK, Answers, dream
+from zoo import World
+from zoo.base import ask, react, toolbox
+from zoo.policy import ScriptedPolicy
+
+from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.simulate import simulated
+from dreamgym_lg.tools import parse_action
+from dreamgym_lg.types import StepResult
+
+
+class Saying(ScriptedPolicy):
+    """Calls what `says` holds, reply by reply, and ends with a text."""
+
+    says: list[list[tuple[str, Any]]]
+
+    def _answer(self, messages: Any, stop: Any, kwargs: Any) -> AIMessage:
+        self._asked(messages, kwargs)
+        turn = sum(isinstance(message, AIMessage) for message in messages)
+        if turn >= len(self.says):
+            return AIMessage("policy: done")
+        calls = [{"name": name, "args": args, "id": f"call_{n}"} for n, (name, args) in enumerate(self.says[turn])]
+        return AIMessage("", tool_calls=calls)
+
+
+# --- parallel calls -----------------------------------------------------------------------------------------------------------
+
+
+class Slow(Answers):
+    """The earlier a call, the longer it takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once = 0
+
+    def _delay(self, action: str) -> float:
+        assert self.at_once == 0, "two calls reached the world at once"
+        self.at_once += 1
+        return 0.02 / (1 + int(parse_action(action).arguments["number"]))  # type: ignore[union-attr]
+
+    def step(self, action: str) -> StepResult:
+        time.sleep(self._delay(action))
+        self.at_once -= 1
+        return super().step(action)
+
+    async def astep(self, action: str) -> StepResult:
+        await asyncio.sleep(self._delay(action))
+        self.at_once -= 1
+        return super().step(action)
+
+
+@tool
+def count(number: int) -> str:
+    """Count."""
+    raise AssertionError("the real tool ran")
+
+
+@tool
+async def acount(number: int) -> str:
+    """Count."""
+    raise AssertionError("the real tool ran")
+
+
+@pytest.mark.parametrize("builder", [react, create_agent])
+async def test_parallel_calls_reach_the_world_in_order_one_at_a_time(builder: Any, tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    says: Any = [[("count", {"number": n}) for n in range(5)], [("count", {"number": n}) for n in range(5)]]
+    mixed: Any = [[(("acount", "count")[n % 2], {"number": n}) for n in range(5)]] * 2
+    expected = [f"dreamed {n + 1} of count" for n in range(10)]
+    episode, state = dream(builder(world.model, [count]), Saying(says=says), Slow())
+    assert [step.next_observation for step in episode.steps] == expected
+    assert [message.text for message in state["messages"] if isinstance(message, ToolMessage)] == expected
+    assert [step.observation for step in episode.steps] == ["book a room", *expected[:-1]]
+    for said, kind in ((says, [count]), (mixed, [count, acount])):
+        graph = builder(world.model, kind)
+        async with simulated(graph, policy=Saying(says=said), environment=Slow(), task=TASK) as again:
+            await again.ainvoke(ask())
+        numbers = [parse_action(step.action).arguments["number"] for step in again.steps]  # type: ignore[union-attr]
+        assert numbers == [*range(5)] * 2
+
+
+async def test_a_call_that_never_comes_holds_up_no_other(tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+
+    def act(state: MessagesState) -> Any:
+        reply = world.model.bind_tools([count]).invoke(state["messages"])
+        return {"messages": [reply, count.invoke(reply.tool_calls[1])]}
+
+    graph = StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
+    episode, _ = dream(graph, Saying(says=[[("count", {"number": 0}), ("count", {"number": 1})]]))
+    assert len(episode.steps) == 1
+
+
+async def test_a_sync_call_that_would_block_the_loop_for_ever_is_an_error(tmp_path: Path) -> None:
+    started = asyncio.Event()
+
+    class Waiting(Answers):
+        async def astep(self, action: str) -> StepResult:
+            started.set()
+            await asyncio.sleep(0.01)
+            return super().step(action)
+
+    async def node(state: dict) -> Any:
+        async def late() -> Any:
+            await started.wait()
+            return count.invoke({"number": 2})
+
+        return {"found": await asyncio.gather(acount.ainvoke({"number": 1}), late())}
+
+    graph = StateGraph(dict).add_node("node", node).add_edge(START, "node").compile()
+    with pytest.raises(ConfigurationError, match="call `await tool.ainvoke"):
+        async with simulated(graph, policy=ScriptedPolicy(), environment=Waiting(), task=TASK) as episode:
+            await episode.ainvoke({"found": None})
+
+
+# --- invalid calls ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("builder", [react, create_agent])
+async def test_invalid_calls_never_reach_the_world(builder: Any, tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    book = toolbox(world)[0]
+    calls: Any = [
+        [("book", {"city": "Rome", "nights": "many"}), ("fly", {}), ("book", {"city": "Rome", "nights": "2"})],
+        [("book", {})],
+    ]
+    policy, environment = Saying(says=calls), Answers()
+    real = builder(Saying(says=calls), [book]).invoke(ask())
+    episode, state = dream(builder(world.model, [book]), policy, environment)
+    texts = [[message.text for message in each["messages"] if isinstance(message, ToolMessage)] for each in (real, state)]
+    assert texts[0][:2] == texts[1][:2] and texts[0][3] == texts[1][3], "production's own words"
+    assert [step.valid for step in episode.steps] == [False, False, True, False]
+    assert [step.next_observation for step in episode.steps] == texts[1] and len(environment.actions) == 1
+    assert [parse_action(step.action).arguments for step in episode.steps] == [args for reply in calls for _, args in reply]  # type: ignore[union-attr]
+    async with simulated(builder(world.model, [book]), policy=policy, environment=Answers(), task=TASK) as again:
+        await again.ainvoke(ask())
+    assert again.steps == episode.steps
+
+
+def test_an_invalid_call_by_hand_is_recorded(tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    book = toolbox(world)[0]
+
+    def act(state: MessagesState) -> Any:
+        try:
+            book.invoke({"city": "Rome"})
+        except Exception as error:
+            return {"messages": [AIMessage(str(error))]}
+
+    graph = StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
+    environment = Answers()
+    episode, state = dream(graph, ScriptedPolicy(), environment)
+    (step,) = episode.steps
+    assert not step.valid and "nights" in step.next_observation == state["messages"][-1].text and environment.actions == []
+
+
+# --- answers ------------------------------------------------------------------------------------------------------------------
+
+
+class Room(BaseModel):
+    city: str
+    beds: int
+
+
+@tool
+def a_room(city: str) -> Room:
+    """A room."""
+    raise AssertionError
+
+
+@tool
+def rooms(city: str) -> list[Room]:
+    """Rooms."""
+    raise AssertionError
+
+
+@tool
+def prices(city: str) -> dict[str, float]:
+    """Prices."""
+    raise AssertionError
+
+
+@tool
+def how_many(city: str) -> int:
+    """How many."""
+    raise AssertionError
+
+
+@tool
+def maybe(city: str) -> list[str] | None:
+    """Maybe."""
+    raise AssertionError
+
+
+STRUCTURED = [
+    (a_room, '{"city": "Rome", "beds": 2}', Room(city="Rome", beds=2)),
+    (rooms, '[{"city": "Rome", "beds": 2}]', [Room(city="Rome", beds=2)]),
+    (prices, '{"single":  90}', {"single": 90.0}),
+    (how_many, "3", 3),
+    (maybe, "null", None),
+]
+
+
+@pytest.mark.parametrize(("made", "answer", "value"), STRUCTURED, ids=[made.name for made, *_ in STRUCTURED])
+def test_a_structured_tool_gives_its_structure(made: BaseTool, answer: str, value: Any, tmp_path: Path) -> None:
+    found = list[Any]()
+    graph = StateGraph(dict).add_node("node", lambda state: {"found": found.append(made.invoke({"city": "Rome"}))})
+    compiled = graph.add_edge(START, "node").compile()
+    dream(compiled, ScriptedPolicy(), Answers({made.name: answer}), {"found": None})
+    assert found == [value]
+    with pytest.raises(PredictionFailed, match=f"tool '{made.name}' returns .*its dreamed answer 'two beds' is none"):
+        dream(compiled, ScriptedPolicy(), Answers({made.name: "two beds"}), {"found": None})
+    world = World(folder=tmp_path)
+    agent = react(world.model, [made], tool_node=ToolNode([made], handle_tool_errors=True))
+    with pytest.raises(PredictionFailed):
+        dream(agent, ScriptedPolicy(), Answers({made.name: "two beds"}))
+    episode, state = dream(agent, ScriptedPolicy(), Answers({made.name: answer}))
+    assert episode.steps[0].next_observation == state["messages"][2].text, "as the policy reads it"
+
+
+def test_content_and_artifact_keep_their_shape(tmp_path: Path) -> None:
+    @tool(response_format="content_and_artifact")
+    def look(city: str) -> tuple[str, dict[str, Any]]:
+        """Look."""
+        raise AssertionError
+
+    world = World(folder=tmp_path)
+    episode, state = dream(react(world.model, [look]), ScriptedPolicy())
+    message = state["messages"][2]
+    assert (message.text, message.artifact, message.status) == ("dreamed 1 of look", None, "success")
+    assert [step.next_observation for step in episode.steps] == ["dreamed 1 of look"]
+
+
+def test_the_world_is_told_the_tools_and_says_why(tmp_path: Path) -> None:
+    world, environment = World(folder=tmp_path), Answers()
+    episode, _ = dream(react(world.model, list(toolbox(world))), ScriptedPolicy(), environment)
+    assert environment.shown == ["book", "pay", "mail"] and episode.steps[0].reasoning == "because"
