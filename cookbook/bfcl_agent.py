@@ -207,9 +207,8 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
     show(f"a dream's answers on unseen tasks, from {buffer.count('steps'):,} recorded steps")
     unseen = load_tasks(split="test")[: 5 if quick or experience_model else None]
     equal, total = compare_answers(gym.experience, unseen)
-    print(
-        f"  {gym.experience.version}: {equal} of {total} answers are the real tools' ({equal / total:.0%}; {len(unseen)} tasks)"
-    )
+    share = f"{equal} of {total} answers equal to the real ones ({equal / total:.0%})"
+    print(f"  {gym.experience.version}: {share}, {len(unseen)} tasks")
 
     show("the base policy reads demonstrations")
     policy = base_policy(train, steps=3 if quick else 60)

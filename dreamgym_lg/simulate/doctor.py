@@ -66,7 +66,7 @@ def examine(graph: Any, *, pass_through: Sequence[str] = (), simulate_nodes: Seq
     findings = list(_models(found))
     for tool in tools.values():
         findings += _tool(tool, pass_through)
-    findings += _graphs(graphs)
+    findings += [*_backends(found), *_graphs(graphs)]
     for place, roots in _places(graph, graphs, simulate_nodes):
         findings += [Finding("node", place, "simulated")] if roots is None else _plain_code(place, roots)
     if isinstance(get_llm_cache(), BaseCache):
@@ -97,6 +97,18 @@ def _tool(tool: BaseTool, pass_through: Sequence[str]) -> Iterator[Finding]:
     root = body(tool)
     root = types.MethodType(root, tool) if root is type(tool)._run else root
     yield from (finding for finding in _plain_code(f"tool {tool.name}", [root]) if finding.kind != "code")
+
+
+_VIRTUAL = ("StateBackend", "StoreBackend", "CompositeBackend")
+
+
+def _backends(found: Sequence[Any]) -> Iterator[Finding]:
+    """Where the file tools of deepagents work, which really run: in the graph's state or store, else in the real world."""
+    for each in found:
+        name = type(each).__name__
+        of_files = type(each).__module__.startswith("deepagents.backends") and name.endswith(("Backend", "Sandbox"))
+        if of_files and name not in _VIRTUAL:
+            yield Finding("backend", name, "stopped", "its files are real: build the agent with StateBackend to train it")
 
 
 def _graphs(graphs: Sequence[Pregel]) -> Iterator[Finding]:

@@ -200,6 +200,14 @@ def test_a_model_class_that_holds_a_client_is_no_problem() -> None:
     assert fates(node_graph(lambda state: client.responses.create(input="x"))) == [("node", "stopped"), ("client", "stopped")]
 
 
+def test_a_deep_agent_on_real_files_is_told_to_use_virtual_ones(tmp_path: Path) -> None:
+    deepagents = pytest.importorskip("deepagents")
+    backends = pytest.importorskip("deepagents.backends")
+    model = World(folder=tmp_path / "world").model
+    real = deepagents.create_deep_agent(model, [], backend=backends.FilesystemBackend(root_dir=tmp_path))
+    assert fates(real) == [("backend", "stopped")] and fates(deepagents.create_deep_agent(model, [])) == []
+
+
 def test_code_around_a_graph_counts_too(tmp_path: Path) -> None:
     graph = react(World(folder=tmp_path).model, toolbox(World(folder=tmp_path)))
 
