@@ -25,8 +25,7 @@ from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.tools import is_answer
 from dreamgym_lg.types import Prediction, Step, StepResult, Task, Trajectory
 
-_REMEMBERED_ANSWERS = 100_000
-_REMEMBERED_DEMONSTRATIONS = 20_000
+_REMEMBERED_ANSWERS, _REMEMBERED_DEMONSTRATIONS = 100_000, 20_000
 
 
 class Exchange(NamedTuple):
@@ -139,12 +138,10 @@ class ExperienceModel:
             with unrecorded():
                 answer = self.hosted.ask(self._asked, messages) if self.hosted else self._asked.invoke(messages)
             if (prediction := self._read(answer, messages, attempt, action, found)) is not None:
-                break
-        return self._remember(key, prediction)
+                return self._remember(key, prediction)
+        raise AssertionError("unreachable: the last attempt raises")
 
-    async def apredict(
-        self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step] = ()
-    ) -> Prediction:
+    async def apredict(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step] = ()) -> Prediction:
         """As `predict`; the same prompt asked at the same time is one call."""
         messages = self.messages(task, history, action, found)
         key = self._key(messages)

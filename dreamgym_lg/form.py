@@ -218,11 +218,10 @@ def _called(action: str) -> str | None:
 
 def _container(text: str) -> str | None:
     try:
-        return {dict: "object", list: "list"}.get(type(json.loads(text)))
+        found = json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
+    return "object" if isinstance(found, dict) else "list" if isinstance(found, list) else None
 
 
 def _on_a_line(action: str) -> str:

@@ -42,14 +42,14 @@ class Usage(NamedTuple):
     """In the currency of the prices; 0 without prices."""
 
     def plus(self, other: "Usage") -> "Usage":
-        return Usage(*(a + b for a, b in zip(self, other, strict=True)))
+        return Usage(**{name: value + getattr(other, name) for name, value in self._asdict().items()})
 
 
 class Hosted:
     """How hosted models are asked. One instance may serve several models: they share its slots and its budget.
 
     Args:
-        path: An SQLite file that keeps answers and spending over restarts; None keeps them with the process.
+        path: An SQLite file that keeps answers and spending over restarts; None keeps neither.
         concurrency: Calls under way at once, over all threads and event loops.
         attempts: Tries of one call, with exponential backoff and jitter, or as long as `Retry-After` asks for. Create the
             chat model with `max_retries=0`, or its client's own retries multiply these and are not counted.
@@ -76,6 +76,7 @@ class Hosted:
         self.limits = {"calls": max_calls, "tokens": max_tokens, "cost": max_cost}
         self._wait = wait_random_exponential(multiplier=backoff[0], max=backoff[1])
         self._slots = asyncio.Semaphore(concurrency)
+        self._keeps = path is not None
         self._ledger = _Ledger(fspath(path) if path is not None else ":memory:")
         self.usage = self._ledger.usage()
         self._taken = self.usage
@@ -91,11 +92,12 @@ class Hosted:
         return await asyncio.wrap_future(self._submit(model, messages))
 
     def recall(self, key: str) -> str | None:
-        """What was remembered under `key`."""
-        return self._ledger.recall(key)
+        """What was remembered under `key`; None if nothing, or without a file."""
+        return self._ledger.recall(key) if self._keeps else None
 
     def remember(self, key: str, text: str) -> None:
-        self._ledger.remember(key, text)
+        if self._keeps:
+            self._ledger.remember(key, text)
 
     def take_metrics(self) -> dict[str, float]:
         """Calls, tokens and cost since this was last asked: the metrics of an iteration."""

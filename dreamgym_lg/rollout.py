@@ -63,8 +63,8 @@ async def rollout(
                     played = await _play(graph, task, environment, context(environment), recorder, config)
             except BudgetExceeded as stopped:
                 return stopped
-            except Exception as error:  # no environment could be lent: this episode's fault, not the others'
-                played = [], False, f"{type(error).__name__}: {error}"
+            except Exception as fault:  # no environment could be lent: this episode's fault, not the others'
+                played = [], False, f"{type(fault).__name__}: {fault}"
         steps, success, error = played
         trajectory = Trajectory(
             task=task,
