@@ -63,8 +63,8 @@ class ExperienceModel:
         demonstrations: k of the retrieval; needs `replay_buffer`.
         demonstration_characters: How much of each of their observations is shown.
         form: How the model is asked and answers. `lines`, for a model that is trained on them; `json`; `json_schema`, JSON
-            by the model's own structured output. Default: `lines` with `instructions`, else what the model's class and
-            profile say that it can, else `lines`.
+            by the model's own structured output. Default: `lines` with `instructions` or for a local model, else JSON,
+            by a schema where the model's profile says that it takes one.
         instructions: The system prompt, "" for none. Default: the newest of `dreamgym_lg/prompts` in this form.
         hosted: Limits, retries and memory of a model behind a network. Default: `Hosted()` for one that takes a key.
         retries: Further tries after an answer that cannot be read, each told what was wrong.

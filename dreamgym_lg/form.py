@@ -144,8 +144,9 @@ def bind_schema(model: BaseChatModel, schema: Mapping[str, Any]) -> Chat:
 
 
 def suited(model: BaseChatModel | None) -> FormName:
-    """The form in which a model that was not trained on any is best asked."""
-    if model is None or type(model).with_structured_output is BaseChatModel.with_structured_output:
+    """The form for a model of which nothing else is said: one that is reached with a key is prompted, a local one may be
+    trained on the lines."""
+    if model is None or not (model.profile or model.lc_secrets):
         return "lines"
     return "json_schema" if (model.profile or {}).get("structured_output") else "json"
 

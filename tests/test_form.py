@@ -139,13 +139,14 @@ class Structured(BaseChatModel):
     """A provider's class, of which only what it says of itself is looked at."""
 
     @property
+    def lc_secrets(self) -> dict[str, str]:
+        return {"api_key": "STRUCTURED_API_KEY"}
+
+    @property
     def _llm_type(self) -> str:
         return "structured"
 
     def _generate(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError
-
-    def with_structured_output(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
 
 

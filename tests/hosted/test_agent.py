@@ -1,0 +1,59 @@
+"""An unmodified tool agent in a hosted dream of a world that nobody has seen: tool schemas and a task, no trajectory."""
+
+import json
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+
+from dreamgym_lg.experience import DreamEnvironment, ExperienceModel
+from dreamgym_lg.hosted import Hosted
+from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.rollout import rollout
+from dreamgym_lg.simulate import SimulatedAgent
+from dreamgym_lg.types import Task
+
+
+@tool
+def find_room(city: str) -> dict[str, int]:
+    """Find a free room."""
+    raise AssertionError("the real tool ran")
+
+
+def hotel(messages: list[dict[str, Any]]) -> str:
+    action = json.loads(json.loads(messages[-1]["content"])["action"])
+    done = "answer" in action
+    verdict = {"reasoning": "as asked", "valid": True, "reward": int(done), "terminated": done, "success": done}
+    return json.dumps({**verdict, "observation": "" if done else json.dumps({"room": len(action["arguments"]["city"])})})
+
+
+async def test_it_works_cold_and_nothing_real_is_touched(serve: Any, chat_model: Any, scripted: Any) -> None:
+    class Clerk(scripted):  # type: ignore[misc]
+        def _generate(self, messages: list[Any], *args: Any, **kwargs: Any) -> Any:
+            result = super()._generate(messages, *args, **kwargs)
+            if messages[-1].type == "human":
+                asked = {"name": "find_room", "args": {"city": messages[-1].text.split()[-1]}, "id": "1"}
+                result.generations[0].message = AIMessage("", tool_calls=[asked])
+            return result
+
+    policy = Clerk(reply=lambda messages: f"It is {messages[-1].text}.")
+    server = serve(hotel)
+    graph = create_agent(chat_model(server, model="production"), [find_room])
+    tasks = [Task(id=city, instruction=f"Find a room in {city}", environment="hotel") for city in ("Bern", "Geneva")]
+    with ReplayBuffer(":memory:") as buffer:
+        experience = ExperienceModel(chat_model(server), replay_buffer=buffer, demonstrations=3, hosted=Hosted(attempts=1))
+        assert not experience.grounded
+        episodes = await rollout(
+            SimulatedAgent(graph, policy), tasks, lambda: nullcontext(DreamEnvironment(experience)),
+            context=lambda environment: SimpleNamespace(environment=environment), source="synthetic",
+            replay_buffer=buffer,
+        )  # fmt: skip
+    assert [episode.error for episode in episodes] == [None, None]
+    assert [episode.steps[0].next_observation for episode in episodes] == ['{"room": 4}', '{"room": 6}']
+    assert all(episode.success and episode.reward == 1 and len(episode.steps) == 2 for episode in episodes)
+    assert all(request["model"] == "door" for request in server.requests), "production's own model was not called"
+    system = server.requests[0]["messages"][0]["content"]
+    assert "Find a free room." in system and "find_room" in system
