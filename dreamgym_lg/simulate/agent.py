@@ -23,9 +23,10 @@ Verify = Callable[[Task, Any], float | bool]
 def simulated(graph: Any, *, policy: BaseChatModel, environment: Environment, **options: Any) -> Episode:
     """Run `graph` in the dream: `with simulated(...) as episode: state = episode.invoke(payload)`, or `async with`.
 
-    Inside the block every run of the graph, by `episode.invoke` or by its own methods, has its chat models answered by `policy`,
-    its tool calls by `environment` (an action is `render_call`'s text), and nothing real touched: the guard raises
-    `RealAccessBlocked`. Afterwards `episode` holds `steps`, `calls`, `blocked` and `truncated`.
+    Inside the block every run of the graph, by `episode.invoke` or by its own methods, has its chat models answered by
+    `policy`, its tool calls by `environment` (an action is `render_call`'s text), and nothing real touched: the guard raises
+    `RealAccessBlocked` there, and again at the block's end if it was swallowed. What the environment raises ends the block too.
+    Afterwards `episode` holds `steps`, `calls`, `blocked` and `truncated`.
 
     Args:
         graph: A compiled graph, or any object with `invoke` that runs one.
@@ -119,8 +120,8 @@ def with_policy(
 ) -> Any:
     """The graph for production: the same graph, tools and checkpointer, with `policy` in place of its chat models.
 
-    Still a graph of its own class: it streams, nests, and is served as before; the original is left as it is. Models that a tool
-    asks itself stay its own, as in the dream, unless the tool runs a graph or is named in `pass_through`.
+    Still a graph of its own class: it streams, nests, and is served as before; the original is left as it is. Models that a
+    tool asks itself stay its own, as in the dream, unless the tool runs a graph or is named in `pass_through`.
     """
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
@@ -132,15 +133,16 @@ def with_policy(
         install()
         return active() or Episode(served, policy=policy, environment=None, select=select, pass_through=pass_through)
 
-    def stream(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return pulled(super(cls, self).stream(*args, **kwargs), episode(self))
+    kind: type[Any] = type(graph)
 
-    def astream(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return apulled(super(cls, self).astream(*args, **kwargs), episode(self))
+    class Served(kind):
+        def stream(self, *args: Any, **kwargs: Any) -> Any:
+            return pulled(super().stream(*args, **kwargs), episode(self))
 
-    cls = type(
-        type(graph).__name__, (type(graph),), {"stream": stream, "astream": astream, "__module__": type(graph).__module__}
-    )
-    served = object.__new__(cls)
+        def astream(self, *args: Any, **kwargs: Any) -> Any:
+            return apulled(super().astream(*args, **kwargs), episode(self))
+
+    Served.__name__, Served.__qualname__, Served.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    served = object.__new__(Served)
     served.__dict__ = dict(graph.__dict__)
     return served

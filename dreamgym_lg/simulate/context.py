@@ -88,7 +88,7 @@ def dispatch(
             f"{owner.__module__}.{owner.__name__} has no method {name!r} in the installed version, which simulation needs: "
             "install a version of langchain-core and langgraph that pyproject.toml names"
         )
-    if getattr(original, "__dreamgym__", False) or not callable(original):
+    if hasattr(original, "__dreamgym__") or not callable(original):
         return
     if name.endswith("_v3"):  # LangChain's own note that these are beta is for other callers
         original = inspect.unwrap(original)
@@ -100,17 +100,20 @@ def dispatch(
             return original(self, *args, **kwargs)
         return simulated(episode, original, self, args, kwargs)
 
-    method.__dreamgym__ = True  # type: ignore[attr-defined]
+    method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # LangChain asks for it at every call
+    method.__dreamgym__ = owner, name  # type: ignore[attr-defined]
     setattr(owner, name, method)
 
 
 def subclasses(owner: type) -> Iterator[type]:
     """`owner` and every class derived from it so far, each once."""
-    seen, waiting = {owner}, [owner]
+    seen: set[type] = {owner}
+    waiting = [owner]
     while waiting:
         cls = waiting.pop()
         yield cls
-        for derived in cls.__subclasses__():
+        derived: type
+        for derived in type.__subclasses__(cls):
             if derived not in seen:
                 seen.add(derived)
                 waiting.append(derived)

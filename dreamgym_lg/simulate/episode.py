@@ -5,9 +5,7 @@ import contextlib
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
-from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.load.serializable import Serializable
@@ -19,15 +17,15 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
 from langgraph.store.memory import InMemoryStore
-from langgraph.types import Command, Interrupt
+from langgraph.types import Interrupt
 from langsmith.run_helpers import tracing_context
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate import context
 from dreamgym_lg.simulate.guard import Allow, Blocked, RealAccessBlocked
-from dreamgym_lg.simulate.respond import approve
-from dreamgym_lg.simulate.turns import Turns
+from dreamgym_lg.simulate.respond import Run, approve
+from dreamgym_lg.simulate.turns import Played, Turns
 from dreamgym_lg.simulate.walk import body, runs_an_agent
 from dreamgym_lg.types import Step, StepResult, Task
 
@@ -35,8 +33,6 @@ T = TypeVar("T")
 
 STATE_TOOLS = ("deepagents.", "langchain.agents.middleware.todo")
 """Modules whose tools do nothing but change the graph's state: they really run."""
-
-MAX_INTERRUPTS = 50
 
 
 class Call(NamedTuple):
@@ -54,22 +50,6 @@ class Call(NamedTuple):
 
 class EpisodeBroken(BaseException):
     """Ends a graph whose world has failed or ended, past every `except Exception`; `cause` or `last` of the episode say why."""
-
-
-@dataclass
-class Played:
-    """A step on its way: its answer is known for good once LangChain has worded it for the policy."""
-
-    action: str
-    answer: str
-    place: tuple[int, int] | None
-    """Of its call, as `Turns.place` says."""
-    valid: bool
-    reasoning: str
-
-    def is_before(self, other: "Played") -> bool:
-        """Whether one reply asked for both, for this one first."""
-        return None not in (self.place, other.place) and self.place[0] == other.place[0] and self.place < other.place
 
 
 class Episode:
@@ -99,6 +79,7 @@ class Episode:
         self.checkpointers: dict[int, InMemorySaver] = {}
         self.stores: dict[int, InMemoryStore] = {}
         self._played: list[Played] = []
+        self._part: dict[int, tuple[BaseTool, bool]] = {}
         self._twins: dict[int, tuple[Pregel, Pregel]] = {}
         self._are_twins: set[int] = set()
         self._tools: dict[str, dict[str, Any]] = {}
@@ -123,7 +104,10 @@ class Episode:
         """Whether this tool is no part of the world: named so, a state tool, or a sub-agent."""
         if tool.name in self._pass:
             return True
-        return str(getattr(body(tool), "__module__", "")).startswith(STATE_TOOLS) or runs_an_agent(tool)
+        if id(tool) not in self._part:
+            of_state = str(getattr(body(tool), "__module__", "")).startswith(STATE_TOOLS)
+            self._part[id(tool)] = tool, of_state or runs_an_agent(tool)
+        return self._part[id(tool)][1]
 
     def inside(self, tool: BaseTool) -> "Episode | None":
         """To whom the body of a tool that really runs belongs: a real tool's own models are no part of the policy."""
@@ -138,7 +122,7 @@ class Episode:
         with self._lock:
             if id(graph) not in self._twins:
                 twin = create_twin(self, graph)
-                self._twins[id(graph)] = graph, twin  # both kept: an id is reused once its object is gone
+                self._twins[id(graph)] = graph, twin  # both kept, as all that is known by id: ids are used again
                 self._are_twins.add(id(twin))
             return self._twins[id(graph)][1]
 
@@ -149,7 +133,9 @@ class Episode:
         new = {tool["function"]["name"]: tool for tool in tools} if tools else {}
         if self._world is not None and not new.keys() <= self._tools.keys():
             self._tools |= new
-            self._world.show_tools(list(self._tools.values()))
+            with self._world_at_work():
+                self._goes_on()
+                self._world.show_tools(list(self._tools.values()))
 
     def answered(self, call: Call, messages: Sequence[BaseMessage]) -> None:
         with self._lock:
@@ -158,7 +144,7 @@ class Episode:
                 if isinstance(message, AIMessage):
                     self.turns.replied([asked["id"] for asked in message.tool_calls if asked["id"]])
 
-    def note(self, action: str, answer: str, call_id: str | None, *, valid: bool = True, reasoning: str = "") -> "Played":
+    def note(self, action: str, answer: str, call_id: str | None, *, valid: bool = True, reasoning: str = "") -> Played:
         """Note a step behind all others, but before later calls of the same reply that were quicker."""
         played = Played(action, answer, self.turns.place(call_id), valid, reasoning)
         with self._lock:
@@ -171,36 +157,42 @@ class Episode:
         """What was played so far; an observation is what the policy read last. Rewards are the outcome's."""
         steps: list[Step] = []
         seen = str(self.task.metadata.get("observation", self.task.instruction)) if self.task else ""
-        for action, answer, valid, reasoning in [(p.action, p.answer, p.valid, p.reasoning) for p in self._played]:
-            steps.append(Step(observation=seen, action=action, next_observation=answer, valid=valid, reasoning=reasoning))
-            seen = answer
+        for each in self._played:
+            told, seen = seen, each.answer
+            steps.append(
+                Step(observation=told, action=each.action, next_observation=seen, valid=each.valid, reasoning=each.reasoning)
+            )
         return steps
 
     # --- the world's answers ------------------------------------------------------------------------------------------------
 
-    def play(self, action: str, call_id: str | None, read: Callable[[str], T]) -> "tuple[Played, T]":
+    def play(self, action: str, call_id: str | None, read: Callable[[str], T]) -> tuple[Played, T]:
         """The world answers an action, when it is its turn; `read` makes of its answer what the graph gets."""
         with self._world_at_work(), self.turns.taken(call_id):
+            self._goes_on()
             return self._answered(action, call_id, self.environment.step(action), read)
 
-    async def aplay(self, action: str, call_id: str | None, read: Callable[[str], T]) -> "tuple[Played, T]":
+    async def aplay(self, action: str, call_id: str | None, read: Callable[[str], T]) -> tuple[Played, T]:
         """As `play`."""
         with self._world_at_work():
             async with self.turns.ataken(call_id):
+                self._goes_on()
                 return self._answered(action, call_id, await self.environment.astep(action), read)
 
-    def _answered(self, action: str, call_id: str | None, result: StepResult, read: Callable[[str], T]) -> "tuple[Played, T]":
+    def _answered(self, action: str, call_id: str | None, result: StepResult, read: Callable[[str], T]) -> tuple[Played, T]:
         told = {"valid": bool(result.info.get("valid", True)), "reasoning": str(result.info.get("reasoning", ""))}
-        played = self.note(action, result.observation, call_id, **told)  # type: ignore[arg-type]
         if result.terminated or result.truncated:
             self.last = result
-        return played, read(result.observation)
+        value = read(result.observation)
+        return self.note(action, result.observation, call_id, **told), value  # type: ignore[arg-type]
+
+    def _goes_on(self) -> None:
+        if self.last is not None:
+            raise EpisodeBroken("the world has ended")
 
     @contextlib.contextmanager
     def _world_at_work(self) -> Iterator[None]:
         """The block is the world's: outside of the episode; its failure ends the episode, whatever the graph catches."""
-        if self.last is not None:
-            raise EpisodeBroken("the world has ended")
         try:
             with context.entered(None), context.held(var_child_runnable_config, None):
                 yield
@@ -246,18 +238,19 @@ class Episode:
 
         Returns the graph's last state, or its result if it is no graph but an object with `invoke`.
         """
-        run = _Run(self, payload, config)
+        run = Run(payload, config, self.respond)
         with self._truncating():
             if not isinstance(self.graph, Pregel):
                 return self.graph.invoke(payload)
             while run.goes_on():
                 for chunk in self.graph.stream(run.given, run.config, stream_mode="values", **kwargs):
                     run.saw(chunk)
+            self.truncated |= run.given_up
         return run.state
 
     async def ainvoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """As `invoke`."""
-        run = _Run(self, payload, config)
+        run = Run(payload, config, self.respond)
         with self._truncating():
             if not hasattr(self.graph, "ainvoke"):
                 return await asyncio.to_thread(self.graph.invoke, payload)
@@ -266,6 +259,7 @@ class Episode:
             while run.goes_on():
                 async for chunk in self.graph.astream(run.given, run.config, stream_mode="values", **kwargs):
                     run.saw(chunk)
+            self.truncated |= run.given_up
         return run.state
 
     @contextlib.contextmanager
@@ -278,36 +272,6 @@ class Episode:
             if self.last is None:
                 raise
             self.truncated = self.last.truncated
-
-
-class _Run:
-    """One run of a graph over its interrupts."""
-
-    def __init__(self, episode: Episode, payload: Any, config: RunnableConfig | None) -> None:
-        configurable = {"thread_id": uuid4().hex, **((config or {}).get("configurable") or {})}
-        self.config: Any = {**(config or {}), "configurable": configurable}
-        self.episode, self.given, self.state, self.rounds = episode, payload, payload, 0
-        self.interrupts: list[Interrupt] = []
-
-    def saw(self, chunk: Any) -> None:
-        if isinstance(chunk, dict) and "__interrupt__" in chunk:
-            self.interrupts.extend(chunk["__interrupt__"])
-            chunk = {key: value for key, value in chunk.items() if key != "__interrupt__"}
-            if not chunk:
-                return
-        self.state = chunk
-
-    def goes_on(self) -> bool:
-        """Whether there is something to run: the payload first, then the answers to what interrupted it."""
-        self.rounds += 1
-        if self.rounds == 1:
-            return True
-        if self.rounds > MAX_INTERRUPTS:
-            self.episode.truncated = True
-            return False
-        asked, self.interrupts = self.interrupts, []
-        self.given = Command(resume={interrupt.id: self.episode.respond(interrupt) for interrupt in asked})
-        return bool(asked)
 
 
 def install() -> None:

@@ -32,12 +32,15 @@ def _tools(kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [tool for given in bound for tool in _tool(given)]
 
 
+_SCHEMAS = ("function", "input_schema", "toolSpec", "title", "properties")
+
+
 def _tool(given: Any) -> list[dict[str, Any]]:
     """A bound tool as a list of one function; of none, if it is one that runs at the provider, such as a web search."""
     if isinstance(given, Mapping) and "name" in given and "parameters" in given:  # OpenAI's responses, or a bare function
         function = {key: given[key] for key in ("name", "description", "parameters") if key in given}
         return [{"type": "function", "function": function}]
-    if isinstance(given, Mapping) and not {"function", "input_schema", "toolSpec", "title", "properties"} & given.keys():
+    if isinstance(given, Mapping) and not any(key in given for key in _SCHEMAS):
         return []
     return [dict(convert_to_openai_tool(given))]
 
@@ -48,7 +51,7 @@ def _tool_choice(kwargs: Mapping[str, Any]) -> str | None:
     if google := kwargs.get("tool_config"):
         google = google if isinstance(google, Mapping) else google.model_dump(mode="json", exclude_none=True)
         calling = google.get("function_calling_config") or {}
-        allowed = calling.get("allowed_function_names") or ()
+        allowed = calling.get("allowed_function_names") or []
         choice = allowed[0] if len(allowed) == 1 else calling.get("mode")
     return _named(choice)
 

@@ -1,8 +1,8 @@
 """The guard: while a dreamed episode is active, what would touch the real world raises. It fails closed.
 
-Python's audit events tell of it before it happens; the few ways out that have none are wrapped. What is raised is no `Exception`,
-so that `except Exception` does not get past it; and what was stopped is kept, so that code which swallows even that still fails
-its episode. Out of its sight: files and databases that were open before, and libraries in C that use no Python of the socket's.
+Python's audit events tell of it before it happens; the few ways out that have none are wrapped. What is raised is no
+`Exception`, so that `except Exception` does not get past it; and what was stopped is kept, so that code which swallows even
+that still fails its episode. Out of sight: files and databases that were open before, C libraries with sockets of their own.
 """
 
 import functools
@@ -217,7 +217,7 @@ _OURS = str(Path(__file__).parents[1])
 
 
 def user_line() -> str:
-    """The innermost line that is neither Python's, nor a package's, nor ours; else who started the thread or task; else the node."""
+    """The innermost line that is neither Python's, nor a package's, nor ours; else who started the thread; else the node."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

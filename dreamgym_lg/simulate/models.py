@@ -71,7 +71,7 @@ def _answer(name: str) -> Any:
 
 def _describe(model: BaseChatModel, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """What a selector may ask of a call: where in the graph it was made, and of which model."""
-    config = kwargs.get("config") or (args[1] if len(args) > 1 and isinstance(args[1], dict) else None)
+    config: Any = kwargs.get("config") or (args[1] if len(args) > 1 and isinstance(args[1], dict) else None)
     metadata = dict(ensure_config(config).get("metadata") or {})
     metadata |= kwargs.get("metadata") or {}
     params = model._get_ls_params()
@@ -114,7 +114,7 @@ def _streamed(episode: Episode, method: Method, model: Any, args: Any, kwargs: A
     finally:  # also if its reader stops early
         whole = _whole(episode, call, chunks)
     if whole is not None and (parsed := _parsed(whole, kwargs)):
-        yield AIMessageChunk("", id=whole.id, additional_kwargs=parsed)
+        yield AIMessageChunk(content="", id=whole.id, additional_kwargs=parsed)
 
 
 async def _astreamed(episode: Episode, method: Method, model: Any, args: Any, kwargs: Any, call: Call | None) -> Any:
@@ -126,7 +126,7 @@ async def _astreamed(episode: Episode, method: Method, model: Any, args: Any, kw
     finally:
         whole = _whole(episode, call, chunks)
     if whole is not None and (parsed := _parsed(whole, kwargs)):
-        yield AIMessageChunk("", id=whole.id, additional_kwargs=parsed)
+        yield AIMessageChunk(content="", id=whole.id, additional_kwargs=parsed)
 
 
 def _whole(episode: Episode, call: Call | None, chunks: list[Any]) -> Any:

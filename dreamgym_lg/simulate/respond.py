@@ -1,9 +1,13 @@
 """Who answers a graph that stops for a person: in an episode, a function of the interrupt."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+from uuid import uuid4
 
-from langgraph.types import Interrupt
+from langchain_core.runnables import RunnableConfig
+from langgraph.types import Command, Interrupt
+
+MAX_INTERRUPTS = 50
 
 
 def approve(interrupt: Interrupt) -> Any:
@@ -14,3 +18,35 @@ def approve(interrupt: Interrupt) -> Any:
     if isinstance(asked, list) and asked and all(isinstance(part, Mapping) and "action_request" in part for part in asked):
         return [{"type": "accept"} for _ in asked]
     return "yes"
+
+
+class Run:
+    """One run of a graph, over its interrupts: `while run.goes_on()`, run the graph with `given`, and tell what it `saw`."""
+
+    def __init__(self, payload: Any, config: RunnableConfig | None, respond: Callable[[Interrupt], Any]) -> None:
+        configurable = {"thread_id": uuid4().hex, **((config or {}).get("configurable") or {})}
+        self.config: Any = {**(config or {}), "configurable": configurable}
+        self.given = self.state = payload
+        self.given_up = False
+        """It never stopped asking."""
+        self._respond = respond
+        self._asked: list[Interrupt] | None = None
+        self._rounds = 0
+
+    def saw(self, chunk: Any) -> None:
+        """A chunk of the stream mode "values"."""
+        if isinstance(chunk, dict) and "__interrupt__" in chunk:
+            self._asked = [*(self._asked or ()), *chunk["__interrupt__"]]
+            chunk = {key: value for key, value in chunk.items() if key != "__interrupt__"}
+            if not chunk:
+                return
+        self.state = chunk
+
+    def goes_on(self) -> bool:
+        """Whether there is something to run: the payload first, then the answers to what interrupted it."""
+        asked, self._asked = self._asked, None
+        self._rounds += 1
+        if self._rounds > 1 and asked:
+            self.given_up = self._rounds > MAX_INTERRUPTS
+            self.given = Command(resume={interrupt.id: self._respond(interrupt) for interrupt in asked})
+        return self._rounds == 1 or (bool(asked) and not self.given_up)

@@ -20,11 +20,12 @@ from pydantic_core import to_jsonable_python
 
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.simulate.context import Method, dispatch, entered, subclasses
+from dreamgym_lg.simulate.turns import Played
 from dreamgym_lg.simulate.walk import returned_type
 from dreamgym_lg.tools import render_call
 
 if TYPE_CHECKING:
-    from dreamgym_lg.simulate.episode import Episode, Played
+    from dreamgym_lg.simulate.episode import Episode
 
 BODIES, ENTRIES, FUNNELS = ("_run", "_arun"), ("run", "arun"), ("invoke", "ainvoke")
 

@@ -5,11 +5,29 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from dreamgym_lg.errors import ConfigurationError
 
 ABSENT_SECONDS = 1.0
 """How long a call waits for an earlier one of the same reply that has not begun: it may have been refused by a person."""
+
+
+@dataclass
+class Played:
+    """A step on its way: its answer is known for good once LangChain has worded it for the policy."""
+
+    action: str
+    answer: str
+    place: tuple[int, int] | None
+    """Of its call, as `Turns.place` says."""
+    valid: bool
+    reasoning: str
+
+    def is_before(self, other: "Played") -> bool:
+        """Whether one reply asked for both, for this one first."""
+        first, second = self.place, other.place
+        return first is not None and second is not None and first[0] == second[0] and first[1] < second[1]
 
 
 class Turns:

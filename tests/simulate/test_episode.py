@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
 from langchain_core.messages import AIMessage
@@ -17,7 +16,7 @@ from langgraph.config import get_store
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.store.memory import InMemoryStore
-from langgraph.types import CachePolicy, interrupt
+from langgraph.types import CachePolicy
 from worlds import TASK, Answers, dream, names, played
 from zoo import World
 from zoo.base import ask, react, toolbox
@@ -162,57 +161,14 @@ async def test_a_world_that_ends_ends_the_episode(tmp_path: Path) -> None:
 
     world = World(folder=tmp_path)
     graph, policy = react(world.model, [toolbox(world)[0]]), ScriptedPolicy(rounds=5)
+    at_once, _ = dream(graph, ScriptedPolicy(per_reply=4), Ending())
+    assert len(at_once.steps) == 2, "calls of the same reply that waited for their turn"
     for ending in (Ending, Cut):
         episode, state = dream(graph, policy, ending())
         assert len(episode.steps) == 2 and episode.truncated is ending.truncates and len(state["messages"]) >= 5
         found = await played(SimulatedAgent(graph, policy), ending())
         assert found["success"] is not ending.truncates and sum(step.reward for step in found["steps"]) == 0.5
         assert len(found["steps"]) == 3 and found["steps"][-1].truncated is ending.truncates
-
-
-# --- people -------------------------------------------------------------------------------------------------------------------
-
-
-def reviewed(world: World) -> Any:
-    middleware = HumanInTheLoopMiddleware(interrupt_on={"book": True, "pay": True})
-    return create_agent(world.model, list(toolbox(world)[:2]), middleware=[middleware], checkpointer=InMemorySaver())
-
-
-async def test_interrupts_are_approved_by_default(tmp_path: Path) -> None:
-    world = World(folder=tmp_path)
-    graph = reviewed(world)
-    episode, state = dream(graph, ScriptedPolicy(per_reply=2))
-    assert names(episode) == ["book", "pay"] and not episode.truncated
-    assert "__interrupt__" not in state and state["messages"][-1].text.startswith("policy: ")
-    async with simulated(graph, policy=ScriptedPolicy(per_reply=2), environment=Answers(), task=TASK) as again:
-        await again.ainvoke(ask())
-    assert names(again) == ["book", "pay"] and list(graph.checkpointer.list(None)) == []
-
-
-def test_interrupts_are_answered_as_the_user_says(tmp_path: Path) -> None:
-    world = World(folder=tmp_path)
-    asked = list[Any]()
-
-    def reject_the_first(request: Any) -> Any:
-        asked.append(request.value)
-        return {"decisions": [{"type": "reject", "message": "too dear"}, {"type": "approve"}]}
-
-    episode, state = dream(reviewed(world), ScriptedPolicy(per_reply=2), respond=reject_the_first)
-    assert [action["name"] for action in asked[0]["action_requests"]] == ["book", "pay"]
-    assert names(episode) == ["pay"] and any("too dear" in message.text for message in state["messages"])
-
-
-def test_interrupts_of_a_node_and_without_end(tmp_path: Path) -> None:
-    def node(state: dict) -> dict[str, Any]:
-        return {"said": [interrupt({"question": n}) for n in range(state["questions"])]}
-
-    graph = StateGraph(dict).add_node("node", node).add_edge(START, "node").compile(checkpointer=InMemorySaver())
-    _, state = dream(graph, ScriptedPolicy(), payload={"questions": 2})
-    assert state["said"] == ["yes", "yes"]
-    _, state = dream(graph, ScriptedPolicy(), payload={"questions": 2}, respond=lambda asked: asked.value["question"])
-    assert state["said"] == [0, 1]
-    episode, _ = dream(graph, ScriptedPolicy(), payload={"questions": 10**6})
-    assert episode.truncated
 
 
 # --- nodes of plain code ------------------------------------------------------------------------------------------------------

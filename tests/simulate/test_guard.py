@@ -23,12 +23,15 @@ from dreamgym_lg.errors import EnvironmentFailed
 from dreamgym_lg.simulate import RealAccessBlocked, SimulatedAgent, simulated
 
 POLICY = ScriptedPolicy()
-BUILDS = pytest.mark.parametrize("build", [hostile_node, hostile_agent])
-EVERY = pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.name)
+CASES = [
+    pytest.param(build, hostile, id=f"{build.__name__}-{hostile.name}", marks=[pytest.mark.slow] * slow)
+    for build in (hostile_node, hostile_agent)
+    for hostile in HOSTILE
+    for slow in [build is hostile_agent and "-" in hostile.name]
+]
 
 
-@EVERY
-@BUILDS
+@pytest.mark.parametrize(("build", "hostile"), CASES)
 async def test_nothing_hostile_happens_and_it_is_told(build: Any, hostile: Hostile, tmp_path: Path) -> None:
     with scene(tmp_path / "scene") as world:
         built = build(hostile, world)

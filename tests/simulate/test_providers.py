@@ -142,8 +142,6 @@ async def test_tools_reach_the_policy_in_openais_form(provider: str, way: str) -
 @WAY
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
 async def test_structured_output_is_the_users_object(provider: str, way: str, method: str) -> None:
-    if (provider, method) == ("bedrock", "json_schema"):
-        pytest.skip("ChatBedrock has no such method")
     model, policy = model_of(provider), TextPolicy()
     async with simulated(None, policy=policy, environment=Answers()):
         as_object = await WAYS[way](model.with_structured_output(Answer, method=method), "go")
@@ -153,7 +151,7 @@ async def test_structured_output_is_the_users_object(provider: str, way: str, me
     assert kept == {"text": "policy-text", "n": 1}
     assert raw["parsed"] == as_object and isinstance(raw["raw"], AIMessage) and raw["parsing_error"] is None
     for _, given in policy.asked:
-        if method == "function_calling":
+        if method == "function_calling" or provider == "bedrock":  # ChatBedrock takes the one for the other
             assert given["tool_choice"] in ("Answer", "required") and len(given["tools"]) == 1
         else:
             assert given["response_format"]["json_schema"]["schema"]["required"] == ["text", "n"]
@@ -162,8 +160,6 @@ async def test_structured_output_is_the_users_object(provider: str, way: str, me
 @PROVIDER
 @pytest.mark.parametrize("strategy", [None, ToolStrategy(Answer), ProviderStrategy(Answer)], ids=["plain", "tool", "provider"])
 async def test_create_agent_runs_with_the_providers_model(provider: str, strategy: Any) -> None:
-    if provider == "bedrock" and isinstance(strategy, ProviderStrategy):
-        pytest.skip("ChatBedrock has no structured output of its own")
     agent = create_agent(model_of(provider), [weather, news], response_format=strategy, system_prompt="Be brief.")
     sequence = ("weather", "Answer") if isinstance(strategy, ToolStrategy) else ()
     policy, environment = TextPolicy(per_reply=2 if strategy is None else 1, sequence=sequence), Answers()
