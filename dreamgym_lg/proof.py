@@ -26,7 +26,7 @@ def compare(demo: "Demo", policy: Any, experience: ExperienceModel, iteration: i
     real = demo.play("validate/real", policy, tasks, iteration=iteration)
     dreamed = demo.play("validate/dream", policy, tasks, iteration=iteration, experience=experience)
     verdicts = asyncio.run(judge(experience, real, check_action=demo.check_action))
-    figures = {
+    figures: dict[str, Any] = {
         "eval_real_successes": sum(trajectory.success for trajectory in real),
         "eval_real_episodes": len(real),
         "eval_dream_successes": sum(trajectory.success for trajectory in dreamed),

@@ -3,11 +3,11 @@
 import asyncio
 import contextvars
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import RunnableConfig
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import BudgetExceeded
@@ -19,8 +19,15 @@ Environments = Callable[[], AbstractContextManager[Environment]]
 """Lends an environment for one episode: `with environments() as environment`. Entering must not block."""
 
 
+class Agent(Protocol):
+    """What plays an episode: a compiled graph whose state has `steps` and `success`, or a `SimulatedAgent`."""
+
+    @property
+    def astream(self) -> Callable[..., AsyncIterator[Any]]: ...
+
+
 async def rollout(
-    graph: Runnable[Any, Any],
+    graph: Agent,
     tasks: Sequence[Task],
     environments: Environments,
     *,
@@ -98,7 +105,7 @@ async def rollout(
 
 
 async def _play(
-    graph: Runnable[Any, Any],
+    graph: Agent,
     task: Task,
     environment: Environment,
     context: Any,

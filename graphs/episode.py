@@ -50,10 +50,11 @@ def create_episode_graph(
     """
 
     def world(runtime: Runtime[EpisodeContext]) -> Environment:
-        lent = environment if environment is not None else runtime.context and runtime.context.environment
-        if lent is None:
+        if environment is not None:
+            return environment
+        if runtime.context is None or runtime.context.environment is None:
             raise ConfigurationError("this episode has no environment: give one to create_episode_graph or in EpisodeContext")
-        return lent
+        return runtime.context.environment
 
     async def reset(state: EpisodeState, runtime: Runtime[EpisodeContext]) -> dict[str, Any]:
         given = state["task"]
