@@ -274,13 +274,13 @@ def test_a_finished_run_in_the_dream_and_in_reality(finished_run: Path, real: bo
     done = subprocess.run(
         [sys.executable, "-c", code, str(finished_run), *(["--real"] if real else [])],
         text=True, capture_output=True, timeout=90,
-        input="zzqx unheard-of\n/why\nlook around\n/why\n", env={**os.environ, "COLUMNS": "200"},
+        input="zzqx unheard-of\nread instructions book\n/why\n", env={**os.environ, "COLUMNS": "200"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert task.id in done.stdout and str(task.metadata["observation"])[:60] in done.stdout
     assert "invalid: refused before the world was asked" in done.stdout
     assert ("the real environment." in done.stdout) == real and ("grounded in real steps" in done.stdout) != real
     if real:
-        assert "(the real environment gives no reasons)" in done.stdout
+        assert "The current task is to take" in done.stdout and "(the real environment gives no reasons)" in done.stdout
     with ReplayBuffer(finished_run / "replay.db") as buffer:
         assert buffer.count("trajectories") == before
