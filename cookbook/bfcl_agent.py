@@ -1,6 +1,6 @@
 """An ordinary agent with real, stateful tools, in the dream: BFCL's trading desk behind `create_agent`, unmodified.
 
-Run: python cookbook/bfcl_agent.py            (about two minutes on two cores; --quick is the same, shorter)
+Run: python cookbook/bfcl_agent.py            (minutes on two cores; --quick shows every part in half a minute)
 Needs: pip install 'dreamgym-lg[bfcl,train]' && pip install --no-deps bfcl-eval
 
 1. The agent, wrapped with its scripted user, is examined: what would a dream of it simulate?
@@ -211,12 +211,12 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
     print(f"  {gym.experience.version}: {share}, {len(unseen)} tasks")
 
     show("the base policy reads demonstrations")
-    policy = base_policy(train, steps=3 if quick else 60)
+    policy = base_policy(train, steps=3 if quick else 40)
     base, _ = gym.evaluate(policy.with_temperature(0), real=True, tasks=held_out)
 
     show("GRPO in the dream, nothing real is touched")
     before = desk.real_answers
-    gym.train(policy, 1 if quick else 4, out=out / "run", num_tasks=2, num_generations=4, learning_rate=1e-3, beta=0.0)
+    gym.train(policy, 1 if quick else 3, out=out / "run", num_tasks=2, num_generations=4, learning_rate=1e-3, beta=0.0)
     for metrics in buffer.metrics(gym.run):
         print(
             f"  iteration {metrics['iteration']}: reward {metrics['reward_mean']:.2f}, {metrics['steps_mean']:.1f} steps, "
