@@ -17,13 +17,13 @@ class Settings:
     """Seeds tried; different first observations among them become tasks, split by their hash."""
     episodes: Mapping[str, int]
     """Offline trajectories of each behaviour."""
-    check: Literal["names", "state"] = "state"
+    check: Literal["names", "state"] = "names"
     """How much is known of an action's validity before the experience model is asked."""
     demonstrations: int = 60
     """Demonstrations the base policy is fine-tuned on."""
     retrieved: int = 1
     """Real transitions retrieved for every step of the dream: k of the paper's top-k."""
-    experience_steps: int = 480
+    experience_steps: int = 400
     base_steps: int = 300
     """At most; the base policy is done as soon as its dreamed episodes earn `base_reward` on average."""
     base_reward: float = 0.25
@@ -44,7 +44,7 @@ class Settings:
     """Held-out worlds of the proof."""
     transfer_tasks: int = 40
     """Worlds of the game's own test fold, whose objects occur nowhere in training: a row of its own."""
-    refresh_every: int = 10
+    refresh_every: int = 15
     refresh_episodes: int = 0
     """Real episodes of the current policy shown to the experience model at each refresh; 0 spends no real step."""
     refresh_steps: int = 50
@@ -54,7 +54,7 @@ EPISODES = {"demonstration": 1500, "noisy": 800, "random": 700, "malformed": 500
 
 GAMES = {
     "peckingorder": Settings(episodes=EPISODES),
-    "twc": Settings(game="twc", episodes=EPISODES, worlds=5000),
+    "twc": Settings(game="twc", episodes=EPISODES, worlds=5000, check="state"),
 }
 
 
