@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dreamgym_lg.cli_agent import doctor, import_traces
+from dreamgym_lg.cli_fidelity import fidelity
+from dreamgym_lg.cli_play import play
 from dreamgym_lg.errors import DreamGymError
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ console = Console()
 _DOCTOR = "Examples: [b]dreamgym doctor my_app.py:graph[/b], [b]dreamgym doctor my_app.agents:create_agent --json[/b]"
 app.command(epilog=_DOCTOR)(doctor)
 app.command("import", epilog="Example: [b]dreamgym import traces.jsonl --to replay.db[/b]")(import_traces)
+app.command(epilog="Example: [b]dreamgym fidelity runs/peckingorder-seed0 --without retrieval[/b]")(fidelity)
+app.command(epilog="Examples: [b]dreamgym play runs/peckingorder-seed0[/b], the same with [b]--real[/b]")(play)
 
 Game = Annotated[str, typer.Option(help="[b]peckingorder[/b] (read the book, obey it) or [b]twc[/b] (tidy up; harder).")]
 Seed = Annotated[int, typer.Option(help="Decides the worlds, the models' first weights and every sample.")]
@@ -59,7 +63,7 @@ def _opened(
         settings = settings_for(game, quick=quick, seed=seed, **{k: v for k, v in given.items() if v is not None})
         folder = out or Path("runs") / f"{game}-seed{seed}{'-quick' if quick else ''}"
         with _progress() as progress:
-            yield Demo(folder, settings, progress=progress)
+            yield Demo(folder, settings, progress=progress, say=console.print)
     except DreamGymError as error:
         console.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
@@ -73,11 +77,15 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
     columns = TextColumn("{task.description:<44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as bars:
         shown: dict[str, Any] = {}
+        told: dict[str, int] = {}
 
         def report(label: str, done: int, total: int) -> None:
             stage = label.split(" (")[0].split(":")[0]
             if stage not in shown:
                 shown[stage] = bars.add_task(label, total=total)
+            if not console.is_terminal and told.get(stage) != (tenth := 10 * done // total):
+                told[stage] = tenth
+                console.print(f"{label}: {done}/{total}", highlight=False)  # a log file has no bars
             bars.update(shown[stage], description=label, completed=done, total=total)
 
         yield report

@@ -67,7 +67,7 @@ def fidelity(
 def _of_folder(folder: Path, replay: bool, options: dict[str, Any]) -> Fidelity:
     for name in ("OMP_WAIT_POLICY", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ.setdefault(name, "PASSIVE" if name == "OMP_WAIT_POLICY" else "1")
-    demo = _demo(folder)
+    demo = open_run(folder)
     experience = demo.experience()
     if experience.model is None:
         raise ConfigurationError(f"{folder} holds no experience model yet: run `dreamgym train` with the same options first")
@@ -84,7 +84,7 @@ def _of_folder(folder: Path, replay: bool, options: dict[str, Any]) -> Fidelity:
     )  # fmt: skip
 
 
-def _demo(folder: Path) -> "Demo":
+def open_run(folder: Path) -> "Demo":
     from dreamgym_lg.demo import Demo
     from dreamgym_lg.recipe import Settings
 

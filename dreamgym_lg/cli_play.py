@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from dreamgym_lg.cli_fidelity import _demo as open_run
+from dreamgym_lg.cli_fidelity import open_run
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.experience import DreamEnvironment, ExperienceModel

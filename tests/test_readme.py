@@ -24,7 +24,10 @@ def test_readme_has_blocks_of_known_kinds_only() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_exists_with_these_options(command: str) -> None:
+def test_command_exists_with_these_options(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("replay.db", "traces.jsonl", "my_app.py"):
+        (tmp_path / name).touch()
     program, name, *arguments = shlex.split(command)
     if program == "make":
         assert subprocess.run(["make", "-n", name], cwd=README.parent, capture_output=True).returncode == 0
@@ -51,7 +54,66 @@ def test_python_blocks_run(finished_run: Path, tmp_path: Path, monkeypatch: pyte
         "model": GenericFakeChatModel(messages=iter([AIMessage(answer)] * 9)),
         "policy": GenericFakeChatModel(messages=iter([AIMessage("take orange")] * 9)),
     }
-    for text in [text for kind, text in BLOCKS if kind == "python"]:
+    for text in [text for kind, text in BLOCKS if kind == "python" and "my_app" not in text]:
         exec(compile(text, "README.md", "exec"), namespace)
     assert namespace["state"]["success"]
     assert namespace["policy"].invoke("read").text is not None
+
+
+MY_APP = """
+from langchain.agents import create_agent
+from langchain_core.language_models import FakeListChatModel
+
+
+class Production(FakeListChatModel):
+    def bind_tools(self, tools, **kwargs):
+        return self.bind(tools=tools, **kwargs)
+
+
+def book(city: str) -> str:
+    'Book a room.'
+    raise AssertionError("nothing real runs in the dream")
+
+
+graph = create_agent(Production(responses=["production"]), [book])
+"""
+
+
+@pytest.mark.slow
+def test_the_five_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a tiny policy in place of Qwen and a scripted model in place of OpenAI's; one iteration."""
+    import json
+
+    import langchain.chat_models
+    from langgraph.pregel import Pregel
+
+    from dreamgym_lg import DreamGym
+    from dreamgym_lg.integrations.transformers import LocalChatModel
+    from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
+    from dreamgym_lg.integrations.trl.sft import save_model
+
+    tokenizer = create_tokenizer(["Book a room in Rome. done"] * 9, vocab_size=320)
+    save_model(create_model(tokenizer, hidden_size=32, layers=1), tokenizer, tmp_path / "tiny")
+    tiny = LocalChatModel.from_path(tmp_path / "tiny", max_new_tokens=8)
+    world = GenericFakeChatModel(messages=iter([AIMessage("valid, it ends\nreward 0, failure\n(nothing)")] * 99))
+    train = DreamGym.train
+    monkeypatch.setattr(langchain.chat_models, "init_chat_model", lambda *_, **__: world)
+    monkeypatch.setattr(DreamGym, "train", lambda gym, *_, **__: train(gym, tiny, 1, num_tasks=1, num_generations=2))
+    (tmp_path / "my_app.py").write_text(MY_APP)
+    call = {"id": "c1", "type": "function", "function": {"name": "book", "arguments": '{"city": "Rome"}'}}
+    messages = [
+        {"role": "user", "content": "Book a room in Rome."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "booked"},
+        {"role": "assistant", "content": "done"},
+    ]
+    (tmp_path / "traces.jsonl").write_text(json.dumps({"messages": messages, "reward": 1}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (block,) = (text for kind, text in BLOCKS if kind == "python" and "my_app" in text)
+    namespace: dict[str, Any] = {}
+    exec(compile(block, "README.md", "exec"), namespace)
+    assert isinstance(namespace["agent"], Pregel)
+    assert LocalChatModel.from_path("policies/support-v1").invoke("hi").usage_metadata
+    episode, _ = namespace["replay_buffer"].trajectories(iteration=0, segments=True, source="synthetic")
+    assert episode.source == "synthetic" and episode.segments[0].trainable > 0

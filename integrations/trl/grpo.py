@@ -133,6 +133,11 @@ class GRPOLearner:
     ) -> None:
         if num_generations < 2:
             raise ConfigurationError(f"num_generations={num_generations}: a group needs at least 2 episodes to compare")
+        if beta and not model.config._name_or_path:
+            raise ConfigurationError(
+                f"beta={beta} needs the reference policy's weights, and this model was made in memory: save it and load it "
+                "with LocalChatModel.from_path, or set beta=0"
+            )
         self.model, self.path = model, Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
