@@ -258,6 +258,7 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | 
         "invalid_action_share": sum(trajectory.invalid_actions for trajectory in played) / max(steps, 1),
         "steps_mean": steps / max(len(played), 1),
         "segments": sum(len(trajectory.segments) for trajectory in episodes),
+        "episodes_without_tokens": sum(not any(segment.trainable for segment in t.segments) for t in played),
     }
 
 

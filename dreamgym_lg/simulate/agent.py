@@ -1,5 +1,6 @@
 """An unmodified graph as what `rollout` plays, and as what goes back to production."""
 
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -10,11 +11,14 @@ from langgraph.pregel import Pregel
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.policy import TokenRecorder
 from dreamgym_lg.simulate.context import active, apulled, pulled
 from dreamgym_lg.simulate.episode import Call, Episode, install
 from dreamgym_lg.simulate.guard import RealAccessBlocked
 from dreamgym_lg.tools import render_answer
 from dreamgym_lg.types import Step, Task
+
+logger = logging.getLogger(__name__)
 
 Verify = Callable[[Task, Any], float | bool]
 """(task, the graph's final state) -> the episode's reward, 0 to 1; a success if it is 1."""
@@ -84,6 +88,8 @@ class SimulatedAgent:
             failure = error
         except (RealAccessBlocked, BaseExceptionGroup) as error:  # a failed rollout, but no reason to end the others
             failure = EnvironmentFailed(str(error))
+        if (recorder := TokenRecorder.current()) is not None:
+            logger.info("the episode of task %s gave %s", task.id, recorder.capture(len(episode.calls)))
         yield {"steps": episode.steps}
         if failure is not None:
             raise failure

@@ -158,6 +158,7 @@ def test_failed_rollouts_are_counted_and_left_out_of_every_mean() -> None:
         "invalid_action_share": 0.0,
         "steps_mean": 1.5,
         "segments": 3,
+        "episodes_without_tokens": 3,
     }
 
 
