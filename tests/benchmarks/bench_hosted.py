@@ -109,25 +109,25 @@ def dreamed(url: str, folder: Path, **options: Any) -> tuple[float, list[Traject
 
 
 def main() -> None:
-    latency = float(sys.argv[1]) if len(sys.argv) > 1 else 2.0
+    latency, calls = float(sys.argv[1]) if len(sys.argv) > 1 else 2.0, EPISODES * STEPS
+    print(f"{EPISODES} concurrent episodes of {STEPS} steps, {latency:g} s a call; calls per second", flush=True)
     with tempfile.TemporaryDirectory() as name:
         with server(latency, 0.0) as url:
             seconds, played, prompts, _ = dreamed(url, Path(name))
             assert all(each.error is None and len(each.steps) == STEPS for each in played)
-            assert sum(map(len, prompts.values())) == EPISODES * STEPS
+            assert sum(map(len, prompts.values())) == calls
             asyncio.run(bare(url, [each[:1] for each in list(prompts.values())[:8]]))
             start = time.perf_counter()
             asyncio.run(bare(url, list(prompts.values())))
             alone = time.perf_counter() - start
+        print(f"| bare openai client | {calls / alone:.0f} |")
+        print(f"| dream | {calls / seconds:.0f} ({alone / seconds:.0%} of the bare client) |", flush=True)
         with server(latency, 0.3) as url:
-            faulty, hurt, _, hosted = dreamed(url, Path(name), attempts=10, backoff=(0.1, 1.0), timeout=latency + 2)
-    print(f"{EPISODES} concurrent episodes of {STEPS} steps, {latency:g} s a call; calls per second")
-    print(f"| bare openai client | {EPISODES * STEPS / alone:.0f} |")
-    print(f"| dream | {EPISODES * STEPS / seconds:.0f} ({alone / seconds:.0%} of the bare client) |")
-    steps, failed = sum(len(each.steps) for each in hurt), sum(each.error is not None for each in hurt)
-    lost = f"{hosted.usage.failed} of {hosted.usage.calls} calls failed"
-    played_and_not = f"{len(hurt) - failed} episodes played, {failed} recorded as failed"
-    print(f"| dream, 30 % of the calls failing | {steps / faulty:.0f}; {lost}; {played_and_not} |")
+            seconds, played, _, hosted = dreamed(url, Path(name), attempts=10, backoff=(0.1, 1.0), timeout=latency + 2)
+        steps, failed = sum(len(each.steps) for each in played), sum(each.error is not None for each in played)
+        lost = f"{hosted.usage.failed} of {hosted.usage.calls} calls failed"
+        outcome = f"{len(played) - failed} episodes played, {failed} recorded as failed"
+        print(f"| dream, 30 % of the calls failing | {steps / seconds:.0f}; {lost}; {outcome} |")
 
 
 if __name__ == "__main__":
