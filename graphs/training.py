@@ -132,6 +132,8 @@ class Training:
             self.learner.update(groups)
             self.weights_changed()
         metrics |= self.learner.metrics
+        if self.experience.hosted is not None:
+            metrics |= self.experience.hosted.take_metrics()
         self.replay_buffer.record_metrics(state["run"], iteration, metrics)
         return {}
 
