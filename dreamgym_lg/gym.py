@@ -58,6 +58,12 @@ class DreamGym:
             raise ConfigurationError(f"replay_buffer={replay_buffer!r} is no ReplayBuffer; give ReplayBuffer(path)")
         for name in sorted(set(options) - _OPTIONS):
             raise ConfigurationError.unknown("option of DreamGym", name, _OPTIONS)
+        for name in ("pass_through", "simulate_nodes"):
+            if isinstance(options.get(name), str):
+                raise ConfigurationError(f"{name}={options[name]!r}: give a list of names")
+        for task in tasks:
+            if not isinstance(task, Task):
+                raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
         self.graph, self.replay_buffer, self.payload, self.options = graph, replay_buffer, payload, options
         self.verify, self.verify_real = verify, verify_real or verify
         if leaks := [finding for finding in self.examine().findings if finding.fate == "could leak"]:
@@ -159,7 +165,10 @@ class DreamGym:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")
         chosen = list(tasks) if tasks is not None else self._split("test") or self._split("validation")
         if not chosen:
-            raise ConfigurationError("no task has the split 'test' or 'validation': evaluation needs tasks never trained on")
+            raise ConfigurationError(
+                "no task has the split 'test' or 'validation', and evaluation needs tasks never trained on: give "
+                "tasks=[Task(..., split='test'), ...], or dataclasses.replace(task, split='test') for some of them"
+            )
         kind = "real" if real else "dream"
         episodes = await rollout(
             self.agent(wanted, real=real), chosen, _no_world if real else self.environments, context=_context,
@@ -238,7 +247,7 @@ def to_experience(model: ExperienceModel | BaseChatModel | str, replay_buffer: R
             raise MissingDependency(f"experience_model={model!r} needs: pip install langchain langchain-<provider>") from error
         try:
             model = init_chat_model(model, temperature=0)
-        except (ImportError, ValueError) as error:
+        except Exception as error:  # each provider has its own way to say that a key is missing
             raise ConfigurationError(f"experience_model={model!r}: {error}") from error
     if not isinstance(model, BaseChatModel):
         raise ConfigurationError(f"experience_model={model!r} is no chat model; give one, its name, or an ExperienceModel")

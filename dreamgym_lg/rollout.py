@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from langchain_core.runnables import RunnableConfig
 
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import BudgetExceeded
+from dreamgym_lg.errors import BudgetExceeded, ConfigurationError
 from dreamgym_lg.policy import TokenRecorder
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.types import Source, Task, Trajectory
@@ -53,6 +53,9 @@ async def rollout(
 
     Args: `context` makes the graph's run context from the environment (`EpisodeContext` for the episode graph).
     """
+    for name, given in (("num_generations", num_generations), ("concurrency", concurrency)):
+        if given < 1:
+            raise ConfigurationError(f"{name}={given}: at least 1")
     stored: dict[tuple[str, int], Trajectory] = {}
     if replay_buffer is not None:
         found = replay_buffer.trajectories(run=run, iteration=iteration, segments=True)

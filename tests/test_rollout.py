@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import EnvironmentFailed
+from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
 from dreamgym_lg.policy import TokenCall, TokenRecorder
 from dreamgym_lg.replay import ReplayBuffer
@@ -240,3 +240,9 @@ def test_what_was_stored_before_a_failing_disk_is_not_played_again(
     record: Callable[[Trajectory], None] = told.append
     assert len(play(policy, num_generations=3, replay_buffer=buffer, on_episode=record)) == 9
     assert len(told) == 9 - (fails_at - 1) and buffer.count("trajectories") == 9
+
+
+@pytest.mark.parametrize("option", ["num_generations", "concurrency"])
+async def test_counts_are_at_least_one(option: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{option}=0: at least 1"):
+        await rollout(object(), [], nullcontext, context=str, source="real", **{option: 0})  # type: ignore[arg-type]

@@ -99,7 +99,8 @@ async def _score(judge: BaseChatModel, trajectory: Trajectory, retries: int) -> 
     messages: list[BaseMessage] = [SystemMessage(prompt()), HumanMessage(_episode(trajectory))]
     for _ in range(retries + 1):
         with unrecorded():
-            answer = await judge.ainvoke(messages)
+            # in a thread: a provider's async client belongs to the first event loop that used it
+            answer = await asyncio.to_thread(judge.invoke, messages)
         try:
             return parse_scores(answer.text)
         except PredictionFailed as error:

@@ -100,6 +100,8 @@ class SimulatedAgent:
         result = None
         if self.verify is not None:
             reward = float(self.verify(task, state))
+            if not 0 <= reward <= 1:
+                raise ConfigurationError(f"verify returned {reward:g} for task {task.id}; a reward is 0 to 1, 1 a success")
             success = reward >= 1
         else:
             result = episode.last or await episode.environment.astep(render_answer(answer))

@@ -1,6 +1,8 @@
 """`dreamgym doctor`: what an agent is made of, what a dream will simulate of it, what it cannot, and what to do about that."""
 
+import io
 import sqlite3
+import sys
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -178,6 +180,9 @@ def _problem(each: Any, place: str) -> Finding | None:
         return Finding("client", f"{package}.{name} in {place}", "stopped", "call the model through its LangChain class")
     if name == "RemoteGraph" and package == "langgraph":
         return Finding("sub-graph", f"{name} in {place}", "stopped", "it runs on a server: use the graph itself instead")
+    if isinstance(each, io.IOBase) and not each.closed and each.writable() and each not in (sys.stdout, sys.stderr):
+        advice = f"no guard sees what is written to an open file: {_fix(place)}"
+        return Finding("file", f"{getattr(each, 'name', name)} open in {place}", "could leak", advice)
     if isinstance(each, sqlite3.Connection) or package in _DRIVERS:
         advice = f"no guard sees what is sent on an open connection: {_fix(place)}"
         return Finding("connection", f"{package}.{name} in {place}", "could leak", advice)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from langchain_core.runnables.config import var_child_runnable_config
 
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.context import Method, active, dispatch, entered
 from dreamgym_lg.simulate.walk import LIBRARIES
 
@@ -61,6 +62,11 @@ class Allow:
     paths: Sequence[str | Path] = ()
     """Files, or folders with all they hold, that may be written."""
     _resolved: dict[str, set[str]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, given in (("hosts", self.hosts), ("paths", self.paths)):
+            if isinstance(given, str | Path):
+                raise ConfigurationError(f"Allow({name}={given!r}): give a list; of a text, each letter would be allowed")
 
     @cached_property
     def _roots(self) -> list[str]:

@@ -228,3 +228,16 @@ def test_unknown_names_and_things_without_a_graph_are_refused(tmp_path: Path) ->
         examine(graph, simulate_nodes=["modle"])
     with pytest.raises(ConfigurationError, match="holds no compiled graph"):
         examine({"graph": 1})
+
+
+def test_an_open_file_could_leak(tmp_path: Path) -> None:
+    """What is written to a file that is open already is no event that a guard could see."""
+    with (tmp_path / "log").open("a") as log:
+
+        def note(state: dict) -> dict:
+            log.write("hello")
+            return state
+
+        graph = StateGraph(dict).add_node("note", note).add_edge(START, "note").compile()
+        (problem,) = examine(graph).problems
+    assert (problem.kind, problem.fate) == ("file", "could leak") and "simulate_nodes" in problem.advice

@@ -19,8 +19,8 @@ from zoo import World
 from zoo.hostile import HOSTILE, Hostile, hostile_agent, hostile_node, scene
 from zoo.policy import ScriptedPolicy
 
-from dreamgym_lg.errors import EnvironmentFailed
-from dreamgym_lg.simulate import RealAccessBlocked, SimulatedAgent, simulated
+from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.simulate import Allow, RealAccessBlocked, SimulatedAgent, simulated
 
 POLICY = ScriptedPolicy()
 CASES = [
@@ -186,3 +186,9 @@ def test_outside_of_episodes_it_does_not_stand(tmp_path: Path) -> None:
     assert (tmp_path / "other").exists()
     (tmp_path / "x").write_text("")
     assert len(episode.blocked) == 1
+
+
+def test_a_text_is_no_list_of_what_is_allowed() -> None:
+    """Each letter of it would be: "/" would allow every file."""
+    with pytest.raises(ConfigurationError, match="give a list"):
+        Allow(paths="/var/log")
