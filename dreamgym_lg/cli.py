@@ -31,8 +31,8 @@ console = Console()
 _DOCTOR = "Examples: [b]dreamgym doctor my_app.py:graph[/b], [b]dreamgym doctor my_app.agents:create_agent --json[/b]"
 app.command(epilog=_DOCTOR)(doctor)
 app.command("import", epilog="Example: [b]dreamgym import traces.jsonl --to replay.db[/b]")(import_traces)
-app.command(epilog="Example: [b]dreamgym fidelity runs/peckingorder-seed0 --without retrieval[/b]")(fidelity)
-app.command(epilog="Examples: [b]dreamgym play runs/peckingorder-seed0[/b], the same with [b]--real[/b]")(play)
+app.command(epilog="Example: [b]dreamgym fidelity runs/peckingorder-seed1 --without retrieval[/b]")(fidelity)
+app.command(epilog="Examples: [b]dreamgym play runs/peckingorder-seed1[/b], the same with [b]--real[/b]")(play)
 
 Game = Annotated[str, typer.Option(help="[b]peckingorder[/b] (read the book, obey it) or [b]twc[/b] (tidy up; harder).")]
 Seed = Annotated[int, typer.Option(help="Decides the worlds, the models' first weights and every sample.")]
@@ -93,7 +93,7 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 @app.command(epilog="Example: [b]dreamgym demo --game peckingorder --seed 1[/b]")
 def demo(
-    game: Game = "peckingorder", seed: Seed = 0, out: Out = None, quick: Quick = False, iterations: Iterations = None,
+    game: Game = "peckingorder", seed: Seed = 1, out: Out = None, quick: Quick = False, iterations: Iterations = None,
     refresh: Refresh = None,
 ) -> None:  # fmt: skip
     """The closed loop end to end: collect, train in the dream, prove it in the real environment, show it."""
@@ -109,7 +109,7 @@ def demo(
 
 
 @app.command(epilog="Example: [b]dreamgym collect --game twc --out runs/twc[/b]")
-def collect(game: Game = "peckingorder", seed: Seed = 0, out: Out = None, quick: Quick = False) -> None:
+def collect(game: Game = "peckingorder", seed: Seed = 1, out: Out = None, quick: Quick = False) -> None:
     """Record real offline trajectories in the replay buffer."""
     with _opened(game, seed, out, quick) as work:
         work.collect()
@@ -119,7 +119,7 @@ def collect(game: Game = "peckingorder", seed: Seed = 0, out: Out = None, quick:
 
 @app.command(epilog="Example: [b]dreamgym train --seed 1 --iterations 30[/b]; killed, the same command goes on.")
 def train(
-    game: Game = "peckingorder", seed: Seed = 0, out: Out = None, quick: Quick = False, iterations: Iterations = None,
+    game: Game = "peckingorder", seed: Seed = 1, out: Out = None, quick: Quick = False, iterations: Iterations = None,
     refresh: Refresh = None,
 ) -> None:  # fmt: skip
     """Train experience model and base policy on the collected data, then the policy in the dream."""
@@ -132,7 +132,7 @@ def train(
 
 @app.command("eval", epilog="Example: [b]dreamgym eval --seed 1[/b]")
 def evaluate(
-    game: Game = "peckingorder", seed: Seed = 0, out: Out = None, quick: Quick = False, iterations: Iterations = None,
+    game: Game = "peckingorder", seed: Seed = 1, out: Out = None, quick: Quick = False, iterations: Iterations = None,
     refresh: Refresh = None,
 ) -> None:  # fmt: skip
     """Base against trained policy on held-out worlds of the real environment; writes result.json."""
@@ -143,7 +143,7 @@ def evaluate(
         _show(work)
 
 
-@app.command(epilog="Example: [b]dreamgym report runs/peckingorder-seed0[/b]")
+@app.command(epilog="Example: [b]dreamgym report runs/peckingorder-seed1[/b]")
 def report(out: Annotated[Path, typer.Argument(help="The output folder of a finished run.")]) -> None:
     """Write report.html and report.png of a finished run anew."""
     from dreamgym_lg.demo import Demo

@@ -21,7 +21,7 @@ from dreamgym_lg.recipe import Settings
 
 
 def _run() -> Demo:
-    out = Path(os.environ.get("DREAMGYM_OUT", "runs/peckingorder-seed0"))
+    out = Path(os.environ.get("DREAMGYM_OUT", "runs/peckingorder-seed1"))
     if not (out / "settings.json").exists():
         raise ConfigurationError(f"DREAMGYM_OUT={out} is no output folder; run `dreamgym train --out {out}` first")
     return Demo(out, Settings(**json.loads((out / "settings.json").read_text())))

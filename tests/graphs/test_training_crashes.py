@@ -117,6 +117,7 @@ def test_the_same_process_may_go_on_after_a_fault(process: Any, steady: Any, tmp
 
 
 def test_ctrl_c_ends_a_run_between_two_nodes(process: Any, steady: Any, tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with Ctrl-C ignored
     one = process(tmp_path)
     learn = one.learner.update
 
@@ -129,7 +130,7 @@ def test_ctrl_c_ends_a_run_between_two_nodes(process: Any, steady: Any, tmp_path
     with pytest.raises(KeyboardInterrupt):
         run_training(one.training, tmp_path / "training.db", run="r", iterations=4)
     assert one.nodes[-1] == ("update_policy", 1) and one.learner.iteration == 2, "the node at work has finished"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
     resumed = process(tmp_path)
     run_training(resumed.training, tmp_path / "training.db", run="r", iterations=4)
     assert one.nodes + resumed.nodes == steady.nodes
