@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-History = Mapping[int, Mapping[str, Any]]
-"""A run's metrics by iteration, in order."""
+History = Mapping[int, Mapping[str, Any]]  # a run's metrics by iteration, in order
 EPISODES_SHOWN = 12
-MODES = {"sampled": "temperature 1", "greedy": "greedy"}
-"""How actions were chosen; the first is the headline, fixed beforehand."""
+MODES = {"sampled": "temperature 1", "greedy": "greedy"}  # how actions were chosen; the first is the headline
 NODES = ("curriculum", "rollout", "update_policy", "evaluate", "refresh")
 STEPS = {"offline": "offline", "refresh": "in training", "evaluation": "evaluation"}
 
@@ -64,10 +62,9 @@ def write_report(
 ) -> tuple[Path, Path]:
     """Write `report.html` and `report.png` (1600 x 1000 pixels) into the folder `out` and return their paths.
 
-    The page stands alone: picture embedded, nothing fetched, no script, all text escaped. `metrics` may be empty, out
-    of order or have gaps; of two records of an iteration (a resumed run) the later counts. The page shows the first
-    EPISODES_SHOWN episodes and says how many there were. Without matplotlib or jinja2: MissingDependency, and nothing
-    is written.
+    The page stands alone: picture embedded, nothing fetched, no script, all text escaped. `metrics` may be empty, out of order
+    or have gaps; of two records of an iteration the later counts. The page shows the first EPISODES_SHOWN episodes and says
+    how many there were. Without matplotlib or jinja2: MissingDependency, and nothing is written.
     """
     for package in ("matplotlib", "jinja2"):
         if find_spec(package) is None:
@@ -221,8 +218,7 @@ def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None
     _draw_progress(top[1], history)
     _draw_pair(low[0], history, ("uniform_groups", "Uniform groups", 1), ("curriculum_value", "Mean V", 0.25))
     _draw_pair(low[1], history, ("invalid_action_share", "Invalid actions", 1), ("entropy", "Entropy (nats)", math.inf))
-    nodes, steps = _node_seconds(history), _steps(result)
-    total = sum(nodes.values())
+    nodes, steps, total = _node_seconds(history), _steps(result), sum(_node_seconds(history).values())
     texts = [f"{_duration(seconds)}, {seconds / total:.0%}" for seconds in nodes.values()]
     title = f"Training: {_duration(total)}" if total else "Training time"
     _draw_bars(figure.add_subplot(side[0]), title, nodes, texts, FAINT)
@@ -259,7 +255,7 @@ def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _draw_rates(axes: "Axes", rates: Mapping[Any, Rate], **look: Any) -> None:
-    # a given interval need not hold the rate, and an arm must not be negative
+    """With whiskers: a given interval need not hold the rate, and an arm must not be negative."""
     arms = [[max(0.0, r.value - r.low) for r in rates.values()], [max(0.0, r.high - r.value) for r in rates.values()]]
     look = {"ms": 9, "mew": 2.2, "elinewidth": 1.6, "capsize": 4, "capthick": 1.6, "clip_on": False, **look}
     axes.errorbar(list(rates), [rate.value for rate in rates.values()], arms, **look)
@@ -275,8 +271,8 @@ def _draw_progress(axes: "Axes", history: History) -> None:
     for name, color, mark, fill in (("dream", DREAM, "D-", "white"), ("real", REAL, "o-", REAL)):
         rates = {iteration: rate for iteration, row in points.items() if (rate := getattr(row, name))}
         if rates:
-            lows, highs = zip(*(rate[2:4] for rate in rates.values()), strict=True)
-            axes.fill_between(list(rates), lows, highs, color=color, alpha=0.12, linewidth=0)
+            bands = zip(*(rate[2:4] for rate in rates.values()), strict=True)
+            axes.fill_between(list(rates), *bands, color=color, alpha=0.12, linewidth=0)
             _draw_rates(axes, rates, fmt=mark, color=color, mfc=fill, linewidth=2.5, label=name)
     if training or points:
         axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=3, handlelength=1.3, columnspacing=1)
