@@ -65,6 +65,10 @@ def explained(name: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise ReplayBufferError(
+                f"{name}: the disk is full. What was stored before is safe: free some space and run the same command again."
+            ) from error
         raise ReplayBufferError(
             f"{name}: SQLite says {str(error)!r}. A replay buffer is an undamaged SQLite file in an existing folder "
             "that this process may write to, open while it is used: give such a path, or restore the file from a copy."

@@ -45,7 +45,8 @@ def to_messages(values: Any) -> list[BaseMessage]:
     Raises `ValueError` that names the first one that is none of these.
     """
     if not isinstance(values, Sequence) or isinstance(values, str):
-        raise ValueError(f"the messages are {_short(values)}, not a list")
+        missing = "there is no key `messages` with" if values is None else f"the messages are {_short(values)}, not"
+        raise ValueError(f"{missing} a list of messages")
     messages: list[BaseMessage] = []
     for position, value in enumerate(values, 1):
         try:
