@@ -271,8 +271,8 @@ def _draw_progress(axes: "Axes", history: History) -> None:
     for name, color, mark, fill in (("dream", DREAM, "D-", "white"), ("real", REAL, "o-", REAL)):
         rates = {iteration: rate for iteration, row in points.items() if (rate := getattr(row, name))}
         if rates:
-            bands = zip(*(rate[2:4] for rate in rates.values()), strict=True)
-            axes.fill_between(list(rates), *bands, color=color, alpha=0.12, linewidth=0)
+            lows, highs = zip(*(rate[2:4] for rate in rates.values()), strict=True)
+            axes.fill_between(list(rates), lows, highs, color=color, alpha=0.12, linewidth=0)
             _draw_rates(axes, rates, fmt=mark, color=color, mfc=fill, linewidth=2.5, label=name)
     if training or points:
         axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=3, handlelength=1.3, columnspacing=1)
