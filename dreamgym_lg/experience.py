@@ -17,7 +17,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from dreamgym_lg.environment import CheckAction, Environment
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.form import FORMS, Form, FormName, bind_schema, check_structure, first_observation, suited
+from dreamgym_lg.form import FORMS, Form, FormName, Lines, bind_schema, check_structure, first_observation, suited
+from dreamgym_lg.hidden import Told, hidden_words, next_in_line
 from dreamgym_lg.hosted import Chat, Hosted, hosted_for, name_of
 from dreamgym_lg.policy import unrecorded
 from dreamgym_lg.prediction import SCHEMA, in_hindsight
@@ -83,6 +84,14 @@ class ExperienceModel:
         self._asking: dict[str, asyncio.Task[Prediction]] = {}
         self._found: dict[tuple[str, str, str], tuple[Step, ...]] = {}
 
+    @cached_property
+    def _hidden(self) -> frozenset[str]:
+        """The words of the worlds' hidden part, as real episodes of train tasks show it."""
+        if self.replay_buffer is None or not isinstance(self.form, Lines):
+            return frozenset()
+        real = (t for source in ("offline", "real") for t in self.replay_buffer.trajectories(source=source, split="train"))
+        return hidden_words(real)
+
     @property
     def grounded(self) -> bool:
         """Whether real transitions are shown to it: it retrieves, and there is something to retrieve."""
@@ -121,11 +130,13 @@ class ExperienceModel:
         messages: list[BaseMessage] = [SystemMessage(self.form.head(task))]
         last, score = first_observation(task), 0.0
         first: str | None = last
-        for exchange in history:
-            asked = self.form.ask(first, exchange.demonstrations, score, last, exchange.action)
+        told = [Told(action, said.observation, said.reward, said.valid) for action, said, _ in history]
+        *turns, turn = next_in_line(task, told, self._hidden)
+        for exchange, its_turn in zip(history, turns, strict=True):
+            asked = self.form.ask(first, exchange.demonstrations, score, last, exchange.action, its_turn)
             messages += [HumanMessage(asked), AIMessage(self.form.answer(exchange.prediction))]
             first, last, score = None, exchange.prediction.observation, score + exchange.prediction.reward
-        messages.append(HumanMessage(self.form.ask(first, found, score, last, action)))
+        messages.append(HumanMessage(self.form.ask(first, found, score, last, action, turn)))
         return messages
 
     def predict(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step] = ()) -> Prediction:
@@ -292,8 +303,4 @@ def to_conversation(
     Empty if no step of it had to be answered.
     """
     exchanges = recorded_exchanges(experience, trajectory, check_action)
-    if not exchanges:
-        return []
-    *history, last = exchanges
-    messages = experience.messages(trajectory.task, history, last.action, last.demonstrations)
-    return [*messages, AIMessage(experience.form.answer(last.prediction))]
+    return experience.messages(trajectory.task, exchanges, "", ())[:-1] if exchanges else []

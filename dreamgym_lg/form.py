@@ -46,9 +46,11 @@ class Form(Protocol):
     def head(self, task: Task) -> str:
         """The system message: all that stays the same over an episode."""
 
-    def ask(self, first: str | None, found: Sequence[Step], score: float, last: str, action: str) -> str:
+    def ask(
+        self, first: str | None, found: Sequence[Step], score: float, last: str, action: str, next_in_line: str = ""
+    ) -> str:
         """One action to be answered. Args: `first`, the observation the episode begins with, None in later steps; `found`,
-        demonstrations; `score`, the rewards so far; `last`, the newest observation."""
+        demonstrations; `score`, the rewards so far; `last`, the newest observation; `next_in_line`, the world's hidden part."""
 
     def answer(self, prediction: Prediction) -> str:
         """An answer as the model writes it."""
@@ -70,11 +72,13 @@ class Lines:
         parts = [self.instructions, task.instruction, *self._tools(task)]
         return "\n".join(part for part in parts if part)
 
-    def ask(self, first: str | None, found: Sequence[Step], score: float, last: str, action: str) -> str:
+    def ask(
+        self, first: str | None, found: Sequence[Step], score: float, last: str, action: str, next_in_line: str = ""
+    ) -> str:
         """Demonstrations, the action, and what a small model does not see by itself.
 
-        That is the score so far (it tells which progress is the last one), and whether the last observation named the
-        action's words.
+        That is the score so far (it tells which progress is the last one), whether the last observation named the action's
+        words, and which hidden word is next in line.
         """
         shown = [f"seen: {step.observation}\n{_on_a_line(step.action)}\n{render_prediction(right)}"
                  for step, right in cut(found, self.characters)]  # fmt: skip
@@ -82,7 +86,8 @@ class Lines:
         found_words = [word.lower() in named for word in action.split()]
         share = "all" if all(found_words) else "some" if any(found_words) else "none"
         head = f"now, with a score of {round(score, 2):g}:"
-        text = "\n".join([*shown, head, _on_a_line(action), f"words just named: {share}"])
+        coming = [f"next in line: {next_in_line}"] if next_in_line else []
+        text = "\n".join([*shown, head, _on_a_line(action), f"words just named: {share}", *coming])
         return text if first is None else f"{first}\n{text}"
 
     def _tools(self, task: Task) -> list[str]:
@@ -119,7 +124,10 @@ class Json:
             world["success"] = rubric
         return f"{self.instructions}\n\n{encoded(world)}"
 
-    def ask(self, first: str | None, found: Sequence[Step], score: float, last: str, action: str) -> str:
+    def ask(
+        self, first: str | None, found: Sequence[Step], score: float, last: str, action: str, next_in_line: str = ""
+    ) -> str:
+        """`next_in_line` is not shown: a model that is prompted draws the hidden part by `world_seed` itself."""
         seen = [{"observation": step.observation, "action": step.action, "answer": _ordered(right)}
                 for step, right in cut(found, self.characters)]  # fmt: skip
         start = {} if first is None else {"observation": first}
