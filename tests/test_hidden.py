@@ -1,0 +1,144 @@
+"""The world's hidden part: a book that names, one after the other, the fruits that lie about."""
+
+from collections import Counter
+
+import pytest
+from langchain_core.language_models import GenericFakeChatModel
+
+from dreamgym_lg.experience import DreamEnvironment, ExperienceModel, to_conversation
+from dreamgym_lg.hidden import Told, hidden_words, next_in_line
+from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.types import Step, Task, Trajectory
+
+FRUITS = frozenset({"apple", "pear", "fig", "plum"})
+START = "You are in the barn. You see the book, an apple, a pear, a fig, and a plum."
+
+
+def world(number: int, start: str = START) -> Task:
+    return Task(id=f"barn-{number}", instruction="obey the book", environment="barn", metadata={"observation": start})
+
+
+def read(fruit: str) -> Told:
+    return Told("read book", f"The task is to take the {fruit}.", 0.0, True)
+
+
+def take(fruit: str, reward: float = 0.25) -> Told:
+    return Told(f"take {fruit}", f"You take the {fruit}.", reward, True)
+
+
+LOOK = Told("look around", START, 0.0, True)
+
+
+def trajectory(number: int, *told: Told) -> Trajectory:
+    steps, last = [], START
+    for step in told:
+        steps.append(Step(observation=last, action=step.action, next_observation=step.observation, reward=step.reward,
+                          valid=step.valid))  # fmt: skip
+        last = step.observation
+    return Trajectory(task=world(number), steps=steps, run="offline", rollout_index=number)
+
+
+def order(fruits: str) -> list[Told]:
+    return [step for fruit in fruits.split() for step in (read(fruit), take(fruit))]
+
+
+PLAYED = [trajectory(n, LOOK, *order(fruits)) for n, fruits in enumerate(["apple pear fig plum", "plum fig pear apple"] * 10)]
+
+
+def test_the_hidden_words_are_those_that_are_named_alone() -> None:
+    assert hidden_words(PLAYED) == FRUITS  # not "book", which is read, nor "the" and "take", nor what a look lists again
+
+
+def test_words_that_are_rarely_named_alone_are_not_hidden() -> None:
+    assert hidden_words(PLAYED[:9]) == frozenset()  # named in too few episodes to tell
+    silent = [trajectory(n, LOOK, take("fig")) for n in range(100, 200)]
+    assert hidden_words([*PLAYED, *silent]) == frozenset()  # named in 20 of 120 that list them
+
+
+def test_of_the_past_it_is_what_was_really_named() -> None:
+    told = [LOOK, *order("pear apple"), read("plum")]
+    turns = next_in_line(world(0), told, FRUITS)
+    assert turns[:-1] == ["pear", "pear", "pear", "apple", "apple", "plum"]
+    assert turns[-1] == "plum"  # it was named and not taken: the book still says so
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_what_is_to_come_is_drawn_once_and_is_never_what_was(number: int) -> None:
+    drawn: list[str] = []
+    for _ in range(4):
+        so_far = order(" ".join(drawn))
+        drawn.append(next_in_line(world(number), so_far, FRUITS)[-1])
+        assert next_in_line(world(number), [*so_far, LOOK], FRUITS)[-1] == drawn[-1]
+    assert sorted(drawn) == sorted(FRUITS)
+    assert next_in_line(world(number), order(" ".join(drawn)), FRUITS)[-1] == ""
+
+
+def test_every_word_comes_first_in_some_worlds() -> None:
+    first = Counter(next_in_line(world(number), [], FRUITS)[0] for number in range(400))
+    assert first.keys() == FRUITS and min(first.values()) > 60  # of 100 expected; sd 8.7
+
+
+def test_an_action_that_is_paid_for_without_being_named_was_in_line_and_one_that_is_not_was_not() -> None:
+    assert next_in_line(world(0), [take("fig"), read("pear")], FRUITS) == ["fig", "pear", "pear"]
+    for number in range(20):
+        assert next_in_line(world(number), [take("fig", reward=0.0)], FRUITS)[0] != "fig"
+
+
+def test_a_word_comes_again_when_its_reward_is_lost() -> None:
+    back = Told("put fig in barn", "You put the fig in the barn.", -0.25, True)
+    assert next_in_line(world(0), [*order("fig"), back, read("fig")], FRUITS)[2:] == [
+        next_in_line(world(0), order("fig"), FRUITS)[2], "fig", "fig"]  # fmt: skip
+
+
+def test_an_invalid_action_takes_no_turn() -> None:
+    failed = Told("take the fig", "I'm not sure what you mean.", 0.0, False)
+    assert next_in_line(world(0), [read("fig"), failed], FRUITS) == ["fig"] * 3
+
+
+@pytest.fixture
+def replay_buffer(tmp_path):
+    with ReplayBuffer(tmp_path / "replay.db") as buffer:
+        buffer.add_tasks([played.task for played in PLAYED])
+        buffer.extend(PLAYED)
+        yield buffer
+
+
+def test_a_trained_model_is_shown_it_in_hindsight_and_in_the_dream(replay_buffer: ReplayBuffer) -> None:
+    experience = ExperienceModel(None, replay_buffer=replay_buffer, instructions="")
+    shown = [message.text.rsplit("\n", 1)[-1] for message in to_conversation(experience, PLAYED[0])[1::2]]
+    assert shown[:4] == ["next in line: apple"] * 3 + ["next in line: pear"]
+    task = world(99)
+    (asked,) = experience.messages(task, [], "read book", ())[1:]
+    assert asked.text.endswith(f"next in line: {next_in_line(task, [], FRUITS)[0]}")
+
+
+def test_a_dreams_prompts_only_grow(replay_buffer: ReplayBuffer) -> None:
+    prompts: list[list[str]] = []
+
+    class Book(ExperienceModel):
+        def messages(self, *args):
+            found = super().messages(*args)
+            prompts.append([message.text for message in found])
+            return found
+
+    def answers():
+        while True:
+            last = prompts[-1][-1]
+            fruit = last.rsplit(" ", 1)[-1]
+            taken = "> take" in last
+            yield f"valid, fine\nreward {0.25 if taken else 0}, continues\n" + (
+                f"You take the {fruit}." if taken else f"The task is to take the {fruit}.")  # fmt: skip
+
+    dream = DreamEnvironment(Book(GenericFakeChatModel(messages=answers()), replay_buffer=replay_buffer, instructions=""))
+    dream.reset(world(7))
+    asked = []
+    for _ in range(4):
+        asked.append(dream.step("read book").observation.split()[-1].strip("."))
+        assert dream.step(f"take {asked[-1]}").reward == 0.25
+    assert sorted(asked) == sorted(FRUITS)
+    assert all(after[: len(before)] == before for before, after in zip(prompts, prompts[1:], strict=False))
+
+
+def test_a_prompted_model_and_one_without_a_buffer_are_not_shown_it(replay_buffer: ReplayBuffer) -> None:
+    for experience in (ExperienceModel(None, replay_buffer=replay_buffer, form="json"), ExperienceModel(None, form="lines")):
+        assert "in line" not in experience.messages(world(1), [], "read book", ())[-1].text
