@@ -61,6 +61,9 @@ class DreamGym:
         for name in ("pass_through", "simulate_nodes"):
             if isinstance(options.get(name), str):
                 raise ConfigurationError(f"{name}={options[name]!r}: give a list of names")
+        for name, given in {"payload": payload, "verify": verify, "verify_real": verify_real}.items():
+            if given is not None and not callable(given):
+                raise ConfigurationError(f"{name}={given!r} is no function; DreamGym's docstring says what it is given")
         for task in tasks:
             if not isinstance(task, Task):
                 raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")

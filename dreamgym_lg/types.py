@@ -6,7 +6,9 @@ dream, in the real environment and in the replay buffer.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
+
+from dreamgym_lg.errors import ConfigurationError
 
 Origin = Literal["real", "synthetic"]
 Source = Literal["offline", "synthetic", "real"]
@@ -33,6 +35,11 @@ class Task:
     parent_id: str | None = None
     """The task this one was varied from; None for a task nobody varied."""
     split: Split = "train"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("split", Split), ("origin", Origin)):  # a task of no known split would take part in nothing
+            if (given := getattr(self, name)) not in get_args(allowed):
+                raise ConfigurationError.unknown(f"{name} of task {self.id!r}:", str(given), get_args(allowed))
 
 
 class StepResult(NamedTuple):

@@ -111,6 +111,10 @@ def test_what_the_constructor_refuses(agent: Agent, buffer: ReplayBuffer) -> Non
         gym_of(agent, buffer, experience_model=3)
     with pytest.raises(ConfigurationError, match="nobody:gpt"):
         gym_of(agent, buffer, experience_model="nobody:gpt")
+    with pytest.raises(ConfigurationError, match="payload=3 is no function"):
+        gym_of(agent, buffer, payload=3)
+    with pytest.raises(ConfigurationError, match="split of task 't'.*Did you mean 'test'"):
+        Task(id="t", instruction="", environment="", split="tst")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="holds no compiled graph"):
         DreamGym(object(), replay_buffer=buffer, experience_model=World())
 

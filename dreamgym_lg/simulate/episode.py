@@ -62,6 +62,8 @@ class Episode:
     ) -> None:  # fmt: skip
         if not isinstance(policy, BaseChatModel):
             raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
+        if not isinstance(recursion_limit, int) or recursion_limit < 1:
+            raise ConfigurationError(f"recursion_limit={recursion_limit!r}: give the most supersteps of a run, at least 1")
         self.graph, self.task, self.respond, self.recursion_limit = graph, task, respond, recursion_limit
         self.policy = policy if policy.cache is False else copy.copy(policy)
         self.policy.cache = False  # a global LLM cache would replay what the policy said before

@@ -257,6 +257,8 @@ def test_a_global_llm_cache_replays_no_policy_and_learns_nothing(tmp_path: Path)
 def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="is no chat model"):
         simulated(None, policy=ScriptedPolicy().bind(stop=["x"]), environment=Answers())  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="recursion_limit=-1: give the most supersteps"):
+        simulated(None, policy=ScriptedPolicy(), environment=Answers(), recursion_limit=-1)
     with pytest.raises(ConfigurationError, match="real=True needs verify="):
         SimulatedAgent(None, ScriptedPolicy(), real=True)
 
