@@ -41,6 +41,9 @@ Source = Annotated[
 To = Annotated[Path, typer.Option(help="The replay buffer: a SQLite file, made if it is not there.")]
 Format = Annotated[str, typer.Option(help="[b]auto[/b], [b]messages[/b], [b]langsmith[/b] or [b]otel[/b].")]
 Environment = Annotated[str, typer.Option(help="The name under which the tasks of these traces are stored.")]
+HeldOut = Annotated[
+    float, typer.Option(min=0, max=1, help="Share of the tasks to keep for evaluation: never trained on, never retrieved.")
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a row was rejected; the rest is stored all the same.")]
 
 COLOURS = {"could leak": "bold red", "stopped": "red", "simulated": "green"}
@@ -172,7 +175,8 @@ async def _awaited(found: Any) -> Any:
 
 
 def import_traces(
-    traces: Source, to: To, format: Format = "auto", environment: Environment = "traces", strict: Strict = False,
+    traces: Source, to: To, format: Format = "auto", environment: Environment = "traces", held_out: HeldOut = 0.0,
+    strict: Strict = False,
 ) -> None:  # fmt: skip
     """Read existing traces into a replay buffer, where they ground the dream. Read twice, they are stored once."""
     from dreamgym_lg.replay import ReplayBuffer
@@ -180,7 +184,7 @@ def import_traces(
 
     with _errors_told(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the rejected rows are shown below
-        found = load_traces(traces, format=format, environment=environment)  # type: ignore[arg-type]
+        found = load_traces(traces, format=format, environment=environment, held_out=held_out)  # type: ignore[arg-type]
         read = list(found)
         with ReplayBuffer(to) as buffer:
             added = buffer.extend(read)

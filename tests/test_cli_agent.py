@@ -184,6 +184,20 @@ def test_import_counts_what_it_read_and_shows_what_it_rejected(tmp_path: Path) -
     assert code == 1 and "0 new" in shown
 
 
+def test_import_keeps_a_share_of_the_tasks_from_training(tmp_path: Path) -> None:
+    traces, buffer = tmp_path / "traces.jsonl", tmp_path / "replay.db"
+    traces.write_text("\n".join(conversation(f"city {n}") for n in range(200)))
+    for _ in range(2):  # the same tasks each time
+        assert run("import", str(traces), "--to", str(buffer), "--held-out", "0.2")[0] == 0
+    with ReplayBuffer(buffer) as stored:
+        assert 20 < len(stored.tasks(split="test")) < 60
+        assert len(stored.tasks(split="train")) + len(stored.tasks(split="test")) == 200
+        assert {step.observation for step in stored.similar("Book in city 1", "", k=300)}.isdisjoint(
+            task.instruction for task in stored.tasks(split="test")
+        )
+    assert run("import", str(traces), "--to", str(buffer), "--held-out", "20")[0] == 2
+
+
 def test_import_says_what_it_cannot_read(tmp_path: Path) -> None:
     buffer = str(tmp_path / "replay.db")
     assert run("import", str(tmp_path / "none.jsonl"), "--to", buffer)[0] == 2

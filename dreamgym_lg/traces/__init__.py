@@ -3,6 +3,8 @@
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,7 +16,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.traces import checkpoints, langsmith, otel, rows
 from dreamgym_lg.traces.episode import finite, to_trajectory, verdict
 from dreamgym_lg.traces.rows import Conversation, Rejected
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.types import Split, Trajectory
 
 __all__ = ["Format", "Rejected", "Reward", "Traces", "load_traces"]
 
@@ -33,8 +35,10 @@ _READERS: Mapping[str, Callable[[Iterator[rows.Row | Rejected]], _Found]] = {
 class Traces(Iterable[Trajectory]):
     """The trajectories of one source, read anew at each iteration, and what of it could not be read."""
 
-    def __init__(self, name: str, found: Callable[[], _Found], environment: str, reward: Reward | None) -> None:
-        self._name, self._found, self._environment, self._reward = name, found, environment, reward
+    def __init__(
+        self, name: str, found: Callable[[], _Found], environment: str, reward: Reward | None, held_out: float
+    ) -> None:
+        self._name, self._found, self._environment, self._reward, self._share = name, found, environment, reward, held_out
         self._rejected: tuple[Rejected, ...] | None = None
 
     def __iter__(self) -> Iterator[Trajectory]:
@@ -45,7 +49,7 @@ class Traces(Iterable[Trajectory]):
                 rejected.append(trajectory)
             else:
                 accepted += 1
-                yield trajectory
+                yield self._held_out(trajectory)
         reported, self._rejected = self._rejected is not None, tuple(sorted(rejected))
         if accepted and rejected and not reported:
             warnings.warn(f"{self._name}: {accepted} traces read, {_summary(self._rejected)}", stacklevel=2)
@@ -57,6 +61,11 @@ class Traces(Iterable[Trajectory]):
             for _ in self:
                 pass
         return self._rejected or ()
+
+    def _held_out(self, trajectory: Trajectory) -> Trajectory:
+        position = int.from_bytes(blake2b(trajectory.task.id.encode(), digest_size=8).digest()) / 2**64
+        split: Split = "test" if position < self._share else "train"
+        return replace(trajectory, task=replace(trajectory.task, split=split))
 
     def _trajectory(self, conversation: Conversation) -> Trajectory | Rejected:
         try:
@@ -80,6 +89,7 @@ def load_traces(
     format: Format = "auto",
     environment: str = "traces",
     reward: Reward | None = None,
+    held_out: float = 0.0,
 ) -> Traces:
     """Recorded conversations of a tool agent as offline trajectories, for `ReplayBuffer.extend`.
 
@@ -94,25 +104,30 @@ def load_traces(
     step: a row's `reward`, `score` or `success`, the mean of LangSmith's `feedback_stats`, else 0; or `reward(messages)`,
     which overrides them. Above 0 is a success unless the row's `success` says otherwise.
 
+    `held_out` is the share of the tasks, 0 to 1, that get the split `test`, by a hash of their id: nothing is trained on them,
+    nothing retrieved from them, and `DreamGym.evaluate` plays them.
+
     What cannot be read is in `Traces.rejected`, and one warning tells how much. The same conversation read twice is the
     same trajectory to a replay buffer, which stores it once.
 
-    Raises `ConfigurationError` if the file does not exist, if nothing in it can be read, or if `reward` returns no finite
-    number.
+    Raises `ConfigurationError` if the file does not exist, if nothing in it can be read, if `reward` returns no finite
+    number, or for a `held_out` that is no share.
     """
+    if not 0 <= held_out <= 1:
+        raise ConfigurationError(f"held_out={held_out!r}: give the share of the tasks to keep from training, 0 to 1")
     if format not in get_args(Format):
         raise ConfigurationError.unknown("format", format, get_args(Format))
     if isinstance(path_or_checkpointer, BaseCheckpointSaver):
         checkpointer, name = path_or_checkpointer, type(path_or_checkpointer).__name__
-        traces = Traces(name, lambda: checkpoints.conversations(checkpointer), environment, reward)
+        traces = Traces(name, lambda: checkpoints.conversations(checkpointer), environment, reward, held_out)
     else:
         path, name = Path(path_or_checkpointer), os.fspath(path_or_checkpointer)
         if not path.is_file():
             raise ConfigurationError(f"{name} is not a file; give a file of traces or a LangGraph checkpointer")
         if format == "auto" and checkpoints.is_sqlite(path):
-            traces = Traces(name, lambda: checkpoints.of_file(path), environment, reward)
+            traces = Traces(name, lambda: checkpoints.of_file(path), environment, reward, held_out)
         else:
-            traces = Traces(name, lambda: _of_file(path, format), environment, reward)
+            traces = Traces(name, lambda: _of_file(path, format), environment, reward, held_out)
     if next(iter(traces), None) is None:
         what = "" if format == "auto" else f" as {format}"
         raise ConfigurationError(f"{name}: nothing in it can be read{what}; {_summary(traces.rejected)}")
