@@ -4,7 +4,6 @@ Every stage leaves its result in one folder and is skipped once that is there, s
 crash at any moment. The recipe is that of closed_loop.md.
 """
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from dreamgym_lg.curriculum import Curriculum
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience import DreamEnvironment, ExperienceModel, to_conversation
+from dreamgym_lg.loops import run_lasting
 from dreamgym_lg.proof import compare, real_steps
 from dreamgym_lg.recipe import Settings
 from dreamgym_lg.replay import ReplayBuffer
@@ -123,7 +123,7 @@ class Demo:
             replay_buffer=self.replay_buffer,
             experience_version=experience.version if experience else "",
         )
-        return asyncio.run(episodes)
+        return run_lasting(episodes)
 
     # --- the stages -----------------------------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class Demo:
 
         with self.pool.lend() as environment:
             graph = create_episode_graph(self.policy("trained", 0), environment, max_steps=self.settings.max_steps).compile()
-            state = asyncio.run(graph.ainvoke({"task": self.tasks("test")[0]}))
+            state = run_lasting(graph.ainvoke({"task": self.tasks("test")[0]}))
         speakers = {"system": "task", "human": "environment", "ai": "policy"}
         yield from ((speakers[message.type], message.text) for message in state["messages"])
         yield "outcome", "success" if state["success"] else "no success"

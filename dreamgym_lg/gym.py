@@ -1,9 +1,7 @@
 """`DreamGym`: an unmodified LangGraph agent, trained in the dream and handed back. The facade over all parts."""
 
-import asyncio
 import inspect
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,6 +15,7 @@ from dreamgym_lg.curriculum import Curriculum
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, MissingDependency
 from dreamgym_lg.experience import DreamEnvironment, ExperienceModel
+from dreamgym_lg.loops import run_lasting
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.rollout import Environments, rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy
@@ -109,12 +108,6 @@ class DreamGym:
         Raises `ConfigurationError` without a training task, `NothingToTrain` if the episodes give nothing to learn from,
         `MissingDependency` without the extra `train`.
         """
-        return _outside_of_loops(
-            self._train, policy, iterations, Path(out), learner,
-            num_tasks=num_tasks, num_generations=num_generations, concurrency=concurrency, seed=seed, on_node=on_node,
-        )  # fmt: skip
-
-    def _train(self, policy: Any, iterations: int, folder: Path, learner: dict[str, Any], **settings: Any) -> Any:
         from dreamgym_lg.graphs.training import Training, run_training
         from dreamgym_lg.integrations.transformers import LocalChatModel
         from dreamgym_lg.integrations.trl.grpo import GRPOLearner
@@ -125,17 +118,18 @@ class DreamGym:
         if not isinstance(policy, LocalChatModel | str | Path):
             raise ConfigurationError(f"policy={policy!r} cannot be trained; give a LocalChatModel, or a path or name of one")
         local = policy if isinstance(policy, LocalChatModel) else LocalChatModel.from_path(policy, max_new_tokens=512)
+        folder = Path(out)
         folder.mkdir(parents=True, exist_ok=True)
         run = _run_name(folder)
-        curriculum = Curriculum(tasks, synthetic_share=0, seed=settings["seed"])
-        same = {name: settings[name] for name in ("num_generations", "seed")}
+        same: Any = {"num_generations": num_generations, "seed": seed}
         trainer = GRPOLearner(local.model, local.tokenizer, folder / "policy", **same, **learner)
         try:
             local.weights_changed()  # those of a checkpoint may be in place now
             training = Training(
                 policy=local, agent=self.agent(local), learner=trainer, experience=self.experience,
-                environments=self.environments, curriculum=curriculum, replay_buffer=self.replay_buffer,
-                weights_changed=local.weights_changed, **settings,
+                environments=self.environments, curriculum=Curriculum(tasks, synthetic_share=0, seed=seed),
+                replay_buffer=self.replay_buffer, weights_changed=local.weights_changed, num_tasks=num_tasks,
+                concurrency=concurrency, on_node=on_node, **same,
             )  # fmt: skip
             run_training(training, folder / "training.db", run=run, iterations=iterations)
         finally:
@@ -145,7 +139,7 @@ class DreamGym:
 
     def evaluate(self, policy: BaseChatModel | None = None, **settings: Any) -> tuple[Rate, list[Trajectory]]:
         """As `aevaluate`, waited for."""
-        return _outside_of_loops(lambda: asyncio.run(self.aevaluate(policy, **settings)))
+        return run_lasting(self.aevaluate(policy, **settings))
 
     async def aevaluate(
         self, policy: BaseChatModel | None = None, *, real: bool = False, tasks: Sequence[Task] | None = None,
@@ -227,16 +221,6 @@ def _run_name(folder: Path) -> str:
     if not file.exists():
         file.write_text(f"{folder.name}-{uuid4().hex[:8]}")
     return file.read_text()
-
-
-def _outside_of_loops(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """In a thread if a loop runs here, as in a notebook: what is asynchronous inside needs one of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return work(*args, **kwargs)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work, *args, **kwargs).result()
 
 
 def to_experience(model: ExperienceModel | BaseChatModel | str, replay_buffer: ReplayBuffer) -> ExperienceModel:

@@ -4,7 +4,6 @@ Durable with any checkpointer: the state holds ids and counters, the payloads ar
 be repeated after a crash without doing its work twice.
 """
 
-import asyncio
 import signal
 import threading
 import time
@@ -27,6 +26,7 @@ from dreamgym_lg.curriculum import Curriculum
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.experience import ExperienceModel
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
+from dreamgym_lg.loops import run_lasting
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.rollout import Environments, rollout
 from dreamgym_lg.types import Trajectory
@@ -113,7 +113,7 @@ class Training:
             experience_version=self.experience.version,
             recursion_limit=2 * self.max_steps + 5,
         )
-        asyncio.run(episodes)
+        run_lasting(episodes)
         return {}
 
     def update_policy(self, state: TrainingState) -> TrainingState:

@@ -20,6 +20,7 @@ from dreamgym_lg.fidelity.rubric import Rubric, check_other, judge_episodes
 from dreamgym_lg.fidelity.steps import Drift, OneStep, drift, one_step
 from dreamgym_lg.fidelity.theorem import Theorem, theorem
 from dreamgym_lg.hosted import name_of
+from dreamgym_lg.loops import run_lasting
 from dreamgym_lg.rollout import Environments
 from dreamgym_lg.statistics import Rate
 from dreamgym_lg.types import Trajectory
@@ -95,7 +96,7 @@ class Fidelity:
 
 def measure(experience: ExperienceModel, trajectories: Iterable[Trajectory], **options: Any) -> Fidelity:
     """`ameasure`, for code that has no event loop."""
-    return asyncio.run(ameasure(experience, trajectories, **options))
+    return run_lasting(ameasure(experience, trajectories, **options))
 
 
 async def ameasure(

@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 
 from dreamgym_lg.experience import DreamEnvironment, ExperienceModel
+from dreamgym_lg.gym import DreamGym
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.rollout import rollout
@@ -57,3 +58,20 @@ async def test_it_works_cold_and_nothing_real_is_touched(serve: Any, chat_model:
     assert all(request["model"] == "door" for request in server.requests), "production's own model was not called"
     system = server.requests[0]["messages"][0]["content"]
     assert "Find a free room." in system and "find_room" in system
+
+
+def test_connections_outlive_an_evaluation(serve: Any, chat_model: Any, tmp_path: Any) -> None:
+    """A provider's async client keeps connections that belong to one event loop: with a new loop each time, the second
+    evaluation of the same model found them closed."""
+    server = serve(lambda messages: "It is done.")
+    policy = chat_model(server)
+    tasks = [Task(id=city, instruction=f"Find a room in {city}", environment="hotel", split="test") for city in "abcd"]
+    with ReplayBuffer(tmp_path / "replay.db") as buffer:
+        gym = DreamGym(
+            create_agent(policy, [find_room]), replay_buffer=buffer, experience_model=chat_model(server), tasks=tasks,
+            verify=lambda task, state: float("done" in state["messages"][-1].text),
+        )  # fmt: skip
+        for _ in range(3):
+            rate, episodes = gym.evaluate(policy, real=True, concurrency=2)
+            assert [episode.error for episode in episodes] == [None] * 4
+            assert rate.successes == 4
