@@ -1,36 +1,18 @@
-"""Behaviour policies for TextWorld-Express: offline trajectories that teach an experience model what fails, and how.
-
-A model that saw only demonstrations believes that everything succeeds, so the kinds below err on purpose.
-"""
+"""Behaviour policies for TextWorld-Express: who is right there, and how one errs (`dreamgym_lg.integrations.behaviour`)."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
-from typing import Literal, NamedTuple, cast, get_args
 
-from dreamgym_lg.environment import checked
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations import behaviour
+from dreamgym_lg.integrations.behaviour import KINDS, Kind, Mistakes, Oracle, View
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress
 from dreamgym_lg.integrations.textworld_express.text import movable_items
 from dreamgym_lg.types import Step, Task, Trajectory
 
-Kind = Literal["demonstration", "noisy", "random", "malformed", "fluent_wrong", "mixture"]
-"""`demonstration`: the shortest solution.  `noisy`: a solution with stray actions in between.  `random`: valid actions.
-`malformed`: mostly broken commands.  `fluent_wrong`: right form, wrong object or place, from some point on.
-`mixture`: each step is of a kind drawn anew."""
-KINDS: tuple[Kind, ...] = get_args(Kind)
-_VERBS = ("take", "put", "open", "close", "read", "move", "go", "eat", "grab", "use", "look")
+__all__ = ["KINDS", "Kind", "View", "behave", "collect", "corrupt", "oracle"]
+
 _PUT = re.compile(r"You put the (.+) in the (.+)\.")
-_PREPOSITIONS = ("on", "into", "to", "at", "under", "with")
-
-
-class View(NamedTuple):
-    """What a behaviour policy chooses from: all observations, the valid actions, the right one, items of any world."""
-
-    seen: Sequence[str]
-    valid: Sequence[str]
-    right: str
-    words: Sequence[str]
 
 
 def _told(seen: Sequence[str], valid: Sequence[str]) -> str:
@@ -59,8 +41,8 @@ def _tidied(goals: Mapping[str, str], seen: Sequence[str], valid: Sequence[str])
     return "look around"
 
 
-def oracle(environment: TextWorldExpress, task: Task, rng: Random) -> Callable[[Sequence[str], Sequence[str]], str]:
-    """The demonstrator of `task`: `(observations, valid actions) -> right action`.
+def oracle(environment: TextWorldExpress, task: Task, rng: Random) -> Oracle:
+    """The demonstrator of `task`.
 
     `peckingorder` only needs its book. `twc` in one room brings the items, in random order, to where the gold path puts
     them; both find back from any detour. Every other world is played by the gold path, which a detour may break.
@@ -91,46 +73,17 @@ def _wrong(view: View, rng: Random) -> str:
     return rng.choice(rng.choice([some for some in (*valid[:1] * 4, *valid[1:], puts, takes, elsewhere) if some]))
 
 
+MISTAKES = Mistakes(
+    wrong=_wrong,
+    verbs=("take", "put", "open", "close", "read", "move", "go", "eat", "grab", "use", "look"),
+    prepositions=("in",),
+    misused=("on", "into", "to", "at", "under", "with"),
+)
+
+
 def corrupt(action: str, rng: Random) -> str:
     """A broken version of a command, as a weak policy utters them."""
-    words = action.split(" ")
-    at = rng.randrange(len(words))
-    before, word, after = words[:at], words[at], words[at + 1 :]
-    cut = rng.randrange(len(word))
-    preposition, verb = rng.choice(_PREPOSITIONS), rng.choice([verb for verb in _VERBS if verb != words[0]])
-    broken = [
-        [*before, word[:cut], *after],  # half a word
-        [*before, *after],  # a word missing
-        [*before, word, word, *after],  # a word doubled
-        [*before, word[:cut] + rng.choice("aeiorstn") + word[cut:], *after],  # a typo
-        [verb, *words[1:]],
-        [preposition if word == "in" else word for word in words] if "in" in words else [*words, preposition],
-        [words[0], "the", *words[1:]],
-        rng.sample(words, len(words)),
-        ["I", *words],
-        [*words, "and", *words],
-        [words[0]],
-        [],
-    ]
-    return " ".join(rng.choice(broken)).strip()
-
-
-def choose(kind: Kind, view: View, rng: Random, *, gone_wrong: bool = False) -> str:
-    """The action of one step. Args: `gone_wrong`, whether a `fluent_wrong` episode has passed its turning point."""
-    match kind:
-        case "demonstration":
-            return view.right
-        case "random":
-            return rng.choice(view.valid)
-        case "malformed":
-            return corrupt(rng.choice([view.right, rng.choice(view.valid)]), rng) if rng.random() < 0.7 else view.right
-        case "fluent_wrong":
-            return _wrong(view, rng) if gone_wrong and rng.random() < 0.8 else view.right
-        case "noisy":
-            stray: Kind = rng.choice(["random", "malformed", "fluent_wrong"])
-            return choose(stray, view, rng, gone_wrong=True) if rng.random() < 0.3 else view.right
-        case "mixture":
-            return choose(rng.choice(KINDS[:-1]), view, rng, gone_wrong=True)
+    return behaviour.corrupt(action, MISTAKES, rng)
 
 
 def behave(
@@ -140,29 +93,8 @@ def behave(
 
     A refused action costs a step of the policy, of which there are `environment.max_steps`, but no real step.
     """
-    demonstrator, turn = oracle(environment, task, rng), min(rng.randrange(6), rng.randrange(6))
-    seen, steps = [environment.reset(task)], list[Step]()
-    while True:
-        valid = environment.valid_actions()
-        view = View(seen, valid, demonstrator(seen, valid), words)
-        action = choose(kind, view, rng, gone_wrong=len(steps) >= turn)
-        answer = environment.check_action(action, seen)
-        result = environment.step(action) if answer is None else checked(answer)
-        truncated = not result.terminated and (result.truncated or len(steps) + 1 >= environment.max_steps)
-        steps.append(
-            Step(
-                observation=seen[-1],
-                action=action,
-                next_observation=result.observation,
-                reward=result.reward,
-                terminated=result.terminated,
-                truncated=truncated,
-                valid=result.info.get("valid", True),
-            )
-        )
-        seen.append(result.observation)
-        if result.terminated or truncated:
-            return steps, bool(result.info.get("success", False))
+    right = oracle(environment, task, rng)
+    return behaviour.behave(kind, environment, task, rng, oracle=right, mistakes=MISTAKES, words=words)
 
 
 def collect(
@@ -178,24 +110,9 @@ def collect(
     The same arguments give the same trajectories, except where gold paths vary (`TextWorldExpress.gold_path`).
     Raises `ConfigurationError`, before anything is played, for an unknown kind or a task of an evaluation split.
     """
-    for kind in episodes:
-        if kind not in KINDS:
-            raise ConfigurationError.unknown("kind", kind, KINDS)
-    for task in tasks:
-        if task.split != "train":
-            raise ConfigurationError(f"task {task.id} is a {task.split} task: collecting on it would leak it")
-    if not tasks:
-        raise ConfigurationError("collect needs at least one task")
     words = sorted({item for task in tasks for item in movable_items(str(task.metadata["observation"]))}) or ["lamp"]
 
-    def play() -> Iterator[Trajectory]:
-        played = dict.fromkeys((task.id for task in tasks), 0)
-        for kind, wanted in episodes.items():
-            order = Random(f"{seed} {kind}").sample(tasks, len(tasks))
-            for number in range(wanted):
-                task, rng = order[number % len(order)], Random(f"{seed} {kind} {number}")
-                steps, success = behave(cast(Kind, kind), environment, task, rng, words=words)
-                yield Trajectory(task=task, steps=steps, success=success, run=run, rollout_index=played[task.id])
-                played[task.id] += 1
+    def play(kind: Kind, task: Task, rng: Random) -> tuple[list[Step], bool]:
+        return behave(kind, environment, task, rng, words=words)
 
-    return play()
+    return behaviour.collect(tasks, play, episodes=episodes, seed=seed, run=run)

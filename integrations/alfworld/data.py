@@ -1,0 +1,170 @@
+"""ALFWorld's games as tasks, from the folder that `alfworld-download` makes or from one packed file of all games."""
+
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.alfworld.text import first_observation
+from dreamgym_lg.integrations.textworld_express.text import digest
+from dreamgym_lg.types import Split, Task
+
+OfficialSplit = Literal["train", "valid_train", "valid_seen", "valid_unseen"]
+"""3,553, 200, 140 and 134 games. `valid_seen`: rooms of `train`; `valid_unseen`: other rooms."""
+OFFICIAL_SPLITS: tuple[OfficialSplit, ...] = get_args(OfficialSplit)
+
+_TASK_LINE = re.compile(r'("task"\s*:\s*\[\s*\{\s*"rhs"\s*:\s*)("(?:[^"\\]|\\.)*")')
+_FIX = "name the folder that `alfworld-download` made ($ALFWORLD_DATA) or a packed alfworld_games.jsonl.xz"
+
+
+class _Game(NamedTuple):
+    id: str
+    official_split: str
+    instruction: str
+    data: Mapping[str, Any]
+    """What a `game.tw-pddl` holds, except that a packed game has neither domain nor grammar."""
+
+
+def load_tasks(
+    path: str | Path, *, split: Split | None = None, official_split: OfficialSplit | None = None, limit: int | None = None
+) -> list[Task]:
+    """The tasks of these splits (None: of all), in an order that mixes the kinds of task and is always the same.
+
+    Official `valid_seen` and `valid_unseen` games are test tasks, `valid_train` games and a tenth of the `train` games
+    validation tasks: those whose folder's name, which several games share, hashes so. A packed file of all 4,027 games
+    is read in three seconds. Neither the engine nor alfworld is needed, nor is a solution part of a task.
+
+    Args:
+        path: What `alfworld-download` made, or a packed file: one JSON object a line, xz-compressed, the first with
+            the shared `pddl_domain` and `grammar`, the others `{split, id, task, walkthrough, pddl_problem}`.
+        limit: The first so many tasks; a larger limit gives the same ones and more.
+
+    Raises `ConfigurationError` for a file or folder without games, an unknown split, or a limit below 1.
+    """
+    if split is not None and split not in get_args(Split):
+        raise ConfigurationError.unknown("split", split, get_args(Split))
+    if official_split is not None and official_split not in OFFICIAL_SPLITS:
+        raise ConfigurationError.unknown("official split", official_split, OFFICIAL_SPLITS)
+    if limit is not None and limit < 1:
+        raise ConfigurationError(f"limit={limit}; allowed: 1 or more, or None for all")
+    where = _located(path)
+    games = (game for game in _games(where) if official_split in (None, game.official_split))
+    tasks = [_task(game, where) for game in games if split in (None, _split(game))]
+    return sorted(tasks, key=lambda task: digest("alfworld", task.id))[:limit]
+
+
+def walkthrough(task: Task) -> list[str]:
+    """The stored solution, mostly the shortest: it goes straight to what it cannot know of. Errors: see `game_data`."""
+    return [str(action) for action in game_data(task)["walkthrough"]]
+
+
+def game_data(task: Task) -> dict[str, Any]:
+    """What a `game.tw-pddl` of this task holds. `ConfigurationError` if `task` is none of `load_tasks` or its file is gone."""
+    missing = [key for key in ("path", "official_split") if key not in task.metadata]
+    if missing or task.origin == "synthetic":
+        why = f"lacks metadata[{missing[0]!r}]" if missing else "is synthetic: its world exists in the dream only"
+        raise ConfigurationError(f"task {task.id} {why}; take a task of load_tasks")
+    where = _located(str(task.metadata["path"]))
+    if where.is_dir():
+        return dict(_read_game(where / str(task.metadata["official_split"]) / task.id / "game.tw-pddl"))
+    shared, lines = _packed(where)
+    if task.id not in lines:
+        raise ConfigurationError(f"{where} holds no game {task.id!r}; {_FIX}")
+    game = json.loads(zlib.decompress(lines[task.id]))
+    grammar = _TASK_LINE.sub(lambda found: found[1] + json.dumps(game["task"]), shared["grammar"])
+    return {
+        "pddl_domain": shared["pddl_domain"],
+        "grammar": grammar,
+        "pddl_problem": game["pddl_problem"],
+        "solvable": True,
+        "walkthrough": game["walkthrough"],
+    }
+
+
+# --- Reading ---------------------------------------------------------------------------------------------------------
+
+
+def _located(path: str | Path) -> Path:
+    """The absolute path of the packed file, or of the folder that holds the official splits."""
+    where = Path(path).expanduser().resolve()
+    if not where.exists():
+        raise ConfigurationError(f"{where} does not exist; {_FIX}")
+    return where / "json_2.1.1" if (where / "json_2.1.1").is_dir() else where
+
+
+def _games(where: Path) -> Iterator[_Game]:
+    if not where.is_dir():
+        for line in _packed(where)[1].values():
+            game = json.loads(zlib.decompress(line))
+            yield _Game(game["id"], game["split"], game["task"], game)
+        return
+    found = [(name, file) for name in OFFICIAL_SPLITS for file in sorted((where / name).glob("*/trial_*/game.tw-pddl"))]
+    if not found:
+        raise ConfigurationError(f"{where} holds no game (<split>/<task>/trial_*/game.tw-pddl); {_FIX}")
+    for official_split, file in found:
+        # ALFWorld itself leaves these out
+        if "movable" in file.parts[-3] or "Sliced" in file.parts[-3] or not (data := _read_game(file)).get("solvable"):
+            continue
+        instruction = json.loads(_TASK_LINE.search(data["grammar"])[2])  # type: ignore[index] # _read_game has looked
+        yield _Game(f"{file.parts[-3]}/{file.parts[-2]}", official_split, instruction, data)
+
+
+def _read_game(file: Path) -> Mapping[str, Any]:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        known = {"pddl_domain", "pddl_problem", "walkthrough"} <= data.keys() and _TASK_LINE.search(data["grammar"])
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{file} does not exist; {_FIX}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{file} is no game of ALFWorld ({error}); run `alfworld-download` again") from error
+    if not known:
+        raise ConfigurationError(f"{file} is no game of ALFWorld: keys are missing; run `alfworld-download` again")
+    return data
+
+
+@lru_cache(maxsize=4)
+def _packed(file: Path) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
+    """What all games of a packed file share, and each game's line by its id, compressed: 27 MB instead of 217."""
+    try:
+        with lzma.open(file) as lines:
+            shared = json.loads(next(lines))
+            if not _TASK_LINE.search(shared["grammar"]) or "pddl_domain" not in shared:
+                raise ValueError("its first line lacks the grammar or the domain")
+            games = {_packed_id(line): zlib.compress(line, 1) for line in lines}
+    except (EOFError, KeyError, StopIteration, TypeError, ValueError, lzma.LZMAError) as error:
+        raise ConfigurationError(f"{file} is no packed file of ALFWorld games ({error!r}); {_FIX}") from error
+    if not games:
+        raise ConfigurationError(f"{file} holds no game; {_FIX}")
+    return shared, games
+
+
+def _packed_id(line: bytes) -> str:
+    game = json.loads(line)
+    if missing := {"id", "split", "task", "walkthrough", "pddl_problem"} - game.keys():
+        raise ValueError(f"a game lacks {sorted(missing)[0]!r}")
+    return str(game["id"])
+
+
+# --- Tasks -----------------------------------------------------------------------------------------------------------
+
+
+def _task(game: _Game, where: Path) -> Task:
+    metadata = {
+        "type": game.id.split("-")[0],
+        "official_split": game.official_split,
+        "path": str(where),
+        "observation": first_observation(game.data["pddl_problem"]),
+    }
+    return Task(id=game.id, instruction=game.instruction, environment="alfworld", metadata=metadata, split=_split(game))
+
+
+def _split(game: _Game) -> Split:
+    if game.official_split != "train":
+        return "validation" if game.official_split == "valid_train" else "test"
+    # by the folder, for its games ask for the same in the same room
+    return "validation" if int(digest("alfworld", game.id.split("/")[0]), 16) % 10 == 0 else "train"

@@ -1,0 +1,169 @@
+"""Behaviour policies for text environments: offline trajectories that teach an experience model what fails, and how.
+
+A model that saw only demonstrations believes that everything succeeds, so the kinds below err on purpose. An adapter
+brings what only its game knows: who is right (`Oracle`), and how one errs there (`Mistakes`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random
+from typing import Literal, NamedTuple, Protocol, cast, get_args
+
+from dreamgym_lg.environment import checked
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.types import Step, StepResult, Task, Trajectory
+
+Kind = Literal["demonstration", "noisy", "random", "malformed", "fluent_wrong", "mixture"]
+"""`demonstration`: the shortest solution.  `noisy`: a solution with stray actions in between.  `random`: valid actions.
+`malformed`: mostly broken commands.  `fluent_wrong`: right form, wrong object or place, from some point on.
+`mixture`: each step is of a kind drawn anew."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class View(NamedTuple):
+    """What a behaviour policy chooses from: all observations, the valid actions, the right one, items of any world."""
+
+    seen: Sequence[str]
+    valid: Sequence[str]
+    right: str
+    words: Sequence[str]
+
+
+Oracle = Callable[[Sequence[str], Sequence[str]], str]
+"""`(observations, valid actions) -> right action`."""
+
+
+class Mistakes(NamedTuple):
+    """How one errs in a game."""
+
+    wrong: Callable[[View, Random], str]
+    """A well-formed action that is not what is needed."""
+    verbs: Sequence[str]
+    """What a broken command may begin with, words that the game does not know among them."""
+    prepositions: Sequence[str]
+    """Those of the game."""
+    misused: Sequence[str]
+    """Others, which take their place."""
+
+
+class Playable(Protocol):
+    """An `Environment` that tells what is valid."""
+
+    max_steps: int
+
+    def reset(self, task: Task) -> str: ...
+    def step(self, action: str) -> StepResult: ...
+    def check_action(self, action: str, observations: Sequence[str]) -> str | None: ...
+    def valid_actions(self) -> list[str]: ...
+
+
+def corrupt(action: str, mistakes: Mistakes, rng: Random) -> str:
+    """A broken version of a command, as a weak policy utters them."""
+    words = action.split(" ")
+    at = rng.randrange(len(words))
+    before, word, after = words[:at], words[at], words[at + 1 :]
+    cut = rng.randrange(len(word))
+    used = mistakes.prepositions
+    preposition = rng.choice(mistakes.misused)
+    verb = rng.choice([verb for verb in mistakes.verbs if verb != words[0]])
+    misplaced = [preposition if word in used else word for word in words]
+    broken = [
+        [*before, word[:cut], *after],  # half a word
+        [*before, *after],  # a word missing
+        [*before, word, word, *after],  # a word doubled
+        [*before, word[:cut] + rng.choice("aeiorstn") + word[cut:], *after],  # a typo
+        [verb, *words[1:]],
+        misplaced if misplaced != words else [*words, preposition],
+        [words[0], "the", *words[1:]],
+        rng.sample(words, len(words)),
+        ["I", *words],
+        [*words, "and", *words],
+        [words[0]],
+        [],
+    ]
+    return " ".join(rng.choice(broken)).strip()
+
+
+def choose(kind: Kind, view: View, mistakes: Mistakes, rng: Random, *, gone_wrong: bool = False) -> str:
+    """The action of one step. Args: `gone_wrong`, whether a `fluent_wrong` episode has passed its turning point."""
+    match kind:
+        case "demonstration":
+            return view.right
+        case "random":
+            return rng.choice(view.valid)
+        case "malformed":
+            if rng.random() >= 0.7:
+                return view.right
+            return corrupt(rng.choice([view.right, rng.choice(view.valid)]), mistakes, rng)
+        case "fluent_wrong":
+            return mistakes.wrong(view, rng) if gone_wrong and rng.random() < 0.8 else view.right
+        case "noisy":
+            stray: Kind = rng.choice(["random", "malformed", "fluent_wrong"])
+            return choose(stray, view, mistakes, rng, gone_wrong=True) if rng.random() < 0.3 else view.right
+        case "mixture":
+            return choose(rng.choice(KINDS[:-1]), view, mistakes, rng, gone_wrong=True)
+
+
+def behave(
+    kind: Kind, environment: Playable, task: Task, rng: Random, *, oracle: Oracle, mistakes: Mistakes, words: Sequence[str]
+) -> tuple[list[Step], bool]:
+    """Play one episode, checked as in production, and return its steps and whether it succeeded.
+
+    A refused action costs a step of the policy, of which there are `environment.max_steps`, but no real step.
+    """
+    turn = min(rng.randrange(6), rng.randrange(6))
+    seen, steps = [environment.reset(task)], list[Step]()
+    while True:
+        valid = environment.valid_actions()
+        view = View(seen, valid, oracle(seen, valid), words)
+        action = choose(kind, view, mistakes, rng, gone_wrong=len(steps) >= turn)
+        answer = environment.check_action(action, seen)
+        result = environment.step(action) if answer is None else checked(answer)
+        truncated = not result.terminated and (result.truncated or len(steps) + 1 >= environment.max_steps)
+        steps.append(
+            Step(
+                observation=seen[-1],
+                action=action,
+                next_observation=result.observation,
+                reward=result.reward,
+                terminated=result.terminated,
+                truncated=truncated,
+                valid=result.info.get("valid", True),
+            )
+        )
+        seen.append(result.observation)
+        if result.terminated or truncated:
+            return steps, bool(result.info.get("success", False))
+
+
+def collect(
+    tasks: Sequence[Task],
+    play: Callable[[Kind, Task, Random], tuple[list[Step], bool]],
+    *,
+    episodes: Mapping[str, int],
+    seed: int,
+    run: str,
+) -> Iterator[Trajectory]:
+    """`episodes[kind]` trajectories of each `Kind`, the tasks taken in turn; `play` plays one.
+
+    Raises `ConfigurationError`, before anything is played, for an unknown kind or a task of an evaluation split.
+    """
+    for kind in episodes:
+        if kind not in KINDS:
+            raise ConfigurationError.unknown("kind", kind, KINDS)
+    for task in tasks:
+        if task.split != "train":
+            raise ConfigurationError(f"task {task.id} is a {task.split} task: collecting on it would leak it")
+    if not tasks:
+        raise ConfigurationError("collect needs at least one task")
+
+    def trajectories() -> Iterator[Trajectory]:
+        played = dict.fromkeys((task.id for task in tasks), 0)
+        for kind, wanted in episodes.items():
+            order = Random(f"{seed} {kind}").sample(tasks, len(tasks))
+            for number in range(wanted):
+                task, rng = order[number % len(order)], Random(f"{seed} {kind} {number}")
+                steps, success = play(cast(Kind, kind), task, rng)
+                yield Trajectory(task=task, steps=steps, success=success, run=run, rollout_index=played[task.id])
+                played[task.id] += 1
+
+    return trajectories()

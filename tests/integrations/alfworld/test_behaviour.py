@@ -1,0 +1,95 @@
+"""The behaviour policies, against the real engine."""
+
+from pathlib import Path
+
+import pytest
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.alfworld.text import NOTHING_HAPPENS
+from dreamgym_lg.types import Task
+
+pytest.importorskip("alfworld", reason="alfworld is not installed: pip install 'dreamgym-lg[alfworld]'")
+
+from dreamgym_lg.integrations.alfworld.behaviour import KINDS, collect, oracle
+from dreamgym_lg.integrations.alfworld.environment import ALFWorld
+
+
+@pytest.fixture(scope="module")
+def environment() -> ALFWorld:
+    return ALFWorld(max_steps=30)
+
+
+@pytest.fixture(scope="module")
+def training(tasks: list[Task]) -> list[Task]:
+    return [task for task in tasks if task.split == "train"]
+
+
+def test_each_kind_is_recorded_as_it_was_really_answered(environment: ALFWorld, training: list[Task]) -> None:
+    episodes = {str(kind): 4 for kind in KINDS}
+    trajectories = list(collect(training, environment, episodes=episodes, seed=3, run="here"))
+    assert len({(trajectory.task.id, trajectory.rollout_index) for trajectory in trajectories}) == 4 * len(KINDS)
+    for trajectory in trajectories:
+        steps, seen = trajectory.steps, [environment.reset(trajectory.task)]
+        assert trajectory.source == "offline" and trajectory.run == "here" and 1 <= len(steps) <= 30
+        assert trajectory.success == (trajectory.reward == 1.0) == steps[-1].terminated
+        assert steps[-1].truncated != steps[-1].terminated
+        for step in steps:  # played once more
+            assert step.observation == seen[-1]
+            if environment.check_action(step.action, seen) is None:
+                result = environment.step(step.action)
+                assert (result.observation, result.reward) == (step.next_observation, step.reward)
+                assert result.info["valid"] == step.valid
+            else:
+                assert (step.next_observation, step.reward, step.valid) == (NOTHING_HAPPENS, 0.0, False)
+            seen.append(step.next_observation)
+
+
+def test_the_same_seed_gives_the_same_trajectories(environment: ALFWorld, training: list[Task]) -> None:
+    episodes = {"noisy": 3, "fluent_wrong": 3}
+    once = list(collect(training, environment, episodes=episodes, seed=1))
+    assert once == list(collect(training, environment, episodes=episodes, seed=1))
+    assert once != list(collect(training, environment, episodes=episodes, seed=2))
+
+
+def test_kinds_do_what_they_are_named_after(environment: ALFWorld, training: list[Task]) -> None:
+    played = {kind: list(collect(training, environment, episodes={kind: 12}, seed=9)) for kind in KINDS}
+    invalid = {kind: sum(trajectory.invalid_actions for trajectory in found) for kind, found in played.items()}
+    for trajectory in played["demonstration"]:
+        assert [step.action for step in trajectory.steps] == environment.walkthrough(trajectory.task)
+        assert trajectory.success and not trajectory.invalid_actions
+    assert sum(trajectory.success for trajectory in played["noisy"]) >= 11  # it finds back
+    assert sum(len(trajectory.steps) for trajectory in played["noisy"]) > sum(len(t.steps) for t in played["demonstration"])
+    assert not any(trajectory.success for trajectory in played["random"])
+    assert min(invalid["noisy"], invalid["malformed"], invalid["fluent_wrong"], invalid["mixture"]) > 0
+    # right in form: refused by the world, not for what they look like
+    wrong = [step for trajectory in played["fluent_wrong"] for step in trajectory.steps if not step.valid]
+    assert all(step.action.split(" ")[0] in ("go", "take", "move", "open", "close", "use", "heat", "cool", "clean", "slice",
+                                             "examine") for step in wrong)  # fmt: skip
+
+
+@pytest.mark.parametrize("detour", ["take soapbar 1", "go to", "back"])
+def test_the_oracle_finds_back(environment: ALFWorld, training: list[Task], detour: str) -> None:
+    task = next(task for task in training if task.metadata["type"] == "pick_two_obj_and_place")
+    right = oracle(environment.walkthrough(task))
+    seen, moved = [environment.reset(task)], False
+    for _ in range(29):
+        valid = environment.valid_actions()
+        stray = [action for action in valid if action.startswith(detour)]
+        if detour == "back":  # take away again what was just put where it belongs
+            stray = [action for action in valid if seen[-1].startswith("You move ") and action.startswith("take toiletpaper")]
+        action = stray[0] if stray and not moved and len(seen) > 2 else right(seen, valid)
+        moved = moved or bool(stray and action == stray[0])
+        result = environment.step(action)
+        seen.append(result.observation)
+        if result.terminated:
+            break
+    assert moved and result.info["success"], seen
+
+
+def test_collect_never_touches_evaluation_tasks(packed: Path, environment: ALFWorld, tasks: list[Task]) -> None:
+    for split in ("validation", "test"):
+        chosen = [task for task in tasks if task.split == split]
+        with pytest.raises(ConfigurationError, match=f"is a {split} task"):
+            collect(chosen, environment, episodes={"random": 1}, seed=0)
+    with pytest.raises(ConfigurationError, match="unknown kind 'noise'.*Did you mean 'noisy'"):
+        collect([task for task in tasks if task.split == "train"], environment, episodes={"noise": 1}, seed=0)
