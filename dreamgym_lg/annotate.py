@@ -2,7 +2,7 @@
 
 Each trajectory is read whole, its outcome known, and answered with an overall plan, a success mode, a failure mode and one
 transition plan a step: why this action leads to this observation. The plans become the steps' reasoning, on which the
-experience model is trained; the rest is what makes the annotator think the episode through first.
+experience model is trained; the rest makes the annotator think the episode through first, and is kept beside it.
 """
 
 import asyncio
@@ -44,6 +44,15 @@ SCHEMA: Mapping[str, Any] = {
 }
 
 
+class Annotation(NamedTuple):
+    """One answer of the annotator."""
+
+    plans: list[str]
+    """The transition plan of every step."""
+    episode: Mapping[str, str]
+    """Its `overall_plan`, `success_mode` and `failure_mode`."""
+
+
 class Annotated(NamedTuple):
     """What came of `annotate`."""
 
@@ -60,7 +69,8 @@ async def annotate(
     split: Split | None = "train", run: str | None = None, limit: int | None = None, retries: int = 1,
     observation_characters: int = 2000, on_trajectory: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> Annotated:  # fmt: skip
-    """Let `model` write the reasoning of every step of the buffer's trajectories, and store it in `Step.reasoning`.
+    """Let `model` write the reasoning of every step of the buffer's trajectories, and store it in `Step.reasoning`; what it
+    wrote of the episode as a whole is the `Trajectory.annotation`.
 
     What has its reasoning is skipped, so that a stopped call goes on where it was. Which model and prompt wrote it is
     recorded as metrics of the run `annotate`.
@@ -88,8 +98,8 @@ async def annotate(
                 messages = conversation(trajectory, observation_characters)
                 for attempt in range(retries + 1):
                     answer = await (hosted.aask(asked, messages) if hosted else asked.ainvoke(messages))
-                    if (plans := _read(answer, messages, len(trajectory.steps), last=attempt == retries)) is not None:
-                        replay_buffer.set_reasoning(trajectory, plans)
+                    if (read := _read(answer, messages, len(trajectory.steps), last=attempt == retries)) is not None:
+                        replay_buffer.set_reasoning(trajectory, read.plans, annotation=read.episode)
                         on_trajectory(trajectory)
                         return
             except BudgetExceeded as error:
@@ -122,24 +132,25 @@ def conversation(trajectory: Trajectory, observation_characters: int = 2000) -> 
     return [SystemMessage(load_prompt(PROMPT)), HumanMessage(encoded(episode))]
 
 
-def read_annotation(text: str, steps: int) -> list[str]:
-    """The transition plan of every step. Raises `PredictionFailed` unless the answer has the paper's form, complete."""
+def read_annotation(text: str, steps: int) -> Annotation:
+    """Raises `PredictionFailed` unless the answer has the paper's form, complete, with a plan for each of `steps`."""
     found = json_object(text)
     if found.keys() != SCHEMA["properties"].keys():
         raise PredictionFailed(f"the answer has the keys {sorted(found)}; expected {', '.join(SCHEMA['properties'])}")
     plans = found["transition_plans"]
     if not isinstance(plans, list) or not all(isinstance(plan, dict) for plan in plans):
         raise PredictionFailed("'transition_plans' is no list of objects")
-    texts = [found["overall_plan"], found["success_mode"], found["failure_mode"], *(p.get("transition_plan") for p in plans)]
+    episode = {key: found[key] for key in ("overall_plan", "success_mode", "failure_mode")}
+    texts = [*episode.values(), *(plan.get("transition_plan") for plan in plans)]
     if not all(isinstance(text, str) and text.strip() for text in texts):
         raise PredictionFailed("a plan or mode is missing, empty or no text")
     if (numbers := [plan.get("step") for plan in plans]) != list(range(1, steps + 1)):
         raise PredictionFailed(f"'transition_plans' has the steps {str(numbers)[:200]}; expected 1 to {steps}, each once")
-    return [plan["transition_plan"].strip() for plan in plans]
+    return Annotation([plan["transition_plan"].strip() for plan in plans], {key: text.strip() for key, text in episode.items()})
 
 
-def _read(answer: AIMessage, messages: list[BaseMessage], steps: int, *, last: bool) -> list[str] | None:
-    """The plans, or None after telling the model what was wrong; raises on the last attempt."""
+def _read(answer: AIMessage, messages: list[BaseMessage], steps: int, *, last: bool) -> Annotation | None:
+    """The annotation, or None after telling the model what was wrong; raises on the last attempt."""
     try:
         return read_annotation(answer.text, steps)
     except PredictionFailed as error:

@@ -99,8 +99,13 @@ class ReplayBuffer:
         with self._transaction() as connection:
             return storage.store_tasks(connection, tasks)
 
-    def set_reasoning(self, trajectory: Trajectory, reasoning: Sequence[str]) -> None:
-        """Store the reasoning of every step of a stored trajectory, in their order, in place of what they had."""
+    def set_reasoning(
+        self, trajectory: Trajectory, reasoning: Sequence[str], *, annotation: Mapping[str, str] | None = None
+    ) -> None:
+        """Store the reasoning of every step of a stored trajectory, in their order, in place of what they had.
+
+        Args: `annotation`, of the episode as a whole, stored with them or, after a crash, not at all; None leaves what it had.
+        """
         key = (trajectory.run, trajectory.iteration, trajectory.task.id, trajectory.rollout_index)
         sql = "SELECT id FROM trajectories WHERE run = ? AND iteration = ? AND task_id = ? AND rollout_index = ?"
         found = self._rows(sql, key)
@@ -112,6 +117,9 @@ class ReplayBuffer:
         rows = [(storage.as_text(text), found[0][0], position) for position, text in enumerate(reasoning)]
         with self._transaction() as connection:
             connection.executemany("UPDATE steps SET reasoning = ? WHERE trajectory_id = ? AND position = ?", rows)
+            if annotation is not None:
+                sql = "UPDATE trajectories SET annotation = ? WHERE id = ?"
+                connection.execute(sql, (storage.annotation_text(annotation), found[0][0]))
 
     def tasks(
         self, *, environment: str | None = None, split: Split | None = None, origin: Origin | None = None

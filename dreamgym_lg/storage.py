@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ APPLICATION_ID = 0x4447796D
 
 TASK_COLUMNS = "tasks.id, instruction, environment, metadata, origin, parent_id, split"
 TRAJECTORY_COLUMNS = (
-    "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version"
+    "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version, annotation"
 )
 
 _SMALLEST = 512
@@ -53,6 +53,11 @@ def _tables(db: Database) -> None:
         CREATE TABLE metrics (run TEXT NOT NULL, iteration INTEGER NOT NULL, name TEXT NOT NULL, value,
             PRIMARY KEY (run, iteration, name)) WITHOUT ROWID;
     """)
+
+
+@migrations(name="0002_annotation")
+def _annotation(db: Database) -> None:
+    db.execute("ALTER TABLE trajectories ADD COLUMN annotation TEXT")
 
 
 def wrapped(connection: sqlite3.Connection) -> Database:
@@ -116,10 +121,11 @@ def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) ->
     stored = 0
     for each in trajectories:
         cursor = connection.execute(
-            f"INSERT INTO trajectories ({TRAJECTORY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) "
+            f"INSERT INTO trajectories ({TRAJECTORY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (run, iteration, task_id, rollout_index) DO NOTHING",
             (each.run, each.iteration, each.task.id, each.rollout_index, each.source, each.success)
-            + (each.error and as_text(each.error), each.policy_version, each.experience_version),
+            + (each.error and as_text(each.error), each.policy_version, each.experience_version)
+            + (annotation_text(each.annotation),),
         )
         if cursor.rowcount:
             stored += 1
@@ -153,6 +159,10 @@ def as_text(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
+def annotation_text(annotation: Mapping[str, str] | None) -> str | None:
+    return as_text(json.dumps(dict(annotation), ensure_ascii=False)) if annotation is not None else None
+
+
 def _step_row(step: Step) -> tuple[Any, ...]:
     texts = as_text(step.observation), as_text(step.action), as_text(step.next_observation)
     return (*texts, step.reward, step.terminated, step.truncated, step.valid, as_text(step.reasoning))
@@ -181,7 +191,7 @@ def task_of(row: Sequence[Any]) -> Task:
 
 
 def trajectory_of(row: Sequence[Any], steps: Sequence[Step], segments: Sequence[Segment]) -> Trajectory:
-    run, iteration, _, rollout_index, source, success, error, policy_version, experience_version, *task = row
+    run, iteration, _, rollout_index, source, success, error, policy_version, experience_version, annotation, *task = row
     return Trajectory(
         task=task_of(task),
         steps=tuple(steps),
@@ -194,4 +204,5 @@ def trajectory_of(row: Sequence[Any], steps: Sequence[Step], segments: Sequence[
         policy_version=policy_version,
         experience_version=experience_version,
         segments=tuple(segments),
+        annotation=json.loads(annotation) if annotation is not None else None,
     )

@@ -110,6 +110,8 @@ class Trajectory:
     experience_version: str = ""
     """Empty when the real environment answered."""
     segments: Sequence[Segment] = ()
+    annotation: Mapping[str, str] | None = None
+    """What `annotate` wrote of the whole episode: `overall_plan`, `success_mode`, `failure_mode`; None before."""
 
     @property
     def reward(self) -> float:

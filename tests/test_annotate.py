@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +57,7 @@ async def test_every_step_gets_the_reason_for_its_outcome(scripted: Any, buffer:
     assert found == {"a": ["open door of leave a", "go north of leave a"], "b": ["open door of leave b"]}
     assert buffer.metrics("annotate") == [{"iteration": 0, "version": "ScriptedModel/annotate-1"}]
     first = next(iter(buffer.trajectories()))
+    assert first.annotation == {"overall_plan": "go", "success_mode": "door", "failure_mode": "none"}
     answers = [m.text for m in to_conversation(ExperienceModel(None, instructions=""), first) if m.type == "ai"]
     assert answers[0] == "valid, open door of leave a\nreward 0.5, continues\nIt is open."
     [step] = buffer.similar("A door.", "open door", k=1)
@@ -127,7 +131,8 @@ def test_the_episode_is_data_told_whole_and_bounded() -> None:
 def test_an_incomplete_annotation_is_refused_saying_what_is_wrong(answer: str, said: str) -> None:
     with pytest.raises(PredictionFailed, match=said):
         read_annotation(answer, 2)
-    assert read_annotation(plans("a ", "b"), 2) == ["a", "b"]
+    whole = {"overall_plan": "go", "success_mode": "door", "failure_mode": "none"}
+    assert read_annotation(plans("a ", "b", overall_plan="go "), 2) == (["a", "b"], whole)
 
 
 def test_reasoning_is_stored_for_whole_stored_trajectories_only(buffer: ReplayBuffer) -> None:
@@ -136,8 +141,32 @@ def test_reasoning_is_stored_for_whole_stored_trajectories_only(buffer: ReplayBu
         buffer.set_reasoning(episode("a"), ["x"])
     with pytest.raises(ReplayBufferError, match="it is not stored"):
         buffer.set_reasoning(episode("b"), ["x", "y"])
-    buffer.set_reasoning(episode("a"), ["x", "\ud83d"])
-    assert [step.reasoning for step in next(iter(buffer.trajectories())).steps] == ["x", "?"]
+    buffer.set_reasoning(episode("a"), ["x", "\ud83d"], annotation={"overall_plan": "ü \ud83d"})
+    buffer.set_reasoning(episode("a"), ["y", "?"])
+    found = next(iter(buffer.trajectories()))
+    assert [step.reasoning for step in found.steps] == ["y", "?"]
+    assert found.annotation == {"overall_plan": "ü ?"}, "texts alone leave it as it was"
+
+
+DYING = """
+import os, sys
+from dreamgym_lg.replay import ReplayBuffer
+buffer = ReplayBuffer(sys.argv[1])
+[found] = buffer.trajectories()
+buffer._db.conn.set_trace_callback(lambda sql: sql.startswith("UPDATE trajectories") and os._exit(7))
+buffer.set_reasoning(found, ["a", "b"], annotation={"overall_plan": "go"})
+"""
+
+
+def test_a_crash_within_an_annotation_leaves_nothing_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "replay.db"
+    with ReplayBuffer(path) as buffer:
+        buffer.add(episode("a"))
+    died = subprocess.run([sys.executable, "-c", DYING, str(path)], timeout=60, check=False)
+    assert died.returncode == 7, "it died after the reasoning, before the rest"
+    with ReplayBuffer(path) as buffer:
+        [found] = buffer.trajectories()
+    assert found.annotation is None and [step.reasoning for step in found.steps] == ["", ""]
 
 
 def test_it_runs_from_plain_code(scripted: Any, buffer: ReplayBuffer) -> None:

@@ -65,6 +65,7 @@ def test_everything_comes_back_as_it_was_after_reopening(path: Path) -> None:
         policy_version="p1",
         experience_version="e2",
         segments=(SEGMENT, Segment(token_ids=(), sampled=(), logprobs=())),
+        annotation={"overall_plan": "cook – 料理", "success_mode": "heat", "failure_mode": "none"},
     )
     failed = Trajectory(task=TASK, source="real", error="EnvironmentFailed: java died", run="run")
     with ReplayBuffer(path) as buffer:

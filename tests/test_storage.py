@@ -14,7 +14,7 @@ from sqlite_utils import Database
 
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
 from dreamgym_lg.replay import ReplayBuffer
-from dreamgym_lg.storage import APPLICATION_ID
+from dreamgym_lg.storage import APPLICATION_ID, migrations
 from dreamgym_lg.types import Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="eat the apple", environment="kitchen")
@@ -247,6 +247,27 @@ def test_a_file_of_a_newer_release_is_refused(path: Path) -> None:
     with pytest.raises(ReplayBufferError, match=r"replay\.db was made by a newer .*0099_future.*pip install -U"):
         ReplayBuffer(path)
     assert path.read_bytes() == before
+
+
+OLD_ROW = """
+    INSERT INTO tasks VALUES (1, 't0', 'eat the apple', 'kitchen', '{}', 'real', NULL, 'train');
+    INSERT INTO trajectories VALUES (1, 'r', 0, 't0', 0, 'offline', 1, NULL, '', '');
+    INSERT INTO steps VALUES (1, 1, 0, 'room 0', 'go', 'room 1', 0.5, 1, 0, 1, '');
+"""
+
+
+def test_a_file_of_the_first_release_opens_with_what_it_holds(path: Path) -> None:
+    db = Database(path)
+    migrations.apply(db, stop_before="0002_annotation")
+    db.executescript(f"PRAGMA application_id = {APPLICATION_ID}; {OLD_ROW}")
+    db.close()
+    whole = {"overall_plan": "eat", "success_mode": "apple", "failure_mode": "none"}
+    with ReplayBuffer(path) as buffer:
+        [found] = buffer.trajectories()
+        assert found.annotation is None and found.success and found.steps[0].reward == 0.5
+        buffer.set_reasoning(found, ["it was hungry"], annotation=whole)
+    with ReplayBuffer(path) as buffer:
+        assert next(buffer.trajectories()).annotation == whole
 
 
 def test_an_empty_file_becomes_a_buffer(path: Path) -> None:
