@@ -11,6 +11,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+ALFWORLD := $(VENV)/.alfworld
 LAYOUT := build/layout/dreamgym_lg
 
 .DEFAULT_GOAL := help
@@ -26,7 +27,7 @@ install: $(INSTALLED)  ## create the virtual environment with every extra (again
 demo: install  ## train a small policy in the dream and judge it in the real environment; ARGS= goes to `dreamgym demo`
 	$(BIN)/dreamgym demo $(ARGS)
 
-test: install  ## run every test; ARGS= goes to pytest
+test: install $(ALFWORLD)  ## run every test; ARGS= goes to pytest
 	$(BIN)/python -m pytest $(ARGS)
 
 test-fast: install  ## run the tests that are not marked slow; ARGS= goes to pytest
@@ -54,6 +55,12 @@ $(INSTALLED): pyproject.toml
 	@echo 'Installing dreamgym-lg with every extra (about a minute)'
 	@$(BIN)/pip install -q -e '.[all]'
 	@$(BIN)/pip install -q --no-deps $(BFCL)
+	@touch $@
+
+# Built from C++ for some minutes: not for the demo, and where it cannot be built its tests are skipped.
+$(ALFWORLD): $(INSTALLED)
+	@echo 'Installing alfworld (some minutes: its planner is compiled)'
+	@$(BIN)/pip install -q -e '.[alfworld]' || echo 'alfworld could not be built (it needs g++): its tests will be skipped' >&2
 	@touch $@
 
 $(LAYOUT):

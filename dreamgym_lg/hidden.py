@@ -67,11 +67,12 @@ def next_in_line(task: Task, told: Sequence[Told], hidden: frozenset[str]) -> li
 def singled_out(listed: frozenset[str], told: Sequence[Told]) -> list[str]:
     """The listed words that the world singled out, in their order: it named this one alone, or paid for an action on it."""
     seen: set[str] = set()
-    order = []
+    order: list[str] = []
     for step in told:
         acted, named = words(step.action), words(step.observation)
         new = ((acted if step.reward > 0 else named - acted) & listed) - seen
-        order += new if len(new) == 1 else ()  # an observation that names several lists them once more
+        if len(new) == 1:  # an observation that names several lists them once more
+            order += new
         seen.update(acted if step.valid else (), order)
     return order
 
