@@ -170,7 +170,7 @@ class Demo:
         """
         from dreamgym_lg.integrations.transformers import LocalChatModel
 
-        if step % 10:
+        if step % 5:
             return False
         policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=16)
         episodes = self.play("base/dream", policy, self.tasks("train")[:64], experience=experience, iteration=step)

@@ -1,13 +1,13 @@
 """Hosted models at scale: bounded concurrency, retries, a budget, remembered answers, and no key in what is written."""
 
 import asyncio
+import random
 import re
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from functools import cache
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
@@ -15,9 +15,9 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.runnables import Runnable
 from pydantic import BaseModel, SecretStr
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, DreamGymError, ModelUnavailable
+from dreamgym_lg.loops import lasting_loop
 
 Chat = Runnable[Any, AIMessage]
 """A chat model, or one with arguments bound to it."""
@@ -72,9 +72,8 @@ class Hosted:
             raise ConfigurationError(f"max_cost={max_cost} needs prices=(input, output), per million tokens")
         if concurrency < 1 or attempts < 1:
             raise ConfigurationError(f"concurrency={concurrency} and attempts={attempts} have to be at least 1")
-        self.attempts, self.timeout, self.prices = attempts, timeout, prices or (0.0, 0.0)
+        self.attempts, self.timeout, self.backoff, self.prices = attempts, timeout, backoff, prices or (0.0, 0.0)
         self.limits = {"calls": max_calls, "tokens": max_tokens, "cost": max_cost}
-        self._wait = wait_random_exponential(multiplier=backoff[0], max=backoff[1])
         self._slots = asyncio.Semaphore(concurrency)
         self._keeps = path is not None
         self._ledger = _Ledger(fspath(path) if path is not None else ":memory:")
@@ -107,21 +106,25 @@ class Hosted:
         return since
 
     def _submit(self, model: Chat, messages: Sequence[BaseMessage]) -> Future[AIMessage]:
-        return asyncio.run_coroutine_threadsafe(self._ask(model, list(messages)), _loop())
+        return asyncio.run_coroutine_threadsafe(self._ask(model, list(messages)), lasting_loop("dreamgym-hosted"))
 
     # --- in the loop's thread: nothing below needs a lock -------------------------------------------------------------------
 
     async def _ask(self, model: Chat, messages: list[BaseMessage]) -> AIMessage:
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(self.attempts), wait=self._pause, retry=retry_if_exception(_transient), reraise=True
-        )
-        try:
-            return await retrying(self._call, model, messages)
-        except DreamGymError:
-            raise
-        except Exception as error:
-            tried = retrying.statistics.get("attempt_number", 1)
-            text = self._redacted(f"{type(error).__name__}: {error}", model)
+        text, tried = "", 0
+        while tried < self.attempts:
+            tried += 1
+            try:
+                return await self._call(model, messages)
+            except DreamGymError:
+                raise
+            except Exception as error:
+                text = self._redacted(f"{type(error).__name__}: {error}", model)
+                if not _transient(error):
+                    break
+                pause = self._pause(error, tried)
+            if tried < self.attempts:
+                await asyncio.sleep(pause)
         # outside of the except clause: the cause, which may quote a key, is not chained to it
         raise ModelUnavailable(f"the hosted model gave no answer in {tried} of {self.attempts} attempts: {text[:500]}")
 
@@ -166,11 +169,13 @@ class Hosted:
         cost = (given * self.prices[0] + got * self.prices[1]) / 1e6
         return Usage(input_tokens=given, output_tokens=got, cost=cost)
 
-    def _pause(self, state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
+    def _pause(self, error: Exception, tried: int) -> float:
+        """Seconds until the next try."""
+        first, longest = self.backoff
+        drawn = random.uniform(0, min(longest, first * 2.0 ** min(tried - 1, 60)))
         asked = getattr(getattr(error, "response", None), "headers", None)
         seconds = asked.get("retry-after", "") if isinstance(asked, Mapping) else ""
-        return max(float(self._wait(state)), min(float(seconds), 60.0) if re.fullmatch(r"\d+(\.\d+)?", seconds) else 0.0)
+        return max(drawn, min(float(seconds), 60.0) if re.fullmatch(r"\d+(\.\d+)?", seconds) else 0.0)
 
 
 def hosted_for(model: Any) -> Hosted | None:
@@ -184,26 +189,8 @@ def name_of(model: Any) -> str:
     return next((name for name in found if isinstance(name, str) and name), type(model).__name__)
 
 
-_starting = threading.Lock()
-
-
-@cache
-def _started() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="dreamgym-hosted", daemon=True).start()
-    return loop
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    """The process's loop of hosted calls. One for all: provider packages share their connections between models."""
-    with _starting:
-        return _started()
-
-
-def _transient(error: BaseException) -> bool:
-    """Whether another try may go better: everything but a request that the server calls wrong, and errors of our own."""
-    if isinstance(error, DreamGymError) or not isinstance(error, Exception):
-        return False
+def _transient(error: Exception) -> bool:
+    """Whether another try may go better: everything but a request that the server calls wrong."""
     status = _status(error)
     return not 400 <= status < 500 or status in _RETRIED
 
