@@ -106,25 +106,24 @@ class Hosted:
         return since
 
     def _submit(self, model: Chat, messages: Sequence[BaseMessage]) -> Future[AIMessage]:
+        # one loop for all instances: provider packages share their connections between models
         return asyncio.run_coroutine_threadsafe(self._ask(model, list(messages)), lasting_loop("dreamgym-hosted"))
 
     # --- in the loop's thread: nothing below needs a lock -------------------------------------------------------------------
 
     async def _ask(self, model: Chat, messages: list[BaseMessage]) -> AIMessage:
-        text, tried = "", 0
-        while tried < self.attempts:
-            tried += 1
+        text = ""
+        for tried in range(1, self.attempts + 1):
             try:
                 return await self._call(model, messages)
             except DreamGymError:
                 raise
             except Exception as error:
                 text = self._redacted(f"{type(error).__name__}: {error}", model)
-                if not _transient(error):
+                if tried == self.attempts or not _transient(error):
                     break
                 pause = self._pause(error, tried)
-            if tried < self.attempts:
-                await asyncio.sleep(pause)
+            await asyncio.sleep(pause)
         # outside of the except clause: the cause, which may quote a key, is not chained to it
         raise ModelUnavailable(f"the hosted model gave no answer in {tried} of {self.attempts} attempts: {text[:500]}")
 
