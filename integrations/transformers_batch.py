@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,7 +99,8 @@ class Row:
     text: str
     ids: list[int]
     prefix: "Prefix | None"
-    generator: torch.Generator | None
+    random: Random | None
+    """None takes the most likely token."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     shown: str = ""
@@ -181,12 +183,15 @@ class Batch:
         return tokens
 
     def _draw(self, logprobs: torch.Tensor) -> torch.Tensor:
-        """The exponential race: the row's own noise decides, whatever the batch."""
-        race = logprobs.clone()
-        for i, row in enumerate(self.rows):
-            if row.generator is not None:
-                race[i] -= torch.empty(race.shape[1]).exponential_(generator=row.generator).log()
-        return race.argmax(dim=-1)
+        """By the inverse of the distribution at the row's own random number, whatever the batch."""
+        tokens = logprobs.argmax(dim=-1)
+        warm = [i for i, row in enumerate(self.rows) if row.random is not None]
+        if warm:
+            numbers = torch.tensor([row.random.random() for row in self.rows if row.random is not None], dtype=torch.float64)
+            below = logprobs[warm].double().exp().cumsum(dim=-1)
+            drawn = torch.searchsorted(below, (numbers * below[:, -1])[:, None], right=True)[:, 0]
+            tokens[warm] = drawn.clamp(max=logprobs.shape[1] - 1)
+        return tokens
 
     def _text(self, row: Row) -> str:
         hidden, decode = row.request.hidden, self.engine.tokenizer.decode

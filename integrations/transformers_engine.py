@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
+from random import Random
 from typing import Any
 
 import torch
@@ -101,11 +102,8 @@ class Engine:
                 f"the conversation has {len(ids)} tokens and may grow by {request.max_new_tokens}; the model takes "
                 f"{self._max_tokens}: shorten the episode, the observations or max_new_tokens"
             )
-        generator = None
-        if request.temperature > 0:
-            generator = torch.Generator()
-            generator.manual_seed(next(self._seeds) if request.seed is None else request.seed)
-        return Row(request, text, ids, prefix, generator)
+        seed = next(self._seeds) if request.seed is None else request.seed
+        return Row(request, text, ids, prefix, Random(seed) if request.temperature > 0 else None)
 
     def forward(self, **inputs: Any) -> torch.Tensor:
         """Logits of the last position, [batch, vocabulary], float32."""
