@@ -25,6 +25,10 @@ Chat = Runnable[Any, AIMessage]
 _RETRIED = (408, 409, 425, 429)
 """Client errors that another try may not meet; those of the server are retried all."""
 
+_STARTS_A_TURN = 8
+"""Calls that begin in one turn of the event loop. Of hundreds that come at once, each would else wait until all the others are
+made ready, turn by turn, and so would their answers, which come together."""
+
 _APPLICATION_ID = 0x44476D68
 _SHORTEST_KEY = 8
 """Shorter secrets ("EMPTY", for a server of one's own) are no secrets, and occur in ordinary text."""
@@ -74,7 +78,7 @@ class Hosted:
             raise ConfigurationError(f"concurrency={concurrency} and attempts={attempts} have to be at least 1")
         self.attempts, self.timeout, self.backoff, self.prices = attempts, timeout, backoff, prices or (0.0, 0.0)
         self.limits = {"calls": max_calls, "tokens": max_tokens, "cost": max_cost}
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots, self._starting = asyncio.Semaphore(concurrency), asyncio.Semaphore(_STARTS_A_TURN)
         self._keeps = path is not None
         self._ledger = _Ledger(fspath(path) if path is not None else ":memory:")
         self.usage = self._ledger.usage()
@@ -129,6 +133,8 @@ class Hosted:
 
     async def _call(self, model: Chat, messages: list[BaseMessage]) -> AIMessage:
         async with self._slots:
+            async with self._starting:
+                await asyncio.sleep(0)
             self._check_budget()
             self.usage = self.usage.plus(Usage(calls=1))
             spent = Usage(failed=1)
