@@ -51,6 +51,8 @@ class Demo:
             raise ConfigurationError(f"{out} holds a run with another {', '.join(changed)}: keep to it, or take another --out")
         file.write_text(json.dumps(wanted, indent=2))
         self.replay_buffer = ReplayBuffer(out / "replay.db")
+        self._earned = 0.0
+        """By the base policy in training, on average, when it last played."""
 
     # --- what the stages share ------------------------------------------------------------------------------------------
 
@@ -170,11 +172,12 @@ class Demo:
         """
         from dreamgym_lg.integrations.transformers import LocalChatModel
 
-        if step % 5:
+        if step % (2 if self._earned > 0.1 else 5):
             return False
         policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=16)
         episodes = self.play("base/dream", policy, self.tasks("train")[:64], experience=experience, iteration=step)
-        return sum(trajectory.reward for trajectory in episodes) >= self.settings.base_reward * len(episodes)
+        self._earned = sum(trajectory.reward for trajectory in episodes) / len(episodes)
+        return self._earned >= self.settings.base_reward
 
     def _train_experience(self, offline: Sequence[Trajectory]) -> None:
         from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
