@@ -26,7 +26,7 @@ class Settings:
     experience_steps: int = 400
     base_steps: int = 300
     """At most; the base policy is done as soon as its dreamed episodes earn `base_reward` on average."""
-    base_reward: float = 0.4
+    base_reward: float = 0.3
     batch_size: int = 16
     iterations: int = 40
     num_tasks: int = 8
