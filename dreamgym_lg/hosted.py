@@ -1,7 +1,6 @@
 """Hosted models at scale: bounded concurrency, retries, a budget, remembered answers, and no key in what is written."""
 
 import asyncio
-import random
 import re
 import sqlite3
 import threading
@@ -15,6 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.runnables import Runnable
 from pydantic import BaseModel, SecretStr
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, DreamGymError, ModelUnavailable
 from dreamgym_lg.loops import lasting_loop
@@ -26,8 +26,7 @@ _RETRIED = (408, 409, 425, 429)
 """Client errors that another try may not meet; those of the server are retried all."""
 
 _STARTS_A_TURN = 8
-"""Calls that begin in one turn of the event loop. Of hundreds that come at once, each would else wait until all the others are
-made ready, turn by turn, and so would their answers, which come together."""
+"""Calls that begin in one turn of the event loop. Of hundreds at once each would else wait until all are made ready."""
 
 _APPLICATION_ID = 0x44476D68
 _SHORTEST_KEY = 8
@@ -76,7 +75,8 @@ class Hosted:
             raise ConfigurationError(f"max_cost={max_cost} needs prices=(input, output), per million tokens")
         if concurrency < 1 or attempts < 1:
             raise ConfigurationError(f"concurrency={concurrency} and attempts={attempts} have to be at least 1")
-        self.attempts, self.timeout, self.backoff, self.prices = attempts, timeout, backoff, prices or (0.0, 0.0)
+        self.attempts, self.timeout, self.prices = attempts, timeout, prices or (0.0, 0.0)
+        self._wait = wait_random_exponential(multiplier=backoff[0], max=backoff[1])
         self.limits = {"calls": max_calls, "tokens": max_tokens, "cost": max_cost}
         self._slots, self._starting = asyncio.Semaphore(concurrency), asyncio.Semaphore(_STARTS_A_TURN)
         self._keeps = path is not None
@@ -116,18 +116,29 @@ class Hosted:
     # --- in the loop's thread: nothing below needs a lock -------------------------------------------------------------------
 
     async def _ask(self, model: Chat, messages: list[BaseMessage]) -> AIMessage:
-        text = ""
-        for tried in range(1, self.attempts + 1):
-            try:
-                return await self._call(model, messages)
-            except DreamGymError:
-                raise
-            except Exception as error:
-                text = self._redacted(f"{type(error).__name__}: {error}", model)
-                if tried == self.attempts or not _transient(error):
-                    break
-                pause = self._pause(error, tried)
-            await asyncio.sleep(pause)
+        failed: list[Exception] = []
+        try:
+            return await self._call(model, messages)
+        except DreamGymError:
+            raise
+        except Exception as error:
+            failed.append(error)  # only now tenacity: it costs as much as all else that we do for a call
+
+        async def attempt() -> AIMessage:
+            if failed:
+                raise failed.pop()
+            return await self._call(model, messages)
+
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(self.attempts), wait=self._pause, retry=retry_if_exception(_transient), reraise=True
+        )
+        try:
+            return await retrying(attempt)
+        except DreamGymError:
+            raise
+        except Exception as error:
+            tried = retrying.statistics.get("attempt_number", 1)
+            text = self._redacted(f"{type(error).__name__}: {error}", model)
         # outside of the except clause: the cause, which may quote a key, is not chained to it
         raise ModelUnavailable(f"the hosted model gave no answer in {tried} of {self.attempts} attempts: {text[:500]}")
 
@@ -174,13 +185,12 @@ class Hosted:
         cost = (given * self.prices[0] + got * self.prices[1]) / 1e6
         return Usage(input_tokens=given, output_tokens=got, cost=cost)
 
-    def _pause(self, error: Exception, tried: int) -> float:
+    def _pause(self, state: RetryCallState) -> float:
         """Seconds until the next try."""
-        first, longest = self.backoff
-        drawn = random.uniform(0, min(longest, first * 2.0 ** min(tried - 1, 60)))
+        error = state.outcome.exception() if state.outcome else None
         asked = getattr(getattr(error, "response", None), "headers", None)
         seconds = asked.get("retry-after", "") if isinstance(asked, Mapping) else ""
-        return max(drawn, min(float(seconds), 60.0) if re.fullmatch(r"\d+(\.\d+)?", seconds) else 0.0)
+        return max(float(self._wait(state)), min(float(seconds), 60.0) if re.fullmatch(r"\d+(\.\d+)?", seconds) else 0.0)
 
 
 def hosted_for(model: Any) -> Hosted | None:

@@ -54,7 +54,7 @@ async def test_no_file_and_no_log_holds_the_key(
     experience = ExperienceModel(chat_model(server), hosted=hosted)
     assert experience.hosted is not None
     if not own:
-        experience.hosted.backoff = (0.0, 0.0)
+        experience.hosted._wait = lambda state: 0.0
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         training = Training(
             policy=walker, learner=Learner(), experience=experience, num_tasks=12, num_generations=2, replay_buffer=buffer,
