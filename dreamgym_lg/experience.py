@@ -86,11 +86,10 @@ class ExperienceModel:
 
     @cached_property
     def _hidden(self) -> frozenset[str]:
-        """The words of the worlds' hidden part, as real episodes of train tasks show it."""
         if self.replay_buffer is None or not isinstance(self.form, Lines):
             return frozenset()
-        real = (t for source in ("offline", "real") for t in self.replay_buffer.trajectories(source=source, split="train"))
-        return hidden_words(real)
+        buffer = self.replay_buffer
+        return hidden_words(t for s in ("offline", "real") for t in buffer.trajectories(source=s, split="train"))
 
     @property
     def grounded(self) -> bool:
@@ -98,10 +97,11 @@ class ExperienceModel:
         return bool(self.k and self.replay_buffer is not None and self.replay_buffer.count("steps", split="train"))
 
     def refreshed(self, version: str) -> None:
-        """The weights behind the model have changed, and the buffer may hold more: forget answers and demonstrations."""
+        """The weights behind the model have changed, and the buffer may hold more: forget what came of them."""
         self.version = version
         self._answers.clear()
         self._found.clear()
+        self.__dict__.pop("_hidden", None)
 
     def demonstrations(self, observation: str, action: str, task: Task) -> tuple[Step, ...]:
         """The k stored real transitions nearest to (observation, action), none of them of the same task."""
@@ -220,10 +220,7 @@ def _keep(kept: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
 
 
 class DreamEnvironment(Environment):
-    """An environment played by an experience model. Nothing real is touched.
-
-    Args: `check_action`, the real environment's own check, so that both refuse the same actions.
-    """
+    """An environment played by an experience model; nothing real is touched. `check_action`: the real environment's own."""
 
     def __init__(self, experience: ExperienceModel, *, check_action: CheckAction | None = None) -> None:
         self.experience = experience
@@ -298,9 +295,6 @@ def recorded_exchanges(
 def to_conversation(
     experience: ExperienceModel, trajectory: Trajectory, check_action: CheckAction | None = None
 ) -> list[BaseMessage]:
-    """A trajectory as the conversation that `experience` should have held: its supervised training data.
-
-    Empty if no step of it had to be answered.
-    """
+    """A trajectory as the conversation `experience` should have held, for its training; empty if it was asked nothing."""
     exchanges = recorded_exchanges(experience, trajectory, check_action)
     return experience.messages(trajectory.task, exchanges, "", ())[:-1] if exchanges else []

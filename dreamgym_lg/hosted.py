@@ -204,13 +204,13 @@ def name_of(model: Any) -> str:
     return next((name for name in found if isinstance(name, str) and name), type(model).__name__)
 
 
-def _transient(error: Exception) -> bool:
-    """Whether another try may go better: everything but a request that the server calls wrong."""
+def _transient(error: BaseException) -> bool:
+    """Whether another try may go better: everything but a request that the server calls wrong, and errors of our own."""
     status = _status(error)
-    return not 400 <= status < 500 or status in _RETRIED
+    return not isinstance(error, DreamGymError) and (not 400 <= status < 500 or status in _RETRIED)
 
 
-def _status(error: Exception) -> int:
+def _status(error: BaseException) -> int:
     """The HTTP status that an error of a provider's client tells of; 0 if none."""
     response = getattr(error, "response", None)
     told = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, Mapping) else None
