@@ -206,8 +206,8 @@ def name_of(model: Any) -> str:
 
 def _transient(error: BaseException) -> bool:
     """Whether another try may go better: everything but a request that the server calls wrong, and errors of our own."""
-    status = _status(error)
-    return not isinstance(error, DreamGymError) and (not 400 <= status < 500 or status in _RETRIED)
+    ours, status = isinstance(error, DreamGymError) or not isinstance(error, Exception), _status(error)
+    return not ours and (not 400 <= status < 500 or status in _RETRIED)
 
 
 def _status(error: BaseException) -> int:
