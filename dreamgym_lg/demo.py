@@ -221,6 +221,7 @@ class Demo:
             training, close = self.training()
             run_training(training, self.out / "training.db", run=TRAIN, iterations=self.settings.iterations)
             close()
+            self.progress("train: done", self.settings.iterations, self.settings.iterations)
             save_model(training.policy.model, training.policy.tokenizer, self.models / "trained")
 
     def training(self) -> tuple[Any, Callable[[], None]]:
