@@ -27,23 +27,11 @@ class Agent(Protocol):
 
 
 async def rollout(
-    graph: Agent,
-    tasks: Sequence[Task],
-    environments: Environments,
-    *,
-    context: Callable[[Environment], Any],
-    num_generations: int = 1,
-    source: Source,
-    run: str = "",
-    iteration: int = 0,
-    seed: int = 0,
-    concurrency: int = 64,
-    replay_buffer: ReplayBuffer | None = None,
-    policy_version: str = "",
-    experience_version: str = "",
-    recursion_limit: int = 200,
-    on_episode: Callable[[Trajectory], None] | None = None,
-) -> list[Trajectory]:
+    graph: Agent, tasks: Sequence[Task], environments: Environments, *, context: Callable[[Environment], Any],
+    num_generations: int = 1, source: Source, run: str = "", iteration: int = 0, seed: int = 0, concurrency: int = 64,
+    replay_buffer: ReplayBuffer | None = None, policy_version: str = "", experience_version: str = "",
+    recursion_limit: int = 200, on_episode: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:  # fmt: skip
     """Play `num_generations` episodes of every task; results ordered by task, then rollout index.
 
     Each episode runs in a context of its own, with its own sampling seed (from `seed`, iteration, task and index), and is
@@ -56,51 +44,36 @@ async def rollout(
     for name, given in (("num_generations", num_generations), ("concurrency", concurrency)):
         if given < 1:
             raise ConfigurationError(f"{name}={given}: at least 1")
-    stored: dict[tuple[str, int], Trajectory] = {}
-    if replay_buffer is not None:
-        found = replay_buffer.trajectories(run=run, iteration=iteration, segments=True)
-        stored = {(trajectory.task.id, trajectory.rollout_index): trajectory for trajectory in found}
+    found = replay_buffer.trajectories(run=run, iteration=iteration, segments=True) if replay_buffer is not None else ()
+    stored = {(trajectory.task.id, trajectory.rollout_index): trajectory for trajectory in found}
     slots = asyncio.Semaphore(concurrency)
 
     async def episode(task: Task, index: int) -> Trajectory | BudgetExceeded:
         if (task.id, index) in stored:
             return stored[task.id, index]
+        recorder = TokenRecorder(seed=random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40))
         async with slots:
-            recorder = TokenRecorder(seed=random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40))
             try:
                 with environments() as environment:
-                    config: RunnableConfig = {"recursion_limit": recursion_limit}
-                    played = await _play(graph, task, environment, context(environment), recorder, config)
+                    played = await _play(graph, task, context(environment), recorder, {"recursion_limit": recursion_limit})
             except BudgetExceeded as stopped:
                 return stopped
             except Exception as fault:  # no environment could be lent: this episode's fault, not the others'
                 played = [], False, f"{type(fault).__name__}: {fault}"
         steps, success, error = played
         trajectory = Trajectory(
-            task=task,
-            steps=steps,
-            source=source,
-            success=success,
-            error=error,
-            run=run,
-            iteration=iteration,
-            rollout_index=index,
-            policy_version=policy_version,
-            experience_version=experience_version,
+            task=task, steps=steps, source=source, success=success, error=error, run=run, iteration=iteration,
+            rollout_index=index, policy_version=policy_version, experience_version=experience_version,
             segments=recorder.segments(),
-        )
+        )  # fmt: skip
         if replay_buffer is not None:
             replay_buffer.add(trajectory)
         if on_episode is not None:
             on_episode(trajectory)
         return trajectory
 
-    episodes = [
-        asyncio.create_task(episode(task, index), context=contextvars.Context())
-        for task in tasks
-        for index in range(num_generations)
-    ]
-    ended = await asyncio.gather(*episodes)
+    numbered = [(task, index) for task in tasks for index in range(num_generations)]
+    ended = await asyncio.gather(*(asyncio.create_task(episode(*each), context=contextvars.Context()) for each in numbered))
     for each in ended:
         if isinstance(each, BudgetExceeded):
             raise each
@@ -108,12 +81,7 @@ async def rollout(
 
 
 async def _play(
-    graph: Agent,
-    task: Task,
-    environment: Environment,
-    context: Any,
-    recorder: TokenRecorder,
-    config: RunnableConfig,
+    graph: Agent, task: Task, context: Any, recorder: TokenRecorder, config: RunnableConfig
 ) -> tuple[Sequence[Any], bool, str | None]:
     """The steps, the outcome and, if it broke, the cause of one episode; what was played before a fault is kept."""
     state: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 import operator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
@@ -38,6 +38,49 @@ def read_action(text: str) -> str:
     return text.strip().split("\n", 1)[0].strip()
 
 
+class _Nodes(NamedTuple):
+    """The nodes of one episode graph."""
+
+    policy: BaseChatModel
+    environment: Environment | None
+    max_steps: int
+
+    def world(self, runtime: Runtime[EpisodeContext]) -> Environment:
+        if self.environment is not None:
+            return self.environment
+        if runtime.context is None or runtime.context.environment is None:
+            raise ConfigurationError("this episode has no environment: give one to create_episode_graph or in EpisodeContext")
+        return runtime.context.environment
+
+    async def reset(self, state: EpisodeState, runtime: Runtime[EpisodeContext]) -> dict[str, Any]:
+        given = state["task"]
+        task = given if isinstance(given, Task) else Task(**given)  # a server hands on what came as JSON
+        observation = await self.world(runtime).areset(task)
+        return {"task": task, "messages": [SystemMessage(task.instruction), HumanMessage(observation)], "success": False}
+
+    async def act(self, state: EpisodeState) -> dict[str, Any]:
+        return {"messages": [await self.policy.ainvoke(state["messages"])]}
+
+    async def answer(self, state: EpisodeState, runtime: Runtime[EpisodeContext]) -> dict[str, Any]:
+        *earlier, reply = state["messages"]
+        observations = [message.text for message in earlier if message.type == "human"]
+        action, world = read_action(reply.text), self.world(runtime)
+        refusal = world.check_action(action, observations)
+        result = checked(refusal) if refusal is not None else await world.astep(action)
+        last = len(state.get("steps", ())) + 1 >= self.max_steps
+        step = Step(
+            observation=observations[-1], action=action, next_observation=result.observation, reward=result.reward,
+            terminated=result.terminated, truncated=result.truncated or (last and not result.terminated),
+            valid=result.info.get("valid", True), reasoning=result.info.get("reasoning", ""),
+        )  # fmt: skip
+        success = result.terminated and result.info.get("success", False)
+        return {"messages": [HumanMessage(result.observation)], "steps": [step], "success": success}
+
+    async def after(self, state: EpisodeState) -> str:  # not async, it would cost a thread's turn a step
+        last = state["steps"][-1]
+        return END if last.terminated or last.truncated else "policy"
+
+
 def create_episode_graph(
     policy: BaseChatModel, environment: Environment | None = None, *, max_steps: int = 10
 ) -> StateGraph[EpisodeState, EpisodeContext, EpisodeState, EpisodeState]:
@@ -48,53 +91,13 @@ def create_episode_graph(
         environment: Plays the world; None takes it from the run's `EpisodeContext`, one instance per concurrent episode.
         max_steps: The episode is truncated after this many actions, refused ones included.
     """
-
-    def world(runtime: Runtime[EpisodeContext]) -> Environment:
-        if environment is not None:
-            return environment
-        if runtime.context is None or runtime.context.environment is None:
-            raise ConfigurationError("this episode has no environment: give one to create_episode_graph or in EpisodeContext")
-        return runtime.context.environment
-
-    async def reset(state: EpisodeState, runtime: Runtime[EpisodeContext]) -> dict[str, Any]:
-        given = state["task"]
-        task = given if isinstance(given, Task) else Task(**given)  # a server hands on what came as JSON
-        observation = await world(runtime).areset(task)
-        return {"task": task, "messages": [SystemMessage(task.instruction), HumanMessage(observation)], "success": False}
-
-    async def act(state: EpisodeState) -> dict[str, Any]:
-        return {"messages": [await policy.ainvoke(state["messages"])]}
-
-    async def answer(state: EpisodeState, runtime: Runtime[EpisodeContext]) -> dict[str, Any]:
-        *earlier, reply = state["messages"]
-        observations = [message.text for message in earlier if message.type == "human"]
-        action = read_action(reply.text)
-        refusal = world(runtime).check_action(action, observations)
-        result = checked(refusal) if refusal is not None else await world(runtime).astep(action)
-        steps = len(state.get("steps", ())) + 1
-        step = Step(
-            observation=observations[-1],
-            action=action,
-            next_observation=result.observation,
-            reward=result.reward,
-            terminated=result.terminated,
-            truncated=result.truncated or (not result.terminated and steps >= max_steps),
-            valid=result.info.get("valid", True),
-            reasoning=result.info.get("reasoning", ""),
-        )
-        success = result.terminated and result.info.get("success", False)
-        return {"messages": [HumanMessage(result.observation)], "steps": [step], "success": success}
-
-    async def ended(state: EpisodeState) -> str:  # not async, it would cost a thread's turn a step
-        last = state["steps"][-1]
-        return END if last.terminated or last.truncated else "policy"
-
+    nodes = _Nodes(policy, environment, max_steps)
     builder = StateGraph(EpisodeState, context_schema=EpisodeContext)
-    builder.add_node("reset", reset)
-    builder.add_node("policy", act)
-    builder.add_node("environment", answer)
+    builder.add_node("reset", nodes.reset)
+    builder.add_node("policy", nodes.act)
+    builder.add_node("environment", nodes.answer)
     builder.add_edge(START, "reset")
     builder.add_edge("reset", "policy")
     builder.add_edge("policy", "environment")
-    builder.add_conditional_edges("environment", ended, ["policy", END])
+    builder.add_conditional_edges("environment", nodes.after, ["policy", END])
     return builder

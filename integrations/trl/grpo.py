@@ -7,7 +7,7 @@ schedule. `GRPOLearner.update` hands it an iteration's groups and returns when t
 import json
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,21 @@ class _Steps(TrainerCallback):
         self.done.put((f"checkpoint-{state.global_step}", metrics))
 
 
+_SETTINGS: Mapping[str, Any] = {
+    "max_steps": 1_000_000,
+    "lr_scheduler_type": "constant",
+    "loss_type": "grpo",
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "save_total_limit": 2,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "bf16": False,
+    "activation_checkpointing": False,
+    "ignore_data_skip": True,
+}
+
+
 class GRPOLearner:
     """Trains a local policy on groups of recorded episodes, resumable after any crash.
 
@@ -117,20 +132,9 @@ class GRPOLearner:
     """
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        path: str | Path,
-        *,
-        num_generations: int = 8,
-        updates: int = 1,
-        micro_batch: int = 2,
-        learning_rate: float = 1e-6,
-        beta: float = 0.02,
-        temperature: float = 1.0,
-        seed: int = 0,
-        **config: Any,
-    ) -> None:
+        self, model: Any, tokenizer: Any, path: str | Path, *, num_generations: int = 8, updates: int = 1, micro_batch: int = 2,
+        learning_rate: float = 1e-6, beta: float = 0.02, temperature: float = 1.0, seed: int = 0, **config: Any,
+    ) -> None:  # fmt: skip
         if num_generations < 2:
             raise ConfigurationError(f"num_generations={num_generations}: a group needs at least 2 episodes to compare")
         if beta and not model.config._name_or_path:
@@ -141,39 +145,16 @@ class GRPOLearner:
         self.model, self.path = model, Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        parts = updates * micro_batch
         args: dict[str, Any] = {
-            "output_dir": str(self.path),
-            "max_steps": 1_000_000,
-            "per_device_train_batch_size": num_generations,
-            "steps_per_generation": parts,
-            "gradient_accumulation_steps": micro_batch,
-            "num_generations": num_generations,
-            "learning_rate": learning_rate,
-            "lr_scheduler_type": "constant",
-            "beta": beta,
-            "temperature": temperature,
-            "loss_type": "grpo",
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "save_total_limit": 2,
-            "report_to": "none",
-            "disable_tqdm": True,
-            "use_cpu": model.device.type == "cpu",
-            "bf16": False,
-            "activation_checkpointing": False,
-            "ignore_data_skip": True,
-            "seed": seed,
-            **config,
-        }
+            **_SETTINGS, "output_dir": str(self.path), "num_generations": num_generations, "learning_rate": learning_rate,
+            "per_device_train_batch_size": num_generations, "steps_per_generation": updates * micro_batch,
+            "gradient_accumulation_steps": micro_batch, "beta": beta, "temperature": temperature, "seed": seed,
+            "use_cpu": model.device.type == "cpu", **config,
+        }  # fmt: skip
         self._trainer = _Trainer(
-            model=model,
-            reward_funcs=_scored_elsewhere,
-            args=GRPOConfig(**args),
-            train_dataset=IterableDataset.from_generator(_prompts),
-            processing_class=tokenizer,
-            callbacks=[_Steps(updates, self._done)],
-        )
+            model=model, reward_funcs=_scored_elsewhere, args=GRPOConfig(**args), processing_class=tokenizer,
+            train_dataset=IterableDataset.from_generator(_prompts), callbacks=[_Steps(updates, self._done)],
+        )  # fmt: skip
         self._trainer.remove_callback(PrinterCallback)
         self._trainer.feed = queue.SimpleQueue()
         self._progress = self._read_progress()

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -107,19 +107,27 @@ def _collate(pad_id: int) -> Callable[[list[Row]], dict[str, torch.Tensor]]:
     return collate
 
 
+_SETTINGS: Mapping[str, Any] = {
+    "lr_scheduler_type": "cosine",
+    "weight_decay": 0.01,
+    "adam_beta2": 0.98,
+    "train_sampling_strategy": "group_by_length",
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "bf16": False,
+    "activation_checkpointing": False,
+    "dataset_kwargs": {"skip_prepare_dataset": True},
+    "remove_unused_columns": False,
+}
+
+
 def train_sft(
-    model: Any,
-    tokenizer: Any,
-    rows: Sequence[Row],
-    *,
-    steps: int,
-    batch_size: int = 24,
-    learning_rate: float = 1e-3,
-    seed: int = 0,
-    on_step: Callable[[int, float], None] | None = None,
-    until: Callable[[int], bool] | None = None,
+    model: Any, tokenizer: Any, rows: Sequence[Row], *, steps: int, batch_size: int = 24, learning_rate: float = 1e-3,
+    seed: int = 0, on_step: Callable[[int, float], None] | None = None, until: Callable[[int], bool] | None = None,
     **config: Any,
-) -> float:
+) -> float:  # fmt: skip
     """Train `model` in place for `steps` optimiser steps; returns the mean loss of the last tenth.
 
     `until` is asked after every step, with its number, and ends the training early.
@@ -137,35 +145,14 @@ def train_sft(
 
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {
-            "output_dir": folder,
-            "max_steps": steps,
-            "per_device_train_batch_size": min(batch_size, len(usable)),
-            "learning_rate": learning_rate,
-            "lr_scheduler_type": "cosine",
-            "warmup_steps": min(20, steps // 10),
-            "weight_decay": 0.01,
-            "adam_beta2": 0.98,
-            "train_sampling_strategy": "group_by_length",
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": "none",
-            "disable_tqdm": True,
-            "use_cpu": model.device.type == "cpu",
-            "bf16": False,
-            "activation_checkpointing": False,
-            "dataset_kwargs": {"skip_prepare_dataset": True},
-            "remove_unused_columns": False,
-            "seed": seed,
-            **config,
-        }
+            **_SETTINGS, "output_dir": folder, "max_steps": steps, "seed": seed, "learning_rate": learning_rate,
+            "per_device_train_batch_size": min(batch_size, len(usable)), "warmup_steps": min(20, steps // 10),
+            "use_cpu": model.device.type == "cpu", **config,
+        }  # fmt: skip
         trainer = _WeightedTrainer(
-            model=model,
-            args=SFTConfig(**settings),
-            train_dataset=Dataset.from_list(usable),
-            data_collator=_collate(tokenizer.pad_token_id),
-            processing_class=tokenizer,
-            callbacks=[_Progress(note, until)],
-        )
+            model=model, args=SFTConfig(**settings), train_dataset=Dataset.from_list(usable),
+            data_collator=_collate(tokenizer.pad_token_id), processing_class=tokenizer, callbacks=[_Progress(note, until)],
+        )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     model.eval()

@@ -1,8 +1,9 @@
 """What rollouts cost beside the models' forward passes: LangGraph, the chat-model layer, retrieval and SQLite.
 
 The same models play the same episodes three times: in a bare asyncio loop, through `rollout` with the episode graph and the
-replay buffer, and so with retrieved demonstrations as well. The models have the demo's size and are trained for a few steps
-on answers of a fixed form, so that every answer can be read.
+replay buffer, and so with retrieved demonstrations as well. Then a whole iteration: those rollouts and the GRPO update on
+them. The models have the demo's size, and a larger one, and are trained for a few steps on answers of a fixed form, so that
+every answer can be read.
 
 Run: python tests/benchmarks/bench_orchestration.py [result.json]
 """
@@ -13,8 +14,9 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ from dreamgym_lg.experience import DreamEnvironment, ExperienceModel, to_convers
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph, read_action
 from dreamgym_lg.integrations.transformers import LocalChatModel
 from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
-from dreamgym_lg.integrations.trl.sft import tokenize, train_sft
+from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+from dreamgym_lg.integrations.trl.sft import save_model, tokenize, train_sft
 from dreamgym_lg.policy import TokenRecorder
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.rollout import rollout
@@ -80,24 +83,21 @@ def experience_conversation(experience: ExperienceModel, episode: Trajectory) ->
     return [{"role": roles.get(m.type, m.type), "content": m.text} for m in to_conversation(experience, episode)]
 
 
-def make_models(buffer: ReplayBuffer, episodes: Sequence[Trajectory]) -> tuple[LocalChatModel, LocalChatModel]:
+def make_models(buffer: ReplayBuffer, episodes: Sequence[Trajectory], folder: Path, **size: int) -> list[LocalChatModel]:
     """Policy and experience model; they learn what the forms are and nothing else."""
-    shown = episodes[:160]
     grounded = ExperienceModel(None, replay_buffer=buffer, demonstrations=DEMONSTRATIONS, instructions="")
     plain = ExperienceModel(None, instructions="")
-    answered = [experience_conversation(plain if i % 4 < 2 else grounded, episode) for i, episode in enumerate(shown)]
-    acted = [policy_conversation(episode) for episode in shown[::2]]
+    answered = [experience_conversation(plain if i % 4 < 2 else grounded, episode) for i, episode in enumerate(episodes)]
+    acted = [policy_conversation(episode) for episode in episodes[::2]]
     tokenizer = create_tokenizer(message["content"] for conversation in answered for message in conversation)
     models = []
-    for seed, conversations in enumerate((acted, answered)):
-        model = create_model(tokenizer, seed=seed)
+    for name, conversations in (("policy", acted), ("experience", answered)):
+        model = create_model(tokenizer, seed=len(models), **size)
         train_sft(model, tokenizer, tokenize(tokenizer, conversations), steps=SFT_STEPS, batch_size=4, learning_rate=1e-3)
-        models.append(model)
-    policy, experience = models
-    return (
-        LocalChatModel(model=policy, tokenizer=tokenizer, max_new_tokens=16),
-        LocalChatModel(model=experience, tokenizer=tokenizer, max_new_tokens=80, temperature=0),
-    )
+        save_model(model, tokenizer, folder / name)  # a learner wants the reference policy's weights in a file
+        answers = {"max_new_tokens": 80, "temperature": 0} if models else {"max_new_tokens": 16}
+        models.append(LocalChatModel.from_path(folder / name, **answers))
+    return models
 
 
 def graph_rollouts(policy: LocalChatModel, buffer: ReplayBuffer, experience: ExperienceModel, run: str) -> Play:
@@ -147,12 +147,38 @@ def bare_rollouts(policy: LocalChatModel, experience: ExperienceModel) -> Play:
     return play
 
 
+def whole_iterations(play: Play, policy: LocalChatModel, folder: Path) -> tuple[Play, Callable[[], float]]:
+    """The rollouts and the GRPO update on them, rewards drawn at random; the seconds of its forward and backward passes."""
+    learner = GRPOLearner(policy.model, policy.tokenizer, folder / "learner", num_generations=NUM_GENERATIONS)
+    trainer, step, passed = learner._trainer, learner._trainer.training_step, [0.0]
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        loss = step(*args, **kwargs)
+        passed[0] += time.perf_counter() - start
+        return loss
+
+    trainer.training_step = timed
+
+    async def iterate(iteration: int) -> Sequence[Trajectory]:
+        episodes, rng = await play(iteration), random.Random(iteration)
+        paid = [replace(e, steps=[replace(step, reward=rng.random()) for step in e.steps]) for e in episodes]
+        groups = [paid[i : i + NUM_GENERATIONS] for i in range(0, len(paid), NUM_GENERATIONS)]
+        learner.update([group for group in groups if all(episode.error is None for episode in group)])
+        return episodes
+
+    return iterate, lambda: passed[0]
+
+
 def tasks_of(iteration: int) -> list[Task]:
     return [make_task(1000 + NUM_TASKS * iteration + i) for i in range(NUM_TASKS)]
 
 
-def measure(play: Play, models: Sequence[LocalChatModel]) -> dict[str, float]:
-    """Means over ROUNDS iterations of new tasks; `outside` is the share of wall time in which no model computed."""
+def measure(play: Play, models: Sequence[LocalChatModel], passes: Callable[[], float] = lambda: 0.0) -> dict[str, float]:
+    """Means over ROUNDS iterations of new tasks; `outside` is the share of wall time in which no model computed.
+
+    `passes`: the seconds of forward and backward passes so far that are not the models' own answers.
+    """
     wall = busy = forwards = steps = failed = 0.0
 
     def count(*_: Any) -> None:
@@ -163,10 +189,10 @@ def measure(play: Play, models: Sequence[LocalChatModel]) -> dict[str, float]:
     for iteration in range(ROUNDS + 1):
         if iteration == 1:
             wall = busy = forwards = steps = failed = 0.0
-        start, before = time.perf_counter(), sum(model.busy_seconds for model in models)
+        start, before = time.perf_counter(), sum(model.busy_seconds for model in models) + passes()
         episodes = asyncio.run(play(iteration))  # type: ignore[arg-type]
         wall += time.perf_counter() - start
-        busy += sum(model.busy_seconds for model in models) - before
+        busy += sum(model.busy_seconds for model in models) + passes() - before
         steps += sum(len(episode.steps) for episode in episodes)
         failed += sum(episode.error is not None for episode in episodes)
         for model in models:
@@ -185,37 +211,47 @@ def measure(play: Play, models: Sequence[LocalChatModel]) -> dict[str, float]:
     }
 
 
+SIZES = {"1 M": {}, "8 M": {"hidden_size": 384, "layers": 5}}
+"""Of policy and experience model each; the first is the demo's."""
+
+
+def ways_of(size: str, buffer: ReplayBuffer, folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
+    offline = list(buffer.trajectories(run="offline", limit=160))
+    policy, answers = make_models(buffer, offline, folder, **SIZES[size])
+    plain = ExperienceModel(answers, instructions="", retries=0)
+    grounded = ExperienceModel(answers, replay_buffer=buffer, demonstrations=DEMONSTRATIONS, instructions="", retries=0)
+    grounded.demonstrations("an apple", "take it", make_task(0))  # builds the index
+    plays = {
+        "bare loop": bare_rollouts(policy, plain),
+        "rollout": graph_rollouts(policy, buffer, plain, f"plain {size}"),
+        "rollout, retrieval": graph_rollouts(policy, buffer, grounded, f"grounded {size}"),
+    }
+    for name, play in plays.items():
+        plain.refreshed("1")
+        yield name, measure(play, (policy, answers))
+    play = graph_rollouts(policy, buffer, grounded, f"whole {size}")
+    iterate, passes = whole_iterations(play, policy, folder)
+    yield "iteration", measure(iterate, (policy, answers), passes)
+
+
 def main() -> None:
+    results = []
     with tempfile.TemporaryDirectory() as folder, ReplayBuffer(Path(folder) / "replay.db") as buffer:
-        offline = [offline_episode(number) for number in range(OFFLINE)]
-        buffer.extend(offline)
-        policy, answers = make_models(buffer, offline)
-        plain = ExperienceModel(answers, instructions="", retries=0)
-        grounded = ExperienceModel(
-            answers, replay_buffer=buffer, demonstrations=DEMONSTRATIONS, instructions="", retries=0
-        )
-        grounded.demonstrations("an apple", "take it", make_task(0))  # builds the index
-        ways: dict[str, Callable[[], Play]] = {
-            "bare loop": lambda: bare_rollouts(policy, plain),
-            "rollout": lambda: graph_rollouts(policy, buffer, plain, "plain"),
-            "rollout, retrieval": lambda: graph_rollouts(policy, buffer, grounded, "grounded"),
-        }
-        concurrent = NUM_TASKS * NUM_GENERATIONS
-        print(f"{concurrent} concurrent episodes of at most {MAX_STEPS} steps, {torch.get_num_threads()} torch threads")
-        print(f"{'':<19}{'episodes/min':>13}{'s/iteration':>13}{'outside s':>11}{'outside':>9}{'forwards':>10}{'steps':>7}")
-        results = {}
-        for name, way in ways.items():
-            plain.refreshed("1")
-            results[name] = row = measure(way(), (policy, answers))
-            print(
-                f"{name:<19}{row['episodes_per_minute']:>13,.0f}{row['seconds_per_iteration']:>13.2f}"
-                f"{row['outside_seconds']:>11.2f}{row['outside']:>9.1%}{row['forward_passes']:>10.0f}{row['steps']:>7.1f}",
-                flush=True,
-            )
-            if row["failed"] > 0.05:
-                print(f"{name}: {row['failed']:.0%} of the episodes failed, the figures mean little", file=sys.stderr)
+        buffer.extend(offline_episode(number) for number in range(OFFLINE))
+        print(f"{NUM_TASKS * NUM_GENERATIONS} episodes of {MAX_STEPS} steps at once, {torch.get_num_threads()} torch threads")
+        print(f"{'':<25}{'episodes/min':>13}{'s/iteration':>13}{'outside s':>11}{'outside':>9}{'forwards':>10}{'steps':>7}")
+        for size in SIZES:
+            for name, row in ways_of(size, buffer, Path(folder) / size):
+                print(
+                    f"{size:<6}{name:<19}{row['episodes_per_minute']:>13,.0f}{row['seconds_per_iteration']:>13.2f}"
+                    f"{row['outside_seconds']:>11.2f}{row['outside']:>9.1%}{row['forward_passes']:>10.0f}{row['steps']:>7.1f}",
+                    flush=True,
+                )
+                if row["failed"] > 0.05:
+                    print(f"{name}: {row['failed']:.0%} of the episodes failed, the figures mean little", file=sys.stderr)
+                results.append({"size": size, "way": name, **row})
     if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps({"concurrent": concurrent, "results": results}, indent=1) + "\n")
+        Path(sys.argv[1]).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
