@@ -116,24 +116,11 @@ class Hosted:
     # --- in the loop's thread: nothing below needs a lock -------------------------------------------------------------------
 
     async def _ask(self, model: Chat, messages: list[BaseMessage]) -> AIMessage:
-        failed: list[Exception] = []
-        try:
-            return await self._call(model, messages)
-        except DreamGymError:
-            raise
-        except Exception as error:
-            failed.append(error)  # only now tenacity: it costs as much as all else that we do for a call
-
-        async def attempt() -> AIMessage:
-            if failed:
-                raise failed.pop()
-            return await self._call(model, messages)
-
         retrying = AsyncRetrying(
             stop=stop_after_attempt(self.attempts), wait=self._pause, retry=retry_if_exception(_transient), reraise=True
         )
         try:
-            return await retrying(attempt)
+            return await retrying(self._call, model, messages)
         except DreamGymError:
             raise
         except Exception as error:
