@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def walk_through(games: str, out: Path, *, quick: bool) -> None:
-    tasks, episodes, held, steps = (4, 26, 13, 2) if quick else (200, 2600, 130, 500)
+    tasks, episodes, held, steps = (4, 26, 13, 2) if quick else (80, 1560, 130, 300)
     out.mkdir(parents=True, exist_ok=True)
     with Progress(console=console) as progress, ReplayBuffer(out / "replay.db") as buffer:
         environment = ALFWorld(max_steps=MAX_STEPS)

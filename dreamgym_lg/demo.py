@@ -51,8 +51,7 @@ class Demo:
             raise ConfigurationError(f"{out} holds a run with another {', '.join(changed)}: keep to it, or take another --out")
         file.write_text(json.dumps(wanted, indent=2))
         self.replay_buffer = ReplayBuffer(out / "replay.db")
-        self._earned = 0.0
-        """By the base policy in training, on average, when it last played."""
+        self._earned = 0.0  # by the base policy in training, when it last played
 
     # --- what the stages share ------------------------------------------------------------------------------------------
 
@@ -134,11 +133,10 @@ class Demo:
         from dreamgym_lg.integrations.textworld_express.behaviour import collect
         from dreamgym_lg.integrations.textworld_express.environment import make_tasks
 
-        s = self.settings
+        s, first = self.settings, self.settings.seed * 100_000
         with self.stage("collect") as todo:
             if not todo:
                 return
-            first = s.seed * 100_000
             with self.pool.lend() as environment:
                 self.replay_buffer.add_tasks(make_tasks(s.game, range(first, first + s.worlds), environment=environment))
                 unseen = make_tasks(s.game, range(first, first + s.transfer_tasks), environment=environment, fold="test")
@@ -177,7 +175,9 @@ class Demo:
         policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=16)
         episodes = self.play("base/dream", policy, self.tasks("train")[:64], experience=experience, iteration=step)
         self._earned = sum(trajectory.reward for trajectory in episodes) / len(episodes)
-        return self._earned >= self.settings.base_reward
+        if enough := self._earned >= self.settings.base_reward:
+            self.progress("base policy (it earns enough)", step, step)
+        return enough
 
     def _train_experience(self, offline: Sequence[Trajectory]) -> None:
         from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Literal, Protocol, cast
 
@@ -78,15 +79,15 @@ class Lines:
         """Demonstrations, the action, and what a small model does not see by itself.
 
         That is the score so far (it tells which progress is the last one), whether the last observation named the action's
-        words, and which hidden word is next in line.
+        words, which hidden word is next in line, and whether this action names it.
         """
         shown = [f"seen: {step.observation}\n{_on_a_line(step.action)}\n{render_prediction(right)}"
                  for step, right in cut(found, self.characters)]  # fmt: skip
-        named = set(re.findall(r"[\w'-]+", last.lower()))
-        found_words = [word.lower() in named for word in action.split()]
+        found_words = [word.lower() in words(last) for word in action.split()]
         share = "all" if all(found_words) else "some" if any(found_words) else "none"
         head = f"now, with a score of {round(score, 2):g}:"
-        coming = [f"next in line: {next_in_line}"] if next_in_line else []
+        here = "here" if next_in_line in words(action) else "not here"
+        coming = [f"next in line: {next_in_line}, {here}"] if next_in_line else []
         text = "\n".join([*shown, head, _on_a_line(action), f"words just named: {share}", *coming])
         return text if first is None else f"{first}\n{text}"
 
@@ -172,6 +173,11 @@ def encoded(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     text = re.sub(r"[<\x7f\x85\u2028\u2029]|\[(?=/?[A-Z_]+\])", lambda found: f"\\u{ord(found[0]):04x}", text)
     return text.encode("utf-8", "replace").decode()  # half an emoji, from an answer that was cut
+
+
+@lru_cache(20_000)
+def words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[\w'-]+", text.lower()))
 
 
 def world_seed(task: Task) -> int:

@@ -5,14 +5,12 @@ the habit. So the hidden part is drawn once, by the world's seed, and the experi
 data that is what really came next.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
-from dreamgym_lg.form import first_observation, world_seed
+from dreamgym_lg.form import first_observation, words, world_seed
 from dreamgym_lg.types import Task, Trajectory
 
 _LEAST, _SHARE = 10, 0.2
@@ -79,8 +77,3 @@ def singled_out(listed: frozenset[str], told: Sequence[Told]) -> list[str]:
 
 def _drawn(task: Task, word: str) -> bytes:
     return blake2b(f"{world_seed(task)}/{word}".encode()).digest()
-
-
-@lru_cache(20_000)
-def words(text: str) -> frozenset[str]:
-    return frozenset(re.findall(r"[\w'-]+", text.lower()))
