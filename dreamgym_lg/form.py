@@ -79,15 +79,14 @@ class Lines:
         """Demonstrations, the action, and what a small model does not see by itself.
 
         That is the score so far (it tells which progress is the last one), whether the last observation named the action's
-        words, which hidden word is next in line, and whether this action names it.
+        words, and which hidden word is next in line.
         """
         shown = [f"seen: {step.observation}\n{_on_a_line(step.action)}\n{render_prediction(right)}"
                  for step, right in cut(found, self.characters)]  # fmt: skip
         found_words = [word.lower() in words(last) for word in action.split()]
         share = "all" if all(found_words) else "some" if any(found_words) else "none"
         head = f"now, with a score of {round(score, 2):g}:"
-        here = "here" if next_in_line in words(action) else "not here"
-        coming = [f"next in line: {next_in_line}, {here}"] if next_in_line else []
+        coming = [f"next in line: {next_in_line}"] if next_in_line else []
         text = "\n".join([*shown, head, _on_a_line(action), f"words just named: {share}", *coming])
         return text if first is None else f"{first}\n{text}"
 

@@ -203,11 +203,10 @@ class Batch:
         """Answer the row if it is at its end; its place in the batch is given up at the next shrinking."""
         if row.request.future.done():
             return True
-        ended = self.engine.is_end(row.sampled[-1])
-        request = row.request
-        text = ""
-        if ended or request.on_text or request.stop or len(row.sampled) >= request.max_new_tokens:
-            text = self._text(row)
+        ended, request = self.engine.is_end(row.sampled[-1]), row.request
+        if not (ended or request.on_text or request.stop or len(row.sampled) >= request.max_new_tokens):
+            return False
+        text = self._text(row)
         cut = min((at for stop in request.stop if (at := text.find(stop, len(request.forced))) >= 0), default=-1)
         if cut >= 0:
             text = text[:cut]

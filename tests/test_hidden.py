@@ -106,11 +106,10 @@ def replay_buffer(tmp_path):
 def test_a_trained_model_is_shown_it_in_hindsight_and_in_the_dream(replay_buffer: ReplayBuffer) -> None:
     experience = ExperienceModel(None, replay_buffer=replay_buffer, instructions="")
     shown = [message.text.rsplit("\n", 1)[-1] for message in to_conversation(experience, PLAYED[0])[1::2]]
-    apple, pear = "next in line: apple", "next in line: pear"
-    assert shown[:4] == [f"{apple}, not here", f"{apple}, not here", f"{apple}, here", f"{pear}, not here"]
+    assert shown[:4] == ["next in line: apple"] * 3 + ["next in line: pear"]
     task = world(99)
     (asked,) = experience.messages(task, [], "read book", ())[1:]
-    assert asked.text.endswith(f"next in line: {next_in_line(task, [], FRUITS)[0]}, not here")
+    assert asked.text.endswith(f"next in line: {next_in_line(task, [], FRUITS)[0]}")
 
 
 def test_a_dreams_prompts_only_grow(replay_buffer: ReplayBuffer) -> None:
@@ -125,7 +124,7 @@ def test_a_dreams_prompts_only_grow(replay_buffer: ReplayBuffer) -> None:
     def answers():
         while True:
             last = prompts[-1][-1]
-            fruit, taken = last.split("next in line: ")[-1].split(",")[0], "> take" in last
+            fruit, taken = last.rsplit(" ", 1)[-1], "> take" in last
             yield f"valid, fine\nreward {0.25 if taken else 0}, continues\n" + (
                 f"You take the {fruit}." if taken else f"The task is to take the {fruit}.")  # fmt: skip
 
