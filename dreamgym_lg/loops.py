@@ -1,20 +1,53 @@
-"""One event loop for all that this library plays.
+"""One event loop for all that this library plays, which outlives each call.
 
 The async clients of providers, and those of a user's own tools, keep connections that no other loop can use: with a loop of
 its own, the second evaluation of the same agent finds them closed.
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import cache
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-_starting = threading.Lock()
-_LONGEST_GOODBYE = 10.0
-"""Seconds for which what was cancelled may tidy up."""
+_starting, _playing = threading.Lock(), threading.Lock()
+
+
+def run_lasting(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """`asyncio.run`, in the caller's thread, but always in the same loop; also where a loop runs already, as in a notebook.
+
+    While that loop is busy in another thread, or further up in this one, the coroutine gets one of its own.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        with ThreadPoolExecutor(1) as beside:
+            return beside.submit(copy_context().run, run_lasting, coroutine).result()
+    if not _playing.acquire(blocking=False):
+        return asyncio.run(coroutine)
+    try:
+        return _runner().run(coroutine, context=copy_context())
+    finally:
+        _cancel_rest(_runner().get_loop())
+        _playing.release()
+
+
+def lasting_loop(name: str) -> asyncio.AbstractEventLoop:
+    """The loop of this name, which runs in a thread of its own as long as the process does."""
+    with _starting:
+        return _started(name)
+
+
+@cache
+def _runner() -> asyncio.Runner:
+    return asyncio.Runner()
 
 
 @cache
@@ -24,30 +57,21 @@ def _started(name: str) -> asyncio.AbstractEventLoop:
     return loop
 
 
-def lasting_loop(name: str) -> asyncio.AbstractEventLoop:
-    """The loop of this name, in a thread of its own, which runs as long as the process does."""
-    with _starting:
-        return _started(name)
+def _cancel_rest(loop: asyncio.AbstractEventLoop) -> None:
+    """What a coroutine left behind ends with it, as in `asyncio.run`; else it would go on with the next one."""
+    if left := asyncio.all_tasks(loop):
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
 
 
-def run_lasting(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """`asyncio.run` in the loop of all episodes; also where another loop runs, as in a notebook.
+def _forget() -> None:
+    """In a forked child, which has neither the threads nor the loops."""
+    global _starting, _playing
+    _starting, _playing = threading.Lock(), threading.Lock()
+    _runner.cache_clear()
+    _started.cache_clear()
 
-    The caller's context variables are seen inside. An interrupted caller (Ctrl-C) cancels what it waits for.
-    """
-    done = threading.Event()
 
-    async def work() -> Result:
-        try:
-            return await coroutine
-        finally:
-            done.set()
-
-    future = asyncio.run_coroutine_threadsafe(work(), lasting_loop("dreamgym-episodes"))
-    try:
-        return future.result()
-    except BaseException:
-        if not future.done():
-            future.cancel()
-            done.wait(_LONGEST_GOODBYE)
-        raise
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
