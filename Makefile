@@ -60,8 +60,8 @@ $(INSTALLED): pyproject.toml
 # Built from C++ for some minutes: not for the demo, and where it cannot be built its tests are skipped.
 $(ALFWORLD): $(INSTALLED)
 	@echo 'Installing alfworld (some minutes: its planner is compiled)'
-	@$(BIN)/pip install -q -e '.[alfworld]' || echo 'alfworld could not be built (it needs g++): its tests will be skipped' >&2
-	@touch $@
+	@$(BIN)/pip install -q -e '.[alfworld]' && touch $@ \
+		|| echo 'alfworld could not be built (it needs g++ and cmake): its tests will be skipped' >&2
 
 $(LAYOUT):
 	@mkdir -p $@ && ln -s ../../../graphs ../../../integrations $@

@@ -78,10 +78,11 @@ def show(measured: Fidelity) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="An experience model of ALFWorld, measured")
     parser.add_argument("games", help="folder or packed file of ALFWorld's games")
-    parser.add_argument("--out", type=Path, default=Path("runs/alfworld"))
+    parser.add_argument("--out", type=Path, help="default: runs/alfworld, or runs/alfworld-quick")
     parser.add_argument("--quick", action="store_true", help="little of everything, to see it run")
     arguments = parser.parse_args()
-    walk_through(arguments.games, arguments.out, quick=arguments.quick)
+    out = arguments.out or Path("runs/alfworld-quick" if arguments.quick else "runs/alfworld")
+    walk_through(arguments.games, out, quick=arguments.quick)
 
 
 def walk_through(games: str, out: Path, *, quick: bool) -> None:

@@ -189,10 +189,12 @@ def import_traces(
         with ReplayBuffer(to) as buffer:
             added = buffer.extend(read)
             totals = f"{buffer.count('trajectories'):,} trajectories, {buffer.count('steps'):,} steps"
+            # of a task that was stored before, the first split stays
+            kept = sum(task.split != "train" for task in buffer.tasks())
     successes, steps = sum(each.success for each in read), sum(len(each.steps) for each in read)
     console.print(
         f"{len(read):,} traces read ({successes:,} successes, {steps:,} steps, {len({t.task.id for t in read}):,} tasks); "
-        f"{added:,} new in {escape(str(to))}, which now holds {totals}",
+        f"{added:,} new in {escape(str(to))}, which now holds {totals}; {kept:,} of its tasks are kept for evaluation",
         soft_wrap=True, highlight=False,
     )  # fmt: skip
     if found.rejected:

@@ -18,7 +18,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from dreamgym_lg.environment import CheckAction, Environment
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.form import FORMS, Form, FormName, Lines, bind_schema, check_structure, first_observation, suited
-from dreamgym_lg.hidden import Told, hidden_words, next_in_line
+from dreamgym_lg.hidden import Hidden, Told, hidden_words, next_in_line
 from dreamgym_lg.hosted import Chat, Hosted, hosted_for, name_of
 from dreamgym_lg.policy import unrecorded
 from dreamgym_lg.prediction import SCHEMA, in_hindsight
@@ -85,9 +85,9 @@ class ExperienceModel:
         self._found: dict[tuple[str, str, str], tuple[Step, ...]] = {}
 
     @cached_property
-    def _hidden(self) -> frozenset[str]:
+    def _hidden(self) -> Hidden:
         if self.replay_buffer is None or not isinstance(self.form, Lines):
-            return frozenset()
+            return {}
         buffer = self.replay_buffer
         return hidden_words(t for s in ("offline", "real") for t in buffer.trajectories(source=s, split="train"))
 
@@ -130,7 +130,7 @@ class ExperienceModel:
         messages: list[BaseMessage] = [SystemMessage(self.form.head(task))]
         last, score = first_observation(task), 0.0
         first: str | None = last
-        told = [Told(action, said.observation, said.reward, said.valid) for action, said, _ in history]
+        told = [Told(action, said.observation, said.reward, said.valid, said.terminated) for action, said, _ in history]
         *turns, turn = next_in_line(task, told, self._hidden)
         for exchange, its_turn in zip(history, turns, strict=True):
             asked = self.form.ask(first, exchange.demonstrations, score, last, exchange.action, its_turn)

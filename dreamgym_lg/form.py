@@ -174,7 +174,7 @@ def encoded(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()  # half an emoji, from an answer that was cut
 
 
-@lru_cache(20_000)
+@lru_cache(2000)
 def words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"[\w'-]+", text.lower()))
 

@@ -6,7 +6,7 @@ data that is what really came next.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -25,40 +25,60 @@ class Told(NamedTuple):
     """What followed."""
     reward: float
     valid: bool
+    ended: bool = False
 
 
-def hidden_words(trajectories: Iterable[Trajectory]) -> frozenset[str]:
+Hidden = Mapping[str, frozenset[str]]
+"""The hidden words of each environment."""
+
+
+def hidden_words(trajectories: Iterable[Trajectory]) -> Hidden:
     """The words that real episodes name, one at a time, from what their first observation lists.
 
-    Only words that valid actions are made of: the others ("the", "room") come and go with the phrasing.
+    Only words that valid actions are made of: the others ("the", "room") come and go with the phrasing. No numbers, and
+    nothing of a tool agent's world, whose answers repeat the task's words by themselves.
     """
-    played = [trajectory for trajectory in trajectories if trajectory.steps]
-    acted = {word for t in played for step in t.steps if step.valid for word in words(step.action)}
+    played: dict[str, list[tuple[frozenset[str], list[Told]]]] = {}
+    acted: dict[str, set[str]] = {}
+    for trajectory in trajectories:
+        task, steps = trajectory.task, trajectory.steps
+        if steps and not task.metadata.get("tools"):
+            told = [Told(step.action, step.next_observation, 0.0, step.valid) for step in steps]
+            played.setdefault(task.environment, []).append((words(first_observation(task)), told))
+            used = acted.setdefault(task.environment, set())
+            used.update(word for step in steps if step.valid for word in words(step.action) if word.isalpha())
+    return {environment: _named_alone(episodes, acted[environment]) for environment, episodes in played.items()}
+
+
+def _named_alone(episodes: Sequence[tuple[frozenset[str], Sequence[Told]]], acted: set[str]) -> frozenset[str]:
     named: Counter[str] = Counter()
     listed: Counter[str] = Counter()
-    for trajectory in played:
-        first = words(first_observation(trajectory.task)) & acted
-        listed.update(first)
-        named.update(singled_out(first, [Told(s.action, s.next_observation, 0.0, s.valid) for s in trajectory.steps]))
+    for first, told in episodes:
+        listed.update(first & acted)
+        named.update(singled_out(first & acted, told))
     return frozenset(word for word, n in named.items() if n >= max(_LEAST, _SHARE * listed[word]))
 
 
-def next_in_line(task: Task, told: Sequence[Told], hidden: frozenset[str]) -> list[str]:
+def next_in_line(task: Task, told: Sequence[Told], hidden: Hidden) -> list[str]:
     """For each step so far, and for the one to come: the hidden word that the world is about to single out, "" for none.
 
-    The order is what was really singled out, then a draw by the world's seed. A word's turn ends with a valid action on it
-    and comes again with one that loses reward.
+    The order is what was really singled out, then a draw by the world's seed, which nothing that an agent does can change. A
+    word's turn ends with an action that is paid for, or with any valid one once the world has named it; it comes again with
+    an action that loses reward.
     """
-    listed = words(first_observation(task)) & hidden
+    listed = words(first_observation(task)) & hidden.get(task.environment, frozenset())
+    if not listed:
+        return [""] * (len(told) + 1)
     order = singled_out(listed, told)
-    ever = {word for step in told if step.valid for word in words(step.action)}  # but not singled out, so not next
-    order += sorted(listed.difference(order), key=lambda word: (word in ever, _drawn(task, word)))
-    found = []
+    wrong = words(told[-1].action) if told and told[-1].ended and told[-1].reward <= 0 else set()  # so it was not next
+    order += sorted(listed.difference(order), key=lambda word: (word in wrong, _drawn(task, word)))
+    found, named = [], set[str]()
     for step in told:
         found.append(order[0] if order else "")
-        used = words(step.action) & listed if step.valid else set[str]()
-        rest = [word for word in order if word not in used]
-        order = rest if step.reward >= 0 else [*sorted(used), *rest]
+        over = words(step.action) & listed & (listed if step.reward > 0 else named) if step.valid else set[str]()
+        rest = [word for word in order if word not in over]
+        order = rest if step.reward >= 0 else [*sorted(over), *rest]
+        named |= words(step.observation) & {found[-1]}
     return [*found, order[0] if order else ""]
 
 

@@ -5,7 +5,7 @@ import contextvars
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 
@@ -15,6 +15,7 @@ from dreamgym_lg.policy import TokenRecorder
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.types import Source, Task, Trajectory
 
+Result = TypeVar("Result")
 Environments = Callable[[], AbstractContextManager[Environment]]
 """Lends an environment for one episode: `with environments() as environment`. Entering must not block."""
 
@@ -73,11 +74,21 @@ async def rollout(
         return trajectory
 
     numbered = [(task, index) for task in tasks for index in range(num_generations)]
-    ended = await asyncio.gather(*(asyncio.create_task(episode(*each), context=contextvars.Context()) for each in numbered))
+    ended = await _all([asyncio.create_task(episode(*each), context=contextvars.Context()) for each in numbered])
     for each in ended:
         if isinstance(each, BudgetExceeded):
             raise each
     return [each for each in ended if isinstance(each, Trajectory)]
+
+
+async def _all(tasks: Sequence["asyncio.Task[Result]"]) -> list[Result]:
+    """Their results; if one raises, the others are ended first: nothing plays on behind an error."""
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _play(

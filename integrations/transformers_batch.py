@@ -176,6 +176,8 @@ class Batch:
         logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
         tokens = self._draw(logprobs)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
+        if any(map(math.isnan, chosen)):
+            raise FloatingPointError("the model's output is NaN: its weights are broken; was the learning rate too high?")
         for row, token, logprob in zip(self.rows, tokens.tolist(), chosen, strict=True):
             if not row.request.future.done():
                 row.sampled.append(token)

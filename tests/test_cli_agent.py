@@ -188,9 +188,11 @@ def test_import_keeps_a_share_of_the_tasks_from_training(tmp_path: Path) -> None
     traces, buffer = tmp_path / "traces.jsonl", tmp_path / "replay.db"
     traces.write_text("\n".join(conversation(f"city {n}") for n in range(200)))
     for _ in range(2):  # the same tasks each time
-        assert run("import", str(traces), "--to", str(buffer), "--held-out", "0.2")[0] == 0
+        code, shown = run("import", str(traces), "--to", str(buffer), "--held-out", "0.2")
+        assert code == 0
     with ReplayBuffer(buffer) as stored:
         assert 20 < len(stored.tasks(split="test")) < 60
+        assert f"{len(stored.tasks(split='test'))} of its tasks are kept for evaluation" in shown
         assert len(stored.tasks(split="train")) + len(stored.tasks(split="test")) == 200
         assert {step.observation for step in stored.similar("Book in city 1", "", k=300)}.isdisjoint(
             task.instruction for task in stored.tasks(split="test")

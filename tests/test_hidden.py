@@ -1,6 +1,7 @@
 """The world's hidden part: a book that names, one after the other, the fruits that lie about."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from langchain_core.language_models import GenericFakeChatModel
@@ -11,6 +12,7 @@ from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
 
 FRUITS = frozenset({"apple", "pear", "fig", "plum"})
+HIDDEN = {"barn": FRUITS}
 START = "You are in the barn. You see the book, an apple, a pear, a fig, and a plum."
 
 
@@ -46,18 +48,18 @@ PLAYED = [trajectory(n, LOOK, *order(fruits)) for n, fruits in enumerate(["apple
 
 
 def test_the_hidden_words_are_those_that_are_named_alone() -> None:
-    assert hidden_words(PLAYED) == FRUITS  # not "book", which is read, nor "the" and "take", nor what a look lists again
+    assert hidden_words(PLAYED) == HIDDEN  # not "book", which is read, nor "the" and "take", nor what a look lists again
 
 
 def test_words_that_are_rarely_named_alone_are_not_hidden() -> None:
-    assert hidden_words(PLAYED[:9]) == frozenset()  # named in too few episodes to tell
+    assert hidden_words(PLAYED[:9]) == {"barn": frozenset()}  # named in too few episodes to tell
     silent = [trajectory(n, LOOK, take("fig")) for n in range(100, 200)]
-    assert hidden_words([*PLAYED, *silent]) == frozenset()  # named in 20 of 120 that list them
+    assert hidden_words([*PLAYED, *silent]) == {"barn": frozenset()}  # named in 20 of 120 that list them
 
 
 def test_of_the_past_it_is_what_was_really_named() -> None:
     told = [LOOK, *order("pear apple"), read("plum")]
-    turns = next_in_line(world(0), told, FRUITS)
+    turns = next_in_line(world(0), told, HIDDEN)
     assert turns[:-1] == ["pear", "pear", "pear", "apple", "apple", "plum"]
     assert turns[-1] == "plum"  # it was named and not taken: the book still says so
 
@@ -67,32 +69,56 @@ def test_what_is_to_come_is_drawn_once_and_is_never_what_was(number: int) -> Non
     drawn: list[str] = []
     for _ in range(4):
         so_far = order(" ".join(drawn))
-        drawn.append(next_in_line(world(number), so_far, FRUITS)[-1])
-        assert next_in_line(world(number), [*so_far, LOOK], FRUITS)[-1] == drawn[-1]
+        drawn.append(next_in_line(world(number), so_far, HIDDEN)[-1])
+        assert next_in_line(world(number), [*so_far, LOOK], HIDDEN)[-1] == drawn[-1]
     assert sorted(drawn) == sorted(FRUITS)
-    assert next_in_line(world(number), order(" ".join(drawn)), FRUITS)[-1] == ""
+    assert next_in_line(world(number), order(" ".join(drawn)), HIDDEN)[-1] == ""
 
 
 def test_every_word_comes_first_in_some_worlds() -> None:
-    first = Counter(next_in_line(world(number), [], FRUITS)[0] for number in range(400))
+    first = Counter(next_in_line(world(number), [], HIDDEN)[0] for number in range(400))
     assert first.keys() == FRUITS and min(first.values()) > 60  # of 100 expected; sd 8.7
 
 
 def test_an_action_that_is_paid_for_without_being_named_was_in_line_and_one_that_is_not_was_not() -> None:
-    assert next_in_line(world(0), [take("fig"), read("pear")], FRUITS) == ["fig", "pear", "pear"]
+    assert next_in_line(world(0), [take("fig"), read("pear")], HIDDEN) == ["fig", "pear", "pear"]
     for number in range(20):
-        assert next_in_line(world(number), [take("fig", reward=0.0)], FRUITS)[0] != "fig"
+        wrong = take("fig", reward=0.0)._replace(ended=True)
+        assert next_in_line(world(number), [wrong], HIDDEN)[0] != "fig"
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_nothing_that_an_agent_does_chooses_what_comes(number: int) -> None:
+    """Else a policy learns to choose: the world would be another one for each episode of a group."""
+    (first,) = next_in_line(world(number), [], HIDDEN)
+    for tried in [*FRUITS, "book"]:
+        idle = [Told(f"examine {tried}", f"It is a {tried}.", 0.0, True), LOOK, Told(f"take {tried}", "What?", 0.0, False)]
+        assert next_in_line(world(number), idle, HIDDEN) == [first] * 4
+
+
+def test_words_of_one_environment_mean_nothing_in_another_nor_do_numbers_and_the_words_of_tools() -> None:
+    kitchen = replace(world(0), environment="kitchen")
+    assert next_in_line(kitchen, [LOOK], HIDDEN) == ["", ""]
+    tools = [replace(each, task=replace(each.task, metadata={**each.task.metadata, "tools": ["book"]})) for each in PLAYED]
+    assert hidden_words(tools) == {}
+
+    def numbered(n: int) -> Trajectory:
+        step = Step(observation="1 2 3", action="read", next_observation=f"take {n % 3 + 1}")
+        used = Step(observation="", action=f"take {n % 3 + 1}", next_observation="Taken.")
+        return Trajectory(task=world(n, "On the shelf: 1 2 3"), steps=[step, used], run="offline", rollout_index=n)
+
+    assert hidden_words(map(numbered, range(90))) == {"barn": frozenset()}
 
 
 def test_a_word_comes_again_when_its_reward_is_lost() -> None:
     back = Told("put fig in barn", "You put the fig in the barn.", -0.25, True)
-    assert next_in_line(world(0), [*order("fig"), back, read("fig")], FRUITS)[2:] == [
-        next_in_line(world(0), order("fig"), FRUITS)[2], "fig", "fig"]  # fmt: skip
+    assert next_in_line(world(0), [*order("fig"), back, read("fig")], HIDDEN)[2:] == [
+        next_in_line(world(0), order("fig"), HIDDEN)[2], "fig", "fig"]  # fmt: skip
 
 
 def test_an_invalid_action_takes_no_turn() -> None:
     failed = Told("take the fig", "I'm not sure what you mean.", 0.0, False)
-    assert next_in_line(world(0), [read("fig"), failed], FRUITS) == ["fig"] * 3
+    assert next_in_line(world(0), [read("fig"), failed], HIDDEN) == ["fig"] * 3
 
 
 @pytest.fixture
@@ -109,7 +135,7 @@ def test_a_trained_model_is_shown_it_in_hindsight_and_in_the_dream(replay_buffer
     assert shown[:4] == ["next in line: apple"] * 3 + ["next in line: pear"]
     task = world(99)
     (asked,) = experience.messages(task, [], "read book", ())[1:]
-    assert asked.text.endswith(f"next in line: {next_in_line(task, [], FRUITS)[0]}")
+    assert asked.text.endswith(f"next in line: {next_in_line(task, [], HIDDEN)[0]}")
 
 
 def test_a_dreams_prompts_only_grow(replay_buffer: ReplayBuffer) -> None:

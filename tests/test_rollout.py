@@ -75,6 +75,32 @@ def actions(trajectory: Trajectory) -> list[str]:
     return [step.action for step in trajectory.steps]
 
 
+def test_nothing_plays_on_behind_an_error(policy: Any) -> None:
+    played: list[str] = []
+
+    class Slow(Counting):
+        async def astep(self, action: str) -> StepResult:
+            await asyncio.sleep(0.01)
+            played.append(self._task.id)
+            return self.step(action)
+
+    def full(trajectory: Trajectory) -> None:
+        raise OSError("no space left on device")
+
+    async def both() -> None:
+        graph = create_episode_graph(policy, max_steps=10).compile()
+        with pytest.raises(OSError, match="no space left"):
+            await rollout(
+                graph, TASKS, lambda: nullcontext(Slow()), context=lambda world: EpisodeContext(environment=world),
+                source="real", num_generations=4, concurrency=2, on_episode=full,
+            )  # fmt: skip
+        before = len(played)
+        await asyncio.sleep(0.1)
+        assert 3 <= before == len(played) < 9
+
+    asyncio.run(both())
+
+
 def test_every_task_is_played_num_generations_times_and_stored_once(policy: Any, buffer: ReplayBuffer) -> None:
     versions = {"policy_version": "p5", "experience_version": "e1"}
     found = play(policy, num_generations=4, iteration=5, replay_buffer=buffer, **versions)

@@ -35,8 +35,8 @@ def load_tasks(
 ) -> list[Task]:
     """The tasks of these splits (None: of all), in an order that mixes the kinds of task and is always the same.
 
-    Official `valid_seen` and `valid_unseen` games are test tasks, `valid_train` games and a tenth of the `train` games
-    validation tasks: those whose folder's name, which several games share, hashes so. A packed file of all 4,027 games
+    Official `valid_seen` and `valid_unseen` games are test tasks, a tenth of the `train` and `valid_train` games validation
+    tasks: those whose folder's name, which several games share, hashes so. A packed file of all 4,027 games
     is read in three seconds. Neither the engine nor alfworld is needed, nor is a solution part of a task.
 
     Args:
@@ -164,7 +164,7 @@ def _task(game: _Game, where: Path) -> Task:
 
 
 def _split(game: _Game) -> Split:
-    if game.official_split != "train":
-        return "validation" if game.official_split == "valid_train" else "test"
-    # by the folder, for its games ask for the same in the same room
+    if game.official_split in ("valid_seen", "valid_unseen"):
+        return "test"
+    # by the folder, for its games, of `train` and `valid_train` alike, ask for the same in the same room
     return "validation" if int(digest("alfworld", game.id.split("/")[0]), 16) % 10 == 0 else "train"
