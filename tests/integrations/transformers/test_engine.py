@@ -2,14 +2,17 @@
 
 import asyncio
 import gc
+import math
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 from langchain_core.messages import BaseMessage, HumanMessage
 from transformers import PreTrainedTokenizerFast
 
@@ -18,6 +21,7 @@ from dreamgym_lg.integrations import transformers_cache, transformers_engine
 from dreamgym_lg.integrations.transformers import LocalChatModel
 from dreamgym_lg.integrations.transformers_batch import Generated, Request
 from dreamgym_lg.integrations.transformers_scratch import create_model
+from dreamgym_lg.integrations.transformers_tools import to_entry
 from dreamgym_lg.policy import TokenRecorder
 
 
@@ -208,3 +212,31 @@ async def test_a_turn_forwards_only_what_is_new(policy: LocalChatModel, opening:
     hook.remove()
     assert lengths[0] > 60
     assert all(length < 10 for length in lengths[1:])
+
+
+def test_what_is_sampled_has_the_models_distribution(tokenizer: PreTrainedTokenizerFast, opening: Any) -> None:
+    model = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1), tokenizer=tokenizer, max_new_tokens=1)
+    with torch.no_grad():
+        model.model.lm_head.weight.mul_(2)  # far from uniform, as a trained model is
+    conversation = [to_entry(message) for message in opening(0)]
+    drawn: Counter[int] = Counter()
+    logprobs: dict[int, float] = {}
+    for start in range(0, 4000, 100):
+        futures = [model._engine.submit(Request(conversation, max_new_tokens=1, seed=start + n)) for n in range(100)]
+        for future in futures:
+            reply = future.result(60)
+            drawn.update(reply.sampled_ids)
+            logprobs[reply.sampled_ids[0]] = reply.logprobs[0]
+    common = [token for token, n in drawn.most_common(12)]
+    assert max(logprobs.values()) - min(logprobs[token] for token in common) > 0.5, "a uniform model would prove nothing"
+    for token in common:
+        expected = 4000 * math.exp(logprobs[token])
+        assert abs(drawn[token] - expected) < 4.5 * math.sqrt(expected) + 1
+
+
+def test_a_model_whose_weights_are_broken_says_so(tokenizer: PreTrainedTokenizerFast, opening: Any) -> None:
+    model = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1), tokenizer=tokenizer)
+    with torch.no_grad():
+        model.model.lm_head.weight.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="NaN"):
+        model.invoke(opening(0))
