@@ -19,7 +19,7 @@ class Settings:
     """Offline trajectories of each behaviour."""
     check: Literal["names", "state"] = "names"
     """How much is known of an action's validity before the experience model is asked."""
-    demonstrations: int = 60
+    demonstrations: int = 240
     """Demonstrations the base policy is fine-tuned on."""
     retrieved: int = 1
     """Real transitions retrieved for every step of the dream: k of the paper's top-k."""
