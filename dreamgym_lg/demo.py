@@ -170,7 +170,7 @@ class Demo:
         """
         from dreamgym_lg.integrations.transformers import LocalChatModel
 
-        if step % (2 if self._earned > 0.1 else 5):
+        if step % (1 if self._earned > 0.2 else 2 if self._earned > 0.1 else 5):
             return False
         policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=16)
         episodes = self.play("base/dream", policy, self.tasks("train")[:64], experience=experience, iteration=step)

@@ -26,18 +26,18 @@ class Settings:
     experience_steps: int = 400
     base_steps: int = 300
     """At most; the base policy is done as soon as its dreamed episodes earn `base_reward` on average."""
-    base_reward: float = 0.3
+    base_reward: float = 0.4
     batch_size: int = 16
-    iterations: int = 40
+    iterations: int = 45
     num_tasks: int = 8
     num_generations: int = 8
     max_steps: int = 10
     learning_rate: float = 3e-4
-    updates: int = 1
+    updates: int = 2
     """Optimiser steps per iteration."""
     beta: float = 0.02
     synthetic_share: float = 0.25
-    evaluate_every: int = 10
+    evaluate_every: int = 15
     evaluate_tasks: int = 32
     """Validation worlds of each evaluation during training."""
     proof_tasks: int = 120
