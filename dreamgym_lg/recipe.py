@@ -19,25 +19,25 @@ class Settings:
     """Offline trajectories of each behaviour."""
     check: Literal["names", "state"] = "names"
     """How much is known of an action's validity before the experience model is asked."""
-    demonstrations: int = 240
+    demonstrations: int = 60
     """Demonstrations the base policy is fine-tuned on."""
     retrieved: int = 1
     """Real transitions retrieved for every step of the dream: k of the paper's top-k."""
     experience_steps: int = 400
     base_steps: int = 300
     """At most; the base policy is done as soon as its dreamed episodes earn `base_reward` on average."""
-    base_reward: float = 0.4
+    base_reward: float = 0.25
     batch_size: int = 16
-    iterations: int = 45
+    iterations: int = 40
     num_tasks: int = 8
     num_generations: int = 8
     max_steps: int = 10
     learning_rate: float = 3e-4
-    updates: int = 2
+    updates: int = 1
     """Optimiser steps per iteration."""
     beta: float = 0.02
     synthetic_share: float = 0.25
-    evaluate_every: int = 15
+    evaluate_every: int = 10
     evaluate_tasks: int = 32
     """Validation worlds of each evaluation during training."""
     proof_tasks: int = 120
