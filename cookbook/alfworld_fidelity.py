@@ -31,6 +31,8 @@ from dreamgym_lg.integrations.trl.sft import fine_tune, save_model
 
 KINDS = {"demonstration": 4, "noisy": 3, "random": 2, "malformed": 1, "fluent_wrong": 3}
 """Shares of the offline trajectories."""
+AT_ONCE = 30
+"""Games played in turn: a game is translated for a second, and the engine remembers 32 of them."""
 MAX_STEPS = 12
 """A 1 M model reads two thousand tokens: longer episodes are left out of what it learns, not cut."""
 MAX_TOKENS = 4096
@@ -41,9 +43,14 @@ console = Console()
 def play(tasks: Sequence[Task], episodes: int, environment: ALFWorld, progress: Progress, label: str) -> list[Trajectory]:
     """Real trajectories in the shares of KINDS; `collect` takes train tasks alone, so held-out ones pass as such here and are
     stored nowhere."""
-    counts = {kind: max(1, episodes * share // sum(KINDS.values())) for kind, share in KINDS.items()}
-    found = collect([replace(task, split="train") for task in tasks], environment, episodes=counts, seed=0)
-    return list(progress.track(found, total=sum(counts.values()), description=label))
+    parts = [tasks[start : start + AT_ONCE] for start in range(0, len(tasks), AT_ONCE)]
+    counts = {kind: max(1, episodes * share // sum(KINDS.values()) // len(parts)) for kind, share in KINDS.items()}
+    played = (
+        trajectory
+        for number, part in enumerate(parts)
+        for trajectory in collect([replace(task, split="train") for task in part], environment, episodes=counts, seed=number)
+    )
+    return list(progress.track(played, total=len(parts) * sum(counts.values()), description=label))
 
 
 def train(out: Path, buffer: ReplayBuffer, shown: Sequence[Trajectory], steps: int, progress: Progress) -> Path:
@@ -86,7 +93,7 @@ def main() -> None:
 
 
 def walk_through(games: str, out: Path, *, quick: bool) -> None:
-    tasks, episodes, held, steps = (4, 26, 13, 2) if quick else (80, 1560, 130, 300)
+    tasks, episodes, held, steps = (4, 26, 13, 2) if quick else (60, 1300, 130, 300)
     out.mkdir(parents=True, exist_ok=True)
     with Progress(console=console) as progress, ReplayBuffer(out / "replay.db") as buffer:
         environment = ALFWorld(max_steps=MAX_STEPS)
