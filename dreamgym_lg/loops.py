@@ -28,8 +28,9 @@ def run_lasting(coroutine: Coroutine[Any, Any, Result]) -> Result:
     except RuntimeError:
         pass
     else:
+        context = copy_context()
         with ThreadPoolExecutor(1) as beside:
-            return beside.submit(copy_context().run, run_lasting, coroutine).result()
+            return beside.submit(lambda: context.run(run_lasting, coroutine)).result()
     if not _playing.acquire(blocking=False):
         return asyncio.run(coroutine)
     try:
