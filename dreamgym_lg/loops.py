@@ -28,9 +28,10 @@ def run_lasting(coroutine: Coroutine[Any, Any, Result]) -> Result:
     except RuntimeError:
         pass
     else:
-        context = copy_context()
+        again: Any = run_lasting  # mypy loses the type of a function within itself
         with ThreadPoolExecutor(1) as beside:
-            return beside.submit(lambda: context.run(run_lasting, coroutine)).result()
+            result: Result = beside.submit(copy_context().run, again, coroutine).result()
+            return result
     if not _playing.acquire(blocking=False):
         return asyncio.run(coroutine)
     try:
