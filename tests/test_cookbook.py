@@ -52,4 +52,4 @@ def test_alfworld_fidelity(tmp_path: Path) -> None:
     variants = json.loads((tmp_path / "fidelity.json").read_text())["variants"]
     assert [variant["without"] for variant in variants] == [None, "retrieval", "history", "reasoning"]
     asked = [variant["groups"][0]["one_step"]["steps"] for variant in variants]
-    assert asked[0] > 50 and len(set(asked)) == 1, "every variant answers the same real steps"
+    assert asked[0] > 20 and len(set(asked)) == 1, "every variant answers the same real steps"
