@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def walk_through(games: str, out: Path, *, quick: bool) -> None:
-    tasks, episodes, held, steps = (4, 26, 5, 2) if quick else (60, 1300, 130, 300)
+    tasks, episodes, held, steps = (4, 26, 5, 2) if quick else (60, 1300, 52, 300)
     out.mkdir(parents=True, exist_ok=True)
     with Progress(console=console) as progress, ReplayBuffer(out / "replay.db") as buffer:
         environment = ALFWorld(max_steps=MAX_STEPS)
@@ -105,7 +105,7 @@ def walk_through(games: str, out: Path, *, quick: bool) -> None:
         path = out / "experience"
         if not path.exists():
             train(out, buffer, offline, steps, progress)
-        model = LocalChatModel.from_path(path, temperature=0, max_new_tokens=40 if quick else 160)
+        model = LocalChatModel.from_path(path, temperature=0, max_new_tokens=40 if quick else 100)
         experience = ExperienceModel(
             model, replay_buffer=buffer, demonstrations=1, demonstration_characters=300, instructions="", retries=0
         )  # fmt: skip
