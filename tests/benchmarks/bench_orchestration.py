@@ -150,15 +150,19 @@ def bare_rollouts(policy: LocalChatModel, experience: ExperienceModel) -> Play:
 def whole_iterations(play: Play, policy: LocalChatModel, folder: Path) -> tuple[Play, Callable[[], float]]:
     """The rollouts and the GRPO update on them, rewards drawn at random; the seconds of its forward and backward passes."""
     learner = GRPOLearner(policy.model, policy.tokenizer, folder / "learner", num_generations=NUM_GENERATIONS)
-    trainer, step, passed = learner._trainer, learner._trainer.training_step, [0.0]
+    trainer, passed = learner._trainer, [0.0]
 
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        loss = step(*args, **kwargs)
-        passed[0] += time.perf_counter() - start
-        return loss
+    def timed(work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            result = work(*args, **kwargs)
+            passed[0] += time.perf_counter() - start
+            return result
 
-    trainer.training_step = timed
+        return run
+
+    trainer.compute_loss = timed(trainer.compute_loss)
+    trainer.accelerator.backward = timed(trainer.accelerator.backward)
 
     async def iterate(iteration: int) -> Sequence[Trajectory]:
         episodes, rng = await play(iteration), random.Random(iteration)
@@ -229,6 +233,7 @@ def ways_of(size: str, buffer: ReplayBuffer, folder: Path) -> Iterator[tuple[str
     for name, play in plays.items():
         plain.refreshed("1")
         yield name, measure(play, (policy, answers))
+    grounded.refreshed("2")
     play = graph_rollouts(policy, buffer, grounded, f"whole {size}")
     iterate, passes = whole_iterations(play, policy, folder)
     yield "iteration", measure(iterate, (policy, answers), passes)
