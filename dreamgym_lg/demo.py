@@ -231,7 +231,7 @@ class Demo:
         s, policy, experience, tasks = self.settings, self.policy("base"), self.experience(), self.tasks("train")
         learner = GRPOLearner(
             policy.model, policy.tokenizer, self.models / "policy", num_generations=s.num_generations,
-            learning_rate=s.learning_rate, beta=s.beta, seed=s.seed, updates=s.updates,
+            learning_rate=s.learning_rate, beta=s.beta, seed=s.seed,
         )  # fmt: skip
         seen = [str(task.metadata["observation"]) for task in tasks]
         vary = partial(_vary, vary_task, seen)

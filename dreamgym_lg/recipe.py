@@ -33,8 +33,6 @@ class Settings:
     num_generations: int = 8
     max_steps: int = 10
     learning_rate: float = 3e-4
-    updates: int = 1
-    """Optimiser steps per iteration."""
     beta: float = 0.02
     synthetic_share: float = 0.25
     evaluate_every: int = 10
