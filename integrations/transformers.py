@@ -87,6 +87,10 @@ class LocalChatModel(BaseChatModel):
     def _identifying_params(self) -> dict[str, Any]:
         return {"model": self.name_or_path, "temperature": self.temperature, "max_new_tokens": self.max_new_tokens}
 
+    def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
+        # as in the base class, whose detour by a deprecated method is a tenth of what LangChain and LangGraph cost an episode
+        return {"_type": self._llm_type, **self._identifying_params, "stop": stop, **kwargs}
+
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return LangSmithParams(**{"ls_model_name": self.name_or_path, **super()._get_ls_params(stop=stop, **kwargs)})
 

@@ -22,7 +22,7 @@ from dreamgym_lg.integrations.transformers_batch import Batch, Generated, Reques
 from dreamgym_lg.integrations.transformers_cache import PrefixCache
 from dreamgym_lg.integrations.transformers_tools import render
 
-IDLE_SECONDS = 0.003
+IDLE_SECONDS = 0.0005
 """A batch is closed when no further call has come for this long; ten times as long while it is smaller than the batch
 before, whose callers are probably on their way."""
 

@@ -41,7 +41,7 @@ MAX_STEPS = 6
 OFFLINE = 3000
 """Recorded episodes in the buffer, of MAX_STEPS steps each: what is retrieved from."""
 DEMONSTRATIONS = 1
-SFT_STEPS = 60
+SFT_STEPS = 200
 ROUNDS = 3
 """Iterations measured of each way, after one to warm up."""
 ITEMS = ("apple", "pear", "plum", "lemon", "grape", "melon", "peach", "olive", "onion", "carrot", "leek", "radish")
@@ -161,6 +161,7 @@ def whole_iterations(play: Play, policy: LocalChatModel, folder: Path) -> tuple[
 
         return run
 
+    trainer._reference = timed(trainer._reference)
     trainer.compute_loss = timed(trainer.compute_loss)
     trainer.accelerator.backward = timed(trainer.accelerator.backward)
 

@@ -1,5 +1,6 @@
 """The training graph after a crash: at whatever moment it comes, it costs nothing but the time."""
 
+import gc
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,6 +136,19 @@ def test_ctrl_c_ends_a_run_between_two_nodes(process: Any, steady: Any, tmp_path
     run_training(resumed.training, tmp_path / "training.db", run="r", iterations=4)
     assert one.nodes + resumed.nodes == steady.nodes
     assert resumed.record() == steady.record() and resumed.metrics() == steady.metrics()
+
+
+def test_garbage_collection_is_as_it_was_after_a_run(process: Any, tmp_path: Path) -> None:
+    one, frozen = process(tmp_path), []
+    one.training.on_node = lambda *_: frozen.append(gc.get_freeze_count() > 0)
+    run_training(one.training, tmp_path / "training.db", run="r", iterations=1)
+    assert frozen and all(frozen) and gc.get_freeze_count() == 0
+    gc.freeze()  # by somebody else
+    try:
+        run_training(one.training, tmp_path / "training.db", run="r", iterations=1)
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_no_iterations_are_none(process: Any, tmp_path: Path) -> None:

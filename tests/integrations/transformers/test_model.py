@@ -54,6 +54,11 @@ def test_usage_and_metadata(policy: LocalChatModel, opening: Callable[[int], lis
     assert policy.busy_seconds > 0
 
 
+def test_what_callbacks_are_told_is_what_langchain_tells_them(policy: LocalChatModel) -> None:
+    given: dict[str, Any] = {"stop": ["."], "seed": 3}
+    assert policy._get_invocation_params(**given) == super(LocalChatModel, policy)._get_invocation_params(**given)
+
+
 def test_a_model_saved_and_loaded_answers_alike(
     policy: LocalChatModel, tmp_path: Path, opening: Callable[[int], list[BaseMessage]]
 ) -> None:
