@@ -70,8 +70,12 @@ def test_what_is_left_ends_with_what_raised(interrupted: bool) -> None:
             await task
         raise KeyError("inside")
 
-    with pytest.raises(KeyboardInterrupt if interrupted else KeyError):
-        run_lasting(play())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with Ctrl-C ignored
+    try:
+        with pytest.raises(KeyboardInterrupt if interrupted else KeyError):
+            run_lasting(play())
+    finally:
+        signal.signal(signal.SIGINT, before)
     run_lasting(asyncio.sleep(0.05))
     assert ended == [True] and len(played) < 3
 
