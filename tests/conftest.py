@@ -81,14 +81,15 @@ def _door_world() -> Callable[[list[BaseMessage]], str]:
 @pytest.fixture(scope="session")
 def prepared_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A `--quick` run up to its models: collected, experience model and base policy trained, nothing dreamed yet."""
-    from dreamgym_lg.demo import Demo
-    from dreamgym_lg.recipe import settings_for
-
     out = tmp_path_factory.mktemp("prepared") / "run"
-    work = Demo(out, settings_for("peckingorder", quick=True, seed=3))
-    work.collect()
-    work.train_models()
-    work.replay_buffer.close()
+    prepare = (
+        "import sys, pathlib, dreamgym_lg.demo as demo, dreamgym_lg.recipe as recipe\n"
+        "work = demo.Demo(pathlib.Path(sys.argv[1]), recipe.settings_for('peckingorder', quick=True, seed=3))\n"
+        "work.collect()\n"
+        "work.train_models()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", prepare, str(out)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
     return out
 
 

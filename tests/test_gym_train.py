@@ -136,7 +136,9 @@ def test_a_killed_training_goes_on_where_it_was(make: Callable[[], DreamGym], tm
     nodes = list[tuple[str, int]]()
     resumed = gym.train(policy(), 2, out=tmp_path / "killed", on_node=lambda *each: nodes.append(each), **SETTINGS)
     assert nodes[0] == ("update_policy", 1), "nothing that was finished is done again"
-    torch.testing.assert_close(weights(whole), weights(resumed))
+    # Adam makes a step of a gradient that is nothing but rounding: what threads add in another order may differ by a little,
+    # a lost optimiser state or a repeated update by whole steps
+    torch.testing.assert_close(weights(whole), weights(resumed), rtol=0, atol=SETTINGS["learning_rate"] / 10)
 
     played = gym.replay_buffer.count("trajectories", run=gym.run)
     again = gym.train(policy(), 2, out=tmp_path / "killed", **SETTINGS)

@@ -24,6 +24,8 @@ from dreamgym_lg.integrations.transformers_scratch import create_model
 from dreamgym_lg.integrations.transformers_tools import to_entry
 from dreamgym_lg.policy import TokenRecorder
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 @contextmanager
 def counted_forwards(model: Any) -> Iterator[list[int]]:

@@ -24,6 +24,8 @@ from dreamgym_lg.integrations.transformers import LocalChatModel
 from dreamgym_lg.policy import TokenRecorder
 from dreamgym_lg.types import Segment
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 SIZE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512}
 NARROW = {**SIZE, "num_key_value_heads": 2, "intermediate_size": 96}
 FAMILIES = {
