@@ -39,7 +39,7 @@ Seed = Annotated[int, typer.Option(help="Decides the worlds, the models' first w
 Out = Annotated[
     Path | None, typer.Option(help="Output folder; the same command goes on where it was. Default: runs/GAME-seedSEED.")
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="Three minutes: see every part work; proves nothing.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Two to three minutes: see every part work; proves nothing.")]
 Iterations = Annotated[int | None, typer.Option(min=1, help="GRPO iterations; default: the game's recipe.")]
 Refresh = Annotated[
     int | None, typer.Option(min=0, help="Real episodes shown to the experience model at each refresh; 0 spends no real step.")

@@ -68,7 +68,7 @@ def _of_folder(folder: Path, replay: bool, options: dict[str, Any]) -> Fidelity:
     for name in ("OMP_WAIT_POLICY", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ.setdefault(name, "PASSIVE" if name == "OMP_WAIT_POLICY" else "1")
     demo = open_run(folder)
-    experience = demo.experience()
+    experience = demo.experience(own_process=False)
     if experience.model is None:
         raise ConfigurationError(f"{folder} holds no experience model yet: run `dreamgym train` with the same options first")
     offline, told = held_out(demo)

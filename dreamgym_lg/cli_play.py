@@ -108,7 +108,7 @@ def _of_folder(folder: Path, real: bool) -> Iterator[World]:
             with demo.pool.lend() as environment:
                 yield World(environment, buffer, "the real environment", **kept)
             return
-        experience = demo.experience()
+        experience = demo.experience(own_process=False)
         if experience.model is None:
             raise ConfigurationError(f"{folder} holds no experience model yet: run `dreamgym train` first, or play --real")
         with demo.dream(experience) as environment:

@@ -5,6 +5,7 @@ crash at any moment. The recipe is that of closed_loop.md.
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -50,7 +51,7 @@ class Demo:
             changed = sorted(key for key in wanted if found.get(key) != wanted[key])
             raise ConfigurationError(f"{out} holds a run with another {', '.join(changed)}: keep to it, or take another --out")
         file.write_text(json.dumps(wanted, indent=2))
-        self.replay_buffer = ReplayBuffer(out / "replay.db")
+        self.replay_buffer, self._beside = ReplayBuffer(out / "replay.db"), dict[str, Any]()
 
     # --- what the stages share ------------------------------------------------------------------------------------------
 
@@ -74,12 +75,16 @@ class Demo:
 
         return LocalChatModel.from_path(self.models / name, temperature=temperature, max_new_tokens=16)
 
-    def experience(self, name: str | None = None) -> ExperienceModel:
-        """An experience model of the folder; by default the newest, named after the iteration that refreshed it."""
+    def experience(self, name: str | None = None, *, own_process: bool = True) -> ExperienceModel:
+        """An experience model of the folder, by default the newest; in a process of its own it computes beside the policy."""
         from dreamgym_lg.integrations.transformers import LocalChatModel
 
         name = self.newest_experience() if name is None else name
-        model = LocalChatModel.from_path(self.models / name, temperature=0, max_new_tokens=256) if name else None
+        own_process = own_process and (os.cpu_count() or 1) > 1
+        model = self._beside.get(name) if own_process else None
+        if name and model is None:
+            model = LocalChatModel.from_path(self.models / name, temperature=0, max_new_tokens=256, own_process=own_process)
+            self._beside = {name: model} if own_process else self._beside
         return ExperienceModel(
             model, replay_buffer=self.replay_buffer, demonstrations=self.settings.retrieved, demonstration_characters=80,
             instructions="", retries=0, version=name,
@@ -266,10 +271,7 @@ class Demo:
             old = self._experience_data(self.replay_buffer.sample(half, rng=rng, source="offline"))
             self._fine_tune("refresh", experience.version, name, [*old, *rng.choices(new, k=half)], steps=s.refresh_steps,
                             learning_rate=5e-4, first_lines_weight=4.0)  # fmt: skip
-        local: Any = experience.model
-        newest: Any = self.experience(name).model
-        local.model.load_state_dict(newest.model.state_dict())
-        local.weights_changed()
+        experience.model = self.experience(name).model
         experience.refreshed(name)
         return {"real_steps": real_steps(self, episodes)}
 

@@ -6,7 +6,9 @@ DreamGymError
 ├── EnvironmentFailed       a real environment broke: recorded as the rollout's cause
 ├── PredictionFailed        the experience model's answer could not be used: recorded as the rollout's cause
 ├── ModelUnavailable        a hosted model did not answer, or refused the request: recorded as the rollout's cause
-├── BudgetExceeded          the budget of hosted calls is spent: the run stops, and goes on with a larger one
+├── RunStopped              no episode can be played on; nothing is lost, the same call goes on later
+│   ├── BudgetExceeded      the budget of hosted calls is spent: the run goes on with a larger one
+│   └── ProcessLost         a model's own process has died: the run goes on with a new one
 ├── ReplayBufferError       the SQLite file is not ours, is damaged, or holds too little
 └── NothingToTrain          no policy token was sampled, or every episode failed: training would change nothing
 
@@ -53,8 +55,16 @@ class ModelUnavailable(DreamGymError):
     """A hosted model did not answer within its attempts, or refused the request. Its message holds no key."""
 
 
-class BudgetExceeded(DreamGymError):
+class RunStopped(DreamGymError):
+    """What stops a run is no episode's fault: the episodes that it ended are not stored, and played next time."""
+
+
+class BudgetExceeded(RunStopped):
     """The calls, tokens or money that hosted models may cost are spent. Nothing is lost: what was answered is kept."""
+
+
+class ProcessLost(RunStopped):
+    """The process of a local model has died: killed, out of memory."""
 
 
 class ReplayBufferError(DreamGymError):

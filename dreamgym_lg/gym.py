@@ -118,6 +118,8 @@ class DreamGym:
         if not isinstance(policy, LocalChatModel | str | Path):
             raise ConfigurationError(f"policy={policy!r} cannot be trained; give a LocalChatModel, or a path or name of one")
         local = policy if isinstance(policy, LocalChatModel) else LocalChatModel.from_path(policy, max_new_tokens=512)
+        if local.model is None:
+            raise ConfigurationError("the policy has a process of its own, which trains nothing: load it without own_process")
         folder = Path(out)
         folder.mkdir(parents=True, exist_ok=True)
         run = _run_name(folder)
@@ -192,8 +194,8 @@ class DreamGym:
         if path is not None:
             from dreamgym_lg.integrations.trl.sft import save_model
 
-            if not hasattr(wanted, "tokenizer"):
-                raise ConfigurationError(f"{type(wanted).__name__} has no weights to save; export it without a path")
+            if getattr(wanted, "model", None) is None or not hasattr(wanted, "tokenizer"):
+                raise ConfigurationError(f"{type(wanted).__name__} has no weights here to save; export it without a path")
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             save_model(wanted.model, wanted.tokenizer, Path(path))
         kept = {key: self.options[key] for key in ("select", "pass_through") if key in self.options}

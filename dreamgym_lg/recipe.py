@@ -57,7 +57,7 @@ GAMES = {
 
 
 def settings_for(game: str, *, quick: bool = False, **overrides: Any) -> Settings:
-    """The recipe of a game; `quick` is three minutes of it, enough to see every part work and not to prove a gain."""
+    """The recipe of a game; `quick` is two or three minutes of it, enough to see every part work and not to prove a gain."""
     if game not in GAMES:
         raise ConfigurationError.unknown("game", game, GAMES)
     settings = GAMES[game]

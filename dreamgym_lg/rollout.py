@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from langchain_core.runnables import RunnableConfig
 
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import BudgetExceeded, ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, RunStopped
 from dreamgym_lg.policy import TokenRecorder
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.types import Source, Task, Trajectory
@@ -38,7 +38,7 @@ async def rollout(
     Each episode runs in a context of its own, with its own sampling seed (from `seed`, iteration, task and index), and is
     stored in `replay_buffer` the moment it ends. An episode stored before under the same (run, iteration, task, index) is
     read instead of played, so that a killed run repeats nothing. An exception is a trajectory with an `error`; only
-    `BudgetExceeded` is raised, once the other episodes have ended: those it stopped are not stored, and played next time.
+    `RunStopped` is raised, once the other episodes have ended: those it stopped are not stored, and played next time.
 
     Args: `context` makes the graph's run context from the environment (`EpisodeContext` for the episode graph).
     """
@@ -49,7 +49,7 @@ async def rollout(
     stored = {(trajectory.task.id, trajectory.rollout_index): trajectory for trajectory in found}
     slots = asyncio.Semaphore(concurrency)
 
-    async def episode(task: Task, index: int) -> Trajectory | BudgetExceeded:
+    async def episode(task: Task, index: int) -> Trajectory | RunStopped:
         if (task.id, index) in stored:
             return stored[task.id, index]
         recorder = TokenRecorder(seed=random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40))
@@ -57,7 +57,7 @@ async def rollout(
             try:
                 with environments() as environment:
                     played = await _play(graph, task, context(environment), recorder, {"recursion_limit": recursion_limit})
-            except BudgetExceeded as stopped:
+            except RunStopped as stopped:
                 return stopped
             except Exception as fault:  # no environment could be lent: this episode's fault, not the others'
                 played = [], False, f"{type(fault).__name__}: {fault}"
@@ -76,7 +76,7 @@ async def rollout(
     numbered = [(task, index) for task in tasks for index in range(num_generations)]
     ended = await _all([asyncio.create_task(episode(*each), context=contextvars.Context()) for each in numbered])
     for each in ended:
-        if isinstance(each, BudgetExceeded):
+        if isinstance(each, RunStopped):
             raise each
     return [each for each in ended if isinstance(each, Trajectory)]
 
@@ -101,7 +101,7 @@ async def _play(
             # streamed, so that what was played before a fault is known
             async for values in graph.astream({"task": task}, config, context=context, stream_mode="values"):
                 state = values
-    except BudgetExceeded:
+    except RunStopped:
         raise
     except Exception as error:
         return state.get("steps", []), False, f"{type(error).__name__}: {error}"

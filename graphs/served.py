@@ -37,7 +37,7 @@ class _Dream(DreamEnvironment):
 def _episode() -> Any:
     run = _run()
     name = "trained" if (run.models / "trained").exists() else "base"
-    world = _Dream(run.experience(), check_action=run.check_action)
+    world = _Dream(run.experience(own_process=False), check_action=run.check_action)
     return create_episode_graph(run.policy(name), world, max_steps=run.settings.max_steps).compile()
 
 

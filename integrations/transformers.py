@@ -32,12 +32,13 @@ except ImportError as error:
 
 from dreamgym_lg.integrations.transformers_batch import Generated, Request
 from dreamgym_lg.integrations.transformers_engine import Engine
+from dreamgym_lg.integrations.transformers_process import EngineProcess
 from dreamgym_lg.integrations.transformers_structured import json_parser, to_response_format, with_raw
 from dreamgym_lg.integrations.transformers_tools import ToolDialect, has_calls, to_entry
 
 
 class LocalChatModel(BaseChatModel):
-    """A causal language model with its tokenizer and chat template, run in this process.
+    """A causal language model with its tokenizer and chat template, run in this process or one of its own.
 
     ```python
     policy = LocalChatModel.from_path("Qwen/Qwen2.5-0.5B-Instruct")
@@ -47,7 +48,8 @@ class LocalChatModel(BaseChatModel):
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
     model: Any = Field(repr=False, exclude=True)
-    """`transformers.PreTrainedModel`; the object a learner trains: its new weights answer the next call."""
+    """`transformers.PreTrainedModel`; the object a learner trains: its new weights answer the next call. None where it
+    has a process of its own."""
     tokenizer: Any = Field(repr=False, exclude=True)
     """Its tokenizer, with a chat template."""
     name_or_path: str = ""
@@ -56,27 +58,38 @@ class LocalChatModel(BaseChatModel):
     max_new_tokens: int = Field(default=64, gt=0)
     max_batch_size: int = Field(default=128, gt=0)
     """The most calls that share one forward pass."""
-    _engine: Engine = PrivateAttr()
+    _engine: Engine | EngineProcess = PrivateAttr()
     _tools: ToolDialect = PrivateAttr()
 
     @classmethod
-    def from_path(cls, path: str | Path, *, device: str = "cpu", dtype: str = "auto", **kwargs: Any) -> "LocalChatModel":
-        """Load a model folder (or hub name) with its tokenizer. Raises `ConfigurationError` if it is not one."""
+    def from_path(
+        cls, path: str | Path, *, device: str = "cpu", dtype: str = "auto", own_process: bool = False, **fields: Any
+    ) -> "LocalChatModel":
+        """Load a model folder (or hub name) with its tokenizer.
+
+        Args:
+            own_process: Load it in a process of its own, where it computes at the same time as a model of this process: an
+                experience model beside the policy. It takes some seconds to start, and cannot be trained: `model` is None.
+
+        Raises `ConfigurationError` if the path is no model.
+        """
         try:
             tokenizer = AutoTokenizer.from_pretrained(path)
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
+            model = None if own_process else AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"no model with a tokenizer could be loaded from {str(path)!r}: {error}") from error
-        return cls(model=model, tokenizer=tokenizer, name_or_path=str(path), **kwargs)
+        size = {"max_batch_size": fields["max_batch_size"]} if "max_batch_size" in fields else {}
+        engine = EngineProcess(str(path), device=device, dtype=dtype, **size) if own_process else None
+        return cls(engine=engine, model=model, tokenizer=tokenizer, name_or_path=str(path), **fields)
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, *, engine: EngineProcess | None = None, **fields: Any) -> None:
         super().__init__(**fields)
         # not in model_post_init, where pydantic makes a ValidationError of it
         if not self.tokenizer.chat_template:
             raise ConfigurationError(
                 f"the tokenizer of {self.name_or_path or 'this model'} has no chat template; set tokenizer.chat_template"
             )
-        self._engine = Engine(self.model, self.tokenizer, max_batch_size=self.max_batch_size)
+        self._engine = engine or Engine(self.model, self.tokenizer, max_batch_size=self.max_batch_size)
         self._tools = ToolDialect(self.tokenizer, self._engine.ends)
 
     @property
@@ -95,9 +108,9 @@ class LocalChatModel(BaseChatModel):
         return LangSmithParams(**{"ls_model_name": self.name_or_path, **super()._get_ls_params(stop=stop, **kwargs)})
 
     @property
-    def busy_seconds(self) -> float:
-        """Seconds spent in forward passes so far, for measuring what the rest costs."""
-        return self._engine.busy_seconds
+    def passes(self) -> list[tuple[float, float]]:
+        """When each of the last 10,000 forward passes began and ended, by `time.perf_counter`."""
+        return list(self._engine.passes)
 
     def with_temperature(self, temperature: float) -> "LocalChatModel":
         """The same weights, caches and batches, sampled at another temperature."""

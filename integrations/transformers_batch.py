@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers_cache import Prefix
     from dreamgym_lg.integrations.transformers_engine import Engine
 
+PASSES = 10_000
+"""Forward passes of an engine whose times are remembered."""
+
 
 @dataclass(slots=True)
 class Request:

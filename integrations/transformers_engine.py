@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from random import Random
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers_batch import Batch, Generated, Request, Row
+from dreamgym_lg.integrations.transformers_batch import PASSES, Batch, Generated, Request, Row
 from dreamgym_lg.integrations.transformers_cache import PrefixCache
 from dreamgym_lg.integrations.transformers_tools import render
 
@@ -35,7 +36,7 @@ class Engine:
 
     def __init__(self, model: Any, tokenizer: Any, *, max_batch_size: int) -> None:
         self.model, self.tokenizer, self.max_batch_size = model, tokenizer, max_batch_size
-        self.busy_seconds = 0.0
+        self.passes: deque[tuple[float, float]] = deque(maxlen=PASSES)
         config = model.config.get_text_config()
         self.layers = config.num_hidden_layers
         self.heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -109,7 +110,7 @@ class Engine:
         """Logits of the last position, [batch, vocabulary], float32."""
         start = time.perf_counter()
         logits = self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1].float()
-        self.busy_seconds += time.perf_counter() - start
+        self.passes.append((start, time.perf_counter()))
         return logits
 
     def storage(self, size: int) -> torch.Tensor:

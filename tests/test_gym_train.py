@@ -13,6 +13,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 
 from dreamgym_lg import DreamGym, ReplayBuffer, Task
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers import LocalChatModel
 from dreamgym_lg.integrations.transformers_batch import Batch
 from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
@@ -176,3 +177,9 @@ def test_the_trained_policy_evaluates_and_goes_back_to_production(
     torch.testing.assert_close(weights(loaded), weights(gym.policy))
     again = gym.export(policy=loaded.with_temperature(0)).invoke({"messages": [("human", "Book room t.")]})["messages"]
     assert again[1].tool_calls[0]["args"] == {"city": "Rome"} and len(booked) == 3
+
+
+def test_a_policy_in_another_process_is_refused(make: Callable[[], DreamGym], tmp_path: Path) -> None:
+    elsewhere = policy().model_copy(update={"model": None})
+    with pytest.raises(ConfigurationError, match="load it without own_process"):
+        make().train(elsewhere, 1, out=tmp_path / "run", **SETTINGS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, ProcessLost
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
 from dreamgym_lg.policy import TokenCall, TokenRecorder
 from dreamgym_lg.replay import ReplayBuffer
@@ -200,6 +200,15 @@ def test_a_broken_policy_is_recorded_too(scripted: Any) -> None:
 
     (found,) = play(scripted(reply=reply), TASKS[:1])
     assert found.error == "TimeoutError: the server is busy"
+
+
+def test_what_stops_the_run_is_no_episodes_error(scripted: Any, policy: Any, buffer: ReplayBuffer) -> None:
+    def reply(_: Any) -> str:
+        raise ProcessLost("killed")
+
+    with pytest.raises(ProcessLost):
+        play(scripted(reply=reply), replay_buffer=buffer)
+    assert not buffer.count("trajectories") and all(each.error is None for each in play(policy, replay_buffer=buffer))
 
 
 def test_an_agent_that_never_stops_is_cut_off_at_the_recursion_limit(policy: Any) -> None:

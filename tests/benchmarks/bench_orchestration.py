@@ -3,10 +3,15 @@
 The same models play the same episodes three times: in a bare asyncio loop, through `rollout` with the episode graph and the
 replay buffer, and so with retrieved demonstrations as well. Then a whole iteration: those rollouts and the GRPO update on
 them. The models have the demo's size, and a larger one, and are trained for a few steps on answers of a fixed form, so that
-every answer can be read.
+every answer can be read. All of it is done twice: with both models in this process, and, as the demo does, with the
+experience model in one of its own.
 
 Run: python tests/benchmarks/bench_orchestration.py [result.json]
 """
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does
 
 import asyncio
 import json
@@ -17,6 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +56,7 @@ INSTRUCTION = "Your task is to read the instructions and to take the things they
 ANSWER = "You take it. It is in your hands now, and nothing else has changed."
 
 Play = Callable[[int], Awaitable[Sequence[Trajectory]]]
+Passes = Callable[[], Sequence[tuple[float, float]]]
 Messages = list[dict[str, str]]
 
 
@@ -83,21 +90,17 @@ def experience_conversation(experience: ExperienceModel, episode: Trajectory) ->
     return [{"role": roles.get(m.type, m.type), "content": m.text} for m in to_conversation(experience, episode)]
 
 
-def make_models(buffer: ReplayBuffer, episodes: Sequence[Trajectory], folder: Path, **size: int) -> list[LocalChatModel]:
+def make_models(buffer: ReplayBuffer, episodes: Sequence[Trajectory], folder: Path, **size: int) -> None:
     """Policy and experience model; they learn what the forms are and nothing else."""
     grounded = ExperienceModel(None, replay_buffer=buffer, demonstrations=DEMONSTRATIONS, instructions="")
     plain = ExperienceModel(None, instructions="")
     answered = [experience_conversation(plain if i % 4 < 2 else grounded, episode) for i, episode in enumerate(episodes)]
     acted = [policy_conversation(episode) for episode in episodes[::2]]
     tokenizer = create_tokenizer(message["content"] for conversation in answered for message in conversation)
-    models = []
-    for name, conversations in (("policy", acted), ("experience", answered)):
-        model = create_model(tokenizer, seed=len(models), **size)
+    for seed, (name, conversations) in enumerate((("policy", acted), ("experience", answered))):
+        model = create_model(tokenizer, seed=seed, **size)
         train_sft(model, tokenizer, tokenize(tokenizer, conversations), steps=SFT_STEPS, batch_size=4, learning_rate=1e-3)
-        save_model(model, tokenizer, folder / name)  # a learner wants the reference policy's weights in a file
-        answers = {"max_new_tokens": 80, "temperature": 0} if models else {"max_new_tokens": 16}
-        models.append(LocalChatModel.from_path(folder / name, **answers))
-    return models
+        save_model(model, tokenizer, folder / name)
 
 
 def graph_rollouts(policy: LocalChatModel, buffer: ReplayBuffer, experience: ExperienceModel, run: str) -> Play:
@@ -147,16 +150,16 @@ def bare_rollouts(policy: LocalChatModel, experience: ExperienceModel) -> Play:
     return play
 
 
-def whole_iterations(play: Play, policy: LocalChatModel, folder: Path) -> tuple[Play, Callable[[], float]]:
-    """The rollouts and the GRPO update on them, rewards drawn at random; the seconds of its forward and backward passes."""
+def whole_iterations(play: Play, policy: LocalChatModel, folder: Path) -> tuple[Play, Passes]:
+    """The rollouts and the GRPO update on them, rewards drawn at random; when its forward and backward passes were."""
     learner = GRPOLearner(policy.model, policy.tokenizer, folder / "learner", num_generations=NUM_GENERATIONS)
-    trainer, passed = learner._trainer, [0.0]
+    trainer, passes = learner._trainer, list[tuple[float, float]]()
 
     def timed(work: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             result = work(*args, **kwargs)
-            passed[0] += time.perf_counter() - start
+            passes.append((start, time.perf_counter()))
             return result
 
         return run
@@ -172,38 +175,32 @@ def whole_iterations(play: Play, policy: LocalChatModel, folder: Path) -> tuple[
         learner.update([group for group in groups if all(episode.error is None for episode in group)])
         return episodes
 
-    return iterate, lambda: passed[0]
+    return iterate, lambda: passes
 
 
 def tasks_of(iteration: int) -> list[Task]:
     return [make_task(1000 + NUM_TASKS * iteration + i) for i in range(NUM_TASKS)]
 
 
-def measure(play: Play, models: Sequence[LocalChatModel], passes: Callable[[], float] = lambda: 0.0) -> dict[str, float]:
+def measure(play: Play, models: Sequence[LocalChatModel], passes: Passes = list) -> dict[str, float]:
     """Means over ROUNDS iterations of new tasks; `outside` is the share of wall time in which no model computed.
 
-    `passes`: the seconds of forward and backward passes so far that are not the models' own answers.
+    `passes`: when the forward and backward passes were that are not the models' own answers.
     """
     wall = busy = forwards = steps = failed = 0.0
-
-    def count(*_: Any) -> None:
-        nonlocal forwards
-        forwards += 1
-
-    hooks = [model.model.register_forward_hook(count) for model in models]
     for iteration in range(ROUNDS + 1):
-        if iteration == 1:
-            wall = busy = forwards = steps = failed = 0.0
-        start, before = time.perf_counter(), sum(model.busy_seconds for model in models) + passes()
+        start = time.perf_counter()
         episodes = asyncio.run(play(iteration))  # type: ignore[arg-type]
-        wall += time.perf_counter() - start
-        busy += sum(model.busy_seconds for model in models) + passes() - before
-        steps += sum(len(episode.steps) for episode in episodes)
-        failed += sum(episode.error is not None for episode in episodes)
+        end = time.perf_counter()
+        if iteration:  # the first one warms up
+            forward = [each for model in models for each in model.passes if each[0] > start]
+            wall += end - start
+            busy += covered([*forward, *(each for each in passes() if each[0] > start)])
+            forwards += len(forward)
+            steps += sum(len(episode.steps) for episode in episodes)
+            failed += sum(episode.error is not None for episode in episodes)
         for model in models:
             model.weights_changed()
-    for hook in hooks:
-        hook.remove()
     played = ROUNDS * NUM_TASKS * NUM_GENERATIONS
     return {
         "episodes_per_minute": 60 * played / wall,
@@ -216,27 +213,37 @@ def measure(play: Play, models: Sequence[LocalChatModel], passes: Callable[[], f
     }
 
 
+def covered(passes: Sequence[tuple[float, float]]) -> float:
+    """Seconds in which at least one pass ran."""
+    total = until = 0.0
+    for start, end in sorted(passes):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
 SIZES = {"1 M": {}, "8 M": {"hidden_size": 384, "layers": 5}}
 """Of policy and experience model each; the first is the demo's."""
 
 
-def ways_of(size: str, buffer: ReplayBuffer, folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
-    offline = list(buffer.trajectories(run="offline", limit=160))
-    policy, answers = make_models(buffer, offline, folder, **SIZES[size])
+def ways_of(size: str, buffer: ReplayBuffer, folder: Path, own_process: bool) -> Iterator[tuple[str, dict[str, float]]]:
+    policy = LocalChatModel.from_path(folder / "policy", max_new_tokens=16)
+    answers = LocalChatModel.from_path(folder / "experience", max_new_tokens=80, temperature=0, own_process=own_process)
+    run = f"{size} {own_process}"
     plain = ExperienceModel(answers, instructions="", retries=0)
     grounded = ExperienceModel(answers, replay_buffer=buffer, demonstrations=DEMONSTRATIONS, instructions="", retries=0)
     grounded.demonstrations("an apple", "take it", make_task(0))  # builds the index
     plays = {
         "bare loop": bare_rollouts(policy, plain),
-        "rollout": graph_rollouts(policy, buffer, plain, f"plain {size}"),
-        "rollout, retrieval": graph_rollouts(policy, buffer, grounded, f"grounded {size}"),
+        "rollout": graph_rollouts(policy, buffer, plain, f"plain {run}"),
+        "rollout, retrieval": graph_rollouts(policy, buffer, grounded, f"grounded {run}"),
     }
     for name, play in plays.items():
         plain.refreshed("1")
         yield name, measure(play, (policy, answers))
     grounded.refreshed("2")
-    play = graph_rollouts(policy, buffer, grounded, f"whole {size}")
-    iterate, passes = whole_iterations(play, policy, folder)
+    play = graph_rollouts(policy, buffer, grounded, f"whole {run}")
+    iterate, passes = whole_iterations(play, policy, folder / f"{own_process}")
     yield "iteration", measure(iterate, (policy, answers), passes)
 
 
@@ -245,17 +252,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ReplayBuffer(Path(folder) / "replay.db") as buffer:
         buffer.extend(offline_episode(number) for number in range(OFFLINE))
         print(f"{NUM_TASKS * NUM_GENERATIONS} episodes of {MAX_STEPS} steps at once, {torch.get_num_threads()} torch threads")
-        print(f"{'':<25}{'episodes/min':>13}{'s/iteration':>13}{'outside s':>11}{'outside':>9}{'forwards':>10}{'steps':>7}")
-        for size in SIZES:
-            for name, row in ways_of(size, buffer, Path(folder) / size):
+        columns = f"{'episodes/min':>13}{'s/iteration':>13}{'outside s':>11}{'outside':>9}{'forwards':>10}{'steps':>6}"
+        print(f"{'processes':<25}{columns}")
+        offline = list(buffer.trajectories(run="offline", limit=160))
+        for size, own_process in product(SIZES, (False, True)):
+            if not own_process:
+                make_models(buffer, offline, Path(folder) / size, **SIZES[size])
+            for name, row in ways_of(size, buffer, Path(folder) / size, own_process):
                 print(
-                    f"{size:<6}{name:<19}{row['episodes_per_minute']:>13,.0f}{row['seconds_per_iteration']:>13.2f}"
-                    f"{row['outside_seconds']:>11.2f}{row['outside']:>9.1%}{row['forward_passes']:>10.0f}{row['steps']:>7.1f}",
+                    f"{size:<4}{1 + own_process:>2}  {name:<19}"
+                    f"{row['episodes_per_minute']:>13,.0f}{row['seconds_per_iteration']:>13.2f}"
+                    f"{row['outside_seconds']:>11.2f}{row['outside']:>9.1%}{row['forward_passes']:>10.0f}{row['steps']:>6.1f}",
                     flush=True,
                 )
                 if row["failed"] > 0.05:
                     print(f"{name}: {row['failed']:.0%} of the episodes failed, the figures mean little", file=sys.stderr)
-                results.append({"size": size, "way": name, **row})
+                results.append({"size": size, "processes": 1 + own_process, "way": name, **row})
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(json.dumps(results, indent=1) + "\n")
 
