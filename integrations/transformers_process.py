@@ -99,11 +99,12 @@ def _read(child: Any, asked: dict[int, Request], passes: deque[tuple[float, floa
     except Exception:  # cut off within a reply, or what cannot be read here: nobody may wait for more
         logging.getLogger(__name__).exception("what the process of the model said cannot be read")
     child.kill()
+    child.wait()  # from now on nothing can be sent
     child.stdout.close()
-    while asked:
-        future = asked.pop(next(iter(asked))).future
-        if future.set_running_or_notify_cancel():
-            future.set_exception(_lost(child))
+    for number in list(asked):
+        request = asked.pop(number, None)
+        if request is not None and request.future.set_running_or_notify_cancel():
+            request.future.set_exception(_lost(child))
 
 
 def _lost(child: Any) -> ProcessLost:
