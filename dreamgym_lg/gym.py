@@ -195,7 +195,7 @@ class DreamGym:
             from dreamgym_lg.integrations.trl.sft import save_model
 
             if getattr(wanted, "model", None) is None or not hasattr(wanted, "tokenizer"):
-                raise ConfigurationError(f"{type(wanted).__name__} has no weights here to save; export it without a path")
+                raise ConfigurationError(f"{type(wanted).__name__} has no weights to save; export it without a path")
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             save_model(wanted.model, wanted.tokenizer, Path(path))
         kept = {key: self.options[key] for key in ("select", "pass_through") if key in self.options}

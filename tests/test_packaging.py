@@ -115,6 +115,7 @@ def test_importing_the_core_loads_no_heavy_package(statement: str, tmp_path: Pat
     assert sorted(HEAVY & set(loaded)) == []
 
 
+@pytest.mark.slow
 def test_importing_dreamgym_lg_costs_little_more_than_langgraph(tmp_path: Path) -> None:
     """Processor seconds, the least of five alternated tries each: a busy machine slows both alike."""
     times: dict[str, list[float]] = {"langgraph.graph": [], "dreamgym_lg": []}

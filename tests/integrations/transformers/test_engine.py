@@ -216,6 +216,7 @@ async def test_a_turn_forwards_only_what_is_new(policy: LocalChatModel, opening:
     assert all(length < 10 for length in lengths[1:])
 
 
+@pytest.mark.slow
 def test_what_is_sampled_has_the_models_distribution(tokenizer: PreTrainedTokenizerFast, opening: Any) -> None:
     model = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1), tokenizer=tokenizer, max_new_tokens=1)
     with torch.no_grad():

@@ -156,6 +156,7 @@ for kill in range(3):
 """
 
 
+@pytest.mark.slow
 def test_kills_at_any_moment_lose_no_counted_update(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """Killed three times, each time going on in the same folder."""
     done = subprocess.run([sys.executable, "-c", KILLER, tmp_path, "0"], capture_output=True, text=True, timeout=100)

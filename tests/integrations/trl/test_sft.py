@@ -178,6 +178,7 @@ for kill in range(6):
 """
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_a_whole_folder_or_none(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     save_model(model_of(tokenizer), tokenizer, tmp_path / "start")
     done = subprocess.run([sys.executable, "-c", KILLER, tmp_path], capture_output=True, text=True, timeout=100)
