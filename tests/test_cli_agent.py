@@ -82,6 +82,7 @@ def doctor(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_cannot_be_simulated_and_how_to_fix_it(folder: Path) -> None:
     done = doctor("my_agent.py:graph", "--json", cwd=folder)
     assert done.returncode == 1, done.stderr

@@ -14,6 +14,8 @@ from zipfile import ZipFile
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = {"dreamgym_lg": "dreamgym_lg", "graphs": "dreamgym_lg/graphs", "integrations": "dreamgym_lg/integrations"}
 HEAVY = {"accelerate", "datasets", "matplotlib", "torch", "transformers", "trl"}
@@ -115,7 +117,6 @@ def test_importing_the_core_loads_no_heavy_package(statement: str, tmp_path: Pat
     assert sorted(HEAVY & set(loaded)) == []
 
 
-@pytest.mark.slow
 def test_importing_dreamgym_lg_costs_little_more_than_langgraph(tmp_path: Path) -> None:
     """Processor seconds, the least of five alternated tries each: a busy machine slows both alike."""
     times: dict[str, list[float]] = {"langgraph.graph": [], "dreamgym_lg": []}

@@ -55,6 +55,7 @@ with ReplayBuffer(sys.argv[1]) as buffer:
 """
 
 
+@pytest.mark.slow
 def test_processes_that_open_the_same_new_file_share_it(path: Path) -> None:
     # "shared" is offered by both: together they store each of its rollouts once.
     writers = [python(WRITER, str(path), run, "60") for run in ("a", "b", "shared", "shared")]
@@ -82,6 +83,7 @@ def test_opening_waits_for_whoever_is_just_writing_the_file(path: Path) -> None:
     holder.close()
 
 
+@pytest.mark.slow
 def test_what_another_process_adds_is_seen_and_retrieved(path: Path, buffer: ReplayBuffer) -> None:
     buffer.add(episode())
     assert buffer.similar("room 0", "go", k=1)[0].next_observation == "room 1"
