@@ -108,7 +108,10 @@ def _read(child: Any, asked: dict[int, Request], passes: deque[tuple[float, floa
 
 
 def _lost(child: Any) -> ProcessLost:
-    return ProcessLost(f"the process of the model has ended (status {child.wait()}: -9 may be a lack of memory); load it again")
+    return ProcessLost(
+        f"the process of the model has ended (status {child.wait()}: -9 may be a lack of memory): load it again, or "
+        "run the same command once more, which goes on where it was"
+    )
 
 
 def _end(child: Any) -> None:
