@@ -28,6 +28,7 @@ from langchain_core.outputs import ChatResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from dreamgym_lg import DreamEnvironment, DreamGym, ExperienceModel, Prediction, ReplayBuffer, Step, Task
+from dreamgym_lg.actions import ToolCall, parse_action, render_call
 from dreamgym_lg.integrations.bfcl import (
     BFCLWorld,
     arun_turns,
@@ -38,10 +39,9 @@ from dreamgym_lg.integrations.bfcl import (
     run_turns,
 )
 from dreamgym_lg.integrations.bfcl.data import SYSTEM_PROMPT
-from dreamgym_lg.integrations.transformers import LocalChatModel
-from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.sft import train_sft
-from dreamgym_lg.tools import ToolCall, parse_action, render_call
 
 
 class Production(BaseChatModel):

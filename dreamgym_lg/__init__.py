@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-from dreamgym_lg.curriculum import Curriculum
+from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.environment import Environment, check_environment
-from dreamgym_lg.experience import DreamEnvironment, ExperienceModel
-from dreamgym_lg.policy import TokenRecorder
-from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
+from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Prediction, Segment, Step, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.curriculum import Curriculum
+from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, MissingDependency
-from dreamgym_lg.experience import DreamEnvironment, ExperienceModel
-from dreamgym_lg.loops import run_lasting
-from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Environments, rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy
 from dreamgym_lg.simulate.agent import Verify
@@ -109,7 +109,7 @@ class DreamGym:
         `MissingDependency` without the extra `train`.
         """
         from dreamgym_lg.graphs.training import Training, run_training
-        from dreamgym_lg.integrations.transformers import LocalChatModel
+        from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
         from dreamgym_lg.integrations.trl.grpo import GRPOLearner
 
         tasks = self._split("train")

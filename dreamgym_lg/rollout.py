@@ -11,8 +11,8 @@ from langchain_core.runnables import RunnableConfig
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, RunStopped
-from dreamgym_lg.policy import TokenRecorder
-from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Source, Task, Trajectory
 
 Result = TypeVar("Result")

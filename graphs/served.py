@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dreamgym_lg.demo import Demo
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience import DreamEnvironment
+from dreamgym_lg.experience.model import DreamEnvironment
+from dreamgym_lg.experiment.experiment import Demo
+from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.graphs.training import create_training_graph
-from dreamgym_lg.recipe import Settings
 
 
 def _run() -> Demo:

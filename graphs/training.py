@@ -23,12 +23,12 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import RunControl
 from typing_extensions import TypedDict
 
-from dreamgym_lg.curriculum import Curriculum
+from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
-from dreamgym_lg.experience import ExperienceModel
+from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
-from dreamgym_lg.loops import run_lasting
-from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Environments, rollout
 from dreamgym_lg.types import Trajectory
 

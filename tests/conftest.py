@@ -83,7 +83,7 @@ def prepared_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A `--quick` run up to its models: collected, experience model and base policy trained, nothing dreamed yet."""
     out = tmp_path_factory.mktemp("prepared") / "run"
     prepare = (
-        "import sys, pathlib, dreamgym_lg.demo as demo, dreamgym_lg.recipe as recipe\n"
+        "import sys, pathlib, dreamgym_lg.experiment.experiment as demo, dreamgym_lg.experiment.settings as recipe\n"
         "work = demo.Demo(pathlib.Path(sys.argv[1]), recipe.settings_for('peckingorder', quick=True, seed=3))\n"
         "work.collect()\n"
         "work.train_models()\n"
@@ -98,7 +98,7 @@ def finished_run(prepared_run: Path, tmp_path_factory: pytest.TempPathFactory) -
     """The same run after `dreamgym demo --quick`, as a user would start it."""
     out = tmp_path_factory.mktemp("finished") / "run"
     shutil.copytree(prepared_run, out)
-    command = [sys.executable, "-m", "dreamgym_lg.cli", "demo", "--quick", "--seed", "3", "--out", str(out)]
+    command = [sys.executable, "-m", "dreamgym_lg.cli.app", "demo", "--quick", "--seed", "3", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "outcome" in done.stdout

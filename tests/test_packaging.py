@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = {"dreamgym_lg": "dreamgym_lg", "graphs": "dreamgym_lg/graphs", "integrations": "dreamgym_lg/integrations"}
 HEAVY = {"accelerate", "datasets", "matplotlib", "torch", "transformers", "trl"}
-CORE_IMPORTS = "import dreamgym_lg, dreamgym_lg.cli, dreamgym_lg.graphs.episode, dreamgym_lg.graphs.training"
+CORE_IMPORTS = "import dreamgym_lg, dreamgym_lg.cli.app, dreamgym_lg.graphs.episode, dreamgym_lg.graphs.training"
 
 
 def run(*command: str | Path, cwd: Path) -> str:

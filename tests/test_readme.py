@@ -11,7 +11,7 @@ import typer.main
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
-from dreamgym_lg.cli import app
+from dreamgym_lg.cli.app import app
 
 README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
@@ -42,12 +42,12 @@ def test_python_blocks_run(finished_run: Path, tmp_path: Path, monkeypatch: pyte
     """In order, in one namespace; the first block finds a finished run, so that its stages have nothing left to do."""
     import json
 
-    from dreamgym_lg.recipe import Settings
+    from dreamgym_lg.experiment.settings import Settings
 
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").symlink_to(finished_run)
     settings = Settings(**json.loads((finished_run / "settings.json").read_text()))
-    monkeypatch.setattr("dreamgym_lg.recipe.settings_for", lambda *_, **__: settings)
+    monkeypatch.setattr("dreamgym_lg.experiment.settings.settings_for", lambda *_, **__: settings)
     monkeypatch.chdir(tmp_path)
     answer = "valid, it completes the task\nreward 1, success\nYou take the orange."
     namespace: dict[str, Any] = {
@@ -88,8 +88,8 @@ def test_the_five_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     from langgraph.pregel import Pregel
 
     from dreamgym_lg import DreamGym
-    from dreamgym_lg.integrations.transformers import LocalChatModel
-    from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
     from dreamgym_lg.integrations.trl.sft import save_model
 
     tokenizer = create_tokenizer(["Book a room in Rome. done"] * 9, vocab_size=320)

@@ -11,9 +11,9 @@ import pytest
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, ProcessLost
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
-from dreamgym_lg.policy import TokenCall, TokenRecorder
-from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
+from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
 from dreamgym_lg.types import StepResult, Task, Trajectory
 
 TASKS = [Task(id=f"t{n}", instruction="count to three", environment="counting") for n in range(3)]

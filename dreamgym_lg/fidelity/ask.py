@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from dreamgym_lg.actions import is_answer
 from dreamgym_lg.environment import CheckAction
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.experience import Exchange, ExperienceModel, recorded_exchanges
-from dreamgym_lg.tools import is_answer
+from dreamgym_lg.experience.model import Exchange, ExperienceModel, recorded_exchanges
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
 Ablation = Literal["retrieval", "history", "reasoning"]

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dreamgym_lg.experience import ExperienceModel
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.fidelity.figures import normalised, rate
-from dreamgym_lg.replay import ReplayBuffer
-from dreamgym_lg.retrieval import phi
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.replay.retrieval import phi
 from dreamgym_lg.statistics import Rate
 from dreamgym_lg.types import Step, Task
 

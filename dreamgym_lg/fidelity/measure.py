@@ -10,7 +10,9 @@ from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.environment import CheckAction
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience import ExperienceModel
+from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experience.hosted import name_of
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.fidelity.ask import ABLATIONS, Ablation, Answered, Asker, Replay
 from dreamgym_lg.fidelity.figures import Mean
 from dreamgym_lg.fidelity.findings import Finding, findings
@@ -19,8 +21,6 @@ from dreamgym_lg.fidelity.policies import Comparison, DreamToReal, compare, drea
 from dreamgym_lg.fidelity.rubric import Rubric, check_other, judge_episodes
 from dreamgym_lg.fidelity.steps import Drift, OneStep, drift, one_step
 from dreamgym_lg.fidelity.theorem import Theorem, theorem
-from dreamgym_lg.hosted import name_of
-from dreamgym_lg.loops import run_lasting
 from dreamgym_lg.rollout import Environments
 from dreamgym_lg.statistics import Rate
 from dreamgym_lg.types import Trajectory

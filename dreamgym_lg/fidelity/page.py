@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.experiment.report import DREAM, FAINT, INK, PAIR, REAL, STYLE, TICKS
 from dreamgym_lg.fidelity.figures import Mean
 from dreamgym_lg.fidelity.measure import Fidelity, Group
 from dreamgym_lg.fidelity.steps import CLOSE, OneStep
 from dreamgym_lg.fidelity.theorem import CAVEAT
-from dreamgym_lg.report import DREAM, FAINT, INK, PAIR, REAL, STYLE, TICKS
 from dreamgym_lg.statistics import Rate
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from dreamgym_lg.environment import CheckAction
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.experience import ExperienceModel, recorded_exchanges
+from dreamgym_lg.experience.model import ExperienceModel, recorded_exchanges
 from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Trajectory
 

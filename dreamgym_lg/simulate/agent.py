@@ -9,13 +9,13 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
 
+from dreamgym_lg.actions import render_answer
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
-from dreamgym_lg.policy import TokenRecorder
 from dreamgym_lg.simulate.context import active, apulled, pulled
 from dreamgym_lg.simulate.episode import Call, Episode, install
-from dreamgym_lg.simulate.guard import RealAccessBlocked
-from dreamgym_lg.tools import render_answer
+from dreamgym_lg.simulate.guard.guard import RealAccessBlocked
+from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Step, Task
 
 logger = logging.getLogger(__name__)

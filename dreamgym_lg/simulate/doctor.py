@@ -20,8 +20,8 @@ from langgraph.types import Command, interrupt
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.episode import STATE_TOOLS
-from dreamgym_lg.simulate.plain import makes_tools, run_by, touched
-from dreamgym_lg.simulate.walk import body, codes, function_references, reachable, returns, runs_an_agent, users
+from dreamgym_lg.simulate.object_graph import body, codes, function_references, reachable, returns, runs_an_agent, users
+from dreamgym_lg.simulate.static_analysis import makes_tools, run_by, touched
 
 Fate = Literal["simulated", "passes through", "replaced", "answered", "stopped", "could leak"]
 """`stopped`: the guard raises there and the episode fails; `could leak`: nothing would stop it."""

@@ -23,10 +23,10 @@ from langsmith.run_helpers import tracing_context
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate import context
-from dreamgym_lg.simulate.guard import Allow, Blocked, RealAccessBlocked
-from dreamgym_lg.simulate.respond import Run, approve
-from dreamgym_lg.simulate.turns import Played, Turns
-from dreamgym_lg.simulate.walk import body, runs_an_agent
+from dreamgym_lg.simulate.call_order import Played, Turns
+from dreamgym_lg.simulate.guard.guard import Allow, Blocked, RealAccessBlocked
+from dreamgym_lg.simulate.interrupts import Run, approve
+from dreamgym_lg.simulate.object_graph import body, runs_an_agent
 from dreamgym_lg.types import Step, StepResult, Task
 
 T = TypeVar("T")
@@ -278,7 +278,8 @@ class Episode:
 
 def install() -> None:
     """Teach all classes known by now; called at each episode's start, as users import more of them at any time."""
-    from dreamgym_lg.simulate import graphs, guard, models, threads, tools
+    from dreamgym_lg.simulate import graphs, models, tools
+    from dreamgym_lg.simulate.guard import guard, threads
 
     for part in (models, tools, graphs, threads, guard):
         part.install()

@@ -15,9 +15,9 @@ from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 from pydantic_core import to_jsonable_python
 
+from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.simulate.context import Method, dispatch, subclasses
-from dreamgym_lg.tools import render_call
 
 if TYPE_CHECKING:
     from dreamgym_lg.simulate.episode import Episode

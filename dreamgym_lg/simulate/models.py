@@ -10,7 +10,7 @@ from langchain_core.runnables.config import ensure_config
 
 from dreamgym_lg.simulate.context import Method, apulled, dispatch, entered, pulled, subclasses
 from dreamgym_lg.simulate.episode import Call, Episode
-from dreamgym_lg.simulate.formats import normalise
+from dreamgym_lg.simulate.provider_formats import normalise
 
 CALLS = ("generate", "agenerate", "stream", "astream", "_chat_model_stream_v3", "_achat_model_stream_v3")
 """All else that a chat model offers ends in one of these."""

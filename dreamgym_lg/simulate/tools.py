@@ -18,11 +18,11 @@ from langgraph.types import Command
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
+from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import PredictionFailed
+from dreamgym_lg.simulate.call_order import Played
 from dreamgym_lg.simulate.context import Method, dispatch, entered, subclasses
-from dreamgym_lg.simulate.turns import Played
-from dreamgym_lg.simulate.walk import returned_type
-from dreamgym_lg.tools import render_call
+from dreamgym_lg.simulate.object_graph import returned_type
 
 if TYPE_CHECKING:
     from dreamgym_lg.simulate.episode import Episode

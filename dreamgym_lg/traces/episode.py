@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-from dreamgym_lg.tools import render_answer, render_call
+from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.traces.rows import Conversation
 from dreamgym_lg.types import Step, Task, Trajectory
 

@@ -4,9 +4,9 @@
 """
 
 from dreamgym_lg.integrations.bfcl.agent import arun_turns, create_agent_graph, run_turns
-from dreamgym_lg.integrations.bfcl.behaviour import offline_trajectories
 from dreamgym_lg.integrations.bfcl.data import CATEGORIES, ground_truth, load_tasks
 from dreamgym_lg.integrations.bfcl.environment import BFCLEnvironment
+from dreamgym_lg.integrations.bfcl.scripted_policies import offline_trajectories
 from dreamgym_lg.integrations.bfcl.world import BFCLWorld, check_call
 
 __all__ = [

@@ -10,8 +10,8 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any, get_args
 
+from dreamgym_lg.actions import ToolCall
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
-from dreamgym_lg.tools import ToolCall
 from dreamgym_lg.types import Split, Task
 
 try:

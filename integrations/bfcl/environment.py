@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
+from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.environment import INVALID_REWARD, Environment, checked
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.bfcl.world import BFCLWorld, check_call
-from dreamgym_lg.tools import ToolCall, parse_action
 from dreamgym_lg.types import StepResult, Task
 
 OVER = "The user has no further request."
 
 
 class BFCLEnvironment(Environment):
-    """Actions are those of `dreamgym_lg.tools`: `render_call` calls a tool, `render_answer` ends the user turn.
+    """Actions are those of `dreamgym_lg.actions`: `render_call` calls a tool, `render_answer` ends the user turn.
 
     What follows an answer is the user's next request; the last answer ends the episode, with reward 1 for success.
     A user turn of more than `max_calls` actions (the ground truth needs up to 34) truncates the episode.

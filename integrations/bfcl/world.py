@@ -14,10 +14,10 @@ from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.prebuilt.tool_node import INVALID_TOOL_NAME_ERROR_TEMPLATE, ToolInvocationError
 from pydantic import ValidationError
 
+from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.bfcl.data import api, documents, ground_truth
 from dreamgym_lg.integrations.bfcl.schema import arguments_schema
-from dreamgym_lg.tools import ToolCall, parse_action
 from dreamgym_lg.types import Task
 
 _ONE_CALL = threading.Lock()

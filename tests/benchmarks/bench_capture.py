@@ -8,9 +8,9 @@ Run: python tests/benchmarks/bench_capture.py
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
-from dreamgym_lg.integrations.transformers import LocalChatModel
-from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
-from dreamgym_lg.policy import TokenRecorder
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+from dreamgym_lg.token_recorder import TokenRecorder
 
 INSTRUCTION = "Your task is to read the book and to take the things it names, in their order, one after the other."
 OBSERVATION = "You take it. It is in your hands now. On the table there are an apple, a pear and a plum."

@@ -24,10 +24,10 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI
 
-from dreamgym_lg.experience import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.hosted import Hosted
+from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
-from dreamgym_lg.hosted import Hosted
-from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import Task, Trajectory
 

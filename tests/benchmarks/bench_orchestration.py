@@ -30,15 +30,15 @@ import torch
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.experience import DreamEnvironment, ExperienceModel, to_conversation
+from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel, to_conversation
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph, read_action
-from dreamgym_lg.integrations.transformers import LocalChatModel
-from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.grpo import GRPOLearner
 from dreamgym_lg.integrations.trl.sft import save_model, tokenize, train_sft
-from dreamgym_lg.policy import TokenRecorder
-from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
+from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Step, Task, Trajectory
 
 NUM_TASKS = 8

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from dreamgym_lg.retrieval import IndexedStep, StepIndex
+from dreamgym_lg.replay.retrieval import IndexedStep, StepIndex
 
 SIZES = (10_000, 100_000, 1_000_000)
 QUERIES = 100

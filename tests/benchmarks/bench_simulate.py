@@ -27,7 +27,8 @@ from langgraph.prebuilt import ToolNode, tools_condition
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.simulate import episode as episodes
-from dreamgym_lg.simulate import guard, simulated
+from dreamgym_lg.simulate import simulated
+from dreamgym_lg.simulate.guard.guard import guard
 from dreamgym_lg.types import StepResult, Task
 
 CALLS = 9

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.sqlite import SqliteSaver
 
-from dreamgym_lg.curriculum import Curriculum
-from dreamgym_lg.experience import DreamEnvironment, ExperienceModel
+from dreamgym_lg.curriculum.curriculum import Curriculum
+from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
 from dreamgym_lg.graphs.training import Training, create_training_graph
-from dreamgym_lg.policy import TokenRecorder
-from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Task
 
 TASKS = [

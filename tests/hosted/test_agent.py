@@ -9,10 +9,10 @@ from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 
-from dreamgym_lg.experience import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.hosted import Hosted
+from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
 from dreamgym_lg.gym import DreamGym
-from dreamgym_lg.hosted import Hosted
-from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import SimulatedAgent
 from dreamgym_lg.types import Task

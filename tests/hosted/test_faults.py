@@ -10,10 +10,10 @@ from chat_server import shares
 from house import houses
 
 from dreamgym_lg.errors import BudgetExceeded
-from dreamgym_lg.experience import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.hosted import Hosted
+from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
-from dreamgym_lg.hosted import Hosted
-from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import Trajectory
 

@@ -14,10 +14,10 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, ModelUnavailable
-from dreamgym_lg.experience import DreamEnvironment, ExperienceModel
-from dreamgym_lg.hosted import Hosted, Usage, hosted_for
-from dreamgym_lg.loops import lasting_loop
-from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.event_loop import lasting_loop
+from dreamgym_lg.experience.hosted import Hosted, Usage, hosted_for
+from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import StepResult, Task
 
 QUICK = (0.001, 0.01)

@@ -15,10 +15,10 @@ import pytest
 from chat_server import shares
 from proxy import PROXY_FAULTS, FaultProxy
 
-from dreamgym_lg.experience import DreamEnvironment, ExperienceModel, to_conversation
+from dreamgym_lg.experience.hosted import Hosted
+from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel, to_conversation
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
-from dreamgym_lg.hosted import Hosted
-from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -55,7 +55,7 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The same tiny model, trained until it knows the houses by heart, and untrained."""
-    from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
+    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
     from dreamgym_lg.integrations.trl.sft import fine_tune, save_model
 
     roles, asked = {"human": "user", "ai": "assistant"}, ExperienceModel(None, instructions="")

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from dreamgym_lg.actions import ToolCall, render_call
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.tools import ToolCall, render_call
 from dreamgym_lg.types import Task
 
 pytest.importorskip("bfcl_eval", reason="no bfcl_eval; run: pip install --no-deps bfcl-eval")

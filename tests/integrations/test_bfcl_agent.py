@@ -11,9 +11,9 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import Field
 
+from dreamgym_lg.actions import ToolCall, parse_action, render_answer, render_call
 from dreamgym_lg.environment import check_environment
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.tools import ToolCall, parse_action, render_answer, render_call
 from dreamgym_lg.types import Task, Trajectory
 
 pytest.importorskip("bfcl_eval", reason="no bfcl_eval; run: pip install --no-deps bfcl-eval")

@@ -23,9 +23,9 @@ from zoo.base import ask, react, toolbox
 from zoo.models import ScriptedModel
 from zoo.policy import ScriptedPolicy
 
+from dreamgym_lg.actions import parse_action
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.simulate import Call, SimulatedAgent, simulated
-from dreamgym_lg.tools import parse_action
 from dreamgym_lg.types import StepResult
 
 # --- who is trained -----------------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from zoo import World
 from zoo.base import ask, react, toolbox
 from zoo.policy import ScriptedPolicy
 
+from dreamgym_lg.actions import parse_action
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.simulate import simulated
-from dreamgym_lg.tools import parse_action
 from dreamgym_lg.types import StepResult
 
 

@@ -8,9 +8,9 @@ from langgraph.graph import START, StateGraph
 from zoo.base import ask
 from zoo.policy import ScriptedPolicy
 
+from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.simulate import Episode, RealAccessBlocked, simulated
-from dreamgym_lg.tools import ToolCall, parse_action
 from dreamgym_lg.types import StepResult, Task
 
 TASK = Task(id="t", instruction="book a room", environment="zoo", metadata={"observation": "book a room"})

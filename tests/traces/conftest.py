@@ -15,7 +15,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.traces import load_traces
 from dreamgym_lg.types import Step, Trajectory
 

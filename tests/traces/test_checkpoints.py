@@ -8,7 +8,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.traces import load_traces
 
 WELCOME = ("Thanks!", '{"answer": "You are welcome."}', "")

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.tools import ToolCall, parse_action
 from dreamgym_lg.traces import load_traces
 
 USER = {"role": "user", "content": "Find it."}
@@ -130,7 +130,7 @@ def test_anthropics_own_blocks_are_calls_and_answers(read, seen) -> None:
 
 
 def test_odd_values_survive_the_replay_buffer(read) -> None:
-    from dreamgym_lg.replay import ReplayBuffer
+    from dreamgym_lg.replay.buffer import ReplayBuffer
 
     call = calls("1", arguments='{"at": "2026-01-01T00:00:00Z", "x": NaN}')
     trajectory = read(USER | {"content": "half \ud83d"}, call, answer("1"), DONE)

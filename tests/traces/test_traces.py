@@ -10,7 +10,7 @@ from langchain_core.load import dumpd
 from langchain_core.messages import AIMessageChunk, SystemMessage, convert_to_openai_messages, messages_to_dict
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.replay import ReplayBuffer
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.traces import Rejected, load_traces
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}

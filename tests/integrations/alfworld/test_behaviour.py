@@ -10,8 +10,8 @@ from dreamgym_lg.types import Task
 
 pytest.importorskip("alfworld", reason="alfworld is not installed: pip install 'dreamgym-lg[alfworld]'")
 
-from dreamgym_lg.integrations.alfworld.behaviour import KINDS, collect, oracle
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
+from dreamgym_lg.integrations.alfworld.scripted_policies import KINDS, collect, oracle
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from dreamgym_lg.types import Task
 
 pytest.importorskip("textworld_express")
 
-from dreamgym_lg.integrations.textworld_express.behaviour import KINDS, collect, corrupt
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
+from dreamgym_lg.integrations.textworld_express.scripted_policies import KINDS, collect, corrupt
 
 PLAYED = ("peckingorder", "twc")
 ROOMS = "numLocations=3,numItemsToPutAway=4,includeDoors=1,limitInventorySize=1"

@@ -16,8 +16,8 @@ from dreamgym_lg.types import Task
 
 pytest.importorskip("textworld_express")
 
-from dreamgym_lg.integrations.textworld_express.behaviour import KINDS, behave
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, TextWorldExpressPool, make_tasks
+from dreamgym_lg.integrations.textworld_express.scripted_policies import KINDS, behave
 
 Worlds = dict[str, list[Task]]
 World = Callable[..., Task]

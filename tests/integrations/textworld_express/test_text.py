@@ -90,7 +90,7 @@ def test_names_catches_most_invalid_actions_and_state_all(
     share: float,
 ) -> None:
     """`share` is a little less than what was measured on these very episodes."""
-    from dreamgym_lg.integrations.textworld_express.behaviour import collect
+    from dreamgym_lg.integrations.textworld_express.scripted_policies import collect
 
     monkeypatch.setattr(environment, "check_action", lambda action, seen: None)  # the real game judges everything
     refused: dict[str, list[bool]] = {"names": [], "state": []}

@@ -7,7 +7,7 @@ import pytest
 from langchain_core.messages import AIMessageChunk
 from langchain_core.messages.tool import tool_call_chunk
 
-from dreamgym_lg.integrations.transformers_calls import Call, parse_reply, safe_length
+from dreamgym_lg.integrations.transformers.tool_parsing import Call, parse_reply, safe_length
 
 NAMES = frozenset({"look", "wait"})
 LOOK = '{"name": "look", "arguments": {"place": "box"}}'

@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers import LocalChatModel
-from dreamgym_lg.policy import TokenRecorder
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment
 
 pytestmark = pytest.mark.usefixtures("patient")

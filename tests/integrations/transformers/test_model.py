@@ -8,8 +8,8 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers import LocalChatModel
-from dreamgym_lg.policy import TokenRecorder
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.token_recorder import TokenRecorder
 
 
 @pytest.mark.parametrize("seed", range(5))

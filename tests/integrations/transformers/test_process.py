@@ -16,14 +16,14 @@ from langchain_core.tools import tool
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
-from dreamgym_lg.integrations.transformers import LocalChatModel
-from dreamgym_lg.integrations.transformers_scratch import create_model
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.tiny_models import create_model
 
 pytestmark = pytest.mark.slow
 
 PARENT = """
 import sys, time
-from dreamgym_lg.integrations.transformers import LocalChatModel
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 model = LocalChatModel.from_path(sys.argv[1], own_process=True)
 print(model._engine._child.pid, flush=True)
 time.sleep(600)

@@ -15,9 +15,9 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers import LocalChatModel
-from dreamgym_lg.integrations.transformers_batch import Request
-from dreamgym_lg.policy import TokenRecorder
+from dreamgym_lg.integrations.transformers.batch import Request
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.token_recorder import TokenRecorder
 
 Make = Callable[[str], LocalChatModel]
 Steer = Callable[[Callable[[Request], Any]], None]

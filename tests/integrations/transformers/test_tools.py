@@ -11,10 +11,10 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from dreamgym_lg.integrations.transformers import LocalChatModel
-from dreamgym_lg.integrations.transformers_batch import Request
-from dreamgym_lg.integrations.transformers_tools import ToolDialect
-from dreamgym_lg.policy import TokenRecorder
+from dreamgym_lg.integrations.transformers.batch import Request
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.tool_format import ToolDialect
+from dreamgym_lg.token_recorder import TokenRecorder
 
 FAMILIES = ["from scratch", "without tools", "qwen2.5", "qwen3", "llama3.1", "mistral"]
 Make = Callable[[str], LocalChatModel]
@@ -235,7 +235,7 @@ def test_training_sees_the_calls_as_the_assistants(of_template: Make) -> None:
 
 
 def test_what_is_remembered_is_bounded(of_template: Make, steer: Steer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dreamgym_lg.integrations.transformers_tools.REMEMBERED", 2)
+    monkeypatch.setattr("dreamgym_lg.integrations.transformers.tool_format.REMEMBERED", 2)
     policy = of_template("from scratch")
     steer(three_looks("from scratch"))
     replies = [policy.bind_tools([look]).invoke("Look.") for _ in range(3)]

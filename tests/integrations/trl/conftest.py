@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from dreamgym_lg.integrations.transformers_scratch import create_tokenizer
+from dreamgym_lg.integrations.transformers.tiny_models import create_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from grpo_parts import WORDS  # noqa: E402

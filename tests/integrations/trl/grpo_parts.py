@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from dreamgym_lg.integrations.transformers_scratch import create_model
+from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.trl.grpo import GRPOLearner
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 

@@ -25,11 +25,11 @@ from transformers import PreTrainedTokenizerFast
 from trl import GRPOTrainer
 
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
-from dreamgym_lg.integrations.transformers import LocalChatModel
-from dreamgym_lg.integrations.transformers_scratch import create_model
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.trl.rows import group_advantages, to_rows
 from dreamgym_lg.integrations.trl.sft import save_model, tokenize, train_sft
-from dreamgym_lg.policy import TokenRecorder
+from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment, Trajectory
 
 # --- the seam ---------------------------------------------------------------------------------------------------------

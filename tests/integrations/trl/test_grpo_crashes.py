@@ -11,7 +11,7 @@ import torch
 from grpo_parts import groups_of, learner_of, model_of, moments, promptly, some, trajectory, weights
 from transformers import PreTrainedTokenizerFast
 
-from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
+from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.grpo import GRPOLearner
 
 
@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_is_an_error_at_once(tokenizer: PreTrainedTokenizer
 KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
-from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
+from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.grpo import GRPOLearner
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 

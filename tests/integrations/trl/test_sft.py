@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import NothingToTrain
-from dreamgym_lg.integrations.transformers import LocalChatModel
-from dreamgym_lg.integrations.transformers_scratch import create_model, create_tokenizer
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.sft import fine_tune, save_model, tokenize, train_sft, weigh_first_lines
 
 COLOURS = {"apple": "red", "pear": "green", "plum": "blue", "lemon": "yellow"}

@@ -1,0 +1,1 @@
+"""The `dreamgym` command line."""

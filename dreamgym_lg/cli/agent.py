@@ -1,0 +1,214 @@
+"""The commands for an agent of one's own: `dreamgym doctor` and `dreamgym import`."""
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dreamgym_lg.errors import ConfigurationError, DreamGymError
+
+if TYPE_CHECKING:
+    from dreamgym_lg.simulate.doctor import Examination
+    from dreamgym_lg.traces import Rejected
+
+console = Console()
+
+Agent = Annotated[
+    str, typer.Argument(help="FILE.py:NAME or package.module:NAME of a graph, of an object with invoke, or of what makes one.")
+]
+PassThrough = Annotated[list[str] | None, typer.Option(help="A tool that really runs; may be repeated.")]
+SimulateNode = Annotated[
+    list[str] | None, typer.Option(help="A node of plain code for which the dream answers; may be repeated.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")]
+
+Source = Annotated[
+    Path, typer.Argument(help="Conversations, LangSmith runs or OpenTelemetry spans as JSON (Lines), or a SqliteSaver's file.")
+]
+To = Annotated[Path, typer.Option(help="The replay buffer: a SQLite file, made if it is not there.")]
+Format = Annotated[str, typer.Option(help="[b]auto[/b], [b]messages[/b], [b]langsmith[/b] or [b]otel[/b].")]
+Environment = Annotated[str, typer.Option(help="The name under which the tasks of these traces are stored.")]
+HeldOut = Annotated[
+    float, typer.Option(min=0, max=1, help="Share of the tasks to keep for evaluation: never trained on, never retrieved.")
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a row was rejected; the rest is stored all the same.")]
+
+COLOURS = {"could leak": "bold red", "stopped": "red", "simulated": "green"}
+SHOWN = 20
+"""Rejected rows that are shown; the rest is counted."""
+
+
+@contextmanager
+def _errors_told() -> Iterator[None]:
+    try:
+        yield
+    except DreamGymError as error:
+        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+
+
+def doctor(
+    agent: Agent, pass_through: PassThrough = None, simulate_node: SimulateNode = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """What of an agent a dream simulates, what passes through, what it cannot simulate, and what to do about that.
+
+    Nothing of the agent is run but its module. Exit code 0: it can be dreamed; 1: something would be stopped or could leak;
+    2: it could not be loaded.
+    """
+    with _errors_told():
+        from dreamgym_lg.simulate.doctor import examine
+
+        with redirect_stdout(sys.stderr):  # what the module prints is not our answer
+            graph = load_agent(agent)
+        found = examine(graph, pass_through=pass_through or (), simulate_nodes=simulate_node or ())
+    if as_json:
+        findings = [finding._asdict() for finding in found.findings]
+        print(json.dumps({"agent": agent, "ready": not found.problems, "findings": findings}, indent=2))
+    else:
+        _show(agent, found)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def _show(agent: str, found: "Examination") -> None:
+    table = Table(title=escape(agent), title_justify="left")
+    for column in ("part", "name", "in the dream", "what to do"):
+        table.add_column(column, overflow="fold")
+    last = ""
+    for finding in found.findings:
+        kind = finding.kind if finding.kind != last else ""
+        last, colour = finding.kind, COLOURS.get(finding.fate, "")
+        fate = f"[{colour}]{finding.fate}[/]" if colour else finding.fate
+        table.add_row(kind, escape(finding.name), fate, escape(finding.advice))
+    console.print(table)
+    if not found.problems:
+        console.print(
+            "Nothing of it would touch the real world, as far as its code shows; the guard stops what does all the same."
+        )
+        return
+    names = ", ".join(dict.fromkeys(finding.name for finding in found.problems))
+    console.print(f"[bold]Cannot be simulated as it is:[/] {escape(names)}", highlight=False)
+
+
+def load_agent(given: str) -> Any:
+    """The agent behind `FILE.py:NAME` or `package.module:NAME`. A function is called: with nothing, or with an empty config.
+
+    Raises `ConfigurationError` if there is no such file, module or name, or loading it raises.
+    """
+    from dreamgym_lg.simulate.object_graph import count_as_users
+
+    source, _, name = given.rpartition(":")
+    if not source or not name:
+        raise ConfigurationError(f"{given!r} names no object; write it as FILE.py:NAME or package.module:NAME")
+    module = _loading(source, lambda: _from_file(Path(source)) if source.endswith(".py") else _from_module(source))
+    top = sys.modules[module.__name__.partition(".")[0]]
+    count_as_users(next(iter(getattr(top, "__path__", ())), top.__file__ or ""))
+    if not hasattr(module, name):
+        raise ConfigurationError.unknown(f"name in {source}", name, [each for each in vars(module) if not each.startswith("_")])
+    found = getattr(module, name)
+    if callable(found) and not hasattr(found, "invoke") and not hasattr(found, "compile"):
+        found = _loading(given, lambda: _called(given, found))
+    return found.compile() if hasattr(found, "compile") and not hasattr(found, "invoke") else found
+
+
+def _loading(what: str, load: Any) -> Any:
+    """Whatever the user's code raises as an error that says where it came from."""
+    try:
+        return load()
+    except (DreamGymError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit too, of a module that is a script
+        raise ConfigurationError(f"{what} could not be loaded: {type(error).__name__}: {error}") from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigurationError(f"{path} is not a file")
+    path = path.resolve()
+    root, name = path.parent, path.stem
+    while (root / "__init__.py").exists():  # in a package: its relative imports need the whole name
+        root, name = root.parent, f"{root.name}.{name}"
+    sys.path.insert(0, str(root))
+    if "." in name:
+        return importlib.import_module(name.removesuffix(".__init__"))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(name)
+
+
+def _called(given: str, factory: Any) -> Any:
+    empty = inspect.Parameter.empty
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(factory).parameters.values()
+    needed = [each for each in parameters if each.default is empty and each.kind in kinds]
+    if len(needed) > 1 or any(each.kind is inspect.Parameter.KEYWORD_ONLY for each in needed):
+        raise ConfigurationError(
+            f"{given} needs {', '.join(each.name for each in needed)}; give a function of nothing, or of a config alone"
+        )
+    found = factory(*([{}] if needed else []))
+    return asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
+
+
+def import_traces(
+    traces: Source, to: To, format: Format = "auto", environment: Environment = "traces", held_out: HeldOut = 0.0,
+    strict: Strict = False,
+) -> None:  # fmt: skip
+    """Read existing traces into a replay buffer, where they ground the dream. Read twice, they are stored once."""
+    from dreamgym_lg.replay.buffer import ReplayBuffer
+    from dreamgym_lg.traces import load_traces
+
+    with _errors_told(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the rejected rows are shown below
+        found = load_traces(traces, format=format, environment=environment, held_out=held_out)  # type: ignore[arg-type]
+        read = list(found)
+        with ReplayBuffer(to) as buffer:
+            added = buffer.extend(read)
+            totals = f"{buffer.count('trajectories'):,} trajectories, {buffer.count('steps'):,} steps"
+            # of a task that was stored before, the first split stays
+            kept = sum(task.split != "train" for task in buffer.tasks())
+    successes, steps = sum(each.success for each in read), sum(len(each.steps) for each in read)
+    console.print(
+        f"{len(read):,} traces read ({successes:,} successes, {steps:,} steps, {len({t.task.id for t in read}):,} tasks); "
+        f"{added:,} new in {escape(str(to))}, which now holds {totals}; {kept:,} of its tasks are kept for evaluation",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
+    if found.rejected:
+        _show_rejected(found.rejected)
+    if strict and found.rejected:
+        raise typer.Exit(1)
+
+
+def _show_rejected(rejected: "Sequence[Rejected]") -> None:
+    table = Table(title=f"{len(rejected):,} rejected", title_justify="left")
+    table.add_column("line", justify="right")
+    table.add_column("reason", overflow="fold")
+    for each in rejected[:SHOWN]:
+        table.add_row(str(each.line), escape(each.reason))
+    if len(rejected) > SHOWN:
+        table.add_row("", f"and {len(rejected) - SHOWN:,} more")
+    console.print(table)

@@ -1,0 +1,272 @@
+"""`dreamgym play`: a person acts, and the experience model or the real environment answers."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from dreamgym_lg.actions import render_answer
+from dreamgym_lg.cli.fidelity import open_run
+from dreamgym_lg.cli.play_session import Session, typed_call
+from dreamgym_lg.environment import Environment
+from dreamgym_lg.errors import ConfigurationError, DreamGymError
+from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.prompt_formats import schemas
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.types import Task
+
+console = Console()
+
+COMMANDS = {
+    "why": "the reasoning, the verdict and the reward of the last answer",
+    "undo": "take the last action back; those before it are played again",
+    "reset": "begin the task anew",
+    "next": "go on to another task",
+    "task": "what is to be done, and where",
+    "tools": "what can be called (tool agents)",
+    "answer": "/answer TEXT gives the final answer, which ends the episode (tool agents)",
+    "help": "these lines",
+    "quit": "leave, as does the end of the input",
+}
+
+RunFolder = Annotated[Path | None, typer.Argument(help="The output folder of `dreamgym demo` or `dreamgym train`.")]
+Buffer = Annotated[Path | None, typer.Option(help="In place of a folder: your own replay buffer.", exists=True, dir_okay=False)]
+Model = Annotated[str | None, typer.Option(help="With --replay-buffer: the experience model, e.g. openai:gpt-5-mini.")]
+Real = Annotated[bool, typer.Option("--real", help="The real environment answers, in place of the dream (run folders).")]
+Chosen = Annotated[str | None, typer.Option(help="train, validation or test. Default: test; of a buffer, any.")]
+TaskId = Annotated[str | None, typer.Option("--task", help="The id of the task to begin with.")]
+Reasoning = Annotated[bool, typer.Option("--reasoning", help="Show /why after every answer.")]
+Record = Annotated[bool, typer.Option("--record", help="Store what was played in the replay buffer, as run 'play'.")]
+
+
+def play(
+    run_folder: RunFolder = None, replay_buffer: Buffer = None, experience_model: Model = None, real: Real = False,
+    split: Chosen = None, task: TaskId = None, reasoning: Reasoning = False, record: Record = False,
+) -> None:  # fmt: skip
+    """Act yourself, in the dream or in the real environment. /help inside says how."""
+    try:
+        if (run_folder is None) == (replay_buffer is None):
+            raise ConfigurationError("give either a run folder or --replay-buffer with --experience-model")
+        if split not in (None, "train", "validation", "test"):
+            raise ConfigurationError.unknown("split", split, ("train", "validation", "test"))
+        opened = _of_folder(run_folder, real) if run_folder else _of_buffer(replay_buffer, experience_model, real)
+        with opened as world:
+            Player(world, world.choose(split, task), reasoning=reasoning, record=record).run()
+    except DreamGymError as error:
+        console.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        console.print("\nstopped", style="yellow")
+        raise typer.Exit(130) from None
+
+
+class World(NamedTuple):
+    """Where a person plays, and what of it is told and recorded."""
+
+    environment: Environment
+    replay_buffer: ReplayBuffer
+    described: str
+    max_steps: int | None = None
+    """As for the policy; None for no limit."""
+    fold: str | None = None
+    """Which tasks of a split are meant, where a game has several folds."""
+    split: str | None = None
+    experience_version: str = ""
+    """Empty where the real environment answers."""
+
+    def choose(self, split: str | None, task_id: str | None) -> list[Task]:
+        """The tasks to play, the wanted one first. Raises `ConfigurationError` if there is none."""
+        stored = self.replay_buffer.tasks()
+        first = [task for task in stored if task.id == task_id]
+        if task_id and not first:
+            raise ConfigurationError.unknown("task", task_id, [task.id for task in stored])
+        wanted = split or self.split
+        found = [task for task in stored if task.origin == "real" and (wanted is None or task.split == wanted)
+                 and (self.fold is None or task.metadata.get("fold") == self.fold) and task.id != task_id]  # fmt: skip
+        if not first + found:
+            raise ConfigurationError(f"there is no task of the split {wanted or 'any'!r}: choose another --split")
+        return first + found
+
+
+@contextmanager
+def _of_folder(folder: Path, real: bool) -> Iterator[World]:
+    for name in ("OMP_WAIT_POLICY", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        os.environ.setdefault(name, "PASSIVE" if name == "OMP_WAIT_POLICY" else "1")
+    demo = open_run(folder)
+    kept: dict[str, Any] = {"max_steps": demo.settings.max_steps, "fold": "train", "split": "test"}
+    with demo.replay_buffer as buffer:
+        if real:
+            with demo.pool.lend() as environment:
+                yield World(environment, buffer, "the real environment", **kept)
+            return
+        experience = demo.experience(own_process=False)
+        if experience.model is None:
+            raise ConfigurationError(f"{folder} holds no experience model yet: run `dreamgym train` first, or play --real")
+        with demo.dream(experience) as environment:
+            yield World(environment, buffer, _described(experience), experience_version=experience.version, **kept)
+
+
+@contextmanager
+def _of_buffer(file: Path | None, model: str | None, real: bool) -> Iterator[World]:
+    from dreamgym_lg.gym import to_experience
+
+    if real:
+        raise ConfigurationError("--real needs a run folder: a replay buffer does not hold the tools themselves")
+    if file is None or not model:
+        raise ConfigurationError("--replay-buffer needs --experience-model, e.g. openai:gpt-5-mini")
+    with ReplayBuffer(file) as buffer:
+        experience = to_experience(model, buffer)
+        dream = DreamEnvironment(experience)
+        yield World(dream, buffer, _described(experience), experience_version=experience.version)
+
+
+def _described(experience: ExperienceModel) -> str:
+    grounds = "grounded in real steps" if experience.grounded else "ungrounded: no real step to look at"
+    return f"the dream of {experience.version} ({grounds})"
+
+
+class Player:
+    """The terminal around a session. Raises what the first task's start raises; later errors are shown."""
+
+    def __init__(self, world: World, tasks: Sequence[Task], *, reasoning: bool = False, record: bool = False) -> None:
+        self.world, self.tasks, self.reasoning, self.record = world, tasks, reasoning, record
+        self.number = 0
+        self.session = Session(world.environment, tasks[0], world.max_steps)
+
+    def run(self) -> None:
+        """Until /quit or the end of the input. What was played is recorded when it is left, also by Ctrl-C."""
+        with suppress(ImportError):
+            import readline  # noqa: F401  (line editing and the arrow keys in input())
+        console.print(f"You act in {_visible(self.world.described)}. /help says how.", markup=False, soft_wrap=True)
+        self.task()
+        try:
+            while (line := _typed()) is not None and line != "/quit":
+                try:
+                    self.hear(line)
+                except DreamGymError as error:
+                    _say(str(error), "yellow")
+        finally:
+            self.leave()
+
+    def hear(self, line: str) -> None:
+        """One line of a person: a command or an action."""
+        if not line:
+            return
+        if line.startswith("/"):
+            name, _, rest = line[1:].partition(" ")
+            if name not in COMMANDS or name == "quit":
+                raise ConfigurationError.unknown("command", line.split()[0], [f"/{each}" for each in COMMANDS])
+            getattr(self, name)(*([rest.strip()] if name == "answer" else []))
+            return
+        self._act(typed_call(line, tools) if (tools := schemas(self.session.task)) else line)
+
+    def _act(self, action: str) -> None:
+        self.session.act(action)
+        self._show_answer()
+
+    def _show_answer(self) -> None:
+        """The newest observation, as the policy sees it, and what a person should know of it."""
+        session = self.session
+        if not session.steps:
+            _say(session.first)
+            return
+        last = session.steps[-1]
+        _say(last.next_observation or "(nothing)")
+        if not last.valid:
+            _say("invalid: refused before the world was asked" if session.refused else "invalid", "yellow")
+        if self.reasoning:
+            self.why()
+        if session.over:
+            outcome = "success" if session.success else "failure" if last.terminated else "cut short by the step limit"
+            score = sum(step.reward for step in session.steps)
+            _say(f"{outcome}: score {score:g} in {len(session.steps)} actions", "bold green" if session.success else "bold red")
+
+    # --- the commands -------------------------------------------------------------------------------------------------------
+
+    def why(self) -> None:
+        if not self.session.steps:
+            raise ConfigurationError("there is no answer yet: act first")
+        last = self.session.steps[-1]
+        reason = "refused by the check that stands before dream and reality alike" if self.session.refused else last.reasoning
+        _say(f"{reason or '(the real environment gives no reasons)'}\n"
+             f"{'valid' if last.valid else 'invalid'}, reward {last.reward:g}", "dim")  # fmt: skip
+
+    def undo(self) -> None:
+        if not self.session.steps:
+            raise ConfigurationError("there is no action to take back")
+        self.session.undo()
+        self._show_answer()
+
+    def reset(self) -> None:
+        self.leave()
+        self.session.begin()
+        self._show_answer()
+
+    def next(self) -> None:
+        self.leave()
+        self.number = (self.number + 1) % len(self.tasks)
+        self.session = Session(self.world.environment, self.tasks[self.number], self.world.max_steps)
+        self.task()
+
+    def task(self) -> None:
+        task = self.session.task
+        _say(f"task {task.id} ({task.environment}, {task.split})", "dim")
+        _say(task.instruction, "bold cyan")
+        self._show_answer()
+
+    def tools(self) -> None:
+        if not (found := schemas(self.session.task)):
+            raise ConfigurationError("this task has no tools: type the action as text")
+        for tool in found:
+            _say(tool["name"], "bold")
+            _say("\n".join(filter(None, (tool.get("description"), json.dumps(tool["parameters"], ensure_ascii=False)
+                                         if tool.get("parameters") else "(its schema is not known)"))), "dim")  # fmt: skip
+
+    def answer(self, text: str) -> None:
+        if not schemas(self.session.task):
+            raise ConfigurationError("this task has no tools, so no final answer ends it: type the action as text")
+        if not text:
+            raise ConfigurationError("/answer needs a text: /answer The flight is booked.")
+        self._act(render_answer(text))
+
+    def help(self) -> None:
+        how = "NAME KEY=VALUE ..., or JSON" if schemas(self.session.task) else "any text"
+        _say("\n".join([f"an action: {how}", *(f"/{name:<7} {what}" for name, what in COMMANDS.items())]), "dim")
+
+    def leave(self) -> None:
+        """Record what was played, if that is wanted and anything was."""
+        if self.record and self.session.steps:
+            played = self.session.trajectory(self.world.experience_version)
+            for index in count():  # the first that is free
+                if self.world.replay_buffer.add(replace(played, rollout_index=index)):
+                    return
+
+
+def _typed() -> str | None:
+    """A line of the person's; None at the end of the input."""
+    try:
+        line = input("> ").strip()
+    except EOFError:
+        console.print()
+        return None
+    if not sys.stdin.isatty():
+        _say(line)  # nobody saw it being typed
+    return line
+
+
+def _say(text: str, style: str = "") -> None:
+    console.print(Text(_visible(text), style), soft_wrap=True)
+
+
+def _visible(text: str) -> str:
+    """Without what would steer the terminal: a model or a tool wrote it."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)

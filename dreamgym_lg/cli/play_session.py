@@ -1,0 +1,110 @@
+"""A person in a world, dreamed or real: one episode, and the actions of a tool agent as a person types them."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dreamgym_lg.actions import ToolCall, parse_action, render_answer, render_call
+from dreamgym_lg.environment import Environment, checked
+from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.types import Step, Task, Trajectory
+
+PLAY = "play"
+"""The name under which recorded sessions are in the replay buffer."""
+
+
+class Session:
+    """One episode of a person: checked and cut short as the episode graph does it for a policy."""
+
+    def __init__(self, environment: Environment, task: Task, max_steps: int | None = None) -> None:
+        self.environment, self.task, self.max_steps = environment, task, max_steps
+        self.begin()
+
+    def begin(self) -> None:
+        """From the start. Should the world fail now, the session is over."""
+        self.steps: list[Step] = []
+        self.over, self.success, self.refused = True, False, False
+        self.error: str | None = None
+        self.first = self.environment.reset(self.task)
+        self.over = False
+
+    def act(self, action: str) -> Step:
+        """Play one action; an error of the experience model leaves the session where it was."""
+        if self.over:
+            raise ConfigurationError("the episode is over: /reset, /undo, /next or /quit")
+        seen = [self.first, *(step.next_observation for step in self.steps)]
+        refusal = self.environment.check_action(action, seen)
+        try:
+            result = checked(refusal) if refusal is not None else self.environment.step(action)
+        except EnvironmentFailed as error:
+            self.over, self.error = True, f"{type(error).__name__}: {error}"
+            raise
+        step = Step(
+            observation=seen[-1], action=action, next_observation=result.observation, reward=result.reward,
+            terminated=result.terminated, valid=result.info.get("valid", True), reasoning=result.info.get("reasoning", ""),
+            truncated=result.truncated or (not result.terminated and len(seen) == self.max_steps),
+        )  # fmt: skip
+        self.steps.append(step)
+        self.refused, self.over = refusal is not None, step.terminated or step.truncated
+        self.success = result.terminated and result.info.get("success", False)
+        return step
+
+    def undo(self) -> None:
+        """Play all but the last action again: the same actions give the same world."""
+        kept = self.steps[:-1]
+        self.begin()
+        for step in kept:
+            self.act(step.action)
+
+    def trajectory(self, experience_version: str) -> Trajectory:
+        """What was played; an episode that was left is a truncated one.
+
+        A dreamed one is `synthetic`: taken for real, the dream would be grounded in itself.
+        """
+        *steps, last = self.steps
+        return Trajectory(
+            task=self.task, steps=[*steps, replace(last, truncated=not last.terminated)], success=self.success,
+            source="synthetic" if experience_version else "real", error=self.error, run=PLAY, policy_version="person",
+            experience_version=experience_version,
+        )  # fmt: skip
+
+
+def typed_call(line: str, tools: Sequence[Mapping[str, Any]]) -> str:
+    """The action that a person means by `name key=value ...` or by a call in JSON, which is passed on unchecked.
+
+    A value is JSON where it can be read as such and the schema does not ask for a string. Raises `ConfigurationError` for an
+    unknown tool or argument, a missing argument, and a line that cannot be read.
+    """
+    try:
+        if line.startswith("{"):
+            said = parse_action(line)
+            return render_call(*said) if isinstance(said, ToolCall) else render_answer(said)
+        name, *given = shlex.split(line)
+    except ValueError as error:
+        raise ConfigurationError(f"{line[:80]!r} cannot be read ({error}); write NAME KEY=VALUE ... or JSON") from None
+    known = {tool["name"]: tool.get("parameters") or {} for tool in tools}
+    if name not in known:
+        raise ConfigurationError.unknown("tool", name, known)
+    properties: Mapping[str, Any] = known[name].get("properties", {})
+    arguments: dict[str, Any] = {}
+    for each in given:
+        key, sign, text = each.partition("=")
+        if not sign:
+            raise ConfigurationError(f"{each!r} is no argument; write KEY=VALUE, in quotes where it has spaces")
+        if properties and key not in properties:
+            raise ConfigurationError.unknown(f"argument of {name}", key, properties)
+        arguments[key] = _value(text, properties.get(key, {}))
+    if missing := [key for key in known[name].get("required", ()) if key not in arguments]:
+        raise ConfigurationError(f"{name} lacks {', '.join(missing)}; /tools shows what it takes")
+    return render_call(name, arguments)
+
+
+def _value(text: str, schema: Mapping[str, Any]) -> Any:
+    if schema.get("type") == "string":
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,5 @@
+"""The experience model: a language model that plays the environment in text (paper, section 4)."""
+
+from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+
+__all__ = ["DreamEnvironment", "ExperienceModel"]

@@ -1,0 +1,1 @@
+"""An experiment: collect, train_experience, train_base, train and prove, on any world."""

@@ -1,0 +1,265 @@
+"""The replay buffer: every task, trajectory, token segment and metric, in one SQLite file.
+
+Its two readers are the experience model, which is grounded in similar real transitions, and training, which draws
+trajectories from it. Graph state elsewhere holds ids and counters only; the payloads are here.
+"""
+
+import json
+import os
+import random
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
+from dreamgym_lg.replay import schema as storage
+from dreamgym_lg.replay.retrieval import STEP_COLUMNS, Retriever, step_of
+from dreamgym_lg.replay.schema import TASK_COLUMNS, TRAJECTORY_COLUMNS
+from dreamgym_lg.types import Origin, Segment, Source, Split, Step, Task, Trajectory
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
+
+_PAGE = 500
+_WITH_TASK = "trajectories JOIN tasks ON tasks.id = task_id"
+_COUNTED = {
+    "tasks": "count(DISTINCT tasks.id) FROM tasks LEFT JOIN trajectories ON tasks.id = task_id",
+    "trajectories": f"count(*) FROM {_WITH_TASK}",
+    "steps": f"count(*) FROM {_WITH_TASK} JOIN steps ON trajectory_id = trajectories.id",
+}
+
+
+class ReplayBuffer:
+    """Tasks, trajectories and metrics in one SQLite file, shared by threads and by processes.
+
+    Threads share one instance (one connection behind one lock); each process opens the file itself. What `add` returned
+    for survives a kill of the process. Args: `path_or_connection`, a file made if missing, `:memory:`, or a connection
+    (`check_same_thread=False`, outside a transaction) that stays its owner's to close; `embeddings`, a LangChain model
+    for `similar` in place of hashed words, whose vectors are not stored (wrap a paid one in `CacheBackedEmbeddings`).
+
+    Raises `ReplayBufferError` for a directory and for a file that is damaged, foreign or made by a newer release, none
+    of which is written to; later, wherever SQLite itself fails.
+    """
+
+    def __init__(
+        self, path_or_connection: str | os.PathLike[str] | sqlite3.Connection, *, embeddings: "Embeddings | None" = None
+    ) -> None:
+        self._lock, self._owned = RLock(), not isinstance(path_or_connection, sqlite3.Connection)
+        self._retriever = Retriever(self._rows, embeddings)
+        if isinstance(path_or_connection, sqlite3.Connection):
+            self._name, connection = "the given connection", path_or_connection
+            if connection.in_transaction:
+                raise ConfigurationError("the given connection is in a transaction: commit it or roll it back first")
+        else:
+            self._name = os.fspath(path_or_connection)
+            connection = storage.connect(self._name)
+        self._db = storage.wrapped(connection)
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file (twice is fine); using the buffer afterwards raises `ReplayBufferError`."""
+        if self._owned:
+            with self._lock:
+                self._db.close()
+
+    def add(self, trajectory: Trajectory) -> bool:
+        """Store a trajectory with its task, steps and segments, all or nothing.
+
+        False, and nothing stored, if (run, iteration, task.id, rollout_index) is there already: after a crash the same
+        rollouts may be added again. A task already stored under its id is left as it is, its split included.
+        """
+        return self.extend((trajectory,)) == 1
+
+    def extend(self, trajectories: Iterable[Trajectory]) -> int:
+        """`add` many, 500 in a transaction; the number newly stored. If the iterable raises, earlier ones are kept."""
+        pending, stored = iter(trajectories), 0
+        # Drawn before the lock is taken: the iterable may itself read this buffer.
+        while chunk := list(islice(pending, _PAGE)):
+            with self._transaction() as connection:
+                stored += storage.store(connection, chunk)
+        return stored
+
+    def add_tasks(self, tasks: Iterable[Task]) -> int:
+        """Store tasks; one already stored under its id is left as it is. The number newly stored."""
+        tasks = list(tasks)
+        with self._transaction() as connection:
+            return storage.store_tasks(connection, tasks)
+
+    def set_reasoning(
+        self, trajectory: Trajectory, reasoning: Sequence[str], *, annotation: Mapping[str, str] | None = None
+    ) -> None:
+        """Store the reasoning of every step of a stored trajectory, in their order, in place of what they had.
+
+        Args: `annotation`, of the episode as a whole, stored with them or, after a crash, not at all; None leaves what it had.
+        """
+        key = (trajectory.run, trajectory.iteration, trajectory.task.id, trajectory.rollout_index)
+        sql = "SELECT id FROM trajectories WHERE run = ? AND iteration = ? AND task_id = ? AND rollout_index = ?"
+        found = self._rows(sql, key)
+        if not found or len(reasoning) != len(trajectory.steps):
+            raise ReplayBufferError(
+                f"{self._name}: {len(reasoning)} texts for the {len(trajectory.steps)} steps of trajectory {key}; "
+                f"it is {'stored' if found else 'not stored'}, and takes one text a step"
+            )
+        rows = [(storage.as_text(text), found[0][0], position) for position, text in enumerate(reasoning)]
+        with self._transaction() as connection:
+            connection.executemany("UPDATE steps SET reasoning = ? WHERE trajectory_id = ? AND position = ?", rows)
+            if annotation is not None:
+                sql = "UPDATE trajectories SET annotation = ? WHERE id = ?"
+                connection.execute(sql, (storage.annotation_text(annotation), found[0][0]))
+
+    def tasks(
+        self, *, environment: str | None = None, split: Split | None = None, origin: Origin | None = None
+    ) -> list[Task]:
+        """The stored tasks, oldest first."""
+        where, values = _where(environment=environment, split=split, origin=origin)
+        found = self._rows(f"SELECT {TASK_COLUMNS} FROM tasks {where} ORDER BY position", values)
+        return [storage.task_of(row) for row in found]
+
+    def trajectories(
+        self,
+        *,
+        run: str | None = None,
+        iteration: int | None = None,
+        source: Source | None = None,
+        split: Split | None = None,
+        task_id: str | None = None,
+        errors: bool = True,
+        limit: int | None = None,
+        segments: bool = False,
+    ) -> Iterator[Trajectory]:
+        """The trajectories stored when iteration begins, oldest first; the buffer may be used meanwhile.
+
+        `errors=False` leaves out the failed ones. Without `segments` they come with none: tokens are most of a file.
+        """
+        failed = () if errors else ("error IS NULL",)
+        where, values = _where(*failed, run=run, iteration=iteration, source=source, split=split, task_id=task_id)
+        sql = f"SELECT trajectories.id FROM {_WITH_TASK} {where} ORDER BY trajectories.id LIMIT ?"
+        ids = [id for (id,) in self._rows(sql, [*values, -1 if limit is None else limit])]
+        for start in range(0, len(ids), _PAGE):
+            yield from self._load(ids[start : start + _PAGE], segments=segments)
+
+    def sample(
+        self, n: int, *, rng: random.Random, source: Source | None = None, split: Split | None = "train"
+    ) -> list[Trajectory]:
+        """`n` trajectories drawn uniformly without replacement (all if there are fewer), without segments.
+
+        Only episodes that did not fail and have a step; `ReplayBufferError` if there is none to draw from.
+        """
+        drawable = ("error IS NULL", "EXISTS (SELECT 1 FROM steps WHERE trajectory_id = trajectories.id)")
+        where, values = _where(*drawable, source=source, split=split)
+        ids = [id for (id,) in self._rows(f"SELECT trajectories.id FROM {_WITH_TASK} {where} ORDER BY 1", values)]
+        if not ids:
+            raise ReplayBufferError(
+                f"{self._name}: nothing to sample (source={source!r}, split={split!r}); it takes a trajectory "
+                "that did not fail and has a step. Add traces (`extend`, `dreamgym import`) or choose other filters."
+            )
+        return self._load(rng.sample(ids, min(n, len(ids))))
+
+    def count(
+        self,
+        what: Literal["tasks", "trajectories", "steps"],
+        *,
+        run: str | None = None,
+        source: Source | None = None,
+        split: Split | None = None,
+    ) -> int:
+        """How many are stored; tasks filtered by run or source are those with such a trajectory."""
+        if what not in _COUNTED:
+            raise ConfigurationError.unknown("count", what, _COUNTED)
+        where, values = _where(run=run, source=source, split=split)
+        return int(self._rows(f"SELECT {_COUNTED[what]} {where}", values)[0][0])
+
+    def similar(self, observation: str, action: str, *, k: int = 3, exclude_task: str | None = None) -> list[Step]:
+        """The `k` stored steps whose (observation, action) has the highest cosine, best first, equal ones oldest first.
+
+        Only steps of train tasks played offline or in the real environment. Steps with the same observation, action and
+        next observation count once; `exclude_task` hides one task's. Fewer than `k` if there are fewer, none for `k=0`.
+        """
+        return self.similar_many([(observation, action)], k, exclude_task=exclude_task)[0]
+
+    def similar_many(
+        self, queries: Sequence[tuple[str, str]], k: int = 3, *, exclude_task: str | None = None
+    ) -> list[list[Step]]:
+        """`similar` for many (observation, action) pairs at once."""
+        return self._retriever.steps(queries, k, exclude_task) if k > 0 and queries else [[] for _ in queries]
+
+    def record_metrics(self, run: str, iteration: int, values: Mapping[str, float | int | str | None]) -> None:
+        """Store figures of one iteration; a name recorded again replaces its value. NaN comes back as None."""
+        if "iteration" in values:
+            raise ConfigurationError("no metric can be named 'iteration', the key of the iteration itself; rename it")
+        with self._transaction() as connection:
+            connection.executemany(
+                "INSERT INTO metrics (run, iteration, name, value) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (run, iteration, name) DO UPDATE SET value = excluded.value",
+                [(run, iteration, name, value) for name, value in values.items()],
+            )
+
+    def metrics(self, run: str) -> list[dict[str, Any]]:
+        """One dict for each iteration that has metrics, in order: `iteration`, and its figures by name."""
+        found: dict[int, dict[str, Any]] = {}
+        sql = "SELECT iteration, name, value FROM metrics WHERE run = ? ORDER BY iteration, name"
+        for iteration, name, value in self._rows(sql, [run]):
+            found.setdefault(iteration, {"iteration": iteration})[name] = value
+        return list(found.values())
+
+    def _prepare(self) -> None:
+        with self._lock, storage.explained(self._name):
+            storage.check_ours(self._db, self._name)
+            with suppress(sqlite3.OperationalError):
+                # Locked: another process is switching this very file, and the mode is the file's, not the connection's.
+                self._db.enable_wal()
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            if storage.migrations.pending(self._db):
+                # One transaction: a process opening the file meanwhile finds it either empty or complete.
+                with self._transaction():
+                    self._db.execute(f"PRAGMA application_id = {storage.APPLICATION_ID}")
+                    storage.migrations.apply(self._db)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, storage.explained(self._name):
+            # IMMEDIATE: a transaction that begins as a reader cannot wait for another process once it writes.
+            self._db.conn.execute("BEGIN IMMEDIATE")
+            with self._db.conn as connection:
+                yield connection
+
+    def _rows(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        with self._lock, storage.explained(self._name):
+            return self._db.conn.execute(sql, values).fetchall()
+
+    def _load(self, ids: Sequence[int], *, segments: bool = False) -> list[Trajectory]:
+        given, chosen = [json.dumps(ids)], "IN (SELECT value FROM json_each(?))"
+        steps: dict[int, list[Step]] = defaultdict(list)
+        tokens: dict[int, list[Segment]] = defaultdict(list)
+        part = f"WHERE trajectory_id {chosen} ORDER BY trajectory_id, position"
+        for id, *row in self._rows(f"SELECT trajectory_id, {STEP_COLUMNS} FROM steps {part}", given):
+            steps[id].append(step_of(row))
+        if segments:
+            sql = f"SELECT trajectory_id, token_ids, sampled, logprobs FROM segments {part}"
+            for id, *row in self._rows(sql, given):
+                tokens[id].append(storage.segment_of(row))
+        columns = f"trajectories.id, {TRAJECTORY_COLUMNS}, {TASK_COLUMNS}"
+        sql = f"SELECT {columns} FROM {_WITH_TASK} WHERE trajectories.id {chosen}"
+        found = {id: storage.trajectory_of(row, steps[id], tokens[id]) for id, *row in self._rows(sql, given)}
+        return [found[id] for id in ids]
+
+
+def _where(*conditions: str, **filters: object) -> tuple[str, list[object]]:
+    """The `WHERE` clause, or nothing, for `conditions` and for those filters that are not None, and their values."""
+    given = {column: value for column, value in filters.items() if value is not None}
+    conditions += tuple(f"{column} = ?" for column in given)
+    return ("WHERE " + " AND ".join(conditions) if conditions else ""), list(given.values())

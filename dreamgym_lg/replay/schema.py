@@ -1,0 +1,208 @@
+"""How the replay buffer lies in its SQLite file: whose file it is, the tables, and the rows of each record."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sqlite_utils import Database
+from sqlite_utils.migrations import Migrations
+
+from dreamgym_lg.errors import ReplayBufferError
+from dreamgym_lg.replay.retrieval import STEP_COLUMNS
+from dreamgym_lg.types import Segment, Step, Task, Trajectory
+
+APPLICATION_ID = 0x4447796D
+"""`DGym` in the file's header."""
+
+TASK_COLUMNS = "tasks.id, instruction, environment, metadata, origin, parent_id, split"
+TRAJECTORY_COLUMNS = (
+    "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version, annotation"
+)
+
+_SMALLEST = 512
+"""No SQLite file has fewer bytes."""
+_BUSY_SECONDS = 60.0
+
+migrations = Migrations("dreamgym_lg")
+
+
+@migrations(name="0001_tables")
+def _tables(db: Database) -> None:
+    # Never edited once released, because files made by it exist: a change of the tables is a further migration.
+    db.executescript("""
+        CREATE TABLE tasks (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, instruction TEXT NOT NULL,
+            environment TEXT NOT NULL, metadata TEXT NOT NULL, origin TEXT NOT NULL, parent_id TEXT,
+            split TEXT NOT NULL);
+        CREATE TABLE trajectories (id INTEGER PRIMARY KEY, run TEXT NOT NULL, iteration INTEGER NOT NULL,
+            task_id TEXT NOT NULL REFERENCES tasks(id), rollout_index INTEGER NOT NULL, source TEXT NOT NULL,
+            success INTEGER NOT NULL, error TEXT, policy_version TEXT NOT NULL, experience_version TEXT NOT NULL);
+        CREATE UNIQUE INDEX trajectories_key ON trajectories (run, iteration, task_id, rollout_index);
+        CREATE INDEX trajectories_task ON trajectories (task_id);
+        CREATE TABLE steps (id INTEGER PRIMARY KEY, trajectory_id INTEGER NOT NULL REFERENCES trajectories(id),
+            position INTEGER NOT NULL, observation TEXT NOT NULL, action TEXT NOT NULL, next_observation TEXT NOT NULL,
+            reward REAL NOT NULL, terminated INTEGER NOT NULL, truncated INTEGER NOT NULL, valid INTEGER NOT NULL,
+            reasoning TEXT NOT NULL);
+        CREATE UNIQUE INDEX steps_key ON steps (trajectory_id, position);
+        CREATE TABLE segments (trajectory_id INTEGER NOT NULL REFERENCES trajectories(id), position INTEGER NOT NULL,
+            token_ids BLOB NOT NULL, sampled BLOB NOT NULL, logprobs BLOB NOT NULL);
+        CREATE UNIQUE INDEX segments_key ON segments (trajectory_id, position);
+        CREATE TABLE metrics (run TEXT NOT NULL, iteration INTEGER NOT NULL, name TEXT NOT NULL, value,
+            PRIMARY KEY (run, iteration, name)) WITHOUT ROWID;
+    """)
+
+
+@migrations(name="0002_annotation")
+def _annotation(db: Database) -> None:
+    db.execute("ALTER TABLE trajectories ADD COLUMN annotation TEXT")
+
+
+def wrapped(connection: sqlite3.Connection) -> Database:
+    # Plugins of sqlite-utils are the user's own affair and could change what a query means.
+    return Database(connection, execute_plugins=False, recursive_triggers=False)
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise ReplayBufferError(
+                f"{name}: the disk is full. What was stored before is safe: free some space and run the same command again."
+            ) from error
+        raise ReplayBufferError(
+            f"{name}: SQLite says {str(error)!r}. A replay buffer is an undamaged SQLite file in an existing folder "
+            "that this process may write to, open while it is used: give such a path, or restore the file from a copy."
+        ) from error
+
+
+def connect(name: str) -> sqlite3.Connection:
+    path = Path(name)
+    if path.is_dir():
+        raise ReplayBufferError(f"{name} is a directory; a replay buffer is one file: give e.g. {path / 'replay.db'}")
+    with explained(name):
+        if name != ":memory:" and path.exists() and (size := path.stat().st_size):
+            if size < _SMALLEST:
+                # SQLite takes a file of one byte for an empty one and would write over it.
+                raise sqlite3.DatabaseError("file is not a database")
+            # Read-only first: closing an ordinary connection may fold a write-ahead log into a file that is not ours.
+            address = f"{path.resolve().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS)) as probe:
+                check_ours(wrapped(probe), name)
+        return sqlite3.connect(name, timeout=_BUSY_SECONDS, check_same_thread=False)
+
+
+def check_ours(db: Database, name: str) -> None:
+    """Raise `ReplayBufferError` unless the file is empty or made by this release or an earlier one; only reads."""
+    ((application_id,),) = db.execute("PRAGMA application_id")
+    ((objects,),) = db.execute("SELECT count(*) FROM sqlite_master")
+    applied = [migration.name for migration in migrations.applied(db)]
+    if not applied and (objects or application_id not in (0, APPLICATION_ID)):
+        raise ReplayBufferError(
+            f"{name} is another application's SQLite file (no migration of dreamgym_lg is recorded in it) and was left "
+            "as it is; give the path of a replay buffer, or one where no file exists yet"
+        )
+    known = {migration.name for migration in migrations.pending(Database(memory=True, execute_plugins=False))}
+    if newer := [migration for migration in applied if migration not in known]:
+        raise ReplayBufferError(
+            f"{name} was made by a newer dreamgym-lg (it has migration {newer[-1]!r}) and was left as it is; "
+            "upgrade with: pip install -U dreamgym-lg"
+        )
+
+
+def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) -> int:
+    store_tasks(connection, [trajectory.task for trajectory in trajectories])
+    steps: list[tuple[Any, ...]] = []
+    segments: list[tuple[Any, ...]] = []
+    stored = 0
+    for each in trajectories:
+        cursor = connection.execute(
+            f"INSERT INTO trajectories ({TRAJECTORY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (run, iteration, task_id, rollout_index) DO NOTHING",
+            (each.run, each.iteration, each.task.id, each.rollout_index, each.source, each.success)
+            + (each.error and as_text(each.error), each.policy_version, each.experience_version)
+            + (annotation_text(each.annotation),),
+        )
+        if cursor.rowcount:
+            stored += 1
+            steps += [(cursor.lastrowid, position, *_step_row(step)) for position, step in enumerate(each.steps)]
+            segments += [(cursor.lastrowid, position, *_segment_row(one)) for position, one in enumerate(each.segments)]
+    connection.executemany(
+        f"INSERT INTO steps (trajectory_id, position, {STEP_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", steps
+    )
+    connection.executemany(
+        "INSERT INTO segments (trajectory_id, position, token_ids, sampled, logprobs) VALUES (?, ?, ?, ?, ?)", segments
+    )
+    return stored
+
+
+def store_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> int:
+    distinct = {task.id: task for task in reversed(tasks)}
+    rows = [
+        (task.id, as_text(task.instruction), task.environment, json.dumps(dict(task.metadata)))
+        + (task.origin, task.parent_id, task.split)
+        for task in reversed(distinct.values())
+    ]
+    return connection.executemany(
+        "INSERT INTO tasks (id, instruction, environment, metadata, origin, parent_id, split) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+        rows,
+    ).rowcount
+
+
+def as_text(text: str) -> str:
+    """`text` with what UTF-8 cannot hold (half an emoji from a cut-off answer) as `?`: no reason to lose an episode."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def annotation_text(annotation: Mapping[str, str] | None) -> str | None:
+    return as_text(json.dumps(dict(annotation), ensure_ascii=False)) if annotation is not None else None
+
+
+def _step_row(step: Step) -> tuple[Any, ...]:
+    texts = as_text(step.observation), as_text(step.action), as_text(step.next_observation)
+    return (*texts, step.reward, step.terminated, step.truncated, step.valid, as_text(step.reasoning))
+
+
+def _segment_row(segment: Segment) -> tuple[bytes, bytes, bytes]:
+    # Little-endian whatever the machine, so that a file may be moved.
+    return (
+        np.asarray(segment.token_ids, "<i4").tobytes(),
+        np.asarray(segment.sampled, "u1").tobytes(),
+        np.asarray(segment.logprobs, "<f4").tobytes(),
+    )
+
+
+def segment_of(row: Sequence[bytes]) -> Segment:
+    kinds = ("<i4", "u1", "<f4")
+    arrays = (np.frombuffer(blob, kind) for blob, kind in zip(row, kinds, strict=True))
+    token_ids, sampled, logprobs = (tuple(array.tolist()) for array in arrays)
+    return Segment(token_ids=token_ids, sampled=sampled, logprobs=logprobs)
+
+
+def task_of(row: Sequence[Any]) -> Task:
+    names = ("id", "instruction", "environment", "metadata", "origin", "parent_id", "split")
+    fields = dict(zip(names, row, strict=True))
+    return Task(**{**fields, "metadata": json.loads(fields["metadata"])})
+
+
+def trajectory_of(row: Sequence[Any], steps: Sequence[Step], segments: Sequence[Segment]) -> Trajectory:
+    run, iteration, _, rollout_index, source, success, error, policy_version, experience_version, annotation, *task = row
+    return Trajectory(
+        task=task_of(task),
+        steps=tuple(steps),
+        source=source,
+        success=bool(success),
+        error=error,
+        run=run,
+        iteration=iteration,
+        rollout_index=rollout_index,
+        policy_version=policy_version,
+        experience_version=experience_version,
+        segments=tuple(segments),
+        annotation=json.loads(annotation) if annotation is not None else None,
+    )

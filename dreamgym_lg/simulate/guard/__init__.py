@@ -1,0 +1,1 @@
+"""What stops the real world while a dreamed episode runs."""

@@ -1,0 +1,277 @@
+"""The guard: while a dreamed episode is active, what would touch the real world raises. It fails closed.
+
+Python's audit events tell of it before it happens; the few ways out that have none are wrapped. What is raised is no
+`Exception`, so that `except Exception` does not get past it; and what was stopped is kept, so that code which swallows even
+that still fails its episode. Out of sight: files and databases that were open before, C libraries with sockets of their own.
+"""
+
+import functools
+import logging
+import os
+import socket
+import ssl
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from langchain_core.runnables.config import var_child_runnable_config
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.simulate.context import Method, active, dispatch, entered
+from dreamgym_lg.simulate.object_graph import LIBRARIES
+
+
+class Blocked(NamedTuple):
+    """One real access that was stopped."""
+
+    event: str
+    """Python's name of it, e.g. `socket.connect`."""
+    target: str
+    where: str
+    """The user's own line that led to it."""
+
+    def __str__(self) -> str:
+        return f"{self.event} of {self.target} at {self.where}"
+
+
+class RealAccessBlocked(BaseException):
+    """Raised at the place of a real access inside a dream; a `BaseException`, because users write `except Exception`."""
+
+    def __init__(self, *blocked: Blocked) -> None:
+        told = "; ".join(map(str, blocked[:3]))
+        super().__init__(f"a dreamed episode must not touch the real world: {told}; allow it with allow=, or simulate it")
+        self.blocked = blocked
+
+
+_NOWHERE = (os.devnull, "/dev/tty", "/dev/stdout", "/dev/stderr")
+
+
+@dataclass(frozen=True)
+class Allow:
+    """What episodes may touch all the same."""
+
+    hosts: Sequence[str] = ()
+    """`host` or `host:port`, names or addresses."""
+    paths: Sequence[str | Path] = ()
+    """Files, or folders with all they hold, that may be written."""
+    _resolved: dict[str, set[str]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, given in (("hosts", self.hosts), ("paths", self.paths)):
+            if isinstance(given, str | Path):
+                raise ConfigurationError(f"Allow({name}={given!r}): give a list; of a text, each letter would be allowed")
+
+    @cached_property
+    def _roots(self) -> list[str]:
+        return [os.path.realpath(path) for path in self.paths]
+
+    def path(self, path: str) -> bool:
+        real = os.path.realpath(path)
+        if path in _NOWHERE or real in _NOWHERE or "__pycache__" in real.split(os.sep):
+            return True  # the import system caches what it compiles
+        return any(real == root or real.startswith(os.path.join(root, "")) for root in self._roots)
+
+    def host(self, host: str, port: int | None) -> bool:
+        """Without a port it is asked whether the name may be looked up."""
+        for allowed in self.hosts:
+            name, _, wanted = allowed.partition(":") if allowed.count(":") == 1 else (allowed, "", "")
+            if wanted and port is not None and str(port) != wanted:
+                continue
+            if host == name or (port is not None and self._is_address(name, host)):
+                return True
+        return False
+
+    def _is_address(self, name: str, address: str) -> bool:
+        """Names are looked up again for an address not seen before: their servers take turns."""
+        known = self._resolved.setdefault(name, set())
+        if address not in known:
+            with entered(None):
+                try:
+                    known |= {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
+                except OSError:
+                    return False
+        return address in known
+
+
+Check = Callable[[Any, Allow], str | None]
+"""Of an audit event's arguments: what is forbidden, or None."""
+
+
+def _path(path: Any, allow: Allow, folder: int | None = None) -> str | None:
+    """`folder` is the number of an open folder that a relative path is meant in."""
+    if isinstance(path, int) or path is None:  # opened before, and checked then
+        return None
+    text = os.fsdecode(path)
+    if folder is not None and folder >= 0:
+        try:
+            text = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), text)
+        except OSError:  # not Linux: where it lies is unknown
+            return text
+    return None if allow.path(text) else text
+
+
+def _at(*places: tuple[int, int]) -> Check:
+    """The arguments at these places are paths; the second number is where the folder's stands, 0 for nowhere."""
+
+    def check(args: Any, allow: Allow) -> str | None:
+        found = (_path(args[path], allow, args[folder] if folder else None) for path, folder in places)
+        return next((path for path in found if path), None)
+
+    return check
+
+
+def _opened(args: Any, allow: Allow) -> str | None:
+    path, mode, flags = args
+    writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND) if isinstance(flags, int) else 0
+    return _path(path, allow) if writes or (isinstance(mode, str) and set(mode) & set("wax+")) else None
+
+
+def _sqlite(args: Any, allow: Allow) -> str | None:
+    text = os.fsdecode(args[0])
+    path, _, options = text.removeprefix("file:").partition("?") if text.startswith("file:") else (text, "", "")
+    if path in ("", ":memory:") or {"mode=ro", "mode=memory"} & set(options.split("&")):
+        return None
+    return _path(path, allow)
+
+
+def _peer(args: Any, allow: Allow) -> str | None:
+    """A socket first; its peer's address last, or None if it is connected."""
+    address = args[-1]
+    if address is None:
+        try:
+            address = args[0].getpeername()
+        except OSError:  # not connected: nothing can be sent
+            return None
+    if args[0].family in (socket.AF_INET, socket.AF_INET6):
+        host, port = str(address[0]), address[1]
+        return None if allow.host(host, port) else f"{host}:{port}"
+    if args[-1] is None:  # talking to a process of this machine: also how event loops wake themselves
+        return None
+    text = os.fsdecode(address) if isinstance(address, str | bytes) else repr(address)
+    return None if allow.path(text) else text
+
+
+def _sent(args: Any, allow: Allow) -> str | None:
+    """The number of an open file first; if it is a socket's, its peer counts."""
+    if not stat.S_ISSOCK(os.fstat(args[0]).st_mode):
+        return None
+    with socket.socket(fileno=os.dup(args[0])) as same:
+        return _peer((same, None), allow)
+
+
+def _name(args: Any, allow: Allow) -> str | None:
+    if args[0] is None:  # this machine's own addresses
+        return None
+    name = args[0].decode() if isinstance(args[0], bytes) else str(args[0])
+    return None if allow.host(name, None) else name
+
+
+def _anything(args: Any, allow: Allow) -> str | None:
+    return " ".join(str(arg) for arg in args[:2])[:120] or "the system"
+
+
+WATCHED: dict[str, Check] = {
+    "open": _opened,
+    "sqlite3.connect": _sqlite,
+    **dict.fromkeys(("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"), _peer),
+    **dict.fromkeys(("socket.send", "socket.sendall", "socket.sendfile", "socket.write"), _peer),
+    **dict.fromkeys(("os.sendfile", "os.write", "os.writev"), _sent),
+    **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), _name),
+    **dict.fromkeys(("os.truncate", "os.setxattr", "os.removexattr", "os.mkfifo", "os.mknod"), _at((0, 0))),
+    **dict.fromkeys(("os.remove", "os.rmdir", "shutil.rmtree"), _at((0, 1))),
+    **dict.fromkeys(("os.mkdir", "os.chmod"), _at((0, 2))),
+    **dict.fromkeys(("os.chown", "os.utime"), _at((0, 3))),
+    **dict.fromkeys(("os.rename", "os.link"), _at((0, 2), (1, 3))),
+    "os.symlink": _at((1, 2)),
+    **dict.fromkeys(
+        ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "pty.spawn",
+         "os.startfile", "os.kill", "os.killpg", "webbrowser.open", "builtins.input", "process.start", "process.submit"),
+        _anything,
+    ),
+}  # fmt: skip
+"""Audit event -> its check. What Python raises no event for, `install` wraps and names likewise."""
+
+_SILENT: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+    (os, "os", ("sendfile", "write", "writev", "mkfifo", "mknod")),
+    (socket.socket, "socket", ("send", "sendall", "sendfile")),
+    (ssl.SSLSocket, "socket", ("send", "sendall", "write")),
+)
+"""Owner, its name in events, and functions that tell nobody what they do."""
+
+
+def _hook(event: str, args: Any) -> None:
+    check = WATCHED.get(event)
+    if check is None or (episode := active()) is None or not episode.guarded:
+        return
+    if (target := check(args, episode.allow)) is not None:
+        blocked = Blocked(event, target, user_line())
+        episode.blocked.append(blocked)
+        raise RealAccessBlocked(blocked)
+
+
+started_by: ContextVar[str] = ContextVar("dreamgym_started_by", default="")
+"""The user's line that started this thread or task, or gave it its work."""
+
+_OURS = str(Path(__file__).parents[1])
+
+
+def user_line() -> str:
+    """The innermost line that is neither Python's, nor a package's, nor ours; else who started the thread; else the node."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*LIBRARIES, _OURS, "<")):
+            return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]
+    node = ((var_child_runnable_config.get() or {}).get("metadata") or {}).get("langgraph_node")
+    return started_by.get() or (f"node {node!r}" if node else "an unknown place")
+
+
+_installed = False
+
+
+def install() -> None:
+    """An audit hook cannot be taken off again, so it is set once; without an episode it is a dictionary look-up."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    sys.addaudithook(_hook)
+    for owner, event, names in _SILENT:
+        for name in names:
+            if original := getattr(owner, name, None):  # not every system has each
+                setattr(owner, name, _told(f"{event}.{name}", original, connected=event == "socket"))
+    dispatch(BaseProcess, "start", _process("process.start"))
+    dispatch(ProcessPoolExecutor, "submit", _process("process.submit"))
+    dispatch(logging.Handler, "handle", _logged)
+
+
+def _told(event: str, original: Method, *, connected: bool) -> Method:
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if active() is not None:
+            _hook(event, (args[0], None) if connected else args)
+        return original(*args, **kwargs)
+
+    return function
+
+
+def _process(event: str) -> Any:
+    def start(episode: Any, original: Method, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _hook(event, args or (owner,))
+        return original(owner, *args, **kwargs)
+
+    return start
+
+
+def _logged(episode: Any, original: Method, handler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A log's own files are opened late and rolled over: no doing of the agent's. Logs that go elsewhere are stopped."""
+    with entered(None if isinstance(handler, logging.FileHandler) else episode):
+        return original(handler, *args, **kwargs)

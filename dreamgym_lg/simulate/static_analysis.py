@@ -1,0 +1,192 @@
+"""The plain code of an agent, which a dream really runs: what it refers to, and where it touches the world. Read, never run."""
+
+import dis
+import inspect
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from langchain_core.caches import BaseCache
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage
+from langchain_core.tools import BaseTool, tool
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.pregel import Pregel
+from langgraph.store.base import BaseStore
+
+from dreamgym_lg.simulate.object_graph import codes, function_references, references, users, users_class
+
+_ANSWERED = (BaseTool, BaseChatModel, Pregel, BaseCheckpointSaver, BaseStore, BaseCache)
+"""What an episode answers for or replaces: what lies behind it does not run, or is looked at by itself."""
+
+_LEAVES = (str, bytes, int, float, complex, bool, type(None), BaseMessage)
+
+
+def run_by(roots: Iterable[Any], *, limit: int = 20_000) -> Iterator[Any]:
+    """The functions that run when one of `roots` is called, and the objects they refer to, each once.
+
+    Of an object of the user's class only the fields and methods count that the code names. Models, tools, graphs,
+    checkpointers and stores are yielded and not opened.
+    """
+    seen: dict[Any, Any] = {}  # kept alive: an id is used again once its object is gone
+    waiting = list(roots)
+    while waiting and len(seen) < limit:
+        found = waiting.pop()
+        # a bound method is made anew each time that it is looked up
+        key = (id(found.__self__), id(found.__func__)) if isinstance(found, types.MethodType) else id(found)
+        if key in seen or isinstance(found, _LEAVES):
+            continue
+        seen[key] = found
+        yield found
+        if not isinstance(found, (*_ANSWERED, types.ModuleType, type)):
+            waiting.extend(_run_next(found))
+
+
+def _run_next(found: Any) -> Iterator[Any]:
+    if isinstance(found, types.FunctionType):
+        for referred in function_references(found):
+            yield referred
+            if users(found) and not isinstance(referred, _ANSWERED):
+                yield from _named(found, referred)
+    elif isinstance(found, types.MethodType):
+        yield found.__func__
+        if isinstance(found.__func__, types.FunctionType):
+            yield from _named(found.__func__, found.__self__)
+    elif users_class(type(found)):
+        call = inspect.getattr_static(type(found), "__call__", None)
+        yield from [types.MethodType(call, found)] if isinstance(call, types.FunctionType) else []
+    else:
+        yield from references(found)
+
+
+def _named(function: types.FunctionType, owner: Any) -> Iterator[Any]:
+    """What the code of `function` may mean by the names it uses on `owner`: its fields, its methods bound to it."""
+    made = isinstance(owner, type)
+    if not users_class(owner if made else type(owner)) or (made and issubclass(owner, _ANSWERED)):
+        return
+    names = {name for code in _codes_run(function) for name in code.co_names}
+    for name in sorted(names | {"__init__"} if made else names):
+        value = inspect.getattr_static(owner, name, None)
+        if isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        elif isinstance(value, types.MemberDescriptorType):
+            value = getattr(owner, name, None)
+        if isinstance(value, types.FunctionType):
+            yield types.MethodType(value, owner)
+        elif value is not None:
+            yield value
+
+
+def makes_tools(function: types.FunctionType) -> bool:
+    """Whether tools are made when this code runs."""
+    found = function_references(function)
+    return any(each is tool or (isinstance(each, type) and issubclass(each, BaseTool)) for each in found)
+
+
+def _codes_run(function: types.FunctionType) -> list[types.CodeType]:
+    """A function's code with the functions inside of it, unless those may be the bodies of tools that it makes."""
+    return [function.__code__] if makes_tools(function) else list(codes(function))
+
+
+_REACHING = {
+    "socket", "ssl", "requests", "httpx", "aiohttp", "websockets", "subprocess", "shutil", "tempfile", "smtplib", "imaplib",
+    "ftplib", "boto3", "psycopg", "psycopg2", "asyncpg", "pymysql", "pymongo", "redis", "sqlalchemy", "sqlite3", "paramiko",
+    "openai", "anthropic", "webbrowser", "pty", "urllib.request", "http.client", "http.server",
+}  # fmt: skip
+"""Modules that plain code reaches the world with; the guard sees all of them open files and connections."""
+
+_HARMLESS = (
+    "shutil.which", "shutil.get_terminal_size", "shutil.disk_usage", "tempfile.gettempdir", "socket.gethostname",
+    "sqlite3.Connection", "sqlite3.Cursor", "sqlite3.Row",
+)  # fmt: skip
+"""Of those, what no guard stops; an open connection is a finding of its own."""
+
+_OF_OS = {
+    "remove", "unlink", "rename", "renames", "replace", "rmdir", "removedirs", "mkdir", "makedirs", "truncate", "link",
+    "symlink", "chmod", "chown", "utime", "mkfifo", "mknod", "system", "popen", "fork", "forkpty", "kill", "killpg",
+    "startfile",
+}  # fmt: skip
+_OF_ASYNCIO = {"open_connection", "open_unix_connection", "start_server", "create_subprocess_exec", "create_subprocess_shell"}
+_OF_PATHS = {"write_text", "write_bytes", "unlink", "mkdir", "rmdir", "touch", "symlink_to", "hardlink_to", "rmtree"}
+
+
+def touched(function: types.FunctionType) -> list[str]:
+    """What in a function's code touches the world where the guard stops it, as dotted names: `os.remove`, `.write_text`."""
+    return sorted({name for code in _codes_run(function) for name, writes in _dotted(function, code) if _reaches(name, writes)})
+
+
+def _is_writing_mode(text: str) -> bool:
+    return 0 < len(text) <= 4 and set(text) <= set("rwxab+t") and bool(set(text) & set("wax+"))
+
+
+def _reaches(name: str, writes: bool) -> bool:
+    root, _, rest = name.partition(".")
+    last = name.rpartition(".")[2]
+    if name.startswith(_HARMLESS) or last.endswith(("Error", "Exception")):
+        return False
+    if root in ("os", "posix", "nt"):
+        return rest in _OF_OS or rest.startswith(("exec", "spawn", "posix_spawn")) or (rest == "open" and writes)
+    if root in _REACHING or ".".join(name.split(".")[:2]) in _REACHING:
+        return True
+    if root == "asyncio":
+        return last in _OF_ASYNCIO
+    return name == "input" or (last == "open" and writes) or ("." in name and last in _OF_PATHS)
+
+
+_MODE_FOLLOWS = 12
+"""Within so many instructions of `open` stands its mode, if it has one."""
+_WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT", "O_APPEND", "O_TRUNC"}
+
+
+def _dotted(function: types.FunctionType, code: types.CodeType) -> Iterator[tuple[str, bool]]:
+    """The names that code uses with their attributes, and whether a mode that writes follows.
+
+    A module, class or object stands there under the name of its own module.
+    """
+    steps = list(dis.get_instructions(code))
+    for end, name in _chains(function, steps):
+        near = [step.argval for step in steps[end : end + _MODE_FOLLOWS] if isinstance(step.argval, str)]
+        yield name, any(_is_writing_mode(text) or text in _WRITING_FLAGS for text in near)
+
+
+def _chains(function: types.FunctionType, steps: Sequence[dis.Instruction]) -> Iterator[tuple[int, str]]:
+    """(place behind it, dotted name) of each name that is loaded."""
+    imported: dict[str, str] = {}
+    name = package = new = ""
+    for place, step in enumerate(steps):
+        given = step.argval if isinstance(step.argval, str) else ""
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            name += f".{given}"
+            continue
+        if name:
+            yield place, name
+        name = ""
+        if step.opname == "IMPORT_NAME":
+            package, new = given, given.partition(".")[0]
+        elif step.opname == "IMPORT_FROM":
+            new = f"{package.removesuffix('.' + given)}.{given}"
+        elif step.opname.startswith("STORE_") and new:
+            imported[given], new = new, ""
+        elif step.opname.startswith("LOAD_FAST"):
+            name = imported.get(given, "")  # any other local variable has no name that is known
+        elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
+            name = imported.get(given) or _own_name(function, given, builtin=step.opname != "LOAD_DEREF")
+    if name:
+        yield len(steps), name
+
+
+def _own_name(function: types.FunctionType, name: str, *, builtin: bool) -> str:
+    """`os` for the module under any alias, `subprocess.run` for an imported function, a class's name for an object."""
+    enclosing = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    try:
+        value = enclosing[name].cell_contents if name in enclosing else function.__globals__[name]
+    except (KeyError, ValueError):  # a builtin, a variable of the function around, a cell not filled yet
+        return name if builtin else ""
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    owner = value if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType) else type(value)
+    if owner.__module__ in (None, "builtins"):
+        return name
+    return f"{owner.__module__}.{owner.__name__}"

@@ -1,0 +1,298 @@
+"""Tools in a conversation: what the chat template is given, what of a reply is forced, and what was sampled for a call.
+
+A sampled tool call is never written again from its parsed arguments: key order and spaces would differ, and the tokens with
+them. The template writes a placeholder in its place, which is replaced by the sampled text.
+"""
+
+import base64
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages.tool import invalid_tool_call, tool_call
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.batch import Generated, Request
+from dreamgym_lg.integrations.transformers.structured_output import json_section, parse_json
+from dreamgym_lg.integrations.transformers.tool_parsing import MARKERS, Call, parse_reply
+
+REMEMBERED = 10_000
+"""Replies whose sampled text is remembered, over all conversations."""
+
+ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "system": "system", "tool": "tool"}
+
+TOOLS_HEAD = "# Tools\n\nThese functions can be called:\n<tools>\n"
+TOOLS_TAIL = (
+    "\n</tools>\n\nTo call one, reply with its name and arguments as a JSON object in <tool_call></tool_call> tags:\n"
+    '<tool_call>\n{"name": <its name>, "arguments": <JSON object>}\n</tool_call>'
+)
+CALL_HEAD, CALL_MIDDLE, CALL_TAIL = '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"
+RESULT_HEAD, RESULT_TAIL = "<tool_response>\n", "\n</tool_response>"
+
+Message = dict[str, Any]
+
+
+class _Form(NamedTuple):
+    """How a template writes a call without arguments: `before`, the tool's name, `after`."""
+
+    before: str
+    after: str
+
+
+HERMES = _Form(CALL_HEAD, f"{CALL_MIDDLE}{{}}{CALL_TAIL}")
+
+
+def has_calls(message: BaseMessage) -> bool:
+    """Whether the message needs more than its role and text to be rendered."""
+    return isinstance(message, ToolMessage) or (
+        isinstance(message, AIMessage) and bool(message.tool_calls or message.invalid_tool_calls)
+    )
+
+
+class ToolDialect:
+    """The tool format of one tokenizer, and the memory of what was sampled. Thread-safe.
+
+    The chat template's own format, if it renders tools and writes calls in one that `parse_reply` reads; else Hermes' in
+    plain text, its tool section in the system message.
+    """
+
+    def __init__(self, tokenizer: Any, ends: Iterable[int]) -> None:
+        self._tokenizer, self._ends = tokenizer, frozenset(ends)
+        self._sampled: OrderedDict[str, str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _form(self) -> _Form | None:
+        """The template's own format; None if it has none that is read here."""
+        return _probe(self._tokenizer, [self._tokenizer.decode([end]) for end in self._ends])
+
+    @cached_property
+    def _hidden(self) -> frozenset[int] | None:
+        """The special tokens that are no part of a call; None if that is all of them."""
+        special = {id: token.content for id, token in self._tokenizer.added_tokens_decoder.items() if token.special}
+        hidden = frozenset(id for id, content in special.items() if content not in MARKERS)
+        return None if len(hidden) == len(special) else hidden
+
+    def prepare(
+        self, request: Request, messages: Sequence[BaseMessage], *, tools: Sequence[Any], choice: Any, response_format: Any
+    ) -> None:
+        """Write the conversation with its tools into the request. Raises `ConfigurationError` for what cannot be had."""
+        tools = [_checked(tool) for tool in tools]
+        names = frozenset(tool["function"]["name"] for tool in tools)
+        forced = _chosen(choice, names)
+        sections = []
+        if tools and self._form is None:
+            sections.append(tools_section(tools))
+        elif tools:
+            request.tools = list(tools)
+        if tools and forced != "none":
+            request.names, request.hidden = names, self._hidden
+            request.forced = self._beginning(forced, names)
+        if (section := json_section(response_format)) is not None:
+            sections.append(section)
+            request.wants_json = True
+            request.forced = request.forced or ("" if request.names else "{")
+        write = self._placed if self._form is not None else self._plain
+        request.conversation = _with_sections(write(request, messages), sections)
+
+    def read(self, request: Request, generated: Generated) -> dict[str, Any]:
+        """The fields of the `AIMessage` that says what was sampled: content, tool calls, what was parsed."""
+        fields: dict[str, Any] = {"content": generated.text}
+        if request.names is not None:
+            reply = parse_reply(generated.text, request.names)
+            salt = (uuid4() if request.seed is None else request.seed, generated.given_ids, generated.sampled_ids)
+            calls = [tool_call(name=call.name, args=call.arguments, id=_id(salt, i)) for i, call in enumerate(reply.calls)]
+            bad = [
+                invalid_tool_call(name=unread.name, args=unread.text, id=_id(salt, -i), error=unread.reason)
+                for i, unread in enumerate(reply.unread, 1)
+            ]
+            if calls or bad:
+                fields |= {"content": reply.content, "tool_calls": calls, "invalid_tool_calls": bad}
+                self._remember(_fingerprint(AIMessage(**fields)), generated.text)
+                return fields
+        if request.wants_json and isinstance(parsed := parse_json(generated.text), dict):
+            fields["additional_kwargs"] = {"parsed": parsed}
+        return fields
+
+    def _beginning(self, forced: str | None, names: frozenset[str]) -> str:
+        if forced is None:
+            return ""
+        before, after = self._form or HERMES
+        if forced == "any":
+            if len(names) > 1:
+                return before
+            (forced,) = names
+        return before + forced + after[: after.index("{}")].rstrip(" ")  # tokens seldom end in a space
+
+    def _remember(self, fingerprint: str, text: str) -> None:
+        with self._lock:
+            self._sampled[fingerprint] = text
+            if len(self._sampled) > REMEMBERED:
+                self._sampled.popitem(last=False)
+
+    def _recall(self, message: BaseMessage) -> str | None:
+        if not isinstance(message, AIMessage) or not has_calls(message):
+            return None
+        with self._lock:
+            return self._sampled.get(_fingerprint(message))
+
+    def _placed(self, request: Request, messages: Sequence[BaseMessage]) -> list[Message]:
+        """For a template with tools: placeholders where calls were sampled."""
+        assert self._form is not None
+        written, names = [], _called(messages)
+        request.splices = {}
+        for i, message in enumerate(messages):
+            entry = _entry(message, names)
+            if (sampled := self._recall(message)) is not None:
+                mark = f"\ue000{i}"
+                request.splices[self._form.before + mark + self._form.after] = sampled
+                call = {"type": "function", "id": "000000000", "function": {"name": mark, "arguments": {}}}
+                entry = {"role": "assistant", "content": "", "tool_calls": [call], "sampled": sampled, "parsed": entry}
+            written.append(entry)
+        return written
+
+    def _plain(self, request: Request, messages: Sequence[BaseMessage]) -> list[Message]:
+        """For a template without tools: roles and contents only."""
+        written: list[Message] = []
+        for i, message in enumerate(messages):
+            entry = _entry(message, {})
+            content, role = entry["content"], entry["role"]
+            if (sampled := self._recall(message)) is not None:
+                content = sampled
+            elif calls := entry.get("tool_calls"):
+                content = "\n".join(filter(None, [content, *(call_text(call["function"]) for call in calls)]))
+            if isinstance(message, ToolMessage):
+                content, role = f"{RESULT_HEAD}{content}{RESULT_TAIL}", "user"
+                if i and isinstance(messages[i - 1], ToolMessage):  # one turn: some templates want roles to alternate
+                    content = f"{written.pop()['content']}\n{content}"
+            written.append({"role": role, "content": content})
+        return written
+
+
+def render(tokenizer: Any, request: Request) -> str:
+    """The conversation as the model reads it, up to the first token to sample."""
+    text = _apply(tokenizer, list(request.conversation), request.tools)
+    if any(text.count(placeholder) != 1 for placeholder in request.splices):  # the template writes this one otherwise
+        text = _apply(tokenizer, [message.get("parsed", message) for message in request.conversation], request.tools)
+    else:
+        for placeholder, sampled in request.splices.items():
+            text = text.replace(placeholder, sampled)
+    return text + request.forced
+
+
+def tools_section(tools: Sequence[Any]) -> str:
+    """The tools for a system message, in Hermes' format."""
+    return TOOLS_HEAD + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + TOOLS_TAIL
+
+
+def call_text(function: dict[str, Any]) -> str:
+    """A call in Hermes' format."""
+    return f"{CALL_HEAD}{function['name']}{CALL_MIDDLE}{json.dumps(function['arguments'], ensure_ascii=False)}{CALL_TAIL}"
+
+
+def _apply(tokenizer: Any, conversation: list[Message], tools: list[Any] | None, *, prompt: bool = True) -> str:
+    text = tokenizer.apply_chat_template(conversation, tools=tools, tokenize=False, add_generation_prompt=prompt)
+    assert isinstance(text, str)
+    return text
+
+
+def _probe(tokenizer: Any, ends: Iterable[str]) -> _Form | None:
+    """Render a call and see what stands around its name."""
+    name, id = "\ue000", "000000000"  # Mistral's templates take ids of nine letters and digits only
+    tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
+    call = {"type": "function", "id": id, "function": {"name": name, "arguments": {}}}
+    asked: list[Message] = [{"role": "user", "content": "?"}]
+    answered: list[Message] = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "!", "name": name, "tool_call_id": id},
+    ]
+    try:
+        begun = _apply(tokenizer, asked, [tool])
+        if begun == _apply(tokenizer, asked, None):
+            return None
+        whole = _apply(tokenizer, [*asked, *answered], [tool], prompt=False)
+    except Exception:  # a template is a program: what it makes of roles it does not know is anything
+        return None
+    before, _, after = whole.removeprefix(begun).partition(name)
+    after = after[: min((at for end in ends if (at := after.find(end)) >= 0), default=0)]
+    known = whole.startswith(begun) and parse_reply(before + name + after, frozenset([name])).calls == [Call(name, {})]
+    return _Form(before, after) if known and "{}" in after else None
+
+
+def to_entry(message: BaseMessage) -> Message:
+    """A message's role and text, as chat templates take them. Raises `ConfigurationError` for a role of no template."""
+    role = ROLES.get(message.type)
+    if role is None:
+        raise ConfigurationError(f"a {type(message).__name__} cannot be rendered; known: {', '.join(ROLES)}")
+    return {"role": role, "content": message.text}
+
+
+def _entry(message: BaseMessage, names: dict[str, str]) -> Message:
+    """A message with its tool calls or result; `names` are those of the tools called, by the call's id."""
+    entry = to_entry(message)
+    if isinstance(message, ToolMessage):
+        entry |= {"tool_call_id": message.tool_call_id, "name": message.name or names.get(message.tool_call_id, "")}
+    elif isinstance(message, AIMessage) and has_calls(message):
+        unread = (call["args"] for call in message.invalid_tool_calls)
+        entry["content"] = "\n".join(filter(None, [message.text, *unread]))
+        calls = [(call["id"], {"name": call["name"], "arguments": call["args"]}) for call in message.tool_calls]
+        if calls:
+            entry["tool_calls"] = [{"type": "function", "id": id, "function": function} for id, function in calls]
+    return entry
+
+
+def _called(messages: Sequence[BaseMessage]) -> dict[str, str]:
+    calls = (call for message in messages if isinstance(message, AIMessage) for call in message.tool_calls)
+    return {call["id"]: call["name"] for call in calls if call["id"]}
+
+
+def _fingerprint(message: AIMessage) -> str:
+    """What identifies a message and what it says: a copy or a checkpoint has the same, an edited message has not."""
+    calls = [*message.tool_calls, *message.invalid_tool_calls]
+    said = [message.text, *((call["id"], call["name"], call["args"]) for call in calls)]
+    return json.dumps(said, sort_keys=True, default=str)
+
+
+def _id(salt: Any, number: int) -> str:
+    digest = hashlib.blake2b(repr((salt, number)).encode(), digest_size=10).digest()
+    return base64.b32encode(digest).decode().lower()[:9]  # what Mistral's templates take
+
+
+def _checked(tool: Any) -> dict[str, Any]:
+    tool = tool if isinstance(tool, dict) and "function" in tool else convert_to_openai_tool(tool)
+    if "function" not in tool:
+        raise ConfigurationError(f"a tool of type {tool.get('type')!r} runs at its provider; a local model takes functions")
+    return dict(tool)
+
+
+def _chosen(choice: Any, names: frozenset[str]) -> str | None:
+    """`none`, `any`, a tool's name, or None: the model decides."""
+    if isinstance(choice, dict):
+        choice = choice.get("function", choice).get("name") or choice.get("type")
+    if choice is None or choice is False or choice == "auto":
+        return None
+    if choice == "none":
+        return "none"
+    if choice is True or choice in ("any", "required"):
+        if not names:
+            raise ConfigurationError("a tool call is asked for, but no tools are given: pass tools or leave out tool_choice")
+        return "any"
+    if choice not in names:
+        raise ConfigurationError.unknown("tool", str(choice), names)
+    return str(choice)
+
+
+def _with_sections(conversation: list[Message], sections: list[str]) -> list[Message]:
+    """The conversation with these sections at the end of its system message."""
+    if not sections:
+        return conversation
+    begun = [conversation[0]["content"]] if conversation and conversation[0]["role"] == "system" else []
+    system = {"role": "system", "content": "\n\n".join(filter(None, [*begun, *sections]))}
+    return [system, *conversation[len(begun) :]]

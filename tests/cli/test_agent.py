@@ -1,0 +1,221 @@
+"""`dreamgym doctor` and `dreamgym import`, in this process and as the command that a user types."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dreamgym_lg import ReplayBuffer
+from dreamgym_lg.cli.agent import load_agent
+from dreamgym_lg.cli.app import app
+from dreamgym_lg.errors import ConfigurationError
+
+APP = '''
+import os
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.tools import tool
+from langgraph.graph import START, StateGraph, MessagesState
+from langgraph.prebuilt import ToolNode
+
+print("the module speaks")
+
+@tool
+def book(city: str) -> str:
+    """Book a room."""
+    os.remove(city)
+
+model = GenericFakeChatModel(messages=iter([]))
+
+def think(state):
+    return {"messages": [model.invoke(state["messages"])]}
+
+def log(state):
+    open("log.txt", "w").write("x")
+    return {}
+
+def create(*nodes):
+    builder = StateGraph(MessagesState).add_node("think", think).add_node("tools", ToolNode([book]))
+    for node in nodes:
+        builder.add_node("log", node)
+    return builder.add_edge(START, "think").add_edge("think", "tools")
+
+uncompiled = create()
+clean = uncompiled.compile()
+graph = create(log).compile()
+
+def factory():
+    return clean
+
+async def configured(config):
+    assert config == {}
+    return clean
+
+def greedy(first, second):
+    return clean
+
+def failing():
+    raise KeyError("no settings")
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("my_agent", "broken"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "my_agent.py").write_text(APP)
+    (tmp_path / "broken.py").write_text("import nothing_of_this_name\n")
+    return tmp_path
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    shown = CliRunner().invoke(app, [*arguments], env={"COLUMNS": "200"})
+    return shown.exit_code, shown.stdout
+
+
+def doctor(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dreamgym_lg.cli.app", "doctor", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_the_command_tells_what_cannot_be_simulated_and_how_to_fix_it(folder: Path) -> None:
+    done = doctor("my_agent.py:graph", "--json", cwd=folder)
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    fates = {(each["kind"], each["name"]): each["fate"] for each in found["findings"]}
+    assert fates["model", "GenericFakeChatModel"] == fates["tool", "book"] == "simulated"
+    assert fates["node", "log"] == "stopped" and fates["code", "think"] == "passes through"
+    assert not found["ready"]
+    assert "the module speaks" in done.stderr
+
+    fixed = doctor("my_agent:graph", "--simulate-node", "log", cwd=folder)
+    assert fixed.returncode == 0, fixed.stdout
+    assert "book" in fixed.stdout and "guard" in fixed.stdout
+    assert not (folder / "log.txt").exists()
+
+
+def test_the_table_names_parts_fates_and_fixes(folder: Path) -> None:
+    code, shown = run("doctor", "my_agent.py:graph")
+    assert code == 1
+    assert "move it into a tool" in shown and "Cannot be simulated as it is: log" in shown
+    code, shown = run("doctor", "my_agent.py:clean", "--pass-through", "book")
+    assert code == 1 and "tool book" in shown and "os.remove" in shown
+
+
+@pytest.mark.parametrize("name", ["clean", "uncompiled", "factory", "configured"])
+@pytest.mark.parametrize("source", ["my_agent.py", "my_agent"])
+def test_graphs_builders_and_factories_are_loaded(source: str, name: str, folder: Path) -> None:
+    assert set(load_agent(f"{source}:{name}").nodes) == {"__start__", "think", "tools"}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("my_agent.py", "FILE.py:NAME"), ("none.py:graph", "is not a file"), ("none.such:graph", "ModuleNotFoundError"),
+        ("my_agent.py:grap", "Did you mean 'graph'"), ("broken.py:graph", "nothing_of_this_name"),
+        ("my_agent.py:failing", "no settings"), ("my_agent.py:greedy", "needs first, second"),
+        ("my_agent.py:os", "holds no compiled graph"), ("my_agent.py:model", "holds no compiled graph"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_loaded_is_said_plainly(given: str, told: str, folder: Path) -> None:
+    code, shown = run("doctor", given)
+    assert code == 2
+    assert told in shown and "Traceback" not in shown
+
+
+def test_a_file_of_a_package_keeps_its_relative_imports(folder: Path) -> None:
+    package = folder / "shop_of_tests"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "parts.py").write_text(APP)
+    (package / "agent.py").write_text("from .parts import clean as graph\n")
+    code, shown = run("doctor", "shop_of_tests/agent.py:graph")
+    assert code == 0, shown
+    assert "book" in shown
+
+
+def test_an_installed_package_of_the_user_s_is_no_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dreamgym_lg.simulate import object_graph as walk
+
+    monkeypatch.setattr(walk, "LIBRARIES", (*walk.LIBRARIES, str(folder)))
+    package = folder / "installed_shop"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "agent.py").write_text(APP)
+    code, shown = run("doctor", "installed_shop.agent:graph")
+    assert code == 1 and "Cannot be simulated as it is: log" in shown
+
+
+def test_an_unknown_tool_or_node_is_refused(folder: Path) -> None:
+    assert run("doctor", "my_agent.py:graph", "--pass-through", "boook")[0] == 2
+    code, shown = run("doctor", "my_agent.py:graph", "--simulate-node", "lgo")
+    assert code == 2 and "Did you mean 'log'" in shown
+    with pytest.raises(ConfigurationError):
+        load_agent("my_agent.py:")
+
+
+def conversation(city: str, success: bool = True) -> str:
+    call = {"id": "1", "type": "function", "function": {"name": "book", "arguments": json.dumps({"city": city})}}
+    messages = [
+        {"role": "user", "content": f"A room in {city}."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "Booked."},
+        {"role": "assistant", "content": "Done."},
+    ]
+    return json.dumps({"messages": messages, "success": success})
+
+
+def test_import_counts_what_it_read_and_shows_what_it_rejected(tmp_path: Path) -> None:
+    traces, buffer = tmp_path / "traces.jsonl", tmp_path / "replay.db"
+    traces.write_text("\n".join([conversation("Rome"), "{not json", conversation("Oslo", False), '{"messages": []}']))
+    code, shown = run("import", str(traces), "--to", str(buffer), "--environment", "rooms")
+    assert code == 0
+    assert "2 traces read (1 successes, 4 steps, 2 tasks)" in shown and "2 new" in shown
+    assert "2 rejected" in shown and "not JSON" in shown
+    with ReplayBuffer(buffer) as stored:
+        assert stored.count("trajectories") == 2
+        assert {task.environment for task in stored.tasks()} == {"rooms"}
+
+    code, shown = run("import", str(traces), "--to", str(buffer), "--environment", "rooms", "--strict")
+    assert code == 1 and "0 new" in shown
+
+
+def test_import_keeps_a_share_of_the_tasks_from_training(tmp_path: Path) -> None:
+    traces, buffer = tmp_path / "traces.jsonl", tmp_path / "replay.db"
+    traces.write_text("\n".join(conversation(f"city {n}") for n in range(200)))
+    for _ in range(2):  # the same tasks each time
+        code, shown = run("import", str(traces), "--to", str(buffer), "--held-out", "0.2")
+        assert code == 0
+    with ReplayBuffer(buffer) as stored:
+        assert 20 < len(stored.tasks(split="test")) < 60
+        assert f"{len(stored.tasks(split='test'))} of its tasks are kept for evaluation" in shown
+        assert len(stored.tasks(split="train")) + len(stored.tasks(split="test")) == 200
+        assert {step.observation for step in stored.similar("Book in city 1", "", k=300)}.isdisjoint(
+            task.instruction for task in stored.tasks(split="test")
+        )
+    assert run("import", str(traces), "--to", str(buffer), "--held-out", "20")[0] == 2
+
+
+def test_import_says_what_it_cannot_read(tmp_path: Path) -> None:
+    buffer = str(tmp_path / "replay.db")
+    assert run("import", str(tmp_path / "none.jsonl"), "--to", buffer)[0] == 2
+    (tmp_path / "bad.jsonl").write_text("{no\n")
+    code, shown = run("import", str(tmp_path / "bad.jsonl"), "--to", buffer)
+    assert code == 2 and "nothing in it can be read" in shown
+    (tmp_path / "good.jsonl").write_text(conversation("Rome"))
+    code, shown = run("import", str(tmp_path / "good.jsonl"), "--to", buffer, "--format", "otl")
+    assert code == 2 and "Did you mean 'otel'" in shown
+    assert run("import", str(tmp_path / "good.jsonl"), "--to", buffer, "--strict", "--format", "messages")[0] == 0
+    (tmp_path / "foreign.db").write_bytes(b"no database, but long enough to be read as one of those" * 40)
+    assert run("import", str(tmp_path / "good.jsonl"), "--to", str(tmp_path / "foreign.db"))[0] == 2
+
+
+@pytest.mark.parametrize("command", ["doctor", "import"])
+def test_help_has_an_example(command: str) -> None:
+    code, shown = run(command, "--help")
+    assert code == 0 and f"dreamgym {command}" in shown.split("Example")[1]

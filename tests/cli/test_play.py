@@ -1,0 +1,286 @@
+"""`dreamgym play`: a person in the dream and in the real environment, typed on standard input."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from langchain_core.messages import BaseMessage
+from typer.testing import CliRunner, Result
+
+import dreamgym_lg.gym
+from dreamgym_lg.cli.play import play
+from dreamgym_lg.cli.play_session import Session, typed_call
+from dreamgym_lg.environment import Environment
+from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.types import Step, StepResult, Task, Trajectory
+
+app = typer.Typer()
+app.command()(play)
+
+HOUSE = Task(id="house", instruction="Leave the house.", environment="house", metadata={"observation": "A closed door."})
+BARN = Task(
+    id="barn", instruction="Leave the barn.", environment="house", metadata={"observation": "A barn door."}, split="test"
+)
+BOOK = {"type": "function", "function": {
+    "name": "book", "description": "Book a table.",
+    "parameters": {"required": ["at"], "properties": {"at": {"type": "string"}, "seats": {"type": "integer"}}},
+}}  # fmt: skip
+TABLE = Task(id="table", instruction="Book a table.", environment="phone", metadata={"tools": [BOOK, "hang_up"]})
+
+Sit = Callable[..., Result]
+
+
+@pytest.fixture
+def sit(scripted: Any, door_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sit:
+    """Types lines at `dreamgym play` on a buffer with these tasks; `asked` holds the experience model's prompts."""
+
+    def start(
+        *lines: str, tasks: Sequence[Task] = (HOUSE, BARN), reply: Any = door_world, options: Sequence[str] = ()
+    ) -> Result:
+        with ReplayBuffer(tmp_path / "replay.db") as buffer:
+            buffer.add_tasks(tasks)
+        model = scripted(reply=reply)
+        start.asked = model.asked  # type: ignore[attr-defined]
+        monkeypatch.setattr(
+            dreamgym_lg.gym, "to_experience", lambda name, buffer: ExperienceModel(model, replay_buffer=buffer, version=name)
+        )
+        given = ["--replay-buffer", str(tmp_path / "replay.db"), "--experience-model", "test:door", *options]
+        return CliRunner().invoke(app, given, input="\n".join(lines), env={"COLUMNS": "200"})
+
+    return start
+
+
+def recorded(folder: Path) -> list[Trajectory]:
+    with ReplayBuffer(folder / "replay.db") as buffer:
+        return list(buffer.trajectories(run="play"))
+
+
+def test_a_person_plays_the_dream_to_its_end(sit: Sit) -> None:
+    done = sit("open door", "/why", "go north", "go on")
+    assert done.exit_code == 0, done.output
+    order = ["test:door (ungrounded", "Leave the house.", "A closed door.", "The door is open.", "valid, it brings progress",
+             "valid, reward 0.5", "You are outside.", "success: score 1 in 2 actions", "the episode is over"]  # fmt: skip
+    places = [done.output.index(text) for text in order]
+    assert places == sorted(places)
+
+
+def test_reasoning_is_shown_only_on_demand(sit: Sit) -> None:
+    assert "it brings progress" not in sit("open door").output
+    assert "it brings progress" in sit("open door", options=["--reasoning"]).output
+
+
+def test_failure_and_invalid_actions_are_marked(sit: Sit) -> None:
+    done = sit("dance", "jump")
+    assert "What?\ninvalid\n" in done.output and "refused" not in done.output
+    assert "failure: score 0 in 2 actions" in done.output
+
+
+def test_undo_replays_what_came_before_and_revives_an_ended_episode(sit: Sit, tmp_path: Path) -> None:
+    done = sit("open door", "jump", "/undo", "go north", "/undo", "/undo", "/undo", options=["--record"])
+    assert "failure: score 0.5 in 2 actions" in done.output and "success: score 1 in 2 actions" in done.output
+    assert "there is no action to take back" in done.output
+    assert len(sit.asked) == 3, "what was answered before is not asked again"  # type: ignore[attr-defined]
+    assert recorded(tmp_path) == [], "an action taken back was not played"
+
+
+def test_reset_and_next_begin_anew(sit: Sit) -> None:
+    done = sit("open door", "/reset", "go north", "/next", "/next")
+    assert "The door is closed." in done.output, "after /reset nothing is open"
+    assert done.output.count("Leave the barn.") == 1 and done.output.count("Leave the house.") == 2
+
+
+def test_what_is_recorded(sit: Sit, tmp_path: Path) -> None:
+    sit("open door", "go north")
+    assert recorded(tmp_path) == [], "nothing without --record"
+    sit("open door", "go north", "/reset", "dance", "/quit", "open door", options=["--record"])
+    sit("open door", options=["--record"])
+    ended, left, again = recorded(tmp_path)
+    assert ended.success and [step.action for step in ended.steps] == ["open door", "go north"] and ended.reward == 1
+    assert not left.success and [(step.valid, step.truncated) for step in left.steps] == [(False, True)]
+    assert [each.rollout_index for each in (ended, left, again)] == [0, 1, 2]
+    assert {(each.source, each.experience_version, each.policy_version) for each in (ended, left, again)} == {
+        ("synthetic", "test:door", "person")
+    }
+    assert ended.steps[0] == Step(
+        observation="A closed door.", action="open door", next_observation="The door is open.", reward=0.5,
+        reasoning="valid, it brings progress",
+    )  # fmt: skip
+    with ReplayBuffer(tmp_path / "replay.db") as buffer:
+        assert buffer.similar("A closed door.", "open door") == [], "a dream is not grounded in dreams"
+
+
+def test_an_unreadable_answer_costs_nothing(sit: Sit, door_world: Any) -> None:
+    answers = iter(["hm", "hm"])
+
+    def reply(messages: list[BaseMessage]) -> str:
+        return next(answers, "") or door_world(messages)
+
+    done = sit("open door", "/why", "open door", reply=reply)
+    assert done.exit_code == 0 and "the experience model answered 'hm'" in done.output
+    assert "there is no answer yet" in done.output and "The door is open." in done.output
+
+
+def test_commands(sit: Sit) -> None:
+    done = sit("/help", "/whi", "/task", "/tools", "/answer done", "", "  ")
+    assert done.exit_code == 0
+    assert "/undo" in done.output and "Did you mean '/why'?" in done.output
+    assert done.output.count("Leave the house.") == 2 and "task house (house, train)" in done.output
+    assert done.output.count("this task has no tools") == 2
+    assert sit.asked == []  # type: ignore[attr-defined]
+
+
+def test_an_answer_cannot_steer_the_terminal(sit: Sit) -> None:
+    text = "valid, x\nreward 0, continues\n[bold]seen[/bold] \x1b[2J\x9b2J \udcff"
+    done = sit("look", reply=lambda messages: text)
+    assert "[bold]seen[/bold]" in done.output and "\x1b" not in done.output and "\x9b" not in done.output
+
+
+def test_tasks_are_chosen_by_split_and_by_id(sit: Sit) -> None:
+    assert "Leave the barn." in sit(options=["--split", "test"]).output
+    done = sit("/next", "/next", options=["--task", "barn"])
+    first, second, third = done.output.split("task ")[1:]
+    assert "barn" in first and "house" in second and "barn" in third
+    wrong = sit(options=["--task", "bran"])
+    assert wrong.exit_code == 2 and "Did you mean 'barn'?" in wrong.output
+    assert sit(options=["--split", "validation"]).exit_code == 2
+
+
+def tool_world(messages: list[BaseMessage]) -> str:
+    if '"answer"' in messages[-1].text:
+        return "valid, it is booked\nreward 1, success\n(nothing)"
+    return 'valid, it books\nreward 0, continues\n{"booked": true}'
+
+
+def test_a_person_calls_tools(sit: Sit, tmp_path: Path) -> None:
+    lines = ["/tools", "book seats=2", "bok at=8", "book at=8 seats=two chairs", "book at=8 seats=2",
+             '{"name": "hang_up", "arguments": {}}', "/answer", "/answer Booked."]  # fmt: skip
+    done = sit(*lines, tasks=[TABLE], reply=tool_world, options=["--record"])
+    assert done.exit_code == 0, done.output
+    for said in ("Book a table.", '"seats": {"type": "integer"}', "its schema is not known", "book lacks at",
+                 "Did you mean 'book'?", "'chairs' is no argument", "success: score 1 in 3 actions"):  # fmt: skip
+        assert said in done.output, said
+    assert [json.loads(step.action) for step in recorded(tmp_path)[0].steps] == [
+        {"name": "book", "arguments": {"at": "8", "seats": 2}}, {"name": "hang_up", "arguments": {}}, {"answer": "Booked."},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [
+        ("find q=a=b", {"q": "a=b"}),
+        ("find n=1.5 on=true none=null", {"n": 1.5, "on": True, "none": None}),
+        ("""find q='two words' of='["a", "b"]'""", {"q": "two words", "of": ["a", "b"]}),
+        ('{"name": "find", "arguments": {"anything": 1}}', {"anything": 1}),
+    ],
+)
+def test_typed_calls(line: str, arguments: dict[str, Any]) -> None:
+    assert json.loads(typed_call(line, [{"name": "find"}])) == {"name": "find", "arguments": arguments}
+
+
+@pytest.mark.parametrize("line", ["find q='open", "{broken", '{"name": "find"}', "find =", "fnd"])
+def test_a_line_that_is_no_call_is_refused(line: str) -> None:
+    tools = [{"name": "find", "parameters": {"properties": {"q": {"type": "string"}}}}]
+    with pytest.raises(ConfigurationError):
+        typed_call(line, tools)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "give either a run folder or --replay-buffer"),
+        (["--replay-buffer", "replay.db"], "--replay-buffer needs --experience-model"),
+        (["--replay-buffer", "replay.db", "--experience-model", "x", "--real"], "--real needs a run folder"),
+        (["."], "is no run folder"),
+        ([".", "--split", "tset"], "Did you mean 'test'?"),
+    ],
+)
+def test_what_is_missing_is_said(options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ReplayBuffer("replay.db").close()
+    done = CliRunner().invoke(app, options)
+    assert done.exit_code == 2 and said in done.output.replace("\n", " ")
+
+
+def test_ctrl_c_ends_politely_and_records(sit: Sit, door_world: Any, tmp_path: Path) -> None:
+    def reply(messages: list[BaseMessage]) -> str:
+        if messages[-1].text.endswith("none"):
+            raise KeyboardInterrupt
+        return door_world(messages)
+
+    done = sit("open door", "wait", options=["--record"], reply=reply)
+    assert done.exit_code == 130 and "stopped" in done.output
+    assert [step.action for step in recorded(tmp_path)[0].steps] == ["open door"]
+
+
+class Ladder(Environment):
+    """Climbs; refuses to jump; breaks on the third rung."""
+
+    def reset(self, task: Task) -> str:
+        self.height = 0
+        return "at the foot"
+
+    def step(self, action: str) -> StepResult:
+        self.height += 1
+        if self.height == 3:
+            raise EnvironmentFailed("the rung broke")
+        return StepResult(f"rung {self.height}", 0.25, False, False, {})
+
+    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
+        return f"no jumping {observations[-1]}" if action == "jump" else None
+
+
+def test_a_session_keeps_the_rules_of_the_episode_graph() -> None:
+    session = Session(Ladder(), HOUSE, max_steps=3)
+    session.act("climb")
+    refused = session.act("jump")
+    assert (refused.next_observation, refused.valid, session.refused) == ("no jumping rung 1", False, True)
+    last = session.act("climb")
+    assert (last.observation, last.truncated, session.over, session.refused) == ("no jumping rung 1", True, True, False)
+    session.undo()
+    assert [step.action for step in session.steps] == ["climb", "jump"] and session.refused and not session.over
+    assert session.act("climb") == last
+
+
+def test_a_broken_world_ends_the_session_with_its_cause() -> None:
+    session = Session(Ladder(), HOUSE)
+    session.act("climb")
+    session.act("climb")
+    with pytest.raises(EnvironmentFailed):
+        session.act("climb")
+    with pytest.raises(ConfigurationError, match="/reset"):
+        session.act("climb")
+    played = session.trajectory("")
+    assert played.error == "EnvironmentFailed: the rung broke" and played.source == "real" and played.reward == 0.5
+    session.begin()
+    assert session.act("climb").next_observation == "rung 1" and session.error is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("real", [False, True])
+def test_a_finished_run_in_the_dream_and_in_reality(finished_run: Path, real: bool) -> None:
+    """As a user types it, in a process of its own: an action that the check refuses, and one that the world answers."""
+    with ReplayBuffer(finished_run / "replay.db") as buffer:
+        task = [each for each in buffer.tasks(split="test", origin="real") if each.metadata["fold"] == "train"][0]
+        before = buffer.count("trajectories")
+    code = "import typer; from dreamgym_lg.cli.play import play; typer.run(play)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(finished_run), *(["--real"] if real else [])],
+        text=True, capture_output=True, timeout=90,
+        input="zzqx unheard-of\nread instructions book\n/why\n", env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert task.id in done.stdout and str(task.metadata["observation"])[:60] in done.stdout
+    assert "invalid: refused before the world was asked" in done.stdout
+    assert ("the real environment." in done.stdout) == real and ("grounded in real steps" in done.stdout) != real
+    if real:
+        assert "The current task is to take" in done.stdout and "(the real environment gives no reasons)" in done.stdout
+    with ReplayBuffer(finished_run / "replay.db") as buffer:
+        assert buffer.count("trajectories") == before

@@ -1,0 +1,143 @@
+"""The curriculum: V is the group's variance, and what is picked depends on seed, iteration and values alone."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import pvariance
+from typing import Any
+
+import pytest
+
+from dreamgym_lg.curriculum.curriculum import Curriculum, value
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.types import Task
+
+TASKS = [Task(id=f"t{n}", instruction="", environment="") for n in range(20)]
+
+
+def vary(task: Task, rng: random.Random) -> Task:
+    return replace(task, id=f"{task.id}~{rng.randrange(10**9)}", origin="synthetic", parent_id=task.id)
+
+
+def curriculum(**options: Any) -> Curriculum:
+    """One that has seen variance in four of its tasks."""
+    made = Curriculum(TASKS, **{"vary_task": vary, **options})
+    for n in range(4):
+        made.update(f"t{n}", [0.0] * n + [1.0])
+    return made
+
+
+def ids(tasks: Sequence[Task]) -> list[str]:
+    return [task.id for task in tasks]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_v_is_the_population_variance(seed: int) -> None:
+    rng = random.Random(seed)
+    rewards = [rng.uniform(-2, 2) for _ in range(rng.randint(1, 16))]
+    assert value(rewards) == pytest.approx(pvariance(rewards))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_v_of_rewards_between_0_and_1_is_at_most_a_quarter(seed: int) -> None:
+    rng = random.Random(seed)
+    assert 0 <= value([rng.random() for _ in range(rng.randint(1, 16))]) <= 0.25
+
+
+def test_v_is_largest_where_half_succeed_and_0_without_a_difference() -> None:
+    assert value([0.0, 1.0] * 4) == 0.25
+    assert max(range(9), key=lambda n: value([1.0] * n + [0.0] * (8 - n))) == 4
+    assert value([]) == value([0.7]) == value([1.0] * 8) == 0.0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
+def test_a_sample_is_distinct_and_keeps_to_the_share(share: float) -> None:
+    for iteration in range(10):
+        tasks = curriculum(synthetic_share=share).sample(8, iteration=iteration)
+        assert len(set(ids(tasks))) == 8
+        assert sum(task.origin == "synthetic" for task in tasks) == int(8 * share)
+
+
+def test_a_share_of_less_than_a_task_is_none() -> None:
+    assert {task.origin for task in curriculum(synthetic_share=0.25).sample(3, iteration=0)} == {"real"}
+
+
+def test_originals_take_the_place_of_variations_that_cannot_be_written() -> None:
+    impossible = [
+        Curriculum(TASKS, vary_task=vary, synthetic_share=0.5),  # no variance seen yet
+        curriculum(vary_task=None, synthetic_share=0.5),
+        curriculum(vary_task=lambda task, rng: None, synthetic_share=0.5),
+    ]
+    for each in impossible:
+        tasks = each.sample(8, iteration=0)
+        assert len(set(ids(tasks))) == 8 and {task.origin for task in tasks} == {"real"}
+
+
+def test_the_same_variation_written_twice_counts_once() -> None:
+    same = curriculum(vary_task=lambda task, rng: replace(task, id="same", origin="synthetic"), synthetic_share=0.5)
+    tasks = same.sample(8, iteration=0)
+    assert len(set(ids(tasks))) == 8 and ids(tasks).count("same") == 1
+
+
+def test_the_tasks_with_the_highest_v_are_varied_and_none_without_variance() -> None:
+    made = Curriculum(TASKS, vary_task=vary, num_seeds=2)
+    for n, rewards in enumerate([[0, 0], [0, 0.2], [0, 1], [0, 0.9], [1, 1]]):
+        made.update(f"t{n}", rewards)
+    parents = {made.propose(random.Random(seed)).parent_id for seed in range(40)}  # type: ignore[union-attr]
+    assert parents == {"t2", "t3"}
+
+
+def test_a_variation_may_itself_be_varied() -> None:
+    made = Curriculum(TASKS[:1], vary_task=vary, synthetic_share=1.0, num_seeds=1)
+    made.update("t0", [0.0, 0.5])
+    (first,) = made.sample(1, iteration=0)
+    assert made[first.id] == first and first.parent_id == "t0"
+    made.update(first.id, [0.0, 1.0])
+    (second,) = made.sample(1, iteration=1)
+    assert second.parent_id == first.id
+
+
+def test_a_sample_repeats_for_the_same_seed_iteration_and_values_and_differs_otherwise() -> None:
+    drawn = curriculum(seed=1).sample(8, iteration=5)
+    assert drawn == curriculum(seed=1).sample(8, iteration=5)
+    assert drawn != curriculum(seed=2).sample(8, iteration=5)
+    assert drawn != curriculum(seed=1).sample(8, iteration=6)
+
+
+def test_every_original_task_gets_its_turn() -> None:
+    made = curriculum(synthetic_share=0.0)
+    assert {id for iteration in range(30) for id in ids(made.sample(8, iteration=iteration))} == set(ids(TASKS))
+
+
+def test_fewer_tasks_than_asked_for_are_all_of_them() -> None:
+    assert sorted(ids(Curriculum(TASKS[:3]).sample(8, iteration=0))) == ["t0", "t1", "t2"]
+
+
+def test_a_restored_curriculum_goes_on_as_the_one_that_never_stopped() -> None:
+    steady, rewards, synthetic = Curriculum(TASKS, vary_task=vary), dict[str, list[float]](), list[Task]()
+    for iteration in range(6):
+        tasks = steady.sample(8, iteration=iteration)
+        synthetic += [task for task in tasks if task.origin == "synthetic"]
+        for task in tasks:
+            rewards[task.id] = [float((len(task.id) + n * iteration) % 2) for n in range(4)]
+            steady.update(task.id, rewards[task.id])
+    assert synthetic, "the test would say nothing"
+    resumed = Curriculum(TASKS, vary_task=vary)
+    resumed.restore(synthetic, rewards)
+    assert resumed.values == steady.values and all(resumed[task.id] == task for task in synthetic)
+    assert resumed.sample(8, iteration=6) == steady.sample(8, iteration=6)
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_an_evaluation_task_is_refused_by_name(split: Any) -> None:
+    held_out = Task(id="held-out", instruction="", environment="", split=split)
+    with pytest.raises(ConfigurationError, match="evaluation tasks must not be trained on: held-out"):
+        Curriculum([*TASKS, held_out])
+
+
+def test_arguments_outside_what_is_allowed_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="at least one task"):
+        Curriculum([])
+    for share in (-0.1, 1.5):
+        with pytest.raises(ConfigurationError, match=rf"synthetic_share={share} must lie in \[0, 1\]"):
+            Curriculum(TASKS, synthetic_share=share)

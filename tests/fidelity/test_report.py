@@ -1,0 +1,158 @@
+"""The page, the figures file and the command, on a scripted dream and on a buffer's real file."""
+
+import json
+import re
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+
+import typer
+from typer.testing import CliRunner
+
+import dreamgym_lg.gym
+from dreamgym_lg.cli.fidelity import fidelity
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.fidelity import measure, write_fidelity
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.types import Step, Task, Trajectory
+
+app = typer.Typer()
+app.command()(fidelity)
+
+
+def episode(name: str, **fields: Any) -> Trajectory:
+    """A real episode of the world that conftest's `door_world` dreams."""
+    task = Task(id=name, instruction="leave <b>now</b>", environment="house", metadata={"observation": "A closed door."})
+    steps = [
+        Step(observation="A closed door.", action="dance", next_observation="What?", valid=False),
+        Step(observation="What?", action="open door", next_observation="The door is open.", reward=0.5),
+        Step(
+            observation="The door is open.", action="go north", next_observation="You are outside.", reward=0.5, terminated=True
+        ),
+    ]
+    return Trajectory(task=task, steps=steps, success=True, **fields)
+
+
+def never_done(door_world: Any) -> Any:
+    """A dream that is right in everything but never says that the task is completed."""
+    return lambda messages: door_world(messages).replace(", success", ", continues")
+
+
+def text_of(html: Path) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html.read_text()))
+
+
+def test_a_dream_that_never_completes_the_task_is_found_out_at_first_sight(
+    scripted: Any, door_world: Any, tmp_path: Path
+) -> None:
+    experience = ExperienceModel(scripted(reply=never_done(door_world)))
+    real = [episode(f"t{n}", source="real", run="validate/real", iteration=30) for n in range(12)]
+    dream = [
+        Trajectory(task=each.task, steps=each.steps[:1], source="synthetic", run="validate/dream", iteration=30)
+        for each in real
+    ]
+    html, figures = write_fidelity(measure(experience, [*real, *dream], without=["history"]), tmp_path / "out")
+    said, read = text_of(html), json.loads(figures.read_text())
+    assert "never says that the task is completed: it recognised 0 of 12 steps" in said
+    assert "understates the policy in 1 of 1 comparisons" in said and "dreamed 0/12, real 12/12" in said
+    assert read["findings"][0]["level"] == "bad" and "never says" in read["findings"][0]["sentence"]
+    (group,) = read["variants"][0]["groups"]
+    one = group["one_step"]
+    assert one["success_recalled"]["n"] == 12 and one["success_recalled"]["successes"] == 0
+    assert one["normalised"]["value"] == 1 and one["invalid_recall"]["value"] == 1  # all else is right
+    assert one["confusion"]["success"] == {"continues": 12, "failure": 0, "success": 0, "unreadable": 0}
+    assert one["success_false"] is None  # no success was dreamed: no share of them
+    picture = re.search(r'src="data:image/png;base64,([^"]+)"', html.read_text())
+    assert picture and b64decode(picture[1]).startswith(b"\x89PNG")
+    assert "<b>now</b>" not in html.read_text() and "<script" not in html.read_text()
+
+
+def test_a_faultless_dream_is_called_good_and_nothing_else_but_unretrieved(scripted: Any, door_world: Any) -> None:
+    found = measure(ExperienceModel(scripted(reply=door_world)), [episode(f"t{n}", source="real") for n in range(12)])
+    assert [finding.level for finding in found.findings if finding.level != "good"] == ["watch"]
+    assert "No real transition is retrieved" in found.findings[0].sentence and len(found.findings) > 3
+
+
+def test_without_a_trajectory_the_dream_is_ungrounded_and_no_number_is_made_up(scripted: Any, tmp_path: Path) -> None:
+    buffer = ReplayBuffer(":memory:")
+    buffer.add_tasks([Task(id="t", instruction="leave", environment="house", split="test")])
+    found = measure(ExperienceModel(scripted(reply=str), replay_buffer=buffer), [])
+    html, figures = write_fidelity(found, tmp_path)
+    said = text_of(html)
+    assert not found.grounded and "This dream is ungrounded" in said and "0.00" not in said and "nan" not in said.casefold()
+    read = json.loads(figures.read_text())
+    assert read["grounded"] is False and read["variants"] == [] and read["dream_to_real"] is None
+    assert read["leaks"]["tasks_near"] is None and read["leaks"]["steps_near"] is None
+    assert "One step" not in said and "<img" not in html.read_text()
+
+
+def test_failed_trajectories_are_left_out_and_counted(scripted: Any, door_world: Any) -> None:
+    broken = [episode("t1", error="java died"), Trajectory(task=episode("t2").task)]
+    found = measure(ExperienceModel(scripted(reply=door_world)), [episode("t0"), *broken])
+    assert found.left_out == 2 and found.groups[0].of == 1
+
+
+def test_traces_without_a_first_observation_begin_with_their_first_step(scripted: Any, door_world: Any) -> None:
+    bare = Task(id="t", instruction="leave", environment="house")
+    model = scripted(reply=door_world)
+    measure(ExperienceModel(model), [Trajectory(task=bare, steps=episode("t").steps)])
+    assert "A closed door." in "".join(message.text for message in model.asked[0])
+
+
+def test_the_command_on_anybodys_buffer(
+    scripted: Any, door_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "replay.db"
+    with ReplayBuffer(file) as buffer:
+        buffer.extend([episode("t0"), *(episode(f"t{n}", source="real", run="eval/real") for n in range(1, 4))])
+    named: list[str] = []
+
+    def to_experience(model: str, replay_buffer: ReplayBuffer) -> ExperienceModel:
+        named.append(model)
+        return ExperienceModel(scripted(reply=door_world), replay_buffer=replay_buffer, demonstrations=1)
+
+    monkeypatch.setattr(dreamgym_lg.gym, "to_experience", to_experience)
+    options = ["--replay-buffer", str(file), "--experience-model", "test:door", "--limit", "2", "--without", "retrieval"]
+    done = CliRunner().invoke(app, options)
+    assert done.exit_code == 0, done.output
+    assert named == ["test:door"] and "predicted rewards were right" in done.output
+    read = json.loads((tmp_path / "fidelity.json").read_text())
+    groups = {group["name"]: group for group in read["variants"][0]["groups"]}
+    assert groups["the policy's own actions"]["episodes"] == 2 and groups["the policy's own actions"]["of"] == 3
+    assert groups["offline data"]["one_step"]["exact"] == pytest.approx(
+        {"successes": 3, "n": 3, "value": 1.0, "low": groups["offline data"]["one_step"]["exact"]["low"], "high": 1.0}
+    )
+    assert [variant["without"] for variant in read["variants"]] == [None, "retrieval"]
+    assert read["leaks"]["steps_answered"]["successes"] == read["leaks"]["steps_answered"]["n"]  # the same world throughout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "give either a run folder or --replay-buffer"),
+        (["--replay-buffer", "replay.db"], "--replay-buffer needs --experience-model"),
+        (["."], "is no run folder"),
+    ],
+)
+def test_the_command_says_what_is_missing(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ReplayBuffer("replay.db").close()
+    done = CliRunner().invoke(app, options)
+    assert done.exit_code == 2 and said in done.output
+
+
+@pytest.mark.slow
+def test_the_command_on_a_finished_run(finished_run: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [str(finished_run), "--limit", "3", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    read = json.loads((tmp_path / "fidelity.json").read_text())
+    assert {"offline data", "the policy's own actions"} <= {group["name"] for group in read["variants"][0]["groups"]}
+    assert {row["policy"] for row in read["comparisons"]} >= {"proof/base/greedy", "proof/trained/sampled"}
+    assert "Offline data:" in text_of(tmp_path / "fidelity.html")

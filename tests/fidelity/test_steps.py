@@ -1,0 +1,272 @@
+"""What is said of single steps and of whole replays, against figures worked out by hand."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.fidelity import measure
+from dreamgym_lg.fidelity.figures import Mean, mean, normalised, rate, token_f1
+from dreamgym_lg.fidelity.measure import Group
+from dreamgym_lg.fidelity.steps import reliability
+from dreamgym_lg.fidelity.theorem import theorem
+from dreamgym_lg.statistics import wilson
+from dreamgym_lg.types import Prediction, Step, Task, Trajectory
+
+TASK = Task(id="t0", instruction="leave the house", environment="house", metadata={"observation": "A closed door."})
+DANCE = Step(observation="A closed door.", action="dance", next_observation="What?", valid=False)
+OPEN = Step(observation="A closed door.", action="open door", next_observation="The door is open.", reward=0.5)
+NORTH = Step(
+    observation="The door is open.", action="go north", next_observation="You are outside.", reward=0.5, terminated=True
+)
+
+
+def recorded(*steps: Step, **fields: Any) -> Trajectory:
+    return Trajectory(task=TASK, steps=steps, **fields)
+
+
+def told(scripted: Any, asked_action: Any, answers: dict[str, str]) -> ExperienceModel:
+    """A dream that answers each action alike, whatever came before."""
+    return ExperienceModel(scripted(reply=lambda messages: answers[asked_action(messages)]), retries=0)
+
+
+def only(experience: ExperienceModel, *trajectories: Trajectory, **options: Any) -> Group:
+    (group,) = measure(experience, trajectories, **options).groups
+    return group
+
+
+@pytest.mark.parametrize(
+    ("given", "right", "f1"),
+    [
+        ("You take the apple.", "you  take, the APPLE", 1.0),
+        ("You take the pear.", "You take the apple.", 3 / 4),
+        ("the the the", "the cat", 2 / 5),
+        ("", "", 1.0),
+        ("", "cat", 0.0),
+        ("!", "?", 0.0),
+        ("猫がいる", "猫が寝る", 3 / 4),
+    ],
+)
+def test_token_f1_by_hand(given: str, right: str, f1: float) -> None:
+    assert token_f1(given, right) == pytest.approx(f1)
+    assert (normalised(given) == normalised(right)) == (f1 == 1)
+
+
+def test_figures_know_their_samples_and_none_comes_from_none() -> None:
+    assert rate([]) is None and mean([]) is None and mean([], top=1) is None
+    found = rate([True, False, True])
+    assert found and (found.successes, found.episodes, found.low, found.high) == (2, 3, *wilson(2, 3))
+    assert mean([3.0]) == Mean(3.0, 1) and mean([2.0, 2.0]) == Mean(2.0, 2)
+    assert mean([0.0, 2.0]) == pytest.approx((1.0, 2, 1 - 1.96, 1 + 1.96))
+    low, high = wilson(2, 4)  # four values of 0.5 are as two successes in four
+    assert mean([1, 1, 1, 1], top=2) == pytest.approx((1.0, 4, 2 * low, 2 * high))
+
+
+def test_a_faultless_dream_has_faultless_figures(scripted: Any, door_world: Any) -> None:
+    group = only(ExperienceModel(scripted(reply=door_world)), recorded(DANCE, OPEN, NORTH, success=True, source="real"))
+    one, drift = group.one_step, group.drift
+    for each in (one.exact, one.normalised, one.terminated, one.success, one.success_recalled, one.reward_right,
+                 one.invalid_recall, one.invalid_precision, drift.agreed, drift.success_recalled):  # fmt: skip
+        assert each and each.value == 1
+    assert one.token_f1 and one.token_f1.value == 1 and one.token_f1.n == 3
+    assert one.success_false and one.success_false.successes == 0
+    assert one.confusion["continues"] == {"continues": 2, "failure": 0, "success": 0, "unreadable": 0}
+    assert one.confusion["success"] == {"continues": 0, "failure": 0, "success": 1, "unreadable": 0}
+    assert one.reward_error == Mean(0.0, 3) and one.calibration_error == 0 and one.unreadable == 0
+    assert [(at.number, at.forced.value, at.free.value) for at in drift.by_number if at.forced and at.free] == [
+        (1, 1, 1), (2, 1, 1), (3, 1, 1)
+    ]  # fmt: skip
+    assert group.name == "the policy's own actions" and (group.episodes, group.of, group.refused) == (1, 1, 0)
+
+
+def test_every_known_fault_is_in_its_figure(scripted: Any, asked_action: Any) -> None:
+    """Four steps: an invalid one paid as a success, other words, a completion missed, an answer without form."""
+    experience = told(
+        scripted,
+        asked_action,
+        {
+            "dance": "valid, it completes the task\nreward 1, success\nYou dance out.",
+            "open door": "valid, it brings progress\nreward 0.25, continues\nthe door IS open",
+            "go north": "invalid, no\nreward 0, continues\nYou are inside.",
+            "jump": "Ouch!",
+        },
+    )
+    jump = Step(observation="The door is open.", action="jump", next_observation="Ouch.", terminated=True)
+    group = only(experience, recorded(DANCE, OPEN, NORTH, success=True), recorded(jump))
+    one = group.one_step
+    counts = {
+        name: (each.successes, each.episodes)
+        for name in ("exact", "normalised", "terminated", "success", "success_recalled", "success_false", "reward_right",
+                     "transition_error", "invalid_recall", "invalid_precision", "success_if_said", "success_if_not_said")
+        if (each := getattr(one, name))
+    }  # fmt: skip
+    assert counts == {
+        "exact": (0, 4),
+        "normalised": (1, 4),  # open door
+        "terminated": (1, 4),  # open door: dance ended what goes on, go north did not end, jump cannot be read
+        "success": (1, 4),
+        "success_recalled": (0, 1),
+        "success_false": (1, 1),
+        "reward_right": (0, 4),
+        "transition_error": (3, 4),
+        "invalid_recall": (0, 1),
+        "invalid_precision": (0, 1),  # go north
+        "success_if_said": (0, 1),
+        "success_if_not_said": (1, 3),
+    }
+    assert one.unreadable == 1
+    assert one.confusion == {
+        "continues": {"continues": 1, "failure": 0, "success": 1, "unreadable": 0},
+        "failure": {"continues": 0, "failure": 0, "success": 0, "unreadable": 1},
+        "success": {"continues": 1, "failure": 0, "success": 0, "unreadable": 0},
+    }
+    assert one.reward_error and one.reward_error.value == pytest.approx((1 + 0.25 + 0.5) / 3) and one.reward_error.n == 3
+    assert one.reward_bias and one.reward_bias.value == pytest.approx((1 - 0.25 - 0.5) / 3)
+    # what, you dance out: 0; the door is open: 1; you are outside, you are inside: 2 of 3 words; unreadable: 0
+    assert one.token_f1 and one.token_f1.value == pytest.approx((0 + 1 + 2 / 3 + 0) / 4)
+    assert [(each.predicted, each.real.value, each.real.n) for each in one.reliability] == [
+        (0, 0.5, 1),
+        (0.25, 0.5, 1),
+        (1, 0, 1),
+    ]
+    assert one.calibration_error == pytest.approx((0.5 + 0.25 + 1) / 3)
+
+
+def test_recall_and_precision_of_invalid_actions(scripted: Any, asked_action: Any) -> None:
+    no, yes = "invalid, no\nreward 0, continues\nWhat?", "valid, yes\nreward 0, continues\nFine."
+    really = {"a": False, "b": True, "c": True, "d": False, "e": True}
+    experience = told(scripted, asked_action, {"a": no, "b": no, "c": no, "d": yes, "e": yes})
+    steps = [Step(observation="", action=action, next_observation="o", valid=valid) for action, valid in really.items()]
+    one = only(experience, recorded(*steps)).one_step
+    assert one.invalid_recall and (one.invalid_recall.successes, one.invalid_recall.episodes) == (1, 2)  # a, not d
+    assert one.invalid_precision and (one.invalid_precision.successes, one.invalid_precision.episodes) == (1, 3)  # a of a, b, c
+
+
+def test_drift_counts_the_steps_after_the_dreams_own_end_as_lost(scripted: Any, asked_action: Any) -> None:
+    experience = told(
+        scripted,
+        asked_action,
+        {
+            "open door": "valid, it brings progress\nreward 0.5, continues\nThe door is open.",
+            "dance": "valid, it fails the task\nreward 0, failure\nYou fall.",
+            "go north": "valid, it completes the task\nreward 0.5, success\nYou are outside.",
+        },
+    )
+    lost, kept = recorded(OPEN, DANCE, NORTH, success=True), recorded(OPEN, NORTH)
+    drift = only(experience, lost, kept).drift
+    at = {each.number: (each.forced, each.free) for each in drift.by_number}
+    shares = {number: [(each.successes, each.episodes) for each in both if each] for number, both in at.items()}
+    assert shares == {1: [(2, 2), (2, 2)], 2: [(1, 2), (1, 2)], 3: [(1, 1), (0, 1)]}
+    assert drift.outcomes == {"success": {"success": 0, "no success": 1}, "no success": {"success": 1, "no success": 0}}
+    assert drift.agreed and drift.agreed.successes == 0
+    assert drift.success_false and (drift.success_false.successes, drift.success_false.episodes) == (1, 1)
+    assert drift.ended_early and drift.ended_early.successes == 1
+    assert drift.return_bias and drift.return_bias.value == pytest.approx((-0.5 + 0) / 2)
+
+
+def test_teacher_free_each_answer_stands_behind_the_dreams_own(scripted: Any) -> None:
+    # This dream never opens the door; told that it really is open, it knows the rest.
+    def stubborn(messages: Sequence[Any]) -> str:
+        really_open = any("The door is open." in message.text for message in messages)
+        if really_open:
+            return "valid, it completes the task\nreward 0.5, success\nYou are outside."
+        return "valid, no progress yet\nreward 0, continues\nThe door is stuck."
+
+    group = only(ExperienceModel(scripted(reply=stubborn)), recorded(OPEN, NORTH, success=True))
+    last = group.drift.by_number[-1]
+    assert last.forced and last.free and (last.forced.value, last.free.value) == (1, 0)
+    assert group.one_step.success_recalled and group.one_step.success_recalled.value == 1
+    assert group.drift.success_recalled and group.drift.success_recalled.value == 0
+
+
+def test_what_the_check_refuses_is_never_asked(scripted: Any, door_world: Any) -> None:
+    model = scripted(reply=door_world)
+    group = only(
+        ExperienceModel(model), recorded(DANCE, OPEN, NORTH, success=True),
+        check_action=lambda action, seen: "What?" if action == "dance" else None,
+    )  # fmt: skip
+    assert group.refused == 1 and group.one_step.steps == 2 and group.one_step.invalid_recall is None
+    assert [each.number for each in group.drift.by_number] == [2, 3]
+    assert "dance" not in "".join(message.text for asked in model.asked for message in asked)
+
+
+def test_offline_data_and_the_policys_own_actions_are_apart(scripted: Any, asked_action: Any) -> None:
+    """The dream that closed_loop.md warns of: perfect on offline data, worthless on what the policy does."""
+    experience = told(
+        scripted,
+        asked_action,
+        {
+            "open door": "valid, it brings progress\nreward 0.5, continues\nThe door is open.",
+            "dance": "valid, it completes the task\nreward 0.5, success\nYou are outside.",
+        },
+    )
+    found = measure(experience, [recorded(OPEN), recorded(DANCE, source="real")])
+    by_name = {group.name: group.one_step for group in found.groups}
+    assert by_name["offline data"].normalised and by_name["offline data"].normalised.value == 1
+    policy = by_name["the policy's own actions"]
+    assert policy.normalised and policy.normalised.value == 0 and policy.invalid_recall and policy.invalid_recall.value == 0
+    assert policy.success_false and policy.success_false.value == 1
+
+
+def test_reliability_has_a_row_for_each_value_or_for_each_tenth() -> None:
+    few = reliability([(1.0, 0.0), (0.5, 0.5), (1.0, 1.0)])
+    assert [(each.low, each.high, each.real.value, each.real.n) for each in few] == [(0.5, 0.5, 0.5, 1), (1, 1, 0.5, 2)]
+    many = reliability([(place / 100, 0.0) for place in range(100)])
+    assert len(many) == 10 and all(each.real.n == 10 for each in many)
+    assert (many[0].low, many[0].high, many[-1].high) == (0.0, 0.09, 0.99)
+    assert reliability([]) == ()
+
+
+def test_the_theorems_two_errors_and_its_bound(scripted: Any, asked_action: Any) -> None:
+    experience = told(
+        scripted, asked_action, {"open door": "valid, it brings progress\nreward 0.4, continues\nThe door is ajar."}
+    )
+    group = only(experience, recorded(OPEN))
+    assert group.theorem and group.theorem.reward_error.value == pytest.approx(0.1)
+    assert group.theorem.transition_error.value == 1 and group.theorem.largest_reward == 0.5
+    assert group.theorem.penalty == pytest.approx(2 * (0.1 / 0.01 + 2 * 0.99 * 0.5 * 1 / 0.01**2)) and group.theorem.vacuous
+    assert theorem(group.one_step, [0.0, 0.0]) is None  # nothing was ever earned: no largest reward
+
+
+async def test_a_server_that_is_down_is_not_the_models_fault(scripted: Any) -> None:
+    from dreamgym_lg.fidelity import ameasure
+
+    def down(messages: Sequence[Any]) -> str:
+        raise ConnectionError("refused")
+
+    with pytest.raises(ConnectionError):
+        await ameasure(ExperienceModel(scripted(reply=down)), [recorded(OPEN)])
+
+
+def test_the_limit_draws_alike_every_time(scripted: Any, door_world: Any) -> None:
+    heard: list[tuple[str, int, int]] = []
+    experience = ExperienceModel(scripted(reply=door_world))
+    found = measure(experience, nine(), limit=4, on_progress=lambda *each: heard.append(each))
+    again = measure(ExperienceModel(scripted(reply=door_world)), nine(), limit=4)
+    assert found.to_dict() == again.to_dict()
+    assert (found.groups[0].episodes, found.groups[0].of) == (4, 9)
+    assert heard == [("offline data", done, 4) for done in range(1, 5)]
+
+
+def test_no_more_is_asked_at_once_than_allowed(scripted: Any, door_world: Any) -> None:
+    class Counting(ExperienceModel):
+        asking = most = 0
+
+        async def apredict(self, *given: Any) -> Prediction:
+            self.asking += 1
+            self.most = max(self.most, self.asking)
+            try:
+                return await super().apredict(*given)
+            finally:
+                self.asking -= 1
+
+    for allowed in (1, 3):
+        experience = Counting(scripted(reply=door_world))
+        measure(experience, nine(), concurrency=allowed)
+        assert experience.most == allowed
+
+
+def nine() -> list[Trajectory]:
+    tasks = [Task(id=f"t{n}", instruction=f"{n}", environment="house", metadata=TASK.metadata) for n in range(9)]
+    return [Trajectory(task=task, steps=[OPEN], rollout_index=n) for n, task in enumerate(tasks)]
