@@ -7,7 +7,6 @@ chat model in their places. What it leaves out: training, which `dreamgym_lg/dem
 """
 
 import asyncio
-from contextlib import nullcontext
 
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
@@ -22,7 +21,7 @@ from dreamgym_lg import (
     check_environment,
     rollout,
 )
-from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
+from dreamgym_lg.graphs.episode import create_episode_graph
 
 
 class Door(Environment):
@@ -55,8 +54,7 @@ def main() -> None:
     buffer = ReplayBuffer(":memory:")
     agent = create_episode_graph(scripted("unlock door", "open door"), max_steps=5).compile()
     [real] = asyncio.run(
-        rollout(agent, [task], lambda: nullcontext(Door()), context=lambda world: EpisodeContext(environment=world),
-                source="real", run="cookbook", replay_buffer=buffer)
+        rollout(agent, [task], Door, source="real", run="cookbook", replay_buffer=buffer)
     )  # fmt: skip
     print("real:", [(step.action, step.next_observation) for step in real.steps], "success:", real.success)
 

@@ -3,9 +3,10 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from dreamgym_lg.types import StepResult, Task
+from dreamgym_lg.types import Step, StepResult, Task
 
 INVALID_REWARD = 0.0
 """Reward of an invalid action (paper, section 4: an invalid action leads to a failure observation and reward 0)."""
@@ -52,8 +53,63 @@ class Environment(ABC):
         return await asyncio.to_thread(self.step, action)
 
 
-def checked(answer: str) -> StepResult:
-    """The step that an action refused by `check_action` amounts to."""
+CreateEnvironment = Callable[[], Environment]
+"""Creates the environment of one episode, which is closed after it. Called in the event loop: it must not block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeContext:
+    """The run context of an agent's graph: `graph.ainvoke(..., context=EpisodeContext(environment=...))`."""
+
+    environment: Environment | None = None
+    """None for a graph that was built with its environment (a server makes an empty context) and for an agent that acts on
+    its own real tools."""
+
+
+class Played(NamedTuple):
+    """One action, checked and played."""
+
+    step: Step
+    success: bool
+    """The task ended with this step, in success."""
+    refused: bool
+    """`check_action` answered: the world was not asked."""
+
+
+def play_action(environment: Environment, action: str, observations: Sequence[str], *, last: bool = False) -> Played:
+    """Check an action, play it unless it is refused, and record it as a `Step`.
+
+    Args:
+        observations: Everything seen in this episode, oldest first.
+        last: No further action is allowed: the step is marked `truncated` unless it ends the task.
+    """
+    answer = environment.check_action(action, observations)
+    return _played(action, observations[-1], answer, refused(answer) if answer is not None else environment.step(action), last)
+
+
+async def aplay_action(environment: Environment, action: str, observations: Sequence[str], *, last: bool = False) -> Played:
+    """As `play_action`."""
+    answer = environment.check_action(action, observations)
+    result = refused(answer) if answer is not None else await environment.astep(action)
+    return _played(action, observations[-1], answer, result, last)
+
+
+def _played(action: str, observation: str, answer: str | None, result: StepResult, last: bool) -> Played:
+    step = Step(
+        observation=observation,
+        action=action,
+        next_observation=result.observation,
+        reward=result.reward,
+        terminated=result.terminated,
+        truncated=not result.terminated and (result.truncated or last),
+        valid=bool(result.info.get("valid", True)),
+        reasoning=str(result.info.get("reasoning", "")),
+    )
+    return Played(step, result.terminated and bool(result.info.get("success", False)), answer is not None)
+
+
+def refused(answer: str) -> StepResult:
+    """The result of an action that `check_action` answered with `answer`."""
     return StepResult(answer, INVALID_REWARD, False, False, {"valid": False})
 
 
@@ -90,6 +146,6 @@ def check_environment(environment: Environment, task: Task, actions: Sequence[st
     environment.reset(task)
     nonsense = "zzqx unheard-of"
     answer = environment.check_action(nonsense, [first])
-    result = checked(answer) if answer is not None else environment.step(nonsense)
+    result = refused(answer) if answer is not None else environment.step(nonsense)
     assert not result.info.get("valid", True), "an action that makes no sense must be marked info['valid'] = False"
     assert result.reward <= 0, f"an invalid action must not be rewarded, got {result.reward}"

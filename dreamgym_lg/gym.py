@@ -2,22 +2,20 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
-from dreamgym_lg.environment import Environment
+from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, MissingDependency
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import Environments, rollout
+from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy
 from dreamgym_lg.simulate.agent import Verify
 from dreamgym_lg.simulate.doctor import Examination, examine
@@ -41,7 +39,7 @@ class DreamGym:
         verify: (task, final state) -> reward, 0 to 1, a success if it is 1. Without it the experience model judges the final
             answer by `task.metadata["rubric"]`.
         verify_real: The same for `evaluate(real=True)`, where what the tools really did can be asked. Default: `verify`.
-        environments: Lends the world of one episode in place of the experience model's dream.
+        create_environment: Creates the world of one episode, in place of the experience model's dream.
         options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
     Raises `ConfigurationError` if something in the graph could leak (`examine` says what, and what to do), and for arguments
@@ -51,7 +49,7 @@ class DreamGym:
     def __init__(
         self, graph: Any, *, replay_buffer: ReplayBuffer, experience_model: ExperienceModel | BaseChatModel | str,
         tasks: Sequence[Task] = (), payload: Callable[[Task], Any] | None = None, verify: Verify | None = None,
-        verify_real: Verify | None = None, environments: Environments | None = None, **options: Any,
+        verify_real: Verify | None = None, create_environment: CreateEnvironment | None = None, **options: Any,
     ) -> None:  # fmt: skip
         if not isinstance(replay_buffer, ReplayBuffer):
             raise ConfigurationError(f"replay_buffer={replay_buffer!r} is no ReplayBuffer; give ReplayBuffer(path)")
@@ -72,7 +70,7 @@ class DreamGym:
             told = "; ".join(f"{finding.kind} {finding.name}: {finding.advice}" for finding in leaks)
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
         self.experience = to_experience(experience_model, replay_buffer)
-        self.environments = environments or partial(_dream, self.experience)
+        self.create_environment = create_environment or partial(DreamEnvironment, self.experience)
         self.tasks = list(tasks) or replay_buffer.tasks(origin="real")
         replay_buffer.add_tasks(self.tasks)
         self.policy: Any = None
@@ -129,7 +127,7 @@ class DreamGym:
             local.weights_changed()  # those of a checkpoint may be in place now
             training = Training(
                 policy=local, agent=self.agent(local), learner=trainer, experience=self.experience,
-                environments=self.environments, curriculum=Curriculum(tasks, synthetic_share=0, seed=seed),
+                create_environment=self.create_environment, curriculum=Curriculum(tasks, synthetic_share=0, seed=seed),
                 replay_buffer=self.replay_buffer, weights_changed=local.weights_changed, num_tasks=num_tasks,
                 concurrency=concurrency, on_node=on_node, **same,
             )  # fmt: skip
@@ -170,7 +168,7 @@ class DreamGym:
             )
         kind = "real" if real else "dream"
         episodes = await rollout(
-            self.agent(wanted, real=real), chosen, _no_world if real else self.environments, context=_context,
+            self.agent(wanted, real=real), chosen, None if real else self.create_environment,
             num_generations=num_generations, source="real" if real else "synthetic", seed=seed, concurrency=concurrency,
             run=f"{run or f'evaluate-{uuid4().hex[:8]}'}/{kind}", replay_buffer=self.replay_buffer,
             experience_version="" if real else self.experience.version,
@@ -203,18 +201,6 @@ class DreamGym:
 
     def _split(self, split: Split) -> list[Task]:
         return [task for task in self.tasks if task.split == split]
-
-
-def _dream(experience: ExperienceModel) -> Any:
-    return nullcontext(DreamEnvironment(experience))
-
-
-def _no_world() -> Any:
-    return nullcontext(None)
-
-
-def _context(environment: Environment) -> Any:
-    return SimpleNamespace(environment=environment)
 
 
 def _run_name(folder: Path) -> str:

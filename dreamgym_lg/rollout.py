@@ -4,20 +4,18 @@ import asyncio
 import contextvars
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import closing, nullcontext
 from typing import Any, Protocol, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 
-from dreamgym_lg.environment import Environment
+from dreamgym_lg.environment import CreateEnvironment, EpisodeContext
 from dreamgym_lg.errors import ConfigurationError, RunStopped
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Source, Task, Trajectory
 
 Result = TypeVar("Result")
-Environments = Callable[[], AbstractContextManager[Environment]]
-"""Lends an environment for one episode: `with environments() as environment`. Entering must not block."""
 
 
 class Agent(Protocol):
@@ -28,7 +26,7 @@ class Agent(Protocol):
 
 
 async def rollout(
-    graph: Agent, tasks: Sequence[Task], environments: Environments, *, context: Callable[[Environment], Any],
+    graph: Agent, tasks: Sequence[Task], create_environment: CreateEnvironment | None = None, *,
     num_generations: int = 1, source: Source, run: str = "", iteration: int = 0, seed: int = 0, concurrency: int = 64,
     replay_buffer: ReplayBuffer | None = None, policy_version: str = "", experience_version: str = "",
     recursion_limit: int = 200, on_episode: Callable[[Trajectory], None] | None = None,
@@ -40,7 +38,7 @@ async def rollout(
     read instead of played, so that a killed run repeats nothing. An exception is a trajectory with an `error`; only
     `RunStopped` is raised, once the other episodes have ended: those it stopped are not stored, and played next time.
 
-    Args: `context` makes the graph's run context from the environment (`EpisodeContext` for the episode graph).
+    Args: `create_environment`: None for an agent that acts on its own real tools.
     """
     for name, given in (("num_generations", num_generations), ("concurrency", concurrency)):
         if given < 1:
@@ -55,11 +53,12 @@ async def rollout(
         recorder = TokenRecorder(seed=random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40))
         async with slots:
             try:
-                with environments() as environment:
-                    played = await _play(graph, task, context(environment), recorder, {"recursion_limit": recursion_limit})
+                with closing(create_environment()) if create_environment else nullcontext() as environment:
+                    context = EpisodeContext(environment=environment)
+                    played = await _play(graph, task, context, recorder, {"recursion_limit": recursion_limit})
             except RunStopped as stopped:
                 return stopped
-            except Exception as fault:  # no environment could be lent: this episode's fault, not the others'
+            except Exception as fault:  # no environment could be created: this episode's fault, not the others'
                 played = [], False, f"{type(fault).__name__}: {fault}"
         steps, success, error = played
         trajectory = Trajectory(

@@ -1,7 +1,6 @@
 """The episode graph: `policy -> environment -> policy ... -> END`. Dream or real is one argument."""
 
 import operator
-from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
@@ -10,7 +9,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 from typing_extensions import TypedDict
 
-from dreamgym_lg.environment import Environment, checked
+from dreamgym_lg.environment import Environment, EpisodeContext, aplay_action
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.types import Step, Task
 
@@ -23,14 +22,6 @@ class EpisodeState(TypedDict, total=False):
     """What the policy sees: it only grows, so that a whole episode is one training row."""
     steps: Annotated[list[Step], operator.add]
     success: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeContext:
-    """Who plays the world: pass it as `graph.ainvoke(..., context=EpisodeContext(environment=...))`."""
-
-    environment: Environment | None = None
-    """None for a graph that was built with its environment: a server makes an empty context."""
 
 
 def read_action(text: str) -> str:
@@ -64,17 +55,9 @@ class _Nodes(NamedTuple):
     async def answer(self, state: EpisodeState, runtime: Runtime[EpisodeContext]) -> dict[str, Any]:
         *earlier, reply = state["messages"]
         observations = [message.text for message in earlier if message.type == "human"]
-        action, world = read_action(reply.text), self.world(runtime)
-        refusal = world.check_action(action, observations)
-        result = checked(refusal) if refusal is not None else await world.astep(action)
         last = len(state.get("steps", ())) + 1 >= self.max_steps
-        step = Step(
-            observation=observations[-1], action=action, next_observation=result.observation, reward=result.reward,
-            terminated=result.terminated, truncated=result.truncated or (last and not result.terminated),
-            valid=result.info.get("valid", True), reasoning=result.info.get("reasoning", ""),
-        )  # fmt: skip
-        success = result.terminated and result.info.get("success", False)
-        return {"messages": [HumanMessage(result.observation)], "steps": [step], "success": success}
+        step, success, _ = await aplay_action(self.world(runtime), read_action(reply.text), observations, last=last)
+        return {"messages": [HumanMessage(step.next_observation)], "steps": [step], "success": success}
 
     async def after(self, state: EpisodeState) -> str:  # not async, it would cost a thread's turn a step
         last = state["steps"][-1]

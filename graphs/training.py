@@ -24,12 +24,13 @@ from langgraph.runtime import RunControl
 from typing_extensions import TypedDict
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
+from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
+from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import Environments, rollout
+from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import Trajectory
 
 Metrics = Mapping[str, float | int | str | None]
@@ -69,8 +70,8 @@ class Training:
     agent: Any = None
     """What plays the episodes, e.g. a `SimulatedAgent`; None: the episode graph with `policy`."""
     experience: ExperienceModel
-    environments: Environments
-    """Lends the dream's environments."""
+    create_environment: CreateEnvironment
+    """Creates the environments of the rollouts, by default dreams."""
     curriculum: Curriculum
     replay_buffer: ReplayBuffer
     num_tasks: int = 8
@@ -101,8 +102,7 @@ class Training:
         episodes = rollout(
             graph,
             [self.curriculum[task_id] for task_id in state["task_ids"]],
-            self.environments,
-            context=lambda environment: EpisodeContext(environment=environment),
+            self.create_environment,
             num_generations=self.num_generations,
             source="synthetic",
             run=state["run"],

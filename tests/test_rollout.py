@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, ProcessLost
-from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
+from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
@@ -65,9 +64,9 @@ def policy(scripted: Any) -> Any:
 
 
 def play(policy: Any, tasks: list[Task] = TASKS, **options: Any) -> list[Trajectory]:
-    environments = options.pop("environments", lambda: nullcontext(Counting()))
+    environments = options.pop("create_environment", Counting)
     graph = create_episode_graph(policy, max_steps=options.pop("max_steps", 10)).compile()
-    options = {"source": "synthetic", "run": "r", "context": lambda world: EpisodeContext(environment=world), **options}
+    options = {"source": "synthetic", "run": "r", **options}
     return asyncio.run(rollout(graph, tasks, environments, **options))
 
 
@@ -91,7 +90,7 @@ def test_nothing_plays_on_behind_an_error(policy: Any) -> None:
         graph = create_episode_graph(policy, max_steps=10).compile()
         with pytest.raises(OSError, match="no space left"):
             await rollout(
-                graph, TASKS, lambda: nullcontext(Slow()), context=lambda world: EpisodeContext(environment=world),
+                graph, TASKS, lambda: Slow(),
                 source="real", num_generations=4, concurrency=2, on_episode=full,
             )  # fmt: skip
         before = len(played)
@@ -176,7 +175,7 @@ def test_an_episode_is_the_same_whichever_others_were_played_before_a_crash(poli
 def test_a_broken_environment_is_a_trajectory_with_its_cause_and_the_steps_before(
     policy: Any, buffer: ReplayBuffer, fault: Exception
 ) -> None:
-    found = play(policy, environments=lambda: nullcontext(Counting(("t1", fault))), replay_buffer=buffer)
+    found = play(policy, create_environment=lambda: Counting(("t1", fault)), replay_buffer=buffer)
     broken = found[1]
     assert broken.error == f"{type(fault).__name__}: {fault}" and not broken.success
     assert [step.next_observation for step in broken.steps] == ["t1: 1"]
@@ -190,7 +189,7 @@ def test_a_world_that_cannot_be_built_is_a_trajectory_without_steps(policy: Any)
         def reset(self, task: Task) -> str:
             raise EnvironmentFailed("no such world")
 
-    (found,) = play(policy, TASKS[:1], environments=lambda: nullcontext(Ruin()))
+    (found,) = play(policy, TASKS[:1], create_environment=lambda: Ruin())
     assert (found.error, list(found.steps), list(found.segments)) == ("EnvironmentFailed: no such world", [], [])
 
 
@@ -216,27 +215,28 @@ def test_an_agent_that_never_stops_is_cut_off_at_the_recursion_limit(policy: Any
         def step(self, action: str) -> StepResult:
             return StepResult("again", 0.0, False, False, {})
 
-    (found,) = play(policy, TASKS[:1], environments=lambda: nullcontext(Endless()), max_steps=1000, recursion_limit=12)
+    (found,) = play(policy, TASKS[:1], create_environment=lambda: Endless(), max_steps=1000, recursion_limit=12)
     assert found.error is not None and found.error.startswith("GraphRecursionError: ") and "12" in found.error
     assert len(found.steps) == 5 and not found.success
 
 
 @pytest.mark.parametrize("concurrency", [1, 4, 100])
-def test_at_most_concurrency_environments_are_lent_and_all_come_back(policy: Any, concurrency: int) -> None:
-    lent, most, times = 0, 0, 0
+def test_at_most_concurrency_environments_are_open_and_all_are_closed(policy: Any, concurrency: int) -> None:
+    open_, most, times = 0, 0, 0
 
-    @contextmanager
-    def lend() -> Iterator[Environment]:
-        nonlocal lent, most, times
-        lent, times = lent + 1, times + 1
-        most = max(most, lent)
-        try:
-            yield Counting(("t1", RuntimeError("broken")))
-        finally:
-            lent -= 1
+    class Counted(Counting):
+        def __init__(self) -> None:
+            super().__init__(("t1", RuntimeError("broken")))
+            nonlocal open_, most, times
+            open_, times = open_ + 1, times + 1
+            most = max(most, open_)
 
-    play(policy, environments=lend, num_generations=4, concurrency=concurrency)
-    assert (lent, times) == (0, 12)
+        def close(self) -> None:
+            nonlocal open_
+            open_ -= 1
+
+    play(policy, create_environment=Counted, num_generations=4, concurrency=concurrency)
+    assert (open_, times) == (0, 12)
     assert most == min(concurrency, 12)
 
 
@@ -280,4 +280,4 @@ def test_what_was_stored_before_a_failing_disk_is_not_played_again(
 @pytest.mark.parametrize("option", ["num_generations", "concurrency"])
 async def test_counts_are_at_least_one(option: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{option}=0: at least 1"):
-        await rollout(object(), [], nullcontext, context=str, source="real", **{option: 0})  # type: ignore[arg-type]
+        await rollout(object(), [], None, source="real", **{option: 0})  # type: ignore[arg-type]

@@ -73,12 +73,12 @@ def _of_folder(folder: Path, replay: bool, options: dict[str, Any]) -> Fidelity:
         raise ConfigurationError(f"{folder} holds no experience model yet: run `dreamgym train` with the same options first")
     offline, told = held_out(demo)
     runs = [t for t in demo.replay_buffer.trajectories() if t.run.startswith(("validate/", "proof/"))]
-    environments: Any = demo.pool.lend if replay and any(t.success and t.source == "synthetic" for t in runs) else None
+    create_environment: Any = demo.pool.create if replay and any(t.success and t.source == "synthetic" for t in runs) else None
     notes = [told]
-    if replay and environments is None:
+    if replay and create_environment is None:
         notes.append("The buffer holds no dreamed success of an evaluation, so none was replayed in the real environment.")
     return measure(
-        experience, [*offline, *runs], check_action=demo.check_action, environments=environments, notes=notes,
+        experience, [*offline, *runs], check_action=demo.check_action, create_environment=create_environment, notes=notes,
         group=lambda t: "offline data" if t.source == "offline" else UNSEEN if t.run.startswith("proof/transfer/") else POLICY,
         **options,
     )  # fmt: skip

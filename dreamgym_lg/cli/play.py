@@ -111,8 +111,7 @@ def _of_folder(folder: Path, real: bool) -> Iterator[World]:
         experience = demo.experience(own_process=False)
         if experience.model is None:
             raise ConfigurationError(f"{folder} holds no experience model yet: run `dreamgym train` first, or play --real")
-        with demo.dream(experience) as environment:
-            yield World(environment, buffer, _described(experience), experience_version=experience.version, **kept)
+        yield World(demo.dream(experience), buffer, _described(experience), experience_version=experience.version, **kept)
 
 
 @contextmanager

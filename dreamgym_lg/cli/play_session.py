@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dreamgym_lg.actions import ToolCall, parse_action, render_answer, render_call
-from dreamgym_lg.environment import Environment, checked
+from dreamgym_lg.environment import Environment, play_action
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -35,20 +35,13 @@ class Session:
         if self.over:
             raise ConfigurationError("the episode is over: /reset, /undo, /next or /quit")
         seen = [self.first, *(step.next_observation for step in self.steps)]
-        refusal = self.environment.check_action(action, seen)
         try:
-            result = checked(refusal) if refusal is not None else self.environment.step(action)
+            step, success, refused = play_action(self.environment, action, seen, last=len(seen) == self.max_steps)
         except EnvironmentFailed as error:
             self.over, self.error = True, f"{type(error).__name__}: {error}"
             raise
-        step = Step(
-            observation=seen[-1], action=action, next_observation=result.observation, reward=result.reward,
-            terminated=result.terminated, valid=result.info.get("valid", True), reasoning=result.info.get("reasoning", ""),
-            truncated=result.truncated or (not result.terminated and len(seen) == self.max_steps),
-        )  # fmt: skip
         self.steps.append(step)
-        self.refused, self.over = refusal is not None, step.terminated or step.truncated
-        self.success = result.terminated and result.info.get("success", False)
+        self.refused, self.success, self.over = refused, success, step.terminated or step.truncated
         return step
 
     def undo(self) -> None:

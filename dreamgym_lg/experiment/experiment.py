@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property, partial
 from itertools import islice
@@ -90,8 +90,8 @@ class Demo:
             instructions="", retries=0, version=name,
         )  # fmt: skip
 
-    def dream(self, experience: ExperienceModel) -> AbstractContextManager[Environment]:
-        return nullcontext(DreamEnvironment(experience, check_action=self.check_action))
+    def dream(self, experience: ExperienceModel) -> Environment:
+        return DreamEnvironment(experience, check_action=self.check_action)
 
     def newest_experience(self) -> str:
         found = [path.name for path in self.models.glob("experience-*[0-9]")]
@@ -114,13 +114,12 @@ class Demo:
         self, name: str, policy: Any, tasks: Sequence[Task], *, experience: ExperienceModel | None = None, iteration: int = 0
     ) -> list[Trajectory]:
         """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`."""
-        from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
+        from dreamgym_lg.graphs.episode import create_episode_graph
 
         episodes = rollout(
             create_episode_graph(policy, max_steps=self.settings.max_steps).compile(),
             tasks,
-            partial(self.dream, experience) if experience else self.pool.lend,
-            context=lambda environment: EpisodeContext(environment=environment),
+            partial(self.dream, experience) if experience else self.pool.create,
             source="synthetic" if experience else "real",
             run=name,
             iteration=iteration,
@@ -244,7 +243,7 @@ class Demo:
         curriculum.restore(self.replay_buffer.tasks(origin="synthetic"), self._last_rewards())
         training = Training(
             policy=policy, learner=learner, experience=experience, curriculum=curriculum, replay_buffer=self.replay_buffer,
-            environments=partial(self.dream, experience),
+            create_environment=partial(self.dream, experience),
             num_tasks=s.num_tasks, num_generations=s.num_generations, max_steps=s.max_steps, seed=s.seed,
             weights_changed=policy.weights_changed,
             evaluate=partial(compare, self, policy, experience), evaluate_every=s.evaluate_every,

@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.environment import CheckAction
+from dreamgym_lg.environment import CheckAction, CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.hosted import name_of
@@ -21,7 +21,6 @@ from dreamgym_lg.fidelity.policies import Comparison, DreamToReal, compare, drea
 from dreamgym_lg.fidelity.rubric import Rubric, check_other, judge_episodes
 from dreamgym_lg.fidelity.steps import Drift, OneStep, drift, one_step
 from dreamgym_lg.fidelity.theorem import Theorem, theorem
-from dreamgym_lg.rollout import Environments
 from dreamgym_lg.statistics import Rate
 from dreamgym_lg.types import Trajectory
 
@@ -102,7 +101,7 @@ def measure(experience: ExperienceModel, trajectories: Iterable[Trajectory], **o
 async def ameasure(
     experience: ExperienceModel, trajectories: Iterable[Trajectory], *, group: Callable[[Trajectory], str] | None = None,
     limit: int | None = 100, check_action: CheckAction | None = None, without: Sequence[Ablation] = (),
-    environments: Environments | None = None, judge_model: BaseChatModel | None = None, judge_limit: int = 20,
+    create_environment: CreateEnvironment | None = None, judge_model: BaseChatModel | None = None, judge_limit: int = 20,
     seed: int = 0, concurrency: int = 32, notes: Sequence[str] = (), on_progress: OnProgress = lambda *_: None,
 ) -> Fidelity:  # fmt: skip
     """Measure `experience` on held-out `trajectories`: those of source `offline` and `real` are put to it, those of source
@@ -113,7 +112,7 @@ async def ameasure(
         limit: Episodes drawn of each group, and dreamed successes replayed, at most; None for all.
         check_action: The environment's own check; what it refuses reaches no experience model.
         without: Ablations, measured beside the model as it is; each asks as much again.
-        environments: Lends real environments; dreamed successes are then replayed there (this spends real steps).
+        create_environment: Creates real environments; dreamed successes are then replayed there (this spends real steps).
         judge_model: Scores `judge_limit` dreamed episodes by the four rubrics; never the experience model itself.
         concurrency: Questions asked at once.
         notes: Printed in the report, such as where the trajectories come from.
@@ -147,7 +146,7 @@ async def ameasure(
         left_out=len(real) - len(usable),
         variants=tuple(variants),
         comparisons=compare(given),
-        dream_to_real=await _replayed(dreamed, environments, limit, rng, concurrency, on_progress),
+        dream_to_real=await _replayed(dreamed, create_environment, limit, rng, concurrency, on_progress),
         rubric=await _judged(judge_model, dreamed or [each.dreamed for each in replays], judge_limit, rng, on_progress),
         leaks=find_leaks(experience, asked),
         notes=tuple(notes),
@@ -200,10 +199,10 @@ async def _group(
 
 
 async def _replayed(
-    dreamed: Sequence[Trajectory], environments: Environments | None, limit: int | None, rng: Random, concurrency: int,
-    on_progress: OnProgress,
+    dreamed: Sequence[Trajectory], create_environment: CreateEnvironment | None, limit: int | None, rng: Random,
+    concurrency: int, on_progress: OnProgress,
 ) -> DreamToReal | None:  # fmt: skip
-    if environments is None:
+    if create_environment is None:
         return None
     chosen, done = _sample([each for each in dreamed if each.success], limit, rng), 0
 
@@ -212,7 +211,7 @@ async def _replayed(
         done += 1
         on_progress("dreamed successes in the real environment", done, len(chosen))
 
-    return await dream_to_real(chosen, environments, concurrency=concurrency, on_replay=on_replay)
+    return await dream_to_real(chosen, create_environment, concurrency=concurrency, on_replay=on_replay)
 
 
 async def _judged(

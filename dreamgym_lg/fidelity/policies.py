@@ -3,14 +3,14 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
-from dreamgym_lg.environment import Environment, checked
+from dreamgym_lg.environment import CreateEnvironment, Environment, aplay_action
 from dreamgym_lg.fidelity.figures import normalised, rate
-from dreamgym_lg.rollout import Environments
 from dreamgym_lg.statistics import Rate, intervals_apart
-from dreamgym_lg.types import Step, StepResult, Trajectory
+from dreamgym_lg.types import Step, Trajectory
 
 Parting = Literal["none", "hidden", "verdict"]
 """Where dream and reality first part: nowhere; in the observation alone, which the dream may have been free to choose (or
@@ -103,7 +103,7 @@ class DreamToReal:
 
 
 async def dream_to_real(
-    dreamed: Sequence[Trajectory], environments: Environments, *, concurrency: int = 8,
+    dreamed: Sequence[Trajectory], create_environment: CreateEnvironment, *, concurrency: int = 8,
     on_replay: Callable[[], None] = lambda: None,
 ) -> DreamToReal:  # fmt: skip
     """Play the actions of `dreamed` (successes; others are ignored) in real environments. Spends their real steps."""
@@ -115,7 +115,7 @@ async def dream_to_real(
         played: Replayed | str
         async with slots:
             try:
-                with environments() as environment:
+                with closing(create_environment()) as environment:
                     await environment.areset(trajectory.task)
                     played = await _play(environment, trajectory)
             except Exception as error:  # one broken world is that replay's fault, not the others'
@@ -140,13 +140,11 @@ async def _play(environment: Environment, trajectory: Trajectory) -> Replayed:
     parting: Parting = "none"
     at: tuple[int | None, str, str, str] = (None, "", "", "")
     for number, step in enumerate(trajectory.steps, start=1):
-        refusal = environment.check_action(step.action, seen)
-        result = checked(refusal) if refusal is not None else await environment.astep(step.action)
-        seen.append(result.observation)
-        success = bool(result.info.get("success", False))
-        if parting == "none" and (kind := _parting(step, result)) != "none":
-            parting, at = kind, (number, step.action, step.next_observation, result.observation)
-        if result.terminated or result.truncated:
+        real, success, _ = await aplay_action(environment, step.action, seen)
+        seen.append(real.next_observation)
+        if parting == "none" and (kind := _parting(step, real)) != "none":
+            parting, at = kind, (number, step.action, step.next_observation, real.next_observation)
+        if real.terminated or real.truncated:
             break
     return Replayed(
         task=trajectory.task.id, run=trajectory.run, success=success, parting=parting,
@@ -154,8 +152,8 @@ async def _play(environment: Environment, trajectory: Trajectory) -> Replayed:
     )  # fmt: skip
 
 
-def _parting(step: Step, result: StepResult) -> Parting:
-    same = (step.valid, step.terminated) == (result.info.get("valid", True), result.terminated)
-    if not same or abs(step.reward - result.reward) > 0.01:
+def _parting(dreamed: Step, real: Step) -> Parting:
+    same = (dreamed.valid, dreamed.terminated) == (real.valid, real.terminated)
+    if not same or abs(dreamed.reward - real.reward) > 0.01:
         return "verdict"
-    return "none" if normalised(step.next_observation) == normalised(result.observation) else "hidden"
+    return "none" if normalised(dreamed.next_observation) == normalised(real.next_observation) else "hidden"

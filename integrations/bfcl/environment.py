@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dreamgym_lg.actions import ToolCall, parse_action
-from dreamgym_lg.environment import INVALID_REWARD, Environment, checked
+from dreamgym_lg.environment import INVALID_REWARD, Environment, refused
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.bfcl.world import BFCLWorld, check_call
 from dreamgym_lg.types import StepResult, Task
@@ -45,7 +45,7 @@ class BFCLEnvironment(Environment):
         if truncated:
             self._world = None
         if not isinstance(call, ToolCall):
-            return checked(refusal or "")._replace(truncated=truncated)
+            return refused(refusal or "")._replace(truncated=truncated)
         answer = world.call(call.name, call.arguments)
         return StepResult(answer.text, INVALID_REWARD, False, truncated, {"success": False, "valid": answer.valid})
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Literal, NamedTuple, Protocol, cast, get_args
 
-from dreamgym_lg.environment import checked
+from dreamgym_lg.environment import play_action
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
@@ -116,23 +116,11 @@ def behave(
         valid = environment.valid_actions()
         view = View(seen, valid, oracle(seen, valid), words)
         action = choose(kind, view, mistakes, rng, gone_wrong=len(steps) >= turn)
-        answer = environment.check_action(action, seen)
-        result = environment.step(action) if answer is None else checked(answer)
-        truncated = not result.terminated and (result.truncated or len(steps) + 1 >= environment.max_steps)
-        steps.append(
-            Step(
-                observation=seen[-1],
-                action=action,
-                next_observation=result.observation,
-                reward=result.reward,
-                terminated=result.terminated,
-                truncated=truncated,
-                valid=result.info.get("valid", True),
-            )
-        )
-        seen.append(result.observation)
-        if result.terminated or truncated:
-            return steps, bool(result.info.get("success", False))
+        step, success, _ = play_action(environment, action, seen, last=len(steps) + 1 >= environment.max_steps)  # type: ignore[arg-type]
+        steps.append(step)
+        seen.append(step.next_observation)
+        if step.terminated or step.truncated:
+            return steps, success
 
 
 def collect(

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from openai import AsyncOpenAI
 
 from dreamgym_lg.experience.hosted import Hosted
 from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
-from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
+from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import Task, Trajectory
@@ -80,7 +80,7 @@ def server(latency: float, faults: float) -> Iterator[str]:
 async def dream(experience: ExperienceModel, tasks: Sequence[Task], buffer: ReplayBuffer) -> list[Trajectory]:
     return await rollout(
         create_episode_graph(Walker(), max_steps=STEPS).compile(), tasks,
-        lambda: nullcontext(DreamEnvironment(experience)), context=lambda world: EpisodeContext(environment=world),
+        lambda: DreamEnvironment(experience),
         source="synthetic", run="bench", replay_buffer=buffer, concurrency=EPISODES,
     )  # fmt: skip
 

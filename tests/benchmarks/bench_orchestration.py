@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -31,7 +30,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel, to_conversation
-from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph, read_action
+from dreamgym_lg.graphs.episode import create_episode_graph, read_action
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.grpo import GRPOLearner
@@ -110,8 +109,7 @@ def graph_rollouts(policy: LocalChatModel, buffer: ReplayBuffer, experience: Exp
         return await rollout(
             create_episode_graph(policy, max_steps=MAX_STEPS).compile(),
             tasks_of(iteration),
-            lambda: nullcontext(DreamEnvironment(experience)),
-            context=lambda environment: EpisodeContext(environment=environment),
+            lambda: DreamEnvironment(experience),
             num_generations=NUM_GENERATIONS,
             source="synthetic",
             run=run,

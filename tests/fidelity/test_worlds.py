@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -102,7 +101,7 @@ async def test_dreamed_successes_are_played_in_the_real_world_and_their_first_di
     ruin, synthetic = dreamed(*TRUE.steps, name="ruin"), dreamed(task=task("s", origin="synthetic"))
     refused = dreamed(step("xyzzy", "A hall.", 0), *TRUE.steps)
     episodes = [TRUE, LIE, CHOSEN, LUCKY, refused, ruin, synthetic, dreamed(*LIE.steps, success=False)]
-    found = await dream_to_real(episodes, lambda: nullcontext(House()))
+    found = await dream_to_real(episodes, lambda: House())
     assert found.succeeded and (found.succeeded.successes, found.succeeded.episodes) == (3, 5)
     assert found.partings == {"none": 2, "hidden": 1, "verdict": 2}
     assert found.succeeded_unless_hidden
@@ -115,9 +114,9 @@ async def test_dreamed_successes_are_played_in_the_real_world_and_their_first_di
 
 
 async def test_where_the_dream_chooses_nothing_the_share_has_its_meaning() -> None:
-    found = await dream_to_real([TRUE, LIE, LIE], lambda: nullcontext(House()))
+    found = await dream_to_real([TRUE, LIE, LIE], lambda: House())
     assert not found.means_little and found.succeeded and found.succeeded.successes == 1
-    none = await dream_to_real([dreamed(*LIE.steps, success=False)], lambda: nullcontext(House()))
+    none = await dream_to_real([dreamed(*LIE.steps, success=False)], lambda: House())
     assert none.succeeded is None and not none.means_little and none.cases == ()
 
 

@@ -3,7 +3,6 @@
 import json
 import random
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ class Process:
             policy=policy,
             learner=self.learner,
             experience=self.experience,
-            environments=lambda: nullcontext(DreamEnvironment(self.experience)),
+            create_environment=lambda: DreamEnvironment(self.experience),
             curriculum=curriculum,
             replay_buffer=self.buffer,
             **{"num_tasks": 2, "num_generations": 3, "max_steps": 4, "concurrency": 1, **options},

@@ -1,8 +1,6 @@
 """An unmodified tool agent in a hosted dream of a world that nobody has seen: tool schemas and a task, no trajectory."""
 
 import json
-from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 from langchain.agents import create_agent
@@ -48,9 +46,8 @@ async def test_it_works_cold_and_nothing_real_is_touched(serve: Any, chat_model:
         experience = ExperienceModel(chat_model(server), replay_buffer=buffer, demonstrations=3, hosted=Hosted(attempts=1))
         assert not experience.grounded
         episodes = await rollout(
-            SimulatedAgent(graph, policy), tasks, lambda: nullcontext(DreamEnvironment(experience)),
-            context=lambda environment: SimpleNamespace(environment=environment), source="synthetic",
-            replay_buffer=buffer,
+            SimulatedAgent(graph, policy), tasks, lambda: DreamEnvironment(experience),
+            source="synthetic", replay_buffer=buffer,
         )  # fmt: skip
     assert [episode.error for episode in episodes] == [None, None]
     assert [episode.steps[0].next_observation for episode in episodes] == ['{"room": 4}', '{"room": 6}']

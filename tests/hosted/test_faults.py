@@ -1,7 +1,6 @@
 """Rollouts over a server of which 30 % of the calls fail at random: every episode is stored once, or its failure is, with its
 cause; and what a spent budget stopped is played when there is more."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from house import houses
 from dreamgym_lg.errors import BudgetExceeded
 from dreamgym_lg.experience.hosted import Hosted
 from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
-from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
+from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import Trajectory
@@ -24,7 +23,7 @@ TASKS, GENERATIONS = 24, 2
 async def play(policy: Any, experience: ExperienceModel, buffer: ReplayBuffer) -> list[Trajectory]:
     return await rollout(
         create_episode_graph(policy, max_steps=4).compile(), houses(TASKS),
-        lambda: nullcontext(DreamEnvironment(experience)), context=lambda world: EpisodeContext(environment=world),
+        lambda: DreamEnvironment(experience),
         num_generations=GENERATIONS, source="synthetic", run="train", replay_buffer=buffer,
         experience_version=experience.version,
     )  # fmt: skip

@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import traceback
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ async def test_no_file_and_no_log_holds_the_key(
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         training = Training(
             policy=walker, learner=Learner(), experience=experience, num_tasks=12, num_generations=2, replay_buffer=buffer,
-            environments=lambda: nullcontext(DreamEnvironment(experience)), curriculum=Curriculum(houses(12)),
+            create_environment=lambda: DreamEnvironment(experience), curriculum=Curriculum(houses(12)),
         )  # fmt: skip
         with SqliteSaver.from_conn_string(str(tmp_path / "training.db")) as saver:
             graph = create_training_graph(training).compile(checkpointer=saver)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from proxy import PROXY_FAULTS, FaultProxy
 
 from dreamgym_lg.experience.hosted import Hosted
 from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel, to_conversation
-from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph
+from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import Step, Task, Trajectory
@@ -115,9 +114,9 @@ async def play(policy: Any, experience: ExperienceModel, file: Path) -> tuple[li
     started = time.perf_counter()
     with ReplayBuffer(file) as buffer:
         played = await rollout(
-            create_episode_graph(policy, max_steps=4).compile(), HOUSES, lambda: nullcontext(DreamEnvironment(experience)),
-            context=lambda world: EpisodeContext(environment=world), num_generations=GENERATIONS, source="synthetic",
-            run="train", replay_buffer=buffer, experience_version=experience.version,
+            create_episode_graph(policy, max_steps=4).compile(), HOUSES, lambda: DreamEnvironment(experience),
+            num_generations=GENERATIONS, source="synthetic", run="train", replay_buffer=buffer,
+            experience_version=experience.version,
         )  # fmt: skip
         seconds = time.perf_counter() - started
         stored = list(buffer.trajectories(run="train"))

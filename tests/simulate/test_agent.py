@@ -3,9 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,11 +89,8 @@ def test_both_record_the_same_steps(kind: Kind, tmp_path: Path) -> None:
 
 
 async def play(agent: SimulatedAgent, environment: Any, tasks: Sequence[Task] = (TASK,)) -> list[Trajectory]:
-    def context(environment: Any) -> Any:
-        return SimpleNamespace(environment=environment)
-
     source: Any = "synthetic" if environment else "real"
-    return await rollout(agent, tasks, lambda: nullcontext(environment), context=context, source=source, num_generations=1)
+    return await rollout(agent, tasks, lambda: environment, source=source, num_generations=1)
 
 
 @pytest.mark.parametrize("name", ["react_agent", "langchain_agent", "closures", "async_parallel", "rejected_arguments"])

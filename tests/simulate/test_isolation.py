@@ -153,12 +153,8 @@ async def test_an_episode_inside_of_a_node_is_no_subgraph_of_it(fresh: bool, tmp
     agent = SimulatedAgent(inner, ScriptedPolicy())
 
     async def by_rollout() -> Any:
-        from contextlib import nullcontext
-        from types import SimpleNamespace
-
-        worlds: Any = lambda: nullcontext(Answers())  # noqa: E731
-        context: Any = lambda environment: SimpleNamespace(environment=environment)  # noqa: E731
-        (episode,) = await rollout(agent, [TASK], worlds, context=context, source="synthetic")
+        worlds: Any = lambda: Answers()  # noqa: E731
+        (episode,) = await rollout(agent, [TASK], worlds, source="synthetic")
         assert episode.error is None
         return [step.action for step in episode.steps], episode.success
 

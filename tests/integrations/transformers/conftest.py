@@ -13,9 +13,9 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from transformers import PreTrainedTokenizerFast
 
+from dreamgym_lg.integrations.transformers import engine as transformers_engine
 from dreamgym_lg.integrations.transformers.batch import Batch, Request
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.chat_model import engine as transformers_engine
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment

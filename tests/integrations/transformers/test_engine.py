@@ -17,10 +17,10 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers import engine as transformers_engine
+from dreamgym_lg.integrations.transformers import prefix_cache as transformers_cache
 from dreamgym_lg.integrations.transformers.batch import Generated, Request
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.chat_model import engine as transformers_engine
-from dreamgym_lg.integrations.transformers.chat_model import prefix_cache as transformers_cache
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.transformers.tool_format import to_entry
 from dreamgym_lg.token_recorder import TokenRecorder
