@@ -27,7 +27,7 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
     """The policy on the validation tasks, dreamed and (with `real_evaluation`) real; metrics of the training graph."""
     tasks = work.tasks("validation")[: work.settings.evaluate_tasks]
     dreamed = work.play("validate/dream", policy, tasks, iteration=iteration, experience=experience)
-    figures = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
+    figures: dict[str, Any] = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
     told = f"after {iteration} iterations: dream {sum(t.success for t in dreamed)}/{len(dreamed)}"
     if work.settings.real_evaluation:
         real = work.play("validate/real", policy, tasks, iteration=iteration)

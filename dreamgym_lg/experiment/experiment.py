@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -75,6 +75,8 @@ class Experiment(Workspace):
     ) -> None:
         super().__init__(world, out, settings, **arguments)
         self.learner, self._policy = learner, policy
+        self.trained: TrainablePolicy | None = None
+        """What `train` returned; None before."""
 
     # --- data and models -------------------------------------------------------------------------------------------------
 
@@ -208,59 +210,88 @@ class Experiment(Workspace):
 
     # --- training ----------------------------------------------------------------------------------------------------------
 
-    def base_policy(self) -> TrainablePolicy:
-        """The policy that training begins with. Raises `ConfigurationError` without one."""
-        from dreamgym_lg.integrations.transformers import LocalChatModel
-
-        if self._policy is None:
-            if not (self.models / "base").exists():
-                raise ConfigurationError(f"{self.out} holds no base policy: call train_base() first, or give policy=")
-            return self.policy("base")
-        if isinstance(self._policy, str | Path):
-            return LocalChatModel.from_path(
-                self._policy, max_new_tokens=self.settings.policy_tokens, dtype="float32"
-            )
-        return self._policy
-
-    def train(self) -> TrainablePolicy:
+    def train(
+        self, policy: TrainablePolicy | str | Path | None = None, iterations: int | None = None, **options: Any
+    ) -> TrainablePolicy:
         """Train the policy in the dream by the cyclic training graph; it is stored as `models/trained` and returned.
 
         With `real_evaluation` that is the policy with the highest real success on the validation tasks, never one chosen by
-        the dream; otherwise the newest. Raises `ConfigurationError` without a task or a base policy, `NothingToTrain` if the
-        episodes give nothing to learn from.
+        the dream; otherwise the newest. Killed at any moment, the same call goes on; with more `iterations`, a finished
+        training goes on too.
+
+        Args:
+            policy: A local chat model, or the path or hub name of one: the weights that training begins with. Default: the
+                experiment's policy, or the base policy of `train_base`.
+            iterations: How many there shall be in all. Default: the settings'.
+            options: Other values of `Settings` (`num_tasks`, `learning_rate`, ...), and arguments of the learner.
+
+        Raises `ConfigurationError` without a task or a policy to train, `NothingToTrain` if the episodes give nothing to
+        learn from, `MissingDependency` without the extra `train`.
         """
+        known = {field.name for field in fields(Settings)}
+        given = {name: value for name, value in options.items() if name in known}
+        if iterations is not None:
+            given["iterations"] = iterations
+        self.settings = replace(self.settings, **given)
+        self._policy = policy if policy is not None else self._policy
+        if not self.tasks("train"):
+            raise ConfigurationError("there is no task of the split 'train': pass tasks=, or import traces first")
+        local = self.base_policy()
+        self.open()
+        done = next(iter(self.replay_buffer.metrics(self.run_name("stage/train"))), {})
+        if done.get("iterations", 0) >= self.settings.iterations:
+            self.trained = self.policy("trained")
+        else:
+            learner = partial(self.learner, **{name: value for name, value in options.items() if name not in known})
+            self.trained = self._train(local, learner, float(done.get("seconds", 0)))
+        return self.trained
+
+    def base_policy(self) -> TrainablePolicy:
+        """The policy that training begins with. Raises `ConfigurationError` without one, or for one that cannot be trained."""
+        from dreamgym_lg.integrations.transformers import LocalChatModel
+
+        given = self._policy
+        if given is None:
+            if not (self.models / "base").exists():
+                raise ConfigurationError(f"{self.out} holds no base policy: call train_base() first, or give train() a policy")
+            return self.policy("base")
+        if not isinstance(given, LocalChatModel | str | Path):
+            raise ConfigurationError(f"policy={given!r} cannot be trained; give a LocalChatModel, or a path or name of one")
+        local = self.policy_at(given) if isinstance(given, str | Path) else given
+        if local.model is None:
+            raise ConfigurationError("the policy has a process of its own, which trains nothing: load it without own_process")
+        return local
+
+    def _train(self, policy: TrainablePolicy, create_learner: CreateLearner, before: float) -> TrainablePolicy:
+        """Run the training graph to its end, and keep the policy. Args: `before`, seconds of earlier, shorter trainings."""
         from dreamgym_lg.graphs.training import run_training
         from dreamgym_lg.integrations.trl.sft import save_model
 
-        self.open()
-        done = next((row for row in self.replay_buffer.metrics(self.run_name("stage/train"))), {})
-        if done.get("iterations", 0) >= self.settings.iterations:
-            return self.policy("trained")
-        if not self.tasks("train"):
-            raise ConfigurationError("there is no task of the split 'train': pass tasks, or import traces first")
-        policy, start = self.base_policy(), time.perf_counter()
-        training, close = self.training(policy)
+        start, wanted = time.perf_counter(), self.settings.iterations
+        if not (self.models / "base").exists():
+            save_model(policy.model, policy.tokenizer, self.models / "base")  # what the proof compares with
+        training, close = self.training(policy, create_learner)
         try:
-            run = self.run_name(TRAIN)
-            run_training(training, self.out / "training.db", run=run, iterations=self.settings.iterations)
+            run_training(training, self.out / "training.db", run=self.run_name(TRAIN), iterations=wanted)
         finally:
             close()
-        self.progress("train: done", self.settings.iterations, self.settings.iterations)
+        self.progress("train: done", wanted, wanted)
         if best := (self.models / "best").exists():
             shutil.copytree(self.models / "best", self.models / "trained", dirs_exist_ok=True)
         else:
             save_model(policy.model, policy.tokenizer, self.models / "trained")
-        seconds = time.perf_counter() - start + done.get("seconds", 0)
-        figures = {"seconds": seconds, "iterations": self.settings.iterations}
+        figures = {"seconds": time.perf_counter() - start + before, "iterations": wanted}
         self.replay_buffer.record_metrics(self.run_name("stage/train"), 0, figures)
         return self.policy("trained") if best else policy
 
-    def training(self, policy: TrainablePolicy) -> tuple["Training", Callable[[], None]]:
+    def training(
+        self, policy: TrainablePolicy, create_learner: CreateLearner | None = None
+    ) -> tuple["Training", Callable[[], None]]:
         """The parts of the training graph, as the folder has them by now, and what closes them."""
         from dreamgym_lg.graphs.training import Training
 
         s, experience = self.settings, self.experience()
-        learner = self.learner(policy, self.models / "policy", s)
+        learner = (create_learner or self.learner)(policy, self.models / "policy", s)
         policy.weights_changed()  # those of a checkpoint may be in place now
         tasks = self.tasks("train")
         vary = self.world.task_generator(tasks)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.chat_models import load_chat_model
+from dreamgym_lg.experience.chat_models import to_experience_model
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
@@ -57,8 +57,16 @@ class Workspace:
         self.world, self.out, self.settings = world, Path(out), settings or world.settings
         self.progress, self.say = progress, say
         self._buffer, self._prefix = replay_buffer, "" if replay_buffer is None else None
-        self._given = experience_model if experience_model is None else self._to_experience(experience_model)
-        self._processes: dict[str, Any] = {}
+        self._given: ExperienceModel | None = None
+        if experience_model is not None:
+            s = self.settings
+            self._given = to_experience_model(
+                experience_model,
+                self.replay_buffer,
+                demonstrations=s.retrieved,
+                demonstration_characters=s.retrieved_characters,
+            )
+        self._processes: dict[str, LocalChatModel] = {}
 
     # --- the folder ------------------------------------------------------------------------------------------------------
 
@@ -86,11 +94,11 @@ class Workspace:
             changed = sorted(key for key in wanted if key not in RaisedLater and found.get(key) != wanted[key])
             if changed:
                 told = ", ".join(f"{key} {found.get(key)!r}, not {wanted[key]!r}" for key in changed[:4])
-                raise ConfigurationError(f"{self.out} holds an experiment with another {told}: keep to it, or take another out=")
+                raise ConfigurationError(f"{self.out} holds an experiment with another {told}: keep to it, or take another out")
         file.write_text(json.dumps(wanted, indent=2))
 
     def run_name(self, name: str) -> str:
-        """The name under which episodes and metrics are recorded; in a buffer shared with others it begins with this folder's."""
+        """The name under which episodes and metrics are recorded; in a shared buffer it begins with this folder's."""
         if self._prefix is None:
             file = self.out / "run"
             if not file.exists():
@@ -131,10 +139,14 @@ class Workspace:
 
     def policy(self, name: str, temperature: float = 1.0) -> "LocalChatModel":
         """A policy of the folder: `base`, `supervised`, `trained`, or another in `models`."""
+        return self.policy_at(self.models / name, temperature)
+
+    def policy_at(self, path: str | Path, temperature: float = 1.0) -> "LocalChatModel":
+        """A model folder or hub name as a policy, with weights that can be trained (float32)."""
         from dreamgym_lg.integrations.transformers import LocalChatModel
 
         tokens = self.settings.policy_tokens
-        return LocalChatModel.from_path(self.models / name, temperature=temperature, max_new_tokens=tokens, dtype="float32")
+        return LocalChatModel.from_path(path, temperature=temperature, max_new_tokens=tokens, dtype="float32")
 
     def experience(self, name: str | None = None, *, own_process: bool = True) -> ExperienceModel:
         """The experience model: the given one, else one of the folder, by default the newest.
@@ -145,26 +157,14 @@ class Workspace:
         if self._given is not None:
             return self._given
         name = self.newest_experience() if name is None else name
-        return self._to_experience(self._local(name, own_process) if name else None, version=name)
-
-    def _to_experience(
-        self, model: ExperienceModel | BaseChatModel | str | None, *, version: str | None = None
-    ) -> ExperienceModel:
-        if isinstance(model, ExperienceModel):
-            return model
-        if isinstance(model, str):
-            model = load_chat_model(model)
-        s, trained_here = self.settings, version is not None
-        if not trained_here and not isinstance(model, BaseChatModel):
-            raise ConfigurationError(f"experience_model={model!r} is no chat model; give one, its name, or an ExperienceModel")
         return ExperienceModel(
-            model,
+            self._local(name, own_process) if name else None,
             replay_buffer=self.replay_buffer,
-            demonstrations=s.retrieved,
-            demonstration_characters=s.retrieved_characters,
-            instructions="" if trained_here else None,
-            retries=0 if trained_here else 1,
-            version=version,
+            demonstrations=self.settings.retrieved,
+            demonstration_characters=self.settings.retrieved_characters,
+            instructions="",  # a model that is trained on the form needs none
+            retries=0,
+            version=name,
         )
 
     def _local(self, name: str, own_process: bool) -> "LocalChatModel":
@@ -179,7 +179,7 @@ class Workspace:
             if not own_process:
                 return model
             self._processes = {name: model}
-        return self._processes[name]  # type: ignore[no-any-return]
+        return self._processes[name]
 
     def newest_experience(self) -> str:
         """The name of the experience model trained last; "" before one."""
