@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
@@ -22,8 +22,10 @@ from dreamgym_lg.simulate.agent import Verify
 from dreamgym_lg.simulate.doctor import Examination, examine
 from dreamgym_lg.simulate.episode import Episode
 from dreamgym_lg.statistics import Rate, wilson
-from dreamgym_lg.token_recorder import TrainablePolicy
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
+
+if TYPE_CHECKING:
+    from dreamgym_lg.integrations.transformers import LocalChatModel
 
 _OPTIONS = set(inspect.signature(Episode).parameters) - {"graph", "policy", "environment", "task"}
 
@@ -137,7 +139,7 @@ class DreamGym(Experiment):
         tasks: Sequence[Task] = (),
         out: str | Path = "runs/gym",
         settings: Settings | None = None,
-        policy: TrainablePolicy | str | Path | None = None,
+        policy: "LocalChatModel | str | Path | None" = None,
         learner: CreateLearner = create_grpo_learner,
         progress: Callable[[str, int, int], None] = lambda label, done, total: None,
         say: Callable[[str], None] = lambda text: None,
