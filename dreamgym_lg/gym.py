@@ -1,6 +1,5 @@
 """`DreamGym`: an unmodified LangGraph agent, trained in the dream and handed back. The facade over all parts."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,13 +16,12 @@ from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy
-from dreamgym_lg.simulate.agent import Verify
+from dreamgym_lg.simulate.agent import EpisodeOptions, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine
-from dreamgym_lg.simulate.episode import Episode
 from dreamgym_lg.statistics import Rate, wilson
 from dreamgym_lg.types import Split, Task, Trajectory
 
-_OPTIONS = set(inspect.signature(Episode).parameters) - {"graph", "policy", "environment", "task"}
+_OPTIONS = set(EpisodeOptions.__annotations__)
 
 
 class DreamGym:
@@ -66,8 +64,8 @@ class DreamGym:
                 raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
         self.graph, self.replay_buffer, self.payload, self.options = graph, replay_buffer, payload, options
         self.verify, self.verify_real = verify, verify_real or verify
-        if leaks := [finding for finding in self.examine().findings if finding.fate == "could leak"]:
-            told = "; ".join(f"{finding.kind} {finding.name}: {finding.advice}" for finding in leaks)
+        if leaks := [part for part in self.examine().parts if part.handling == "could leak"]:
+            told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
         self.experience = to_experience(experience_model, replay_buffer)
         self.create_environment = create_environment or partial(DreamEnvironment, self.experience)

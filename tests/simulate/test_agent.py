@@ -18,7 +18,7 @@ from zoo.policy import ScriptedPolicy, policy_for
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.rollout import rollout
-from dreamgym_lg.simulate import Episode, SimulatedAgent, simulated, with_policy
+from dreamgym_lg.simulate import SimulatedAgent, SimulatedEpisode, simulated, with_policy
 from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
 EVERY = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -52,7 +52,7 @@ class Replayed(Answers):
 # --- the dream and the real environment ---------------------------------------------------------------------------------------
 
 
-def inside(episode: Episode, built: Built) -> Any:
+def inside(episode: SimulatedEpisode, built: Built) -> Any:
     """The user's own way to run it, in an episode; a loop of its own must be inside of it."""
 
     async def arun() -> Any:
@@ -73,7 +73,7 @@ def test_both_record_the_same_steps(kind: Kind, tmp_path: Path) -> None:
         built = kind.build(world)
         environment = None if real else Replayed(seen[0])
         options: Any = {"task": TASK, "pass_through": built.passthrough}
-        episode = Episode(built.graph, policy=policy_for(world), environment=environment, **options)
+        episode = SimulatedEpisode(built.graph, policy=policy_for(world), environment=environment, **options)
         result = inside(episode, built)
         assert signed(result, "policy") and not signed(result, "production") and world.model_calls == 0
         assert {name for name, _ in world.effects} == (set(built.tools) if real else set())

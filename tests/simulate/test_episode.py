@@ -1,7 +1,6 @@
 """What an episode does with a graph: who is trained, how it ends, who answers people, what of production stays untouched."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from zoo.models import ScriptedModel
 from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.actions import parse_action
+from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.simulate import Call, SimulatedAgent, simulated
 from dreamgym_lg.types import StepResult
@@ -135,7 +135,7 @@ async def test_a_failing_world_ends_the_episode_past_every_except(error: Excepti
     states = list[Any]()
     agent = SimulatedAgent(react(world.model, [book], tool_node=ToolNode([book], handle_tool_errors=True)), policy)
     with pytest.raises(type(error)):
-        async for state in agent.astream({"task": TASK}, context=SimpleNamespace(environment=Failing(2, error))):
+        async for state in agent.astream({"task": TASK}, context=EpisodeContext(environment=Failing(2, error))):
             states.append(state)
     assert len(states[0]["steps"]) == 1, "what was played before is kept"
 
