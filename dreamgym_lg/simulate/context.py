@@ -51,6 +51,10 @@ class ActiveEpisode(Protocol):
         """None where the real world may be touched."""
 
     @property
+    def owns_threads(self) -> bool:
+        """Whether threads and pool work that its code starts belong to it; in production they are left as they are."""
+
+    @property
     def call_order(self) -> CallOrder: ...
 
     def selects(self, call: Call) -> bool:

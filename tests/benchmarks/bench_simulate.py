@@ -1,8 +1,8 @@
 """What simulation costs: an agent of instant models and tools, plain and in the dream.
 
-Dormant is the same plain run with all classes patched but no episode active, against the classes as they were; both are measured
-in turns in one process. The audit hook, which cannot be taken off again, is measured by itself. Times are this process's CPU
-time, so that other work on the machine does not count.
+Dormant is the same plain run with all classes patched but no episode active, against the classes as they were; both are
+measured in turns in one process. The audit hook, which cannot be taken off again, is measured by itself. Times are this
+process's CPU time, so that other work on the machine does not count.
 
 Run: python tests/benchmarks/bench_simulate.py [result.json]
 """

@@ -79,7 +79,7 @@ def node_graph(node: Any) -> Any:
     return StateGraph(dict).add_node("act", node).add_edge(START, "act").compile()
 
 
-def handlings(graph: Any, **options: Any) -> list[tuple[str, str]]:
+def handled(graph: Any, **options: Any) -> list[tuple[str, str]]:
     return [(part.kind, part.handling) for part in examine(graph, **options).problems]
 
 
@@ -96,9 +96,9 @@ def test_an_open_connection_leaks_from_a_node_and_not_from_a_simulated_tool(tmp_
         return {}
 
     agent = react(World(folder=tmp_path).model, [query])
-    assert handlings(agent) == []
-    assert handlings(agent, pass_through=["query"]) == [("connection", "could leak")]
-    assert handlings(node_graph(node)) == [("connection", "could leak")]
+    assert handled(agent) == []
+    assert handled(agent, pass_through=["query"]) == [("connection", "could leak")]
+    assert handled(node_graph(node)) == [("connection", "could leak")]
 
 
 class Service:
@@ -126,12 +126,12 @@ def test_a_node_is_followed_into_the_methods_that_it_calls(tmp_path: Path) -> No
     service = Service(tmp_path)
     (problem,) = examine(node_graph(service.node)).problems
     assert ".write_text" in problem.advice and "os.remove" not in problem.advice
-    assert handlings(node_graph(lambda state: service.node(state))) == [("node", "stopped")]
-    assert handlings(node_graph(lambda state: Service(tmp_path).node(state))) == [("node", "stopped")]
+    assert handled(node_graph(lambda state: service.node(state))) == [("node", "stopped")]
+    assert handled(node_graph(lambda state: Service(tmp_path).node(state))) == [("node", "stopped")]
 
 
 def test_reading_and_methods_of_lists_and_texts_touch_nothing(tmp_path: Path) -> None:
-    assert handlings(node_graph(Service(tmp_path).reads)) == []
+    assert handled(node_graph(Service(tmp_path).reads)) == []
 
 
 def test_aliases_and_imports_inside_functions_are_seen() -> None:
@@ -186,9 +186,9 @@ def test_what_no_class_is_asked_about(tmp_path: Path) -> None:
             return [1.0]
 
     retriever, llm = InMemoryVectorStore(Remote()).as_retriever(), FakeListLLM(responses=["x"])
-    assert ("retriever", "stopped") in handlings(node_graph(lambda state: retriever.invoke("x")))
-    assert handlings(node_graph(lambda state: llm.invoke("x"))) == [("model", "stopped")]
-    assert handlings(react(World(folder=tmp_path).model, [create_retriever_tool(retriever, "search", "Find.")])) == []
+    assert ("retriever", "stopped") in handled(node_graph(lambda state: retriever.invoke("x")))
+    assert handled(node_graph(lambda state: llm.invoke("x"))) == [("model", "stopped")]
+    assert handled(react(World(folder=tmp_path).model, [create_retriever_tool(retriever, "search", "Find.")])) == []
 
 
 def test_a_model_class_that_holds_a_client_is_no_problem() -> None:
@@ -197,7 +197,7 @@ def test_a_model_class_that_holds_a_client_is_no_problem() -> None:
     found = examine(react(model, []))
     assert names(found, "model", "simulated") == {"ChatOpenAI gpt-x"} and found.problems == []
     client = model.root_client
-    assert handlings(node_graph(lambda state: client.responses.create(input="x"))) == [("node", "stopped"), ("client", "stopped")]
+    assert handled(node_graph(lambda state: client.responses.create(input="x"))) == [("node", "stopped"), ("client", "stopped")]
 
 
 def test_a_deep_agent_on_real_files_is_told_to_use_virtual_ones(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_deep_agent_on_real_files_is_told_to_use_virtual_ones(tmp_path: Path) 
     backends = pytest.importorskip("deepagents.backends")
     model = World(folder=tmp_path / "world").model
     real = deepagents.create_deep_agent(model, [], backend=backends.FilesystemBackend(root_dir=tmp_path))
-    assert handlings(real) == [("backend", "stopped")] and fates(deepagents.create_deep_agent(model, [])) == []
+    assert handled(real) == [("backend", "stopped")] and handled(deepagents.create_deep_agent(model, [])) == []
 
 
 def test_code_around_a_graph_counts_too(tmp_path: Path) -> None:

@@ -93,10 +93,19 @@ async def test_the_recursion_limit_truncates(tmp_path: Path) -> None:
     limited = graph.with_config(recursion_limit=1000)
     assert dream(limited, policy, recursion_limit=8)[0].truncated, "the graph's own limit is production's"
 
-    environment = Answers()
-    found = await played(SimulatedAgent(graph, policy, recursion_limit=8), environment)
+
+
+@pytest.mark.parametrize("verify", [None, lambda task, state: 1.0], ids=["the world judges", "verify judges"])
+async def test_a_truncated_episode_earns_nothing(verify: Any, tmp_path: Path) -> None:
+    """The reward is the outcome of a task that ended: nobody is asked for the outcome of one that was cut short."""
+    world, environment = World(folder=tmp_path), Answers()  # which would reward any final answer with 1
+    graph = react(world.model, [toolbox(world)[0]])
+    endless = SimulatedAgent(graph, ScriptedPolicy(rounds=10**6), verify=verify, recursion_limit=8)
+    found = await played(endless, environment)
     assert found["success"] is False and found["steps"][-1].truncated and not found["steps"][-1].terminated
-    assert environment.actions[-1] == found["steps"][-1].action
+    assert sum(step.reward for step in found["steps"]) == 0 and len(environment.actions) == 4
+    whole = await played(SimulatedAgent(graph, ScriptedPolicy(), verify=verify), Answers())
+    assert whole["success"] is True and sum(step.reward for step in whole["steps"]) == 1
 
 
 class Failing(Answers):
@@ -167,7 +176,8 @@ async def test_a_world_that_ends_ends_the_episode(tmp_path: Path) -> None:
         episode, state = dream(graph, policy, ending())
         assert len(episode.steps) == 2 and episode.truncated is ending.truncates and len(state["messages"]) >= 5
         found = await played(SimulatedAgent(graph, policy), ending())
-        assert found["success"] is not ending.truncates and sum(step.reward for step in found["steps"]) == 0.5
+        assert found["success"] is not ending.truncates
+        assert sum(step.reward for step in found["steps"]) == (0.0 if ending.truncates else 0.5)
         assert len(found["steps"]) == 3 and found["steps"][-1].truncated is ending.truncates
 
 

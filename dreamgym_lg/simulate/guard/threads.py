@@ -22,13 +22,15 @@ def patch_threads() -> None:
 
 
 def _start(episode: ActiveEpisode, original: Method, thread: threading.Thread, args: Args, kwargs: Kwargs) -> Any:
-    if not _making_worker.get():
+    if episode.owns_threads and not _making_worker.get():
         thread.run = functools.partial(_copy_context().run, thread.run)  # type: ignore[method-assign]
     return original(thread)
 
 
 def _submit(episode: ActiveEpisode, original: Method, pool: ThreadPoolExecutor, args: Args, kwargs: Kwargs) -> Any:
     """The work belongs to the episode; the pool's worker, which may outlive it, does not."""
+    if not episode.owns_threads:
+        return original(pool, *args, **kwargs)
     task, *rest = args
     context = _copy_context()
     with set_var(_making_worker, True):
