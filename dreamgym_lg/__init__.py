@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.environment import Environment, check_environment
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.token_recorder import TokenRecorder

@@ -13,7 +13,8 @@ from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, MissingDependency
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy

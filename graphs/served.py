@@ -13,7 +13,7 @@ from typing import Any
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.model import DreamEnvironment
+from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experiment.experiment import Demo
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.graphs.episode import create_episode_graph
@@ -37,7 +37,7 @@ class _Dream(DreamEnvironment):
 def _episode() -> Any:
     run = _run()
     name = "trained" if (run.models / "trained").exists() else "base"
-    world = _Dream(run.experience(own_process=False), check_action=run.check_action)
+    world = _Dream(run.experience(own_process=False), check_action=run.check_action, rewards="score")
     return create_episode_graph(run.policy(name), world, max_steps=run.settings.max_steps).compile()
 
 

@@ -102,7 +102,7 @@ class Hosted:
         if self._keeps:
             self._ledger.remember(key, text)
 
-    def take_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Calls, tokens and cost since this was last asked: the metrics of an iteration."""
         now = self.usage
         since = {f"hosted_{name}": value - getattr(self._taken, name) for name, value in now._asdict().items()}

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.model import ExperienceModel, recorded_exchanges
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.training_data import recorded_exchanges
 from dreamgym_lg.fidelity import judge, summarise
 from dreamgym_lg.types import Trajectory
 

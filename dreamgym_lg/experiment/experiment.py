@@ -20,7 +20,9 @@ from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel, to_conversation
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.experiment.evaluation import compare, real_steps
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -77,6 +79,7 @@ class Demo:
 
     def experience(self, name: str | None = None, *, own_process: bool = True) -> ExperienceModel:
         """An experience model of the folder, by default the newest; in a process of its own it computes beside the policy."""
+        from dreamgym_lg.integrations.textworld_express.hidden_facts import hidden_facts
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
         name = self.newest_experience() if name is None else name
@@ -87,11 +90,11 @@ class Demo:
             self._beside = {name: model} if own_process else self._beside
         return ExperienceModel(
             model, replay_buffer=self.replay_buffer, demonstrations=self.settings.retrieved, demonstration_characters=80,
-            instructions="", retries=0, version=name,
+            instructions="", hidden_facts=hidden_facts, retries=0, version=name,
         )  # fmt: skip
 
     def dream(self, experience: ExperienceModel) -> Environment:
-        return DreamEnvironment(experience, check_action=self.check_action)
+        return DreamEnvironment(experience, check_action=self.check_action, rewards="score")
 
     def newest_experience(self) -> str:
         found = [path.name for path in self.models.glob("experience-*[0-9]")]
@@ -268,7 +271,7 @@ class Demo:
             rng, half = Random(f"{s.seed}/mix/{iteration}"), s.batch_size * s.refresh_steps // 2
             new = self._experience_data(list(self.replay_buffer.trajectories(run=REFRESH)))
             old = self._experience_data(self.replay_buffer.sample(half, rng=rng, source="offline"))
-            self._fine_tune("refresh", experience.version, name, [*old, *rng.choices(new, k=half)], steps=s.refresh_steps,
+            self._fine_tune("refresh", self.newest_experience(), name, [*old, *rng.choices(new, k=half)], steps=s.refresh_steps,
                             learning_rate=5e-4, first_lines_weight=4.0)  # fmt: skip
         experience.model = self.experience(name).model
         experience.refreshed(name)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.environment import Environment, check_environment
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph, read_action
 from dreamgym_lg.types import Step, StepResult, Task
 
