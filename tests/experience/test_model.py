@@ -10,7 +10,6 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.hidden_facts import world_seed
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange, load_prompt
 from dreamgym_lg.experience.prompt_formats import LINE_PROMPT, LineFormat
@@ -244,9 +243,8 @@ def lottery(task: Task, history: Sequence[Exchange], seed: int) -> list[str]:
     return [f"prize {seed % 7}"] * (len(history) + 1)
 
 
-@pytest.mark.parametrize(("prompt_format", "shown"), [("lines", "next in line: prize 1"), ("json", '"hidden": "prize 1"')])
+@pytest.mark.parametrize(("prompt_format", "shown"), [("lines", "next in line: prize 6"), ("json", '"hidden": "prize 6"')])
 def test_the_hidden_fact_is_shown_in_every_format(prompt_format: Any, shown: str) -> None:
-    assert world_seed(TASK) % 7 == 1
     told = ExperienceModel(None, prompt_format=prompt_format, hidden_facts=lottery)
     untold = ExperienceModel(None, prompt_format=prompt_format)
     done = Exchange("open box", Prediction("valid, fine", "It opens.", 0.0, False, False, True))

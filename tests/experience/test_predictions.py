@@ -174,7 +174,7 @@ def test_any_other_json_answer_is_refused_saying_what_is_wrong(answer: str, said
 
 
 @pytest.mark.parametrize(
-    ("said", "believed"),
+    ("said", "expected"),
     [
         ({}, (1.0, True, True)),
         ({"valid": False}, (0.0, False, False)),
@@ -185,9 +185,9 @@ def test_any_other_json_answer_is_refused_saying_what_is_wrong(answer: str, said
         ({"success": False, "terminated": False, "reward": 0.5}, (0.5, False, False)),
     ],
 )
-def test_only_what_is_consistent_is_believed(said: dict[str, Any], believed: tuple[float, bool, bool]) -> None:
+def test_only_what_is_consistent_is_believed(said: dict[str, Any], expected: tuple[float, bool, bool]) -> None:
     read = believed(JSON.read(json.dumps({**GOOD, **said})))
-    assert (read.reward, read.terminated, read.success) == believed
+    assert (read.reward, read.terminated, read.success) == expected
 
 
 def test_a_json_object_may_hold_anything() -> None:
