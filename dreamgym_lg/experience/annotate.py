@@ -65,10 +65,18 @@ class Annotated(NamedTuple):
 
 
 async def annotate(
-    replay_buffer: ReplayBuffer, model: BaseChatModel, *, hosted: Hosted | None = None, source: Source | None = "offline",
-    split: Split | None = "train", run: str | None = None, limit: int | None = None, retries: int = 1,
-    observation_characters: int = 2000, on_trajectory: Callable[[Trajectory], None] = lambda trajectory: None,
-) -> Annotated:  # fmt: skip
+    replay_buffer: ReplayBuffer,
+    model: BaseChatModel,
+    *,
+    hosted: Hosted | None = None,
+    source: Source | None = "offline",
+    split: Split | None = "train",
+    run: str | None = None,
+    limit: int | None = None,
+    retries: int = 1,
+    observation_characters: int = 2000,
+    on_trajectory: Callable[[Trajectory], None] = lambda trajectory: None,
+) -> Annotated:
     """Let `model` write the reasoning of every step of the buffer's trajectories, and store it in `Step.reasoning`; what it
     wrote of the episode as a whole is the `Trajectory.annotation`.
 

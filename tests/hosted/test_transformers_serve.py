@@ -116,7 +116,7 @@ async def play(policy: Any, experience: ExperienceModel, file: Path) -> tuple[li
     started = time.perf_counter()
     with ReplayBuffer(file) as buffer:
         played = await rollout(
-            create_episode_graph(policy, max_steps=4).compile(), HOUSES, lambda: DreamEnvironment(experience),
+            create_episode_graph(policy, max_steps=4).compile(), HOUSES, lambda: DreamEnvironment(experience, rewards="score"),
             num_generations=GENERATIONS, source="synthetic", run="train", replay_buffer=buffer,
             experience_version=experience.version,
         )  # fmt: skip
