@@ -169,7 +169,7 @@ class DreamGym(Experiment):
         return self.world.examine()
 
     def train_base(self) -> None:
-        """Nothing to do with a policy given. Raises `ConfigurationError` without: a base policy that calls tools is not made."""
+        """Nothing to do with a policy given; raises `ConfigurationError` without: none that calls tools is made here."""
         if self._policy is not None:
             return
         raise ConfigurationError(
