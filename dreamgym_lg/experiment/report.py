@@ -250,7 +250,7 @@ def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:
         axes.text(2.8 * place + 0.65, -0.12, mode.replace(", ", "\n"), size=13.5, weight="bold", ha="center", va="top")
     for row in rows:
         x = 2.8 * modes.index(row.mode) + step * policies.index(row.policy)
-        axes.text(x, -0.035, row.policy, ha="center", va="top", size=12.5)
+        axes.text(x, -0.035, row.policy, ha="center", va="top", size=11.5)
         if row.real:
             axes.bar(x, row.real.value, 0.5 * step, color=REAL, alpha=1 if row.policy == "trained" else 0.45)
             _draw_rates(axes, {x: row.real}, fmt="none", ecolor=INK)
