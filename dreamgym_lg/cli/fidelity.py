@@ -73,7 +73,8 @@ def _of_folder(folder: Path, replay: bool, options: dict[str, Any]) -> Fidelity:
         raise ConfigurationError(f"{folder} holds no experience model yet: run `dreamgym train` with the same options first")
     offline, told = held_out(demo)
     runs = [t for t in demo.replay_buffer.trajectories() if t.run.startswith(("validate/", "proof/"))]
-    create_environment: Any = demo.pool.create if replay and any(t.success and t.source == "synthetic" for t in runs) else None
+    dreamed_success = any(t.success and t.source == "synthetic" for t in runs)
+    create_environment = demo.create_environment if replay and dreamed_success else None
     notes = [told]
     if replay and create_environment is None:
         notes.append("The buffer holds no dreamed success of an evaluation, so none was replayed in the real environment.")

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -105,7 +105,7 @@ def _of_folder(folder: Path, real: bool) -> Iterator[World]:
     kept: dict[str, Any] = {"max_steps": demo.settings.max_steps, "fold": "train", "split": "test"}
     with demo.replay_buffer as buffer:
         if real:
-            with demo.pool.lend() as environment:
+            with closing(demo.create_environment()) as environment:
                 yield World(environment, buffer, "the real environment", **kept)
             return
         experience = demo.experience(own_process=False)

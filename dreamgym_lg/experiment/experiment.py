@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import cached_property, partial
 from itertools import islice
@@ -55,11 +55,10 @@ class Demo:
 
     # --- what the stages share ------------------------------------------------------------------------------------------
 
-    @cached_property
-    def pool(self) -> Any:
-        from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpressPool
+    def create_environment(self) -> Environment:
+        from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress
 
-        return TextWorldExpressPool(size=64, max_steps=self.settings.max_steps, check=self.settings.check)
+        return TextWorldExpress(max_steps=self.settings.max_steps, check=self.settings.check)
 
     @cached_property
     def check_action(self) -> Callable[[str, Sequence[str]], str | None]:
@@ -119,7 +118,7 @@ class Demo:
         episodes = rollout(
             create_episode_graph(policy, max_steps=self.settings.max_steps).compile(),
             tasks,
-            partial(self.dream, experience) if experience else self.pool.create,
+            partial(self.dream, experience) if experience else self.create_environment,
             source="synthetic" if experience else "real",
             run=name,
             iteration=iteration,
@@ -134,18 +133,18 @@ class Demo:
     def collect(self) -> None:
         """Real worlds, split by their first observation, and offline trajectories in those of the train split."""
         from dreamgym_lg.integrations.textworld_express.environment import make_tasks
-        from dreamgym_lg.integrations.textworld_express.scripted_policies import collect
+        from dreamgym_lg.integrations.textworld_express.scripted_policies import scripted_trajectories
 
         s, first = self.settings, self.settings.seed * 100_000
         with self.stage("collect") as todo:
             if not todo:
                 return
-            with self.pool.lend() as environment:
+            with closing(self.create_environment()) as environment:
                 self.replay_buffer.add_tasks(make_tasks(s.game, range(first, first + s.worlds), environment=environment))
                 unseen = make_tasks(s.game, range(first, first + s.transfer_tasks), environment=environment, fold="test")
                 self.replay_buffer.add_tasks(unseen)
                 tasks, total = self.tasks("train"), sum(s.episodes.values())
-                episodes = collect(tasks, environment, episodes=s.episodes, seed=s.seed, run=OFFLINE)
+                episodes = scripted_trajectories(tasks, environment, episodes=s.episodes, seed=s.seed, run=OFFLINE)
                 for done in range(0, total, 500):
                     self.replay_buffer.extend(islice(episodes, 500))
                     self.progress("collect real trajectories", min(done + 500, total), total)
@@ -278,7 +277,7 @@ class Demo:
         """The trained policy, loaded as a chat model into the agent graph with the real environment: (speaker, text)."""
         from dreamgym_lg.graphs.episode import create_episode_graph
 
-        with self.pool.lend() as environment:
+        with closing(self.create_environment()) as environment:
             graph = create_episode_graph(self.policy("trained", 0), environment, max_steps=self.settings.max_steps).compile()
             state = run_lasting(graph.ainvoke({"task": self.tasks("test")[0]}))
         speakers = {"system": "task", "human": "environment", "ai": "policy"}

@@ -16,7 +16,7 @@ class Settings:
     worlds: int = 2500
     """Seeds tried; different first observations among them become tasks, split by their hash."""
     episodes: Mapping[str, int]
-    """Offline trajectories of each behaviour."""
+    """Offline trajectories of each kind of scripted policy."""
     check: Literal["names", "state"] = "names"
     """How much is known of an action's validity before the experience model is asked."""
     demonstrations: int = 60
