@@ -11,7 +11,8 @@ import pytest
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.training import Training, create_training_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
@@ -84,7 +85,7 @@ class Process:
         return {"real_steps": 5}
 
     def run(self, folder: Path) -> dict[str, Any]:
-        """Start the run, or go on with it, as `Demo.train` does."""
+        """Start the run, or go on with it, as `Experiment.train` does."""
         with SqliteSaver.from_conn_string(str(folder / "training.db")) as saver:
             graph = create_training_graph(self.training).compile(checkpointer=saver)
             start = None if graph.get_state(self.config).values else self.start
