@@ -59,8 +59,8 @@ def fidelity(
     except DreamGymError as error:
         console.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
-    for finding in measured.findings:
-        console.print(f"[{_COLOUR[finding.level]}]{finding.level:>5}[/]  {finding.sentence}", highlight=False, soft_wrap=True)
+    for level, sentence in measured.conclusions:
+        console.print(f"[{_COLOUR[level]}]{level:>5}[/]  {sentence}", highlight=False, soft_wrap=True)
     console.print(f"report: {html}\nfigures: {figures}", soft_wrap=True)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel, recorded_exchanges
-from dreamgym_lg.fidelity import judge, summarise
+from dreamgym_lg.fidelity import measure_verdicts, summarise
 from dreamgym_lg.types import Trajectory
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def compare(demo: "Demo", policy: Any, experience: ExperienceModel, iteration: i
     tasks = demo.tasks("validation")[: demo.settings.evaluate_tasks]
     real = demo.play("validate/real", policy, tasks, iteration=iteration)
     dreamed = demo.play("validate/dream", policy, tasks, iteration=iteration, experience=experience)
-    verdicts = run_lasting(judge(experience, real, check_action=demo.check_action))
+    verdicts = run_lasting(measure_verdicts(experience, real, check_action=demo.check_action))
     figures: dict[str, Any] = {
         "eval_real_successes": sum(trajectory.success for trajectory in real),
         "eval_real_episodes": len(real),
@@ -60,7 +60,7 @@ def prove(demo: "Demo") -> dict[str, Any]:
             for row, episodes in _panels(demo, name, mode, policy, experience).items():
                 figures[row].setdefault(name, {})[mode] = summarise(episodes)
                 if row == "real":
-                    verdicts = run_lasting(judge(experience, episodes, check_action=demo.check_action))
+                    verdicts = run_lasting(measure_verdicts(experience, episodes, check_action=demo.check_action))
                     asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
                     figures[row][name][mode] |= asked
             demo.progress("prove in the real environment", number, 2 * len(MODES))

@@ -43,6 +43,10 @@ class Answered:
             return None
         return "success" if self.answer.success else "failure" if self.answer.terminated else "continues"
 
+    @property
+    def called_invalid(self) -> bool:
+        return self.answer is not None and not self.answer.valid
+
 
 class Replay(NamedTuple):
     """The actions of a real episode, played again in the dream."""
@@ -146,6 +150,11 @@ def _answered(trajectory: Trajectory, number: int, step: Step, answer: Predictio
 
 def _dreamed(action: str, observation: str, answer: Prediction) -> Step:
     return Step(
-        observation=observation, action=action, next_observation=answer.observation, reward=answer.reward,
-        terminated=answer.terminated, valid=answer.valid, reasoning=answer.reasoning,
-    )  # fmt: skip
+        observation=observation,
+        action=action,
+        next_observation=answer.observation,
+        reward=answer.reward,
+        terminated=answer.terminated,
+        valid=answer.valid,
+        reasoning=answer.reasoning,
+    )
