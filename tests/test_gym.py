@@ -137,8 +137,8 @@ def test_tasks_are_those_given_or_the_real_ones_of_the_buffer(agent: Agent, buff
     step = Step(observation="Book.", action='{"answer": "done"}', next_observation="", reward=1, terminated=True)
     recorded = Task(id="t", instruction="Book.", environment="traces", metadata={"observation": "Book."})
     buffer.add(Trajectory(task=recorded, steps=[step], success=True))
-    assert [task.id for task in gym_of(agent, buffer, tasks=()).tasks] == ["t"]
-    assert [task.id for task in gym_of(agent, buffer).tasks] == ["a", "b", "c"]
+    assert [task.id for task in gym_of(agent, buffer, tasks=()).world.all_tasks] == ["t"]
+    assert [task.id for task in gym_of(agent, buffer).world.all_tasks] == ["a", "b", "c"]
     assert {task.id for task in buffer.tasks()} == {"t", "a", "b", "c"}
 
 
@@ -151,14 +151,14 @@ def test_imported_traces_are_tasks_whose_dream_can_be_played(agent: Agent, buffe
     (tmp_path / "traces.jsonl").write_text(json.dumps({"messages": messages, "success": True}))
     buffer.extend(load_traces(tmp_path / "traces.jsonl"))
     gym = gym_of(agent, buffer, tasks=())
-    rate, (episode,) = gym.evaluate(Says(), tasks=gym.tasks)
+    rate, (episode,) = gym.evaluate(Says(), tasks=gym.tasks("train"))
     assert rate.successes == 1 and agent.booked == [] and episode.task.instruction == "A room."
 
 
 def test_an_experience_model_is_kept_and_a_chat_model_is_grounded(agent: Agent, buffer: ReplayBuffer) -> None:
     mine = ExperienceModel(World())
-    assert gym_of(agent, buffer, experience_model=mine).experience is mine
-    made = gym_of(agent, buffer).experience
+    assert gym_of(agent, buffer, experience_model=mine).experience() is mine
+    made = gym_of(agent, buffer).experience()
     assert made.replay_buffer is buffer and made.k == 3
 
 
@@ -207,9 +207,9 @@ def test_what_evaluation_and_export_need(agent: Agent, buffer: ReplayBuffer, tmp
     with pytest.raises(ConfigurationError, match="no weights to save"):
         gym.export(tmp_path / "policy", policy=Says())
     with pytest.raises(ConfigurationError, match="cannot be trained"):
-        gym.train(Says(), 1, out=tmp_path)
+        gym.train(Says(), 1)
     with pytest.raises(ConfigurationError, match="split 'train'"):
-        gym_of(agent, buffer, tasks=tasks()[2:]).train("none", 1, out=tmp_path)
+        gym_of(agent, buffer, tasks=tasks()[2:]).train("none", 1)
 
 
 def test_episodes_that_all_failed_are_no_rate_of_zero(agent: Agent, buffer: ReplayBuffer) -> None:

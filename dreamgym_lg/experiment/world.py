@@ -32,8 +32,6 @@ class World(ABC):
     """Actions after which an episode is cut short, in the dream and in reality."""
     check_action: CheckAction | None = None
     """What refuses invalid actions from the observations alone, in the dream and in reality (`Environment.check_action`)."""
-    vary_task: VaryTask | None = None
-    """Writes variations of tasks for the curriculum."""
 
     @abstractmethod
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> Sequence[Task]:
@@ -68,6 +66,10 @@ class World(ABC):
     def panels(self, *, limit: int, seed: int = 0) -> Mapping[str, Sequence[Task]]:
         """Further real tasks that the proof reports in rows of their own, by name, e.g. of objects never seen in training."""
         return {}
+
+    def task_generator(self, tasks: Sequence[Task]) -> VaryTask | None:
+        """What writes variations of tasks for the curriculum, from the training tasks `tasks`; None: nothing does."""
+        return None
 
     def conversation(self, trajectory: Trajectory) -> Messages:
         """A trajectory as the conversation that its policy held, for supervised training. Default: of the episode graph."""
