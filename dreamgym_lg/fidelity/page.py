@@ -103,11 +103,11 @@ def _table(fidelity: Fidelity) -> list[tuple[str, str, list[StepRate | Mean | No
 
 
 def _worth(fidelity: Fidelity) -> list[dict[str, Any]]:
-    """For each group and metric the model as it is, and each variant with what the missing input is worth."""
+    """The rows of the ablation table: a metric of the whole model, of each ablation, and the difference."""
     rows = []
     for place, group in enumerate(fidelity.groups if len(fidelity.variants) > 1 else ()):
         measured: list[Group] = [variant.groups[place] for variant in fidelity.variants]
-        metrics = [(name, [read(each.one_step) for each in measured]) for name, read, _ in STEP_FIGURES if name in WORTH]
+        metrics: list[tuple[str, list[Figure | None]]] = [(name, [read(each.one_step) for each in measured]) for name, read, _ in STEP_FIGURES if name in WORTH]
         metrics += [("replayed episodes: outcome agrees", [each.drift.agreed for each in measured])]
         for name, found in metrics:
             full = found[0]

@@ -1,4 +1,4 @@
-"""One-step fidelity (teacher-forced) and drift (teacher-free), from real steps and the dream's answers to them."""
+"""How often the dream's answers to real steps are right: step by step (teacher-forced) and over a whole replay (teacher-free)."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -202,6 +202,12 @@ def _confusion(answered: Sequence[Answered]) -> dict[str, dict[str, int]]:
 
 
 def drift(forced: Sequence[Answered], replays: Sequence[Replay]) -> Drift:
+    """How whole episodes fare when their recorded actions are played again in the dream.
+
+    Args:
+        forced: Every step answered after the real history, as the measure of how right it can be without drift.
+        replays: The same episodes, each step answered after the dream's own answers.
+    """
     free = [each for replay in replays for each in replay.answered]
     pairs = [(replay.real.success, replay.dreamed.success) for replay in replays]
     names = {True: "success", False: "no success"}
