@@ -52,7 +52,9 @@ def whiskers(figures: Iterable[HasInterval]) -> list[list[float]]:
     return [below, above]
 
 
-def draw_png(draw: "Callable[[Figure], None]", *, width: float, height: float, layout: Literal["constrained"] | None = None) -> bytes:
+def draw_png(
+    draw: "Callable[[Figure], None]", *, width: float, height: float, layout: Literal["constrained"] | None = None
+) -> bytes:
     """Draw a picture of `width` x `height` hundred pixels and return it as PNG.
 
     A plain `Figure`, not pyplot: no backend is chosen and no global state changes. Args: `layout`, matplotlib's.

@@ -134,7 +134,7 @@ class Training:
             self.weights_changed()
         metrics |= self.learner.metrics
         if self.experience.hosted is not None:
-            metrics |= self.experience.hosted.take_metrics()
+            metrics |= self.experience.hosted.pop_metrics()
         self.replay_buffer.record_metrics(state["run"], iteration, metrics)
         return {}
 

@@ -48,7 +48,7 @@ def books_first(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = Batch._draw
 
     def steered(self: Any, logprobs: Any) -> Any:
-        tokens, tokenizer = draw(self, logprobs), self.engine.tokenizer
+        tokens, tokenizer = draw(self, logprobs), self.decoder.tokenizer
         wanted = [*tokenizer(CALL, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         for i, row in enumerate(self.rows):
             if not any(entry["role"] == "tool" for entry in row.request.conversation):

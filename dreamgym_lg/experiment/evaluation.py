@@ -11,7 +11,8 @@ from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.model import ExperienceModel, recorded_exchanges
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.training_data import recorded_exchanges
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.fidelity.verdicts import measure_verdicts, summarise
 from dreamgym_lg.types import Trajectory

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.model import ExperienceModel, to_conversation
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.experiment import evaluation
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import Workspace
@@ -23,6 +24,7 @@ from dreamgym_lg.types import Task, Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.graphs.training import Training
+    from dreamgym_lg.integrations.transformers import LocalChatModel
 
 TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
 """Names under which trajectories are recorded; those of evaluations begin with `validate/` and `proof/`."""
@@ -70,12 +72,12 @@ class Experiment(Workspace):
         settings: Settings | None = None,
         *,
         learner: CreateLearner = create_grpo_learner,
-        policy: TrainablePolicy | str | Path | None = None,
+        policy: "LocalChatModel | str | Path | None" = None,
         **arguments: Any,
     ) -> None:
         super().__init__(world, out, settings, **arguments)
         self.learner, self._policy = learner, policy
-        self.trained: TrainablePolicy | None = None
+        self.trained: LocalChatModel | None = None
         """What `train` returned; None before."""
 
     # --- data and models -------------------------------------------------------------------------------------------------
@@ -211,8 +213,8 @@ class Experiment(Workspace):
     # --- training ----------------------------------------------------------------------------------------------------------
 
     def train(
-        self, policy: TrainablePolicy | str | Path | None = None, iterations: int | None = None, **options: Any
-    ) -> TrainablePolicy:
+        self, policy: "LocalChatModel | str | Path | None" = None, iterations: int | None = None, **options: Any
+    ) -> "LocalChatModel":
         """Train the policy in the dream by the cyclic training graph; it is stored as `models/trained` and returned.
 
         With `real_evaluation` that is the policy with the highest real success on the validation tasks, never one chosen by
@@ -246,7 +248,7 @@ class Experiment(Workspace):
             self.trained = self._train(local, learner, float(done.get("seconds", 0)))
         return self.trained
 
-    def base_policy(self) -> TrainablePolicy:
+    def base_policy(self) -> "LocalChatModel":
         """The policy that training begins with. Raises `ConfigurationError` without one, or for one that cannot be trained."""
         from dreamgym_lg.integrations.transformers import LocalChatModel
 
@@ -262,7 +264,7 @@ class Experiment(Workspace):
             raise ConfigurationError("the policy has a process of its own, which trains nothing: load it without own_process")
         return local
 
-    def _train(self, policy: TrainablePolicy, create_learner: CreateLearner, before: float) -> TrainablePolicy:
+    def _train(self, policy: "LocalChatModel", create_learner: CreateLearner, before: float) -> "LocalChatModel":
         """Run the training graph to its end, and keep the policy. Args: `before`, seconds of earlier, shorter trainings."""
         from dreamgym_lg.graphs.training import run_training
         from dreamgym_lg.integrations.trl.sft import save_model
@@ -285,7 +287,7 @@ class Experiment(Workspace):
         return self.policy("trained") if best else policy
 
     def training(
-        self, policy: TrainablePolicy, create_learner: CreateLearner | None = None
+        self, policy: "LocalChatModel", create_learner: CreateLearner | None = None
     ) -> tuple["Training", Callable[[], None]]:
         """The parts of the training graph, as the folder has them by now, and what closes them."""
         from dreamgym_lg.graphs.training import Training
@@ -322,7 +324,7 @@ class Experiment(Workspace):
     def _panel(self) -> list[Task]:
         return self.tasks("validation")[: self.settings.evaluate_tasks]
 
-    def _evaluate(self, policy: TrainablePolicy, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
+    def _evaluate(self, policy: "LocalChatModel", experience: ExperienceModel, iteration: int) -> dict[str, Any]:
         figures = evaluation.validate(self, policy, experience, iteration)
         if self.settings.real_evaluation:
             _Best(self, "best").offer(iteration, figures["eval_real_successes"], figures["eval_real_reward_mean"], policy)
@@ -335,7 +337,7 @@ class Experiment(Workspace):
             groups.setdefault((trajectory.iteration, trajectory.task.id), []).append(trajectory.reward)
         return {task_id: groups[iteration, task_id] for iteration, task_id in sorted(groups)}
 
-    def refresh(self, policy: TrainablePolicy, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
+    def refresh(self, policy: "LocalChatModel", experience: ExperienceModel, iteration: int) -> dict[str, Any]:
         """Real episodes of the current policy, and training of the experience model on them: half new, half offline data."""
         s, name = self.settings, f"experience-{iteration}"
         tasks = Random(f"{s.seed}/refresh/{iteration}").sample(self.tasks("train"), s.refresh_episodes)
@@ -345,7 +347,7 @@ class Experiment(Workspace):
             new = self._experience_data(list(self.replay_buffer.trajectories(run=self.run_name(REFRESH))))
             old = self._experience_data(self.replay_buffer.sample(half, rng=rng, source="offline"))
             self._fine_tune(
-                "refresh", experience.version, name, [*old, *rng.choices(new, k=half)], steps=s.refresh_steps,
+                "refresh", self.newest_experience(), name, [*old, *rng.choices(new, k=half)], steps=s.refresh_steps,
                 learning_rate=5e-4, first_lines_weight=4.0,
             )  # fmt: skip
         experience.model = self.experience(name).model

@@ -107,8 +107,10 @@ def _worth(fidelity: Fidelity) -> list[dict[str, Any]]:
     rows = []
     for place, group in enumerate(fidelity.groups if len(fidelity.variants) > 1 else ()):
         measured: list[Group] = [variant.groups[place] for variant in fidelity.variants]
-        metrics: list[tuple[str, list[Figure | None]]] = [(name, [read(each.one_step) for each in measured]) for name, read, _ in STEP_FIGURES if name in WORTH]
-        metrics += [("replayed episodes: outcome agrees", [each.drift.agreed for each in measured])]
+        metrics: list[tuple[str, list[Figure | None]]] = [
+            *((name, [read(each.one_step) for each in measured]) for name, read, _ in STEP_FIGURES if name in WORTH),
+            ("replayed episodes: outcome agrees", [each.drift.agreed for each in measured]),
+        ]
         for name, found in metrics:
             full = found[0]
             without = [(each, full.value - each.value if full and each else None) for each in found[1:]]
