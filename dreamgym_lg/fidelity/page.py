@@ -6,7 +6,7 @@ measured is left out or said to be missing, never shown as a number.
 
 import json
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from importlib.util import find_spec
@@ -107,7 +107,7 @@ def _worth(fidelity: Fidelity) -> list[dict[str, Any]]:
     rows = []
     for place, group in enumerate(fidelity.groups if len(fidelity.variants) > 1 else ()):
         measured: list[Group] = [variant.groups[place] for variant in fidelity.variants]
-        metrics: list[tuple[str, list[Figure | None]]] = [
+        metrics: list[tuple[str, Sequence[Figure | None]]] = [
             *((name, [read(each.one_step) for each in measured]) for name, read, _ in STEP_FIGURES if name in WORTH),
             ("replayed episodes: outcome agrees", [each.drift.agreed for each in measured]),
         ]

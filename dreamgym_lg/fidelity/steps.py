@@ -1,4 +1,4 @@
-"""How often the dream's answers to real steps are right: step by step (teacher-forced) and over a whole replay (teacher-free)."""
+"""How often the dream's answers to real steps are right: one step at a time (teacher-forced), and over whole replays."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
