@@ -57,7 +57,7 @@ def policy(scripted: Any) -> Any:
         recorder = TokenRecorder.current()
         assert recorder is not None
         seed = recorder.next_seed()
-        recorder.record(TokenCall(None, [len(recorder.calls)], [7], [-0.5]))
+        recorder.record(TokenCall(None, [len(recorder.calls)], [7], [-0.5], 1.0))
         return f"say {seed}"
 
     return scripted(reply=reply)

@@ -37,8 +37,9 @@ def create_grpo_learner(policy: TrainablePolicy, path: Path, settings: Settings,
     """GRPO by TRL. Args: `options`, further arguments of `GRPOLearner`."""
     from dreamgym_lg.integrations.trl.grpo import GRPOLearner
 
+    if settings.num_generations < 2:
+        raise ConfigurationError(f"num_generations={settings.num_generations}: a group needs at least 2 episodes to compare")
     given = {
-        "num_generations": settings.num_generations,
         "learning_rate": settings.learning_rate,
         "beta": settings.beta,
         "temperature": policy.temperature,

@@ -22,6 +22,7 @@ TASK_COLUMNS = "tasks.id, instruction, environment, metadata, origin, parent_id,
 TRAJECTORY_COLUMNS = (
     "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version, annotation"
 )
+SEGMENT_COLUMNS = "token_ids, sampled, logprobs, temperature"
 
 _SMALLEST = 512
 """No SQLite file has fewer bytes."""
@@ -58,6 +59,12 @@ def _tables(db: Database) -> None:
 @migrations(name="0002_annotation")
 def _annotation(db: Database) -> None:
     db.execute("ALTER TABLE trajectories ADD COLUMN annotation TEXT")
+
+
+@migrations(name="0003_temperature")
+def _temperature(db: Database) -> None:
+    # NULL for what was recorded before: nobody knows at which temperature.
+    db.execute("ALTER TABLE segments ADD COLUMN temperature REAL")
 
 
 def wrapped(connection: sqlite3.Connection) -> Database:
@@ -135,7 +142,7 @@ def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) ->
         f"INSERT INTO steps (trajectory_id, position, {STEP_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", steps
     )
     connection.executemany(
-        "INSERT INTO segments (trajectory_id, position, token_ids, sampled, logprobs) VALUES (?, ?, ?, ?, ?)", segments
+        f"INSERT INTO segments (trajectory_id, position, {SEGMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", segments
     )
     return stored
 
@@ -168,20 +175,21 @@ def _step_row(step: Step) -> tuple[Any, ...]:
     return (*texts, step.reward, step.terminated, step.truncated, step.valid, as_text(step.reasoning))
 
 
-def _segment_row(segment: Segment) -> tuple[bytes, bytes, bytes]:
+def _segment_row(segment: Segment) -> tuple[bytes, bytes, bytes, float | None]:
     # Little-endian whatever the machine, so that a file may be moved.
     return (
         np.asarray(segment.token_ids, "<i4").tobytes(),
         np.asarray(segment.sampled, "u1").tobytes(),
         np.asarray(segment.logprobs, "<f4").tobytes(),
+        segment.temperature,
     )
 
 
-def segment_of(row: Sequence[bytes]) -> Segment:
-    kinds = ("<i4", "u1", "<f4")
-    arrays = (np.frombuffer(blob, kind) for blob, kind in zip(row, kinds, strict=True))
+def segment_of(row: Sequence[Any]) -> Segment:
+    *blobs, temperature = row
+    arrays = (np.frombuffer(blob, kind) for blob, kind in zip(blobs, ("<i4", "u1", "<f4"), strict=True))
     token_ids, sampled, logprobs = (tuple(array.tolist()) for array in arrays)
-    return Segment(token_ids=token_ids, sampled=sampled, logprobs=logprobs)
+    return Segment(token_ids=token_ids, sampled=sampled, logprobs=logprobs, temperature=temperature)
 
 
 def task_of(row: Sequence[Any]) -> Task:

@@ -13,7 +13,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Segment, Source, Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="eat the apple", environment="kitchen")
-SEGMENT = Segment(token_ids=(1, 151_643, 7), sampled=(0, 1, 1), logprobs=(0.0, -0.5, -2.25))
+SEGMENT = Segment(token_ids=(1, 151_643, 7), sampled=(0, 1, 1), logprobs=(0.0, -0.5, -2.25), temperature=0.7)
 
 
 def step(number: int = 0) -> Step:
