@@ -14,7 +14,7 @@ from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.training_data import recorded_exchanges
 from dreamgym_lg.experiment.workspace import Workspace
-from dreamgym_lg.fidelity.verdicts import judge, summarise
+from dreamgym_lg.fidelity.verdicts import measure_verdicts, summarise
 from dreamgym_lg.types import Trajectory
 
 MODES = {"greedy": 0.0, "sampled": 1.0}
@@ -32,7 +32,7 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
     told = f"after {iteration} iterations: dream {sum(t.success for t in dreamed)}/{len(dreamed)}"
     if work.settings.real_evaluation:
         real = work.play("validate/real", policy, tasks, iteration=iteration)
-        verdicts = run_lasting(judge(experience, real, check_action=work.world.check_action))
+        verdicts = run_lasting(measure_verdicts(experience, real, check_action=work.world.check_action))
         gap = _counts(dreamed)["successes"] / len(dreamed) - _counts(real)["successes"] / len(real)
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
         figures |= {
@@ -91,7 +91,7 @@ def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, e
     """One policy in one mode on all panels; an episode that is stored already is not played again."""
     policy, held_out = work.policy(name, MODES[mode]), work.tasks("test")[: work.settings.proof_tasks]
     real = work.play(f"proof/real/{name}/{mode}", policy, held_out)
-    verdicts = run_lasting(judge(experience, real, check_action=work.world.check_action))
+    verdicts = run_lasting(measure_verdicts(experience, real, check_action=work.world.check_action))
     asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
     figures["real"].setdefault(name, {})[mode] = summarise(real) | asked
     if name != "supervised":  # it has no dream to be compared with
