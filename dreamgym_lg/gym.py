@@ -11,17 +11,17 @@ from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.environment import CreateEnvironment
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, MissingDependency
+from dreamgym_lg.errors import ConfigurationError, MissingDependency
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import rollout
+from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy
 from dreamgym_lg.simulate.agent import Verify
 from dreamgym_lg.simulate.doctor import Examination, examine
 from dreamgym_lg.simulate.episode import Episode
 from dreamgym_lg.statistics import Rate, wilson
-from dreamgym_lg.types import Split, Task, Trajectory
+from dreamgym_lg.types import Source, Split, Task, Trajectory
 
 _OPTIONS = set(inspect.signature(Episode).parameters) - {"graph", "policy", "environment", "task"}
 
@@ -39,7 +39,8 @@ class DreamGym:
         verify: (task, final state) -> reward, 0 to 1, a success if it is 1. Without it the experience model judges the final
             answer by `task.metadata["rubric"]`.
         verify_real: The same for `evaluate(real=True)`, where what the tools really did can be asked. Default: `verify`.
-        create_environment: Creates the world of one episode, in place of the experience model's dream.
+        create_environment: Creates the world of one episode, in place of the experience model's dream; its episodes are
+            recorded as real ones.
         options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
     Raises `ConfigurationError` if something in the graph could leak (`examine` says what, and what to do), and for arguments
@@ -71,6 +72,8 @@ class DreamGym:
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
         self.experience = to_experience(experience_model, replay_buffer)
         self.create_environment = create_environment or partial(DreamEnvironment, self.experience)
+        self.source: Source = "real" if create_environment else "synthetic"
+        """Who answers in `train` and in `evaluate(real=False)`."""
         self.tasks = list(tasks) or replay_buffer.tasks(origin="real")
         replay_buffer.add_tasks(self.tasks)
         self.policy: Any = None
@@ -126,7 +129,8 @@ class DreamGym:
         try:
             local.weights_changed()  # those of a checkpoint may be in place now
             training = Training(
-                policy=local, agent=self.agent(local), learner=trainer, experience=self.experience,
+                policy=local, agent=self.agent(local), learner=trainer, source=self.source,
+                experience=self.experience if self.source == "synthetic" else None,
                 create_environment=self.create_environment, curriculum=Curriculum(tasks, synthetic_share=0, seed=seed),
                 replay_buffer=self.replay_buffer, weights_changed=local.weights_changed, num_tasks=num_tasks,
                 concurrency=concurrency, on_node=on_node, **same,
@@ -147,7 +151,8 @@ class DreamGym:
     ) -> tuple[Rate, list[Trajectory]]:  # fmt: skip
         """Success with its 95 % Wilson interval, and the episodes: in the dream or, with `real`, on the graph's own tools.
 
-        Episodes that failed (`error` is set) are in the list and not in the rate.
+        The rate is over all episodes: one that could not be played is played again, twice at most. In a dream, an episode
+        that ended in an unreadable answer of the experience model (its `error` begins with `PredictionFailed`) is no success.
 
         Args:
             policy: Any chat model; default: the trained policy.
@@ -155,7 +160,7 @@ class DreamGym:
             run: Under which name the episodes are stored; the same name goes on where it was. Default: a new one.
 
         Raises `ConfigurationError` without a policy, without tasks, and with `real` if nothing verifies the outcome;
-        `EnvironmentFailed` if every episode failed.
+        `EpisodesMissing` if episodes still could not be played: the error says how only these are played again.
         """
         wanted = policy or self.policy
         if wanted is None:
@@ -166,19 +171,17 @@ class DreamGym:
                 "no task has the split 'test' or 'validation', and evaluation needs tasks never trained on: give "
                 "tasks=[Task(..., split='test'), ...], or dataclasses.replace(task, split='test') for some of them"
             )
-        kind = "real" if real else "dream"
+        kind, name = "real" if real else "dream", run or f"evaluate-{uuid4().hex[:8]}"
+        source: Source = "real" if real else self.source
         episodes = await rollout(
             self.agent(wanted, real=real), chosen, None if real else self.create_environment,
-            num_generations=num_generations, source="real" if real else "synthetic", seed=seed, concurrency=concurrency,
-            run=f"{run or f'evaluate-{uuid4().hex[:8]}'}/{kind}", replay_buffer=self.replay_buffer,
-            experience_version="" if real else self.experience.version,
+            num_generations=num_generations, source=source, seed=seed, concurrency=concurrency, attempts=3,
+            run=f"{name}/{kind}", replay_buffer=self.replay_buffer,
+            experience_version=self.experience.version if source == "synthetic" else "",
         )  # fmt: skip
-        played = [episode for episode in episodes if episode.error is None]
-        if not played:
-            causes = sorted({str(episode.error) for episode in episodes})
-            raise EnvironmentFailed(f"all {len(episodes)} episodes failed; causes: {'; '.join(causes[:3])}")
-        successes = sum(episode.success for episode in played)
-        return Rate(successes, len(played), *wilson(successes, len(played))), episodes
+        check_played(episodes, again=f"evaluate(..., run={name!r})")
+        successes = sum(episode.success for episode in episodes)
+        return Rate(successes, len(episodes), *wilson(successes, len(episodes))), episodes
 
     def export(self, path: str | Path | None = None, policy: BaseChatModel | None = None) -> Any:
         """The graph for production, its own tools and the trained policy in it; with `path`, the policy is saved there too.

@@ -110,7 +110,7 @@ class Training:
 
     def __post_init__(self) -> None:
         if self.source != "synthetic" and self.refresh is not None:
-            raise ConfigurationError(f"source={self.source!r} with refresh=: no dream is played that could be refreshed; drop one")
+            raise ConfigurationError(f"source={self.source!r} with refresh=: no dream is played there; drop one of them")
 
     def sample_tasks(self, state: TrainingState) -> TrainingState:
         iteration = state.get("iteration", 0)
@@ -138,10 +138,12 @@ class Training:
         episodes = run_lasting(playing)
         # Here, not in the next node: a resumed run begins with the node that raised, which plays what failed again.
         check_trainable(episodes)
-        failed = [str(episode.error) for episode in episodes if episode.error]
-        if 2 * len(failed) > len(episodes):
-            share = f"{len(failed)} of {len(episodes)} episodes of iteration {state['iteration']} failed"
-            self.say(f"{share}, and the policy is trained on the others alone; the first cause: {failed[0]}")
+        if mostly_failed(episodes):
+            causes = [episode.error for episode in episodes if episode.error]
+            self.say(
+                f"{len(causes)} of {len(episodes)} episodes of iteration {state['iteration']} failed, and the policy is "
+                f"trained on the others alone; the first cause: {causes[0]}"
+            )
         return {}
 
     def update_policy(self, state: TrainingState) -> TrainingState:
@@ -164,15 +166,18 @@ class Training:
         metrics |= self.learner.metrics
         if self.experience is not None and self.experience.hosted is not None:
             metrics |= self.experience.hosted.take_metrics()
-        uniform = state.get("uniform_iterations", 0) + 1 if metrics["uniform_groups"] == 1 else 0
-        after: TrainingState = {**state, "uniform_iterations": uniform}
-        if stopped := self.is_over(after) and iteration + 1 < state["iterations"]:
+        # an outage leaves groups of one episode, which are uniform but say nothing of the policy
+        uniform = all(is_uniform(group) for group in groups) and not mostly_failed(ordered)
+        after: TrainingState = {"uniform_iterations": state.get("uniform_iterations", 0) + 1 if uniform else 0}
+        metrics["stopped_early"] = int(self.is_stuck(after) and iteration + 1 < state["iterations"])
+        if metrics["stopped_early"]:
             self.say(
-                f"the run ends after {iteration + 1} of {state['iterations']} iterations: in the last {uniform}, the episodes "
-                f"of each task all had the same reward, which teaches nothing (stop_after_uniform={self.stop_after_uniform})"
+                f"the run ends after {iteration + 1} of {state['iterations']} iterations: in the last "
+                f"{after['uniform_iterations']}, all episodes of a task had the same reward, which teaches nothing. "
+                "Give harder or easier tasks, or stop_after_uniform=0 to go on"
             )
-        self.replay_buffer.record_metrics(state["run"], iteration, {**metrics, "stopped_early": int(stopped)})
-        return {"uniform_iterations": uniform}
+        self.replay_buffer.record_metrics(state["run"], iteration, metrics)
+        return after
 
     def evaluate_policy(self, state: TrainingState) -> TrainingState:
         assert self.evaluate is not None
@@ -187,24 +192,26 @@ class Training:
     def count(self, state: TrainingState) -> TrainingState:
         return {"iteration": state["iteration"] + 1}
 
-    def is_over(self, state: TrainingState, *, finished: int = 0) -> bool:
-        uniform = state.get("uniform_iterations", 0)
-        return finished >= state["iterations"] or 0 < self.stop_after_uniform <= uniform
+    def is_stuck(self, state: TrainingState) -> bool:
+        return 0 < self.stop_after_uniform <= state.get("uniform_iterations", 0)
+
+    def is_over(self, state: TrainingState, finished: int) -> bool:
+        return finished >= state["iterations"] or self.is_stuck(state)
 
     def after_update(self, state: TrainingState) -> Literal["evaluate", "refresh", "count"]:
         finished = state["iteration"] + 1
-        due = finished % self.evaluate_every == 0 or self.is_over(state, finished=finished)
+        due = finished % self.evaluate_every == 0 or self.is_over(state, finished)
         return "evaluate" if self.evaluate is not None and due else self.after_evaluation(state)
 
     def after_evaluation(self, state: TrainingState) -> Literal["refresh", "count"]:
         finished = state["iteration"] + 1
-        due = finished % self.refresh_every == 0 and not self.is_over(state, finished=finished)
+        due = finished % self.refresh_every == 0 and not self.is_over(state, finished)
         return "refresh" if self.refresh is not None and due else "count"
 
     def next_iteration(self, state: TrainingState) -> str:
         if "run" not in state or "iterations" not in state:
             raise ConfigurationError("the training graph needs an input: {'run': name, 'iterations': n}")
-        return END if self.is_over(state, finished=state.get("iteration", 0)) else "curriculum"
+        return END if self.is_over(state, state.get("iteration", 0)) else "curriculum"
 
     def can_play_again(self, state: TrainingState) -> bool:
         """Whether episodes of this iteration failed and have not been trained on."""
@@ -303,13 +310,22 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | 
         "first_error": next((t.error for t in episodes if t.error), None),
         "reward_mean": sum(trajectory.reward for trajectory in played) / max(len(played), 1),
         "dream_success": sum(trajectory.success for trajectory in played) / max(len(played), 1),
-        "uniform_groups": sum(len({t.reward for t in g if t.error is None}) < 2 for g in groups) / max(len(groups), 1),
+        "uniform_groups": sum(is_uniform(group) for group in groups) / max(len(groups), 1),
         "synthetic_share": len(synthetic) / max(len(groups), 1),
         "invalid_action_share": sum(trajectory.invalid_actions for trajectory in played) / max(steps, 1),
         "steps_mean": steps / max(len(played), 1),
         "segments": sum(len(trajectory.segments) for trajectory in episodes),
         "episodes_without_tokens": sum(not any(segment.trainable for segment in t.segments) for t in played),
     }
+
+
+def is_uniform(group: Sequence[Trajectory]) -> bool:
+    """Whether no two played episodes of a group earned different rewards: no advantage, no gradient."""
+    return len({episode.reward for episode in group if episode.error is None}) < 2
+
+
+def mostly_failed(episodes: Sequence[Trajectory]) -> bool:
+    return 2 * sum(episode.error is not None for episode in episodes) > len(episodes)
 
 
 def check_trainable(episodes: Sequence[Trajectory]) -> None:
@@ -319,7 +335,8 @@ def check_trainable(episodes: Sequence[Trajectory]) -> None:
     errors = sorted({episode.error for episode in episodes if episode.error})
     if all(episode.error for episode in episodes):
         raise NothingToTrain(
-            f"all {len(episodes)} episodes failed; causes: {'; '.join(errors[:3])}. Mend that; then the same call plays them again"
+            f"all {len(episodes)} episodes failed; causes: {'; '.join(errors[:3])}. "
+            "Mend that; then the same call plays them again"
         )
     actions = [step.action for episode in episodes for step in episode.steps][:3]
     raise NothingToTrain(

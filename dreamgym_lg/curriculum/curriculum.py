@@ -24,8 +24,9 @@ def value(rewards: Sequence[float]) -> float:
 class Curriculum:
     """Picks the tasks of an iteration: original ones, and up to a share of variations of those with the highest V.
 
-    Varied are tasks of the last iteration, as in the paper: what a policy could not yet do many iterations ago says little
-    about what is hard for it now. What it picks depends on `seed`, the iteration and the values known by then, so that a resumed run goes on as it was.
+    Varied are tasks of the last iteration, as in the paper: what was hard for the policy many iterations ago says little
+    about what is hard for it now. What it picks depends on `seed`, the iteration and the values known by then, so that a
+    resumed run goes on as it was.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """The proof of a run: the same policies on the same worlds, real and dreamed, with every real step counted."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import product
@@ -9,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.model import ExperienceModel, recorded_exchanges
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.fidelity import judge, summarise
+from dreamgym_lg.rollout import real_steps
 from dreamgym_lg.types import Trajectory
 
 if TYPE_CHECKING:
@@ -89,19 +89,13 @@ def _panels(
     }
 
 
-def real_steps(demo: "Demo", episodes: Sequence[Trajectory]) -> int:
-    """Steps that reached the real environment: those that `check_action` refused did not."""
-    untrained = ExperienceModel(None)
-    return sum(len(recorded_exchanges(untrained, episode, demo.check_action)) for episode in episodes)
-
-
 def count_real_steps(demo: "Demo") -> dict[str, int]:
     """All real steps of the folder, counted from its records, by what they were spent on."""
     counted = {"offline": 0, "refresh": 0, "evaluation": 0}
     for source in ("offline", "real"):
         for trajectory in demo.replay_buffer.trajectories(source=source):
             kind = trajectory.run if trajectory.run in counted else "evaluation"
-            counted[kind] += real_steps(demo, [trajectory])
+            counted[kind] += real_steps([trajectory], demo.check_action)
     return counted
 
 

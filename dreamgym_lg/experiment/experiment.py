@@ -7,7 +7,7 @@ crash at any moment. The recipe is that of closed_loop.md.
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property, partial
@@ -21,10 +21,10 @@ from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel, to_conversation
-from dreamgym_lg.experiment.evaluation import compare, real_steps
+from dreamgym_lg.experiment.evaluation import compare
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import rollout
+from dreamgym_lg.rollout import check_played, real_steps, rollout
 from dreamgym_lg.types import Split, Task, Trajectory
 
 TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
@@ -113,7 +113,10 @@ class Demo:
     def play(
         self, name: str, policy: Any, tasks: Sequence[Task], *, experience: ExperienceModel | None = None, iteration: int = 0
     ) -> list[Trajectory]:
-        """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`."""
+        """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`.
+
+        Raises `EpisodesMissing` if an episode could not be played in three attempts: nothing is concluded from the others.
+        """
         from dreamgym_lg.graphs.episode import create_episode_graph
 
         episodes = rollout(
@@ -124,10 +127,11 @@ class Demo:
             run=name,
             iteration=iteration,
             seed=self.settings.seed,
+            attempts=3,
             replay_buffer=self.replay_buffer,
             experience_version=experience.version if experience else "",
         )
-        return run_lasting(episodes)
+        return list(check_played(run_lasting(episodes)))
 
     # --- the stages -----------------------------------------------------------------------------------------------------
 
@@ -240,10 +244,11 @@ class Demo:
         seen = [str(task.metadata["observation"]) for task in tasks]
         vary = partial(_vary, vary_task, seen)
         curriculum = Curriculum(tasks, vary_task=vary, synthetic_share=s.synthetic_share, seed=s.seed)
-        curriculum.restore(self.replay_buffer.tasks(origin="synthetic"), self._last_rewards())
+        played = self.replay_buffer.trajectories(run=TRAIN, errors=False)
+        curriculum.restore(self.replay_buffer.tasks(origin="synthetic"), played)
         training = Training(
             policy=policy, learner=learner, experience=experience, curriculum=curriculum, replay_buffer=self.replay_buffer,
-            create_environment=partial(self.dream, experience),
+            create_environment=partial(self.dream, experience), source="synthetic", say=self.say,
             num_tasks=s.num_tasks, num_generations=s.num_generations, max_steps=s.max_steps, seed=s.seed,
             weights_changed=policy.weights_changed,
             evaluate=partial(compare, self, policy, experience), evaluate_every=s.evaluate_every,
@@ -251,13 +256,6 @@ class Demo:
             on_node=lambda node, iteration: self.progress(f"train: {node}", iteration, s.iterations),
         )  # fmt: skip
         return training, learner.close
-
-    def _last_rewards(self) -> Mapping[str, Sequence[float]]:
-        """The rewards of each task's newest group, from which a resumed curriculum knows its values."""
-        groups: dict[tuple[int, str], list[float]] = {}
-        for trajectory in self.replay_buffer.trajectories(run=TRAIN, errors=False):
-            groups.setdefault((trajectory.iteration, trajectory.task.id), []).append(trajectory.reward)
-        return {task_id: groups[iteration, task_id] for iteration, task_id in sorted(groups)}
 
     def refresh(self, policy: Any, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
         """Real episodes of the current policy, and training of the experience model on them: half new, half offline data."""
@@ -272,7 +270,7 @@ class Demo:
                             learning_rate=5e-4, first_lines_weight=4.0)  # fmt: skip
         experience.model = self.experience(name).model
         experience.refreshed(name)
-        return {"real_steps": real_steps(self, episodes)}
+        return {"real_steps": real_steps(episodes, self.check_action)}
 
     def real_episode(self) -> Iterator[tuple[str, str]]:
         """The trained policy, loaded as a chat model into the agent graph with the real environment: (speaker, text)."""

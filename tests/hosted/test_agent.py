@@ -47,7 +47,7 @@ async def test_it_works_cold_and_nothing_real_is_touched(serve: Any, chat_model:
         assert not experience.grounded
         episodes = await rollout(
             SimulatedAgent(graph, policy), tasks, lambda: DreamEnvironment(experience),
-            source="synthetic", replay_buffer=buffer,
+            source="synthetic", run="cold", replay_buffer=buffer,
         )  # fmt: skip
     assert [episode.error for episode in episodes] == [None, None]
     assert [episode.steps[0].next_observation for episode in episodes] == ['{"room": 4}', '{"room": 6}']

@@ -56,7 +56,8 @@ async def test_no_file_and_no_log_holds_the_key(
         experience.hosted._wait = lambda state: 0.0
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         training = Training(
-            policy=walker, learner=Learner(), experience=experience, num_tasks=12, num_generations=2, replay_buffer=buffer,
+            policy=walker, learner=Learner(), source="synthetic", experience=experience,
+            num_tasks=12, num_generations=2, replay_buffer=buffer,
             create_environment=lambda: DreamEnvironment(experience), curriculum=Curriculum(houses(12)),
         )  # fmt: skip
         with SqliteSaver.from_conn_string(str(tmp_path / "training.db")) as saver:
