@@ -22,7 +22,6 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.errors import GraphDrained
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import RunControl
-from langgraph.types import Command
 from typing_extensions import TypedDict
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
@@ -213,10 +212,10 @@ class Training:
             raise ConfigurationError("the training graph needs an input: {'run': name, 'iterations': n}")
         return END if self.is_over(state, state.get("iteration", 0)) else "curriculum"
 
-    def can_play_again(self, state: TrainingState) -> bool:
-        """Whether episodes of this iteration failed and have not been trained on."""
-        found = self.replay_buffer.trajectories(run=state["run"], iteration=state["iteration"])
-        return self.learner.iteration <= state["iteration"] and any(episode.error for episode in found)
+    def can_play_again(self, run: str, iteration: int) -> bool:
+        """Whether episodes of this iteration failed, and none of its episodes has been trained on."""
+        found = self.replay_buffer.trajectories(run=run, iteration=iteration)
+        return self.learner.iteration <= iteration and any(episode.error for episode in found)
 
     def timed(self, name: str, node: Callable[[TrainingState], TrainingState]) -> Any:
         """The node, its wall time recorded with the iteration's metrics."""
@@ -268,10 +267,13 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
     with SqliteSaver.from_conn_string(str(checkpoints)) as saver:
         graph = create_training_graph(training).compile(checkpointer=saver)
         config: RunnableConfig = {"configurable": {"thread_id": run}, "recursion_limit": 1_000_000}
-        begun = graph.get_state(config)
-        if begun.next == ("update_policy",) and training.can_play_again(begun.values):
-            graph.update_state(config, {}, as_node="curriculum")  # so that the next node is `rollout`
-        given: Any = Command(update={"iterations": iterations}) if begun.next else {"run": run, "iterations": iterations}
+        given: Any = {"run": run, "iterations": iterations}
+        if (begun := graph.get_state(config)).next:
+            if begun.next == ("update_policy",) and training.can_play_again(run, begun.values["iteration"]):
+                graph.update_state(config, given, as_node="curriculum")  # so that the next node is `rollout`
+            elif begun.values["iterations"] != iterations:
+                graph.update_state(config, given)
+            given = None
         control = RunControl()
         with _draining(control):
             try:

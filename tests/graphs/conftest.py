@@ -64,12 +64,11 @@ class Process:
         self.training = Training(
             policy=policy,
             learner=self.learner,
-            source="synthetic",
             experience=self.experience,
             create_environment=lambda: DreamEnvironment(self.experience),
             curriculum=curriculum,
             replay_buffer=self.buffer,
-            **{"num_tasks": 2, "num_generations": 3, "max_steps": 4, "concurrency": 1, **options},
+            **{"source": "synthetic", "num_tasks": 2, "num_generations": 3, "max_steps": 4, "concurrency": 1, **options},
         )
         self.training.evaluate, self.training.evaluate_every = lambda finished: {"eval_finished": finished}, 2
         self.training.refresh, self.training.refresh_every = self.refresh, 3
