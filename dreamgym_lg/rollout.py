@@ -100,7 +100,7 @@ def is_missing(trajectory: Trajectory) -> bool:
     return trajectory.error is not None and not trajectory.error.startswith(f"{PredictionFailed.__name__}:")
 
 
-def check_played(episodes: Sequence[Trajectory], again: str = "the same command") -> Sequence[Trajectory]:
+def check_played(episodes: list[Trajectory], again: str = "the same command") -> list[Trajectory]:
     """The episodes of an evaluation as given, if a verdict may be based on them.
 
     Args:

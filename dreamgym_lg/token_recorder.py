@@ -8,10 +8,34 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 from uuid import UUID
 
 from dreamgym_lg.types import Segment
+
+
+@runtime_checkable
+class TrainablePolicy(Protocol):
+    """What a learner needs of a policy: its weights and tokenizer, how it samples, and to be told of an update.
+
+    `integrations.transformers.chat_model.LocalChatModel` is one. The graphs need it to be a chat model too, which reports its
+    calls to the `TokenRecorder`.
+    """
+
+    @property
+    def model(self) -> object:
+        """The `transformers.PreTrainedModel` whose weights a learner changes in place; None if it cannot be trained here."""
+
+    @property
+    def tokenizer(self) -> object:
+        """The model's `transformers.PreTrainedTokenizerBase`."""
+
+    @property
+    def temperature(self) -> float:
+        """Divides the logits before a token is drawn; the learner has to compute its log-probabilities at the same one."""
+
+    def weights_changed(self) -> None:
+        """Called after each update: what was computed with the old weights is dropped."""
 
 
 class TokenCall(NamedTuple):

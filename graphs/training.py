@@ -268,12 +268,15 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
         graph = create_training_graph(training).compile(checkpointer=saver)
         config: RunnableConfig = {"configurable": {"thread_id": run}, "recursion_limit": 1_000_000}
         given: Any = {"run": run, "iterations": iterations}
-        if (begun := graph.get_state(config)).next:
+        begun = graph.get_state(config)
+        if begun.next:
             if begun.next == ("update_policy",) and training.can_play_again(run, begun.values["iteration"]):
                 graph.update_state(config, given, as_node="curriculum")  # so that the next node is `rollout`
             elif begun.values["iterations"] != iterations:
                 graph.update_state(config, given)
             given = None
+        elif iterations > begun.values.get("iterations", iterations):
+            given["uniform_iterations"] = 0  # who asks for more of a run that ended early gets it
         control = RunControl()
         with _draining(control):
             try:

@@ -27,7 +27,8 @@ History = Mapping[int, Mapping[str, Any]]  # a run's metrics by iteration, in or
 EPISODES_SHOWN = 12
 MODES = {"sampled": "temperature 1", "greedy": "greedy"}  # how actions were chosen; the first is the headline
 NODES = ("curriculum", "rollout", "update_policy", "evaluate", "refresh")
-STEPS = {"offline": "offline", "refresh": "in training", "evaluation": "evaluation"}
+STEPS = {"offline": "offline", "train": "in training", "refresh": "refresh", "evaluation": "evaluation"}
+POLICIES = ("base", "supervised", "trained")
 
 # Okabe and Ito's colours, told apart with any colour vision. Real and dream keep theirs everywhere.
 REAL, DREAM, PAIR, INK, FAINT = "#0072B2", "#D55E00", ("#008060", "#8C4A86"), "#222222", "#666666"
@@ -111,27 +112,31 @@ def _rate(record: Mapping[str, Any], prefix: str = "") -> Rate | None:
 
 
 def _rows(result: Mapping[str, Any]) -> list[Row]:
-    """Base and trained in each mode, then on unseen objects where that was measured."""
+    """Every policy in each mode, then on the world's further panels where they were measured."""
 
-    def figures(place: str, policy: str, mode: str) -> Mapping[str, Any]:
-        return ((result.get(place) or {}).get(policy) or {}).get(mode) or {}
+    def figures(within: Mapping[str, Any], place: str, policy: str, mode: str) -> Mapping[str, Any]:
+        return ((within.get(place) or {}).get(policy) or {}).get(mode) or {}
 
     def recall(record: Mapping[str, Any]) -> str:
         share, asked = _number(record.get("invalid_recall"), 1), _number(record.get("invalid_asked"))
         return "–" if share is None or not asked else f"{share:.0%} of {asked:.0f}"
 
     rows, moved = [], []
-    for mode, policy in product(MODES, ("base", "trained")):
-        real, dream, unseen = (figures(place, policy, mode) for place in ("real", "dream", "transfer"))
-        rows.append(Row(policy, MODES[mode], _rate(real), _rate(dream), recall(real)))
-        moved.append(Row(policy, f"{MODES[mode]}, unseen objects", _rate(unseen), None))
+    for mode, policy in product(MODES, POLICIES):
+        real, dream = figures(result, "real", policy, mode), figures(result, "dream", policy, mode)
+        if policy in ("base", "trained") or real:
+            rows.append(Row(policy, MODES[mode], _rate(real), _rate(dream), recall(real)))
+        for panel in result.get("panels") or {}:
+            moved.append(Row(policy, f"{MODES[mode]}, {panel}", _rate(figures(result["panels"], panel, policy, mode)), None))
     return rows + [row for row in moved if row.real]
 
 
 def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
     """Per mode a sentence with its verdict (`proven`, `not proven` or `worse`); the first is the headline."""
     rates = {(row.policy, row.mode): row.real for row in _rows(result)}
-    spent = _number((result.get("real_steps") or {}).get("refresh"))
+    counts = result.get("real_steps") or {}
+    found = [count for kind in ("train", "refresh") if (count := _number(counts.get(kind))) is not None]
+    spent = sum(found) if found else None
     tail = "" if spent is None else f"; {spent:,.0f} real steps spent in training"
     claims: list[dict[str, str]] = []
     for mode in dict.fromkeys(mode for _, mode in rates):
@@ -143,13 +148,16 @@ def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
             why = "the intervals overlap"
             if intervals_apart((base.low, base.high), (trained.low, trained.high)):
                 word, why = "proven" if trained.low > base.high else "worse", "the intervals do not overlap"
+        if (alone := rates.get(("supervised", mode))) and trained:
+            better = trained.low > alone.high
+            why += f"; above supervised training alone, {alone}: {'proven' if better else 'not proven'}"
         sentence = f"Real success ({mode}): {_text(base)} → {_text(trained)}{played}{'' if claims else tail}"
         claims.append({"sentence": sentence, "word": word, "verdict": f"{word}: {why}"})
     return claims
 
 
 def _title(result: Mapping[str, Any]) -> str:
-    where = f"{result.get('game', 'unnamed')}, seed {result.get('seed', '–')}"
+    where = f"{result.get('world', 'unnamed')}, seed {result.get('seed', '–')}"
     return f"Trained in a dream, {_claims(result)[0]['word']} in the real environment: {where}"
 
 
@@ -234,21 +242,23 @@ def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None
 
 def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:
     modes = list(dict.fromkeys(row.mode for row in rows))
+    policies = list(dict.fromkeys(row.policy for row in rows))
+    step = 2.6 / len(policies)
     axes.set(title="Before and after", xlim=(-0.7, 2.8 * len(modes) - 0.7), ylim=(0, 1.2), xticks=[], yticks=TICKS)
     axes.grid(axis="y")
     for place, mode in enumerate(modes):
         axes.text(2.8 * place + 0.65, -0.12, mode.replace(", ", "\n"), size=13.5, weight="bold", ha="center", va="top")
     for row in rows:
-        x = 2.8 * modes.index(row.mode) + 1.3 * (row.policy == "trained")
-        axes.text(x, -0.035, row.policy, ha="center", va="top")
+        x = 2.8 * modes.index(row.mode) + step * policies.index(row.policy)
+        axes.text(x, -0.035, row.policy, ha="center", va="top", size=11.5)
         if row.real:
-            axes.bar(x, row.real.value, 0.66, color=REAL, alpha=1 if row.policy == "trained" else 0.45)
+            axes.bar(x, row.real.value, 0.5 * step, color=REAL, alpha=1 if row.policy == "trained" else 0.45)
             _draw_rates(axes, {x: row.real}, fmt="none", ecolor=INK)
             top, count = row.real.high, f"{row.real.successes}/{row.real.episodes}"
-            axes.text(x - 0.08, top + 0.02, count, fontsize=12.5, ha="center", va="bottom", color=FAINT)
-            axes.text(x - 0.08, top + 0.08, f"{row.real.value:.2f}", size=19, weight="bold", ha="center", va="bottom")
+            axes.text(x - 0.06 * step, top + 0.02, count, fontsize=12.5, ha="center", va="bottom", color=FAINT)
+            axes.text(x - 0.06 * step, top + 0.08, f"{row.real.value:.2f}", size=17, weight="bold", ha="center", va="bottom")
         if row.dream:
-            _draw_rates(axes, {x + 0.49: row.dream}, fmt="D", color=DREAM, mfc="white")
+            _draw_rates(axes, {x + 0.37 * step: row.dream}, fmt="D", color=DREAM, mfc="white")
     axes.plot([], [], "s", color=REAL, ms=12, label="real")
     axes.plot([], [], "D", color=DREAM, mfc="white", mew=2.2, ms=9, label="same policy in the dream")
     axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=2, handlelength=1, columnspacing=1.5)

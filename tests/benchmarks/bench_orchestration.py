@@ -191,7 +191,7 @@ def measure(play: Play, models: Sequence[LocalChatModel], passes: Passes = list)
         episodes = asyncio.run(play(iteration))  # type: ignore[arg-type]
         end = time.perf_counter()
         if iteration:  # the first one warms up
-            forward = [each for model in models for each in model.passes if each[0] > start]
+            forward = [each for model in models for each in model.engine.passes if each[0] > start]
             wall += end - start
             busy += covered([*forward, *(each for each in passes() if each[0] > start)])
             forwards += len(forward)

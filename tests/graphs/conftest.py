@@ -80,7 +80,7 @@ class Process:
         return {"real_steps": 5}
 
     def run(self, folder: Path) -> dict[str, Any]:
-        """Start the run, or go on with it, as `Demo.train` does."""
+        """Start the run, or go on with it, as `Experiment.train` does."""
         with SqliteSaver.from_conn_string(str(folder / "training.db")) as saver:
             graph = create_training_graph(self.training).compile(checkpointer=saver)
             start = None if graph.get_state(self.config).values else self.start

@@ -235,9 +235,10 @@ def test_the_count_of_uniform_iterations_outlives_the_process(process: Any, tmp_
         resumed = process(tmp_path, lambda _: "open door", stop_after_uniform=3)
         run_training(resumed.training, tmp_path / "training.db", run="r", iterations=9)
         assert resumed.nodes == nodes and resumed.learner.iteration == 3
-    more = process(tmp_path, lambda _: "open door", stop_after_uniform=0)
-    run_training(more.training, tmp_path / "training.db", run="r", iterations=4)
-    assert more.learner.iteration == 4
+    more = process(tmp_path, lambda _: "open door", stop_after_uniform=3)
+    for _ in range(2):
+        run_training(more.training, tmp_path / "training.db", run="r", iterations=10)
+        assert more.learner.iteration == 6, "who asks for more iterations gets them"
 
 
 def test_no_iterations_are_none(process: Any, tmp_path: Path) -> None:

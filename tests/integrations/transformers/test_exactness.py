@@ -24,8 +24,6 @@ from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment
 
-pytestmark = pytest.mark.usefixtures("patient")
-
 SIZE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512}
 NARROW = {**SIZE, "num_key_value_heads": 2, "intermediate_size": 96}
 FAMILIES = {
@@ -53,6 +51,7 @@ def of_family(config: Any, tokenizer: PreTrainedTokenizerFast) -> LocalChatModel
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.usefixtures("patient")
 async def test_cached_batches_of_many_conversations_are_exact(
     policy: LocalChatModel, temperature: float, converse_all: Callable[..., Any], forward_error: Callable[..., float]
 ) -> None:
