@@ -1,6 +1,5 @@
 """`DreamGym`: an unmodified LangGraph agent, trained in the dream and handed back. The facade over all parts."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,23 +10,23 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.environment import CreateEnvironment, Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_grpo_learner
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy
-from dreamgym_lg.simulate.agent import Verify
+from dreamgym_lg.simulate.agent import EpisodeOptions, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine
-from dreamgym_lg.simulate.episode import Episode
 from dreamgym_lg.statistics import Rate, wilson
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers import LocalChatModel
 
-_OPTIONS = set(inspect.signature(Episode).parameters) - {"graph", "policy", "environment", "task"}
+_OPTIONS = set(EpisodeOptions.__annotations__)
 
 
 class AgentWorld(World):
@@ -74,8 +73,8 @@ class AgentWorld(World):
                 raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
         self.graph, self.all_tasks, self.payload, self.options = graph, list(tasks), payload, options
         self.verify, self.verify_real, self._dream = verify, verify_real or verify, create_environment
-        if leaks := [finding for finding in self.examine().findings if finding.fate == "could leak"]:
-            told = "; ".join(f"{finding.kind} {finding.name}: {finding.advice}" for finding in leaks)
+        if leaks := [part for part in self.examine().parts if part.handling == "could leak"]:
+            told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
 
     def examine(self) -> Examination:

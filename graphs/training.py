@@ -164,7 +164,7 @@ class Training:
             self.weights_changed()
         metrics |= self.learner.metrics
         if self.experience is not None and self.experience.hosted is not None:
-            metrics |= self.experience.hosted.take_metrics()
+            metrics |= self.experience.hosted.pop_metrics()
         # an outage leaves groups of one episode, which are uniform but say nothing of the policy
         uniform = all(is_uniform(group) for group in groups) and not mostly_failed(ordered)
         after: TrainingState = {"uniform_iterations": state.get("uniform_iterations", 0) + 1 if uniform else 0}

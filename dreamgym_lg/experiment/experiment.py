@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.model import ExperienceModel, to_conversation
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.experiment import evaluation
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import Workspace
@@ -343,7 +344,7 @@ class Experiment(Workspace):
             new = self._experience_data(list(self.replay_buffer.trajectories(run=self.run_name(REFRESH))))
             old = self._experience_data(self.replay_buffer.sample(half, rng=rng, source="offline"))
             self._fine_tune(
-                "refresh", experience.version, name, [*old, *rng.choices(new, k=half)], steps=s.refresh_steps,
+                "refresh", self.newest_experience(), name, [*old, *rng.choices(new, k=half)], steps=s.refresh_steps,
                 learning_rate=5e-4, first_lines_weight=4.0,
             )  # fmt: skip
         experience.model = self.experience(name).model

@@ -65,6 +65,7 @@ class Workspace:
                 self.replay_buffer,
                 demonstrations=s.retrieved,
                 demonstration_characters=s.retrieved_characters,
+                hidden_facts=world.hidden_facts,
             )
         self._processes: dict[str, LocalChatModel] = {}
 
@@ -162,7 +163,8 @@ class Workspace:
             replay_buffer=self.replay_buffer,
             demonstrations=self.settings.retrieved,
             demonstration_characters=self.settings.retrieved_characters,
-            instructions="",  # a model that is trained on the form needs none
+            instructions="",  # a model that is trained on the format needs none
+            hidden_facts=self.world.hidden_facts,
             retries=0,
             version=name,
         )

@@ -9,7 +9,9 @@ from typing import Literal, NamedTuple
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.environment import CheckAction
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.experience.model import Exchange, ExperienceModel, recorded_exchanges
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.predictions import Exchange
+from dreamgym_lg.experience.training_data import recorded_exchanges
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
 Ablation = Literal["retrieval", "history", "reasoning"]

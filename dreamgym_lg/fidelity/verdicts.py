@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from dreamgym_lg.environment import CheckAction
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.experience.model import ExperienceModel, recorded_exchanges
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.training_data import recorded_exchanges
 from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Trajectory
 

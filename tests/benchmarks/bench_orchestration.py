@@ -29,7 +29,9 @@ import torch
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel, to_conversation
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.graphs.episode import create_episode_graph, read_action
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer

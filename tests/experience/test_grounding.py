@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel, recorded_exchanges, to_conversation
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.training_data import recorded_exchanges, to_conversation
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -139,7 +141,7 @@ def test_annotated_reasoning_is_what_the_experience_model_is_trained_on() -> Non
     lines = to_conversation(ExperienceModel(None, instructions=""), episode)
     assert lines[2].text == "valid, The handle turns. It is not locked.\nreward 0, continues\nIt opens."
     assert lines[-1].text.startswith("valid, no progress yet\n")
-    answer = json.loads(to_conversation(ExperienceModel(None, form="json"), episode)[2].text)
+    answer = json.loads(to_conversation(ExperienceModel(None, prompt_format="json"), episode)[2].text)
     assert answer["reasoning"] == first.reasoning and list(answer)[0] == "reasoning"
 
 

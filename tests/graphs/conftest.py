@@ -11,7 +11,8 @@ import pytest
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.training import Training, create_training_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder

@@ -9,8 +9,9 @@ from chat_server import shares
 from house import houses
 
 from dreamgym_lg.errors import BudgetExceeded
+from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.hosted import Hosted
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
@@ -33,7 +34,7 @@ def check_stored_once(buffer: ReplayBuffer, played: list[Trajectory]) -> list[Tr
     stored = list(buffer.trajectories(run="train"))
     wanted = {(task.id, index) for task in houses(TASKS) for index in range(GENERATIONS)}
     assert {(each.task.id, each.rollout_index) for each in stored} == wanted and len(stored) == len(wanted) == len(played)
-    assert {each.experience_version for each in stored} == {"door/experience-3"}
+    assert {each.experience_version for each in stored} == {"door/experience-4"}
     return stored
 
 

@@ -14,8 +14,10 @@ import pytest
 from chat_server import shares
 from proxy import PROXY_FAULTS, FaultProxy
 
+from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.hosted import Hosted
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel, to_conversation
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
@@ -114,7 +116,7 @@ async def play(policy: Any, experience: ExperienceModel, file: Path) -> tuple[li
     started = time.perf_counter()
     with ReplayBuffer(file) as buffer:
         played = await rollout(
-            create_episode_graph(policy, max_steps=4).compile(), HOUSES, lambda: DreamEnvironment(experience),
+            create_episode_graph(policy, max_steps=4).compile(), HOUSES, lambda: DreamEnvironment(experience, rewards="score"),
             num_generations=GENERATIONS, source="synthetic", run="train", replay_buffer=buffer,
             experience_version=experience.version,
         )  # fmt: skip
