@@ -12,9 +12,10 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experience.training_data import recorded_exchanges
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.fidelity.verdicts import measure_verdicts, summarise
+from dreamgym_lg.replay.schema import FAILED
+from dreamgym_lg.rollout import real_steps
 from dreamgym_lg.types import Trajectory
 
 MODES = {"greedy": 0.0, "sampled": 1.0}
@@ -102,20 +103,14 @@ def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, e
         figures["panels"][panel].setdefault(name, {})[mode] = summarise(found)
 
 
-def real_steps(work: Workspace, episodes: Sequence[Trajectory]) -> int:
-    """Steps that reached the real environment: those that `check_action` refused did not."""
-    untrained = ExperienceModel(None)
-    return sum(len(recorded_exchanges(untrained, episode, work.world.check_action)) for episode in episodes)
-
-
 def count_real_steps(work: Workspace) -> dict[str, int]:
     """All real steps of the experiment, counted from its records, by what they were spent on."""
     counted = {"offline": 0, "train": 0, "refresh": 0, "evaluation": 0}
     for source in ("offline", "real"):
         for trajectory in work.replay_buffer.trajectories(source=source):
-            name = trajectory.run.rpartition("/")[2] if trajectory.run else "offline"
+            name = trajectory.run.partition(FAILED)[0].rpartition("/")[2]
             kind = "offline" if source == "offline" else name if name in counted else "evaluation"
-            counted[kind] += real_steps(work, [trajectory])
+            counted[kind] += real_steps([trajectory], work.world.check_action)
     return counted
 
 

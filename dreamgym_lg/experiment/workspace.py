@@ -19,7 +19,7 @@ from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import rollout
+from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.types import Split, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -197,7 +197,10 @@ class Workspace:
         experience: ExperienceModel | None = None,
         iteration: int = 0,
     ) -> list[Trajectory]:
-        """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`."""
+        """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`.
+
+        Raises `EpisodesMissing` if an episode could not be played in three attempts: nothing is concluded from the others.
+        """
         dreamed = experience is not None
         episodes = rollout(
             self.world.agent(policy, real=not dreamed),
@@ -208,7 +211,8 @@ class Workspace:
             iteration=iteration,
             seed=self.settings.seed,
             concurrency=self.settings.concurrency,
+            attempts=3,
             replay_buffer=self.replay_buffer,
             experience_version=experience.version if experience is not None else "",
         )
-        return run_lasting(episodes)
+        return check_played(run_lasting(episodes))
