@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
+from langchain_core.language_models import LangSmithParams, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
@@ -31,7 +31,7 @@ from dreamgym_lg.integrations.transformers.loading import HUB_OPTIONS, MODEL_OPT
 from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Request
 from dreamgym_lg.integrations.transformers.structured_output import json_parser, to_response_format, with_raw
 from dreamgym_lg.integrations.transformers.tool_format import ToolDialect, has_calls, to_entry
-from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
+from dreamgym_lg.token_recorder import TokenCall, TokenRecorder, TrainablePolicy
 
 _FULL_DISTRIBUTION = (
     "it would cut the distribution, and the recorded log-probabilities, which training divides by, are of the whole one; "
@@ -51,7 +51,7 @@ _ELSEWHERE = {
 """What other libraries call an argument, or take as one, and what to do here."""
 
 
-class LocalChatModel(BaseChatModel):
+class LocalChatModel(TrainablePolicy):
     """A Hugging Face causal language model as a LangChain chat model that records every token it samples.
 
     ```python
@@ -75,6 +75,8 @@ class LocalChatModel(BaseChatModel):
     """0 takes the most likely token; recorded log-probabilities are those of the distribution sampled from (at 0: of 1)."""
     max_new_tokens: int = Field(default=64, gt=0)
     """The most tokens of one reply."""
+    stop: list[str] = Field(default_factory=list)
+    """A reply ends before the first of these; `stop` of a call takes their place."""
     streaming: bool = False
     """Whether `invoke` tells callbacks each piece of text as it comes, as `stream` does."""
     _tools: ToolDialect = PrivateAttr()
@@ -151,7 +153,7 @@ class LocalChatModel(BaseChatModel):
         return self.model_copy(update={"temperature": temperature})
 
     def weights_changed(self) -> None:
-        """Drop every cached key and value; call it after the model's weights have changed."""
+        """Drop every cached key and value; called after the model's weights have changed."""
         self.engine.clear()
 
     def bind_tools(
@@ -200,7 +202,7 @@ class LocalChatModel(BaseChatModel):
             temperature=kwargs.get("temperature", self.temperature),
             max_new_tokens=kwargs.get("max_new_tokens", self.max_new_tokens),
             seed=recorder.next_seed() if seed is None and recorder is not None else seed,
-            stop=tuple(stop or ()),
+            stop=tuple(stop or self.stop),
             owner=id(recorder) if recorder is not None else None,
         )
         if not plain:
