@@ -28,10 +28,12 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.engine_process import ProcessEngine
 from dreamgym_lg.integrations.transformers.loading import HUB_OPTIONS, MODEL_OPTIONS, load_model, load_tokenizer
-from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Request
+from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Request, ToolChoice
 from dreamgym_lg.integrations.transformers.structured_output import json_parser, to_response_format, with_raw
 from dreamgym_lg.integrations.transformers.tool_format import ToolDialect, has_calls, to_entry
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder, TrainablePolicy
+
+_RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None
 
 _FULL_DISTRIBUTION = (
     "it would cut the distribution, and the recorded log-probabilities, which training divides by, are of the whole one; "
@@ -160,14 +162,17 @@ class LocalChatModel(TrainablePolicy):
         self,
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
         *,
-        tool_choice: Any = None,
+        tool_choice: ToolChoice = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Let the model call tools.
 
-        `tool_choice`: `auto` or None, the model decides; `none`, it reads of the tools, but its reply is text; `any` or
-        `required`, a call of some tool; a tool's name or `{"type": "function", "function": {"name": ...}}`, a call of that
-        one. What is not the model's choice is given to it as the beginning of its reply: no training rewards it for that.
+        Args:
+            tools: Functions, LangChain tools, pydantic classes, or OpenAI's JSON.
+            tool_choice: `auto`, False or None: the model decides. `none`: it reads of the tools, but its reply is text. `any`,
+                `required` or True: a call of some tool. A tool's name or `{"type": "function", "function": {"name": ...}}`: a
+                call of that one. What is not the model's choice is given to it as the beginning of its reply, and is not
+                trained on.
         """
         converted = [convert_to_openai_tool(tool) for tool in tools]
         return self.bind(tools=converted, **({} if tool_choice is None else {"tool_choice": tool_choice}), **kwargs)
@@ -180,9 +185,10 @@ class LocalChatModel(TrainablePolicy):
         method: str = "function_calling",
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
-        """Answers of this form: `function_calling` by a forced tool call, `json_schema` and `json_mode` as JSON text.
+        """Answers that fit a schema: `function_calling` by a forced tool call, `json_schema` and `json_mode` as JSON text.
 
-        Nothing but the first characters is forced: an answer that does not fit raises when it is parsed.
+        Nothing but the first characters is forced: an answer that does not fit raises `OutputParserException`, and with
+        `include_raw` it has `parsed` None.
         """
         if method == "function_calling":
             return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
@@ -209,7 +215,7 @@ class LocalChatModel(TrainablePolicy):
             self._tools.prepare(request, messages, tools=tools, choice=choice, response_format=response_format)
         return request
 
-    def _finish(self, request: Request, generated: Generated, run_manager: Any) -> AIMessage:
+    def _finish(self, request: Request, generated: Generated, run_manager: _RunManager) -> AIMessage:
         recorder = TokenRecorder.current()
         if recorder is not None:
             run_id = run_manager.run_id if run_manager else None
