@@ -111,7 +111,8 @@ class LocalChatModel(TrainablePolicy):
         """
         loading = {name: options.pop(name) for name in sorted((HUB_OPTIONS | MODEL_OPTIONS) & options.keys())}
         known = {"device", "dtype", "own_process", "max_batch_size", *HUB_OPTIONS, *MODEL_OPTIONS}
-        _check_names("option of LocalChatModel.from_path", options, known | cls.model_fields.keys() - {"model", "tokenizer"})
+        known |= cls.model_fields.keys() - {"model", "tokenizer", "engine"}
+        _check_names("option of LocalChatModel.from_path", options, known)
         tokenizer = load_tokenizer(path, **loading)
         loading |= {"device": device, "dtype": dtype}
         if own_process:

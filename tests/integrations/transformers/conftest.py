@@ -33,6 +33,7 @@ CALL_TEXTS = [
     '{"place": {"type": "string"}, "times": {"default": 1, "type": "integer"}}, "required": ["place"], "type": "object"}}}',
     '<tool_call>\n{"name": "look", "arguments": {"times":0, "place":"box" }}\n</tool_call>',
     '{"name" : "look",  "parameters": {"times":0, "place":"box" }}',
+    '{"arguments":  {"times":0, "place":"box" }, "name":"look"}',
 ] * 3
 
 torch.set_num_threads(1)  # models this small take twice as long on two

@@ -65,6 +65,7 @@ REFUSED = {
     "temprature": "Did you mean 'temperature'",
     "attn_implementatoin": "Did you mean 'attn_implementation'",
     "model": "known: ",
+    "engine": "known: ",
 }
 
 
