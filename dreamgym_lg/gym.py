@@ -1,31 +1,32 @@
 """`DreamGym`: an unmodified LangGraph agent, trained in the dream and handed back. The facade over all parts."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.environment import CreateEnvironment, Environment
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_grpo_learner
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import rollout
+from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy
-from dreamgym_lg.simulate.agent import Verify
+from dreamgym_lg.simulate.agent import EpisodeOptions, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine
-from dreamgym_lg.simulate.episode import Episode
 from dreamgym_lg.statistics import Rate, wilson
-from dreamgym_lg.token_recorder import TrainablePolicy
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
-_OPTIONS = set(inspect.signature(Episode).parameters) - {"graph", "policy", "environment", "task"}
+if TYPE_CHECKING:
+    from dreamgym_lg.integrations.transformers import LocalChatModel
+
+_OPTIONS = set(EpisodeOptions.__annotations__)
 
 
 class AgentWorld(World):
@@ -72,8 +73,8 @@ class AgentWorld(World):
                 raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
         self.graph, self.all_tasks, self.payload, self.options = graph, list(tasks), payload, options
         self.verify, self.verify_real, self._dream = verify, verify_real or verify, create_environment
-        if leaks := [finding for finding in self.examine().findings if finding.fate == "could leak"]:
-            told = "; ".join(f"{finding.kind} {finding.name}: {finding.advice}" for finding in leaks)
+        if leaks := [part for part in self.examine().parts if part.handling == "could leak"]:
+            told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
 
     def examine(self) -> Examination:
@@ -137,7 +138,7 @@ class DreamGym(Experiment):
         tasks: Sequence[Task] = (),
         out: str | Path = "runs/gym",
         settings: Settings | None = None,
-        policy: TrainablePolicy | str | Path | None = None,
+        policy: "LocalChatModel | str | Path | None" = None,
         learner: CreateLearner = create_grpo_learner,
         progress: Callable[[str, int, int], None] = lambda label, done, total: None,
         say: Callable[[str], None] = lambda text: None,
@@ -192,13 +193,16 @@ class DreamGym(Experiment):
     ) -> tuple[Rate, list[Trajectory]]:
         """Success with its 95 % Wilson interval, and the episodes: in the dream or, with `real`, on the graph's own tools.
 
+        The rate is over all episodes: one that could not be played is played again, twice at most. In a dream, an episode
+        that ended in an unreadable answer of the experience model (its `error` begins with `PredictionFailed`) is no success.
+
         Args:
             policy: Any chat model; default: the trained policy.
             tasks: Default: those of the split `test`, or of `validation` if there are none.
             run: Under which name the episodes are stored; the same name goes on where it was. Default: a new one.
 
         Raises `ConfigurationError` without a policy, without tasks, and with `real` if nothing verifies the outcome;
-        `EnvironmentFailed` if every episode failed.
+        `EpisodesMissing` if episodes still could not be played: the error says how only these are played again.
         """
         wanted = policy or self.trained
         if wanted is None:
@@ -209,7 +213,7 @@ class DreamGym(Experiment):
                 "no task has the split 'test' or 'validation', and evaluation needs tasks never trained on: give "
                 "tasks=[Task(..., split='test'), ...], or dataclasses.replace(task, split='test') for some of them"
             )
-        kind, experience = "real" if real else "dream", self.experience()
+        kind, experience, name = "real" if real else "dream", self.experience(), run or f"evaluate-{uuid4().hex[:8]}"
         episodes = await rollout(
             self.world.agent(wanted, real=real),
             chosen,
@@ -218,16 +222,14 @@ class DreamGym(Experiment):
             source="real" if real else "synthetic",
             seed=seed,
             concurrency=concurrency,
-            run=f"{run or f'evaluate-{uuid4().hex[:8]}'}/{kind}",
+            attempts=3,
+            run=f"{name}/{kind}",
             replay_buffer=self.replay_buffer,
             experience_version="" if real else experience.version,
         )
-        played = [episode for episode in episodes if episode.error is None]
-        if not played:
-            causes = sorted({str(episode.error) for episode in episodes})
-            raise EnvironmentFailed(f"all {len(episodes)} episodes failed; causes: {'; '.join(causes[:3])}")
-        successes = sum(episode.success for episode in played)
-        return Rate(successes, len(played), *wilson(successes, len(played))), episodes
+        check_played(episodes, again=f"evaluate(..., run={name!r})")
+        successes = sum(episode.success for episode in episodes)
+        return Rate(successes, len(episodes), *wilson(successes, len(episodes))), episodes
 
     def export(self, path: str | Path | None = None, policy: BaseChatModel | None = None) -> Any:
         """The graph for production, its own tools and the trained policy in it; with `path`, the policy is saved there too.

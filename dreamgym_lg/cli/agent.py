@@ -31,7 +31,7 @@ PassThrough = Annotated[list[str] | None, typer.Option(help="A tool that really 
 SimulateNode = Annotated[
     list[str] | None, typer.Option(help="A node of plain code for which the dream answers; may be repeated.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the parts as JSON.")]
 
 Source = Annotated[
     Path, typer.Argument(help="Conversations, LangSmith runs or OpenTelemetry spans as JSON (Lines), or a SqliteSaver's file.")
@@ -64,8 +64,8 @@ def doctor(
             graph = load_agent(agent)
         found = examine(graph, pass_through=pass_through or (), simulate_nodes=simulate_node or ())
     if as_json:
-        findings = [finding._asdict() for finding in found.findings]
-        print(json.dumps({"agent": agent, "ready": not found.problems, "findings": findings}, indent=2))
+        parts = [part._asdict() for part in found.parts]
+        print(json.dumps({"agent": agent, "ready": not found.problems, "parts": parts}, indent=2))
     else:
         _show(agent, found)
     if found.problems:
@@ -77,18 +77,18 @@ def _show(agent: str, found: "Examination") -> None:
     for column in ("part", "name", "in the dream", "what to do"):
         table.add_column(column, overflow="fold")
     last = ""
-    for finding in found.findings:
-        kind = finding.kind if finding.kind != last else ""
-        last, colour = finding.kind, COLOURS.get(finding.fate, "")
-        fate = f"[{colour}]{finding.fate}[/]" if colour else finding.fate
-        table.add_row(kind, escape(finding.name), fate, escape(finding.advice))
+    for part in found.parts:
+        kind = part.kind if part.kind != last else ""
+        last, colour = part.kind, COLOURS.get(part.handling, "")
+        handling = f"[{colour}]{part.handling}[/]" if colour else part.handling
+        table.add_row(kind, escape(part.name), handling, escape(part.advice))
     console.print(table)
     if not found.problems:
         console.print(
             "Nothing of it would touch the real world, as far as its code shows; the guard stops what does all the same."
         )
         return
-    names = ", ".join(dict.fromkeys(finding.name for finding in found.problems))
+    names = ", ".join(dict.fromkeys(part.name for part in found.problems))
     console.print(f"[bold]Cannot be simulated as it is:[/] {escape(names)}", highlight=False)
 
 

@@ -19,7 +19,8 @@ from dreamgym_lg.cli.play_session import Session, typed_call
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.experience.chat_models import to_experience_model
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.prompt_formats import schemas
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Task

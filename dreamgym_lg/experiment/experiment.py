@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.model import ExperienceModel, to_conversation
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.experiment import evaluation
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.experiment.world import Messages, World
 from dreamgym_lg.learner import Learner
+from dreamgym_lg.rollout import real_steps
 from dreamgym_lg.token_recorder import TrainablePolicy
 from dreamgym_lg.types import Task, Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.graphs.training import Training
+    from dreamgym_lg.integrations.transformers import LocalChatModel
 
 TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
 """Names under which trajectories are recorded; those of evaluations begin with `validate/` and `proof/`."""
@@ -35,8 +38,9 @@ def create_grpo_learner(policy: TrainablePolicy, path: Path, settings: Settings,
     """GRPO by TRL. Args: `options`, further arguments of `GRPOLearner`."""
     from dreamgym_lg.integrations.trl.grpo import GRPOLearner
 
+    if settings.num_generations < 2:
+        raise ConfigurationError(f"num_generations={settings.num_generations}: a group needs at least 2 episodes to compare")
     given = {
-        "num_generations": settings.num_generations,
         "learning_rate": settings.learning_rate,
         "beta": settings.beta,
         "temperature": policy.temperature,
@@ -70,12 +74,12 @@ class Experiment(Workspace):
         settings: Settings | None = None,
         *,
         learner: CreateLearner = create_grpo_learner,
-        policy: TrainablePolicy | str | Path | None = None,
+        policy: "LocalChatModel | str | Path | None" = None,
         **arguments: Any,
     ) -> None:
         super().__init__(world, out, settings, **arguments)
         self.learner, self._policy = learner, policy
-        self.trained: TrainablePolicy | None = None
+        self.trained: LocalChatModel | None = None
         """What `train` returned; None before."""
 
     # --- data and models -------------------------------------------------------------------------------------------------
@@ -211,8 +215,8 @@ class Experiment(Workspace):
     # --- training ----------------------------------------------------------------------------------------------------------
 
     def train(
-        self, policy: TrainablePolicy | str | Path | None = None, iterations: int | None = None, **options: Any
-    ) -> TrainablePolicy:
+        self, policy: "LocalChatModel | str | Path | None" = None, iterations: int | None = None, **options: Any
+    ) -> "LocalChatModel":
         """Train the policy in the dream by the cyclic training graph; it is stored as `models/trained` and returned.
 
         With `real_evaluation` that is the policy with the highest real success on the validation tasks, never one chosen by
@@ -246,7 +250,7 @@ class Experiment(Workspace):
             self.trained = self._train(local, learner, float(done.get("seconds", 0)))
         return self.trained
 
-    def base_policy(self) -> TrainablePolicy:
+    def base_policy(self) -> "LocalChatModel":
         """The policy that training begins with. Raises `ConfigurationError` without one, or for one that cannot be trained."""
         from dreamgym_lg.integrations.transformers import LocalChatModel
 
@@ -262,7 +266,7 @@ class Experiment(Workspace):
             raise ConfigurationError("the policy has a process of its own, which trains nothing: load it without own_process")
         return local
 
-    def _train(self, policy: TrainablePolicy, create_learner: CreateLearner, before: float) -> TrainablePolicy:
+    def _train(self, policy: "LocalChatModel", create_learner: CreateLearner, before: float) -> "LocalChatModel":
         """Run the training graph to its end, and keep the policy. Args: `before`, seconds of earlier, shorter trainings."""
         from dreamgym_lg.graphs.training import run_training
         from dreamgym_lg.integrations.trl.sft import save_model
@@ -285,7 +289,7 @@ class Experiment(Workspace):
         return self.policy("trained") if best else policy
 
     def training(
-        self, policy: TrainablePolicy, create_learner: CreateLearner | None = None
+        self, policy: "LocalChatModel", create_learner: CreateLearner | None = None
     ) -> tuple["Training", Callable[[], None]]:
         """The parts of the training graph, as the folder has them by now, and what closes them."""
         from dreamgym_lg.graphs.training import Training
@@ -296,11 +300,13 @@ class Experiment(Workspace):
         tasks = self.tasks("train")
         vary = self.world.task_generator(tasks)
         curriculum = Curriculum(tasks, vary_task=vary, synthetic_share=s.synthetic_share if vary else 0, seed=s.seed)
-        curriculum.restore(self.replay_buffer.tasks(origin="synthetic"), self._last_rewards())
+        trained_on = self.replay_buffer.trajectories(run=self.run_name(TRAIN), errors=False)
+        curriculum.restore(self.replay_buffer.tasks(origin="synthetic"), trained_on)
         training = Training(
             policy=policy,
             agent=self.world.agent(policy, real=False),
             learner=learner,
+            source="synthetic",
             experience=experience,
             curriculum=curriculum,
             replay_buffer=self.replay_buffer,
@@ -316,26 +322,20 @@ class Experiment(Workspace):
             refresh=partial(self.refresh, policy, experience) if s.refresh_episodes else None,
             refresh_every=s.refresh_every,
             on_node=lambda node, iteration: self.progress(f"train: {node}", iteration, s.iterations),
+            say=self.say,
         )
         return training, learner.close
 
     def _panel(self) -> list[Task]:
         return self.tasks("validation")[: self.settings.evaluate_tasks]
 
-    def _evaluate(self, policy: TrainablePolicy, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
+    def _evaluate(self, policy: "LocalChatModel", experience: ExperienceModel, iteration: int) -> dict[str, Any]:
         figures = evaluation.validate(self, policy, experience, iteration)
         if self.settings.real_evaluation:
             _Best(self, "best").offer(iteration, figures["eval_real_successes"], figures["eval_real_reward_mean"], policy)
         return figures
 
-    def _last_rewards(self) -> Mapping[str, Sequence[float]]:
-        """The rewards of each task's newest group, from which a resumed curriculum knows its values."""
-        groups: dict[tuple[int, str], list[float]] = {}
-        for trajectory in self.replay_buffer.trajectories(run=self.run_name(TRAIN), errors=False):
-            groups.setdefault((trajectory.iteration, trajectory.task.id), []).append(trajectory.reward)
-        return {task_id: groups[iteration, task_id] for iteration, task_id in sorted(groups)}
-
-    def refresh(self, policy: TrainablePolicy, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
+    def refresh(self, policy: "LocalChatModel", experience: ExperienceModel, iteration: int) -> dict[str, Any]:
         """Real episodes of the current policy, and training of the experience model on them: half new, half offline data."""
         s, name = self.settings, f"experience-{iteration}"
         tasks = Random(f"{s.seed}/refresh/{iteration}").sample(self.tasks("train"), s.refresh_episodes)
@@ -345,12 +345,12 @@ class Experiment(Workspace):
             new = self._experience_data(list(self.replay_buffer.trajectories(run=self.run_name(REFRESH))))
             old = self._experience_data(self.replay_buffer.sample(half, rng=rng, source="offline"))
             self._fine_tune(
-                "refresh", experience.version, name, [*old, *rng.choices(new, k=half)], steps=s.refresh_steps,
+                "refresh", self.newest_experience(), name, [*old, *rng.choices(new, k=half)], steps=s.refresh_steps,
                 learning_rate=5e-4, first_lines_weight=4.0,
             )  # fmt: skip
         experience.model = self.experience(name).model
         experience.refreshed(name)
-        return {"real_steps": evaluation.real_steps(self, episodes)}
+        return {"real_steps": real_steps(episodes, self.world.check_action)}
 
     # --- evaluation --------------------------------------------------------------------------------------------------------
 

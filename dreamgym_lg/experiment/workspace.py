@@ -19,7 +19,7 @@ from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import rollout
+from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.types import Split, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Workspace:
                 self.replay_buffer,
                 demonstrations=s.retrieved,
                 demonstration_characters=s.retrieved_characters,
+                hidden_facts=world.hidden_facts,
             )
         self._processes: dict[str, LocalChatModel] = {}
 
@@ -162,7 +163,8 @@ class Workspace:
             replay_buffer=self.replay_buffer,
             demonstrations=self.settings.retrieved,
             demonstration_characters=self.settings.retrieved_characters,
-            instructions="",  # a model that is trained on the form needs none
+            instructions="",  # a model that is trained on the format needs none
+            hidden_facts=self.world.hidden_facts,
             retries=0,
             version=name,
         )
@@ -195,7 +197,10 @@ class Workspace:
         experience: ExperienceModel | None = None,
         iteration: int = 0,
     ) -> list[Trajectory]:
-        """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`."""
+        """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`.
+
+        Raises `EpisodesMissing` if an episode could not be played in three attempts: nothing is concluded from the others.
+        """
         dreamed = experience is not None
         episodes = rollout(
             self.world.agent(policy, real=not dreamed),
@@ -206,7 +211,8 @@ class Workspace:
             iteration=iteration,
             seed=self.settings.seed,
             concurrency=self.settings.concurrency,
+            attempts=3,
             replay_buffer=self.replay_buffer,
             experience_version=experience.version if experience is not None else "",
         )
-        return run_lasting(episodes)
+        return check_played(run_lasting(episodes))

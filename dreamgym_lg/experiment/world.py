@@ -8,7 +8,9 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.curriculum.curriculum import VaryTask
 from dreamgym_lg.environment import CheckAction, Environment
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
+from dreamgym_lg.experience.hidden_facts import HiddenFacts
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.types import Split, Task, Trajectory
@@ -32,6 +34,10 @@ class World(ABC):
     """Actions after which an episode is cut short, in the dream and in reality."""
     check_action: CheckAction | None = None
     """What refuses invalid actions from the observations alone, in the dream and in reality (`Environment.check_action`)."""
+    rewards: Rewards = "outcome"
+    """What a dreamed episode pays: 1 for a success, or the change of the environment's own score (`DreamEnvironment`)."""
+    hidden_facts: HiddenFacts | None = None
+    """What of a world is drawn once by its seed; a plain function in a class body has to be a `staticmethod`."""
 
     @abstractmethod
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> Sequence[Task]:
@@ -48,7 +54,7 @@ class World(ABC):
 
     def create_dream(self, experience: ExperienceModel) -> Environment:
         """The dream of one episode, played by the experience model."""
-        return DreamEnvironment(experience, check_action=self.check_action)
+        return DreamEnvironment(experience, check_action=self.check_action, rewards=self.rewards)
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterable[Trajectory]:
         """Real offline trajectories by scripted policies. Args: `episodes`, how many of each scripted policy."""

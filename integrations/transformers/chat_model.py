@@ -220,7 +220,8 @@ class LocalChatModel(TrainablePolicy):
         recorder = TokenRecorder.current()
         if recorder is not None:
             run_id = run_manager.run_id if run_manager else None
-            recorder.record(TokenCall(run_id, generated.given_ids, generated.sampled_ids, generated.logprobs))
+            tokens = generated.given_ids, generated.sampled_ids, generated.logprobs
+            recorder.record(TokenCall(run_id, *tokens, temperature=request.temperature))
         return AIMessage(
             **self._tools.read(request, generated),
             response_metadata={"model_name": self.name_or_path, "finish_reason": generated.finish_reason},

@@ -94,7 +94,8 @@ def test_kill_9_and_go_on(prepared_run: Path, tmp_path: Path, kills: int) -> Non
     """Killed at random moments of training, the same command loses nothing and does nothing twice."""
     out = tmp_path / "run"
     shutil.copytree(prepared_run, out)
-    command = [sys.executable, "-m", "dreamgym_lg.cli.app", "train", "peckingorder", "--quick", "--seed", "3", "--out", str(out)]
+    program = [sys.executable, "-m", "dreamgym_lg.cli.app"]
+    command = [*program, "train", "peckingorder", "--quick", "--seed", "3", "--out", str(out)]
     rng, acknowledged = random.Random(7), set[tuple[int, str, int]]()
     for _ in range(kills):
         process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
