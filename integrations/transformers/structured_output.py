@@ -58,9 +58,9 @@ def json_section(response_format: ResponseFormat) -> str | None:
     """
     if isinstance(response_format, type):
         response_format = to_response_format(response_format, "json_schema")
-    kind = "text" if response_format is None else response_format["type"]
-    if kind == "text":
+    if response_format is None or response_format["type"] == "text":
         return None
+    kind = response_format["type"]
     if kind not in ("json_object", "json_schema"):
         raise ConfigurationError.unknown("type of response_format", kind, ("json_object", "json_schema", "text"))
     section = "Answer with one JSON object and nothing else."
