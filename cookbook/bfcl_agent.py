@@ -39,7 +39,7 @@ from dreamgym_lg.integrations.bfcl import (
     run_turns,
 )
 from dreamgym_lg.integrations.bfcl.data import SYSTEM_PROMPT
-from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.sft import train_sft
 
