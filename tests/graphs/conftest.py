@@ -48,6 +48,8 @@ class StubLearner:
     def metrics(self) -> dict[str, float]:
         return {"loss": 1 / self.iteration}
 
+    def close(self) -> None: ...
+
 
 class Process:
     """A training run, built from what is in the folder: everything that a killed process loses."""
