@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import dreamgym_lg.simulate
 
 PRODUCTION = """
@@ -54,6 +56,7 @@ assert with_policy(graph, policy).invoke({"messages": []})["messages"][-1].text 
 """
 
 
+@pytest.mark.slow
 def test_production_patches_no_guard_and_a_later_dream_does() -> None:
     folder = Path(__file__).parent
     done = subprocess.run([sys.executable, "-c", PRODUCTION, folder], capture_output=True, text=True, timeout=120)
