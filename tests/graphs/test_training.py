@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
-from dreamgym_lg.experience.model import DreamEnvironment
+from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.graphs.training import create_training_graph, describe
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
