@@ -26,7 +26,7 @@ from dreamgym_lg.fidelity.ask import ABLATIONS
 from dreamgym_lg.integrations.alfworld.data import load_tasks
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
 from dreamgym_lg.integrations.alfworld.scripted_policies import collect
-from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.sft import fine_tune, save_model
 

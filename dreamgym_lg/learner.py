@@ -27,6 +27,9 @@ class Learner(Protocol):
     def update(self, groups: Groups) -> Mapping[str, float]:
         """Train on one iteration's groups, save, and return metrics."""
 
+    def close(self) -> None:
+        """Release what the learner holds; everything is saved already."""
+
 
 class TrainingRow(NamedTuple):
     """One segment with what its tokens count in the loss of an iteration.

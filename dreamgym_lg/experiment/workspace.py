@@ -197,7 +197,10 @@ class Workspace:
         experience: ExperienceModel | None = None,
         iteration: int = 0,
     ) -> list[Trajectory]:
-        """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`."""
+        """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`.
+
+        What cannot be played is tried three times, and comes back with its `error` then.
+        """
         dreamed = experience is not None
         episodes = rollout(
             self.world.agent(policy, real=not dreamed),
@@ -208,6 +211,7 @@ class Workspace:
             iteration=iteration,
             seed=self.settings.seed,
             concurrency=self.settings.concurrency,
+            attempts=3,
             replay_buffer=self.replay_buffer,
             experience_version=experience.version if experience is not None else "",
         )
