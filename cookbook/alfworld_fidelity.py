@@ -19,13 +19,14 @@ from rich.progress import Progress
 from rich.table import Table
 
 from dreamgym_lg import ReplayBuffer, Task, Trajectory
-from dreamgym_lg.experience.model import ExperienceModel, to_conversation
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.fidelity import Fidelity, measure, write_fidelity
 from dreamgym_lg.fidelity.ask import ABLATIONS
 from dreamgym_lg.integrations.alfworld.data import load_tasks
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
 from dreamgym_lg.integrations.alfworld.scripted_policies import collect
-from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.sft import fine_tune, save_model
 

@@ -80,7 +80,8 @@ class ReplayBuffer:
         """Store a trajectory with its task, steps and segments, all or nothing.
 
         False, and nothing stored, if (run, iteration, task.id, rollout_index) is there already: after a crash the same
-        rollouts may be added again. A task already stored under its id is left as it is, its split included.
+        rollouts may be added again. One that is there with an `error` is replaced: it was played again.
+        A task already stored under its id is left as it is, its split included.
         """
         return self.extend((trajectory,)) == 1
 
@@ -249,7 +250,7 @@ class ReplayBuffer:
         for id, *row in self._rows(f"SELECT trajectory_id, {STEP_COLUMNS} FROM steps {part}", given):
             steps[id].append(step_of(row))
         if segments:
-            sql = f"SELECT trajectory_id, token_ids, sampled, logprobs FROM segments {part}"
+            sql = f"SELECT trajectory_id, {storage.SEGMENT_COLUMNS} FROM segments {part}"
             for id, *row in self._rows(sql, given):
                 tokens[id].append(storage.segment_of(row))
         columns = f"trajectories.id, {TRAJECTORY_COLUMNS}, {TASK_COLUMNS}"

@@ -47,7 +47,7 @@ def load_tasks(category: str = "multi_turn_base", *, split: Split | None = None)
     """
     if split is not None and split not in get_args(Split):
         raise ConfigurationError.unknown("split", split, get_args(Split))
-    tasks = [_task(entry, category) for id, entry in _entries(category).items() if id not in UNSOLVABLE]
+    tasks = [_task(entry) for id, entry in _entries(category).items() if id not in UNSOLVABLE]
     return [task for task in tasks if split in (None, task.split)]
 
 
@@ -56,7 +56,8 @@ def ground_truth(task: Task) -> list[list[ToolCall]]:
 
     It is looked up by the entry's id and no part of the task, so that no prompt made from a task can show it.
     """
-    entry, category = task.metadata["entry_id"], task.environment.removeprefix("bfcl/")
+    entry = str(task.metadata["entry_id"])
+    category = entry.rpartition("_")[0]
     known = _entries(category)
     if entry not in known:
         raise ConfigurationError.unknown("BFCL entry", entry, known)
@@ -107,7 +108,7 @@ def _read(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.strip()]
 
 
-def _task(entry: Mapping[str, Any], category: str) -> Task:
+def _task(entry: Mapping[str, Any]) -> Task:
     # a turn without a message is the one at which tools become available: BFCL says then what MORE_TOOLS says
     turns = ["\n".join(message["content"] for message in turn) or MORE_TOOLS for turn in entry["question"]]
     withheld = {name: int(turn) for turn, names in entry.get("missed_function", {}).items() for name in names}
@@ -124,7 +125,7 @@ def _task(entry: Mapping[str, Any], category: str) -> Task:
     return Task(
         id=entry["id"],
         instruction=f"{SYSTEM_PROMPT}\n\nThe user's first request: {turns[0]}",
-        environment=f"bfcl/{category}",
+        environment="bfcl",
         metadata=metadata,
         split="train" if place < 60 else "validation" if place < 80 else "test",
     )

@@ -9,17 +9,19 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.messages.tool import invalid_tool_call, tool_call
+from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers.batch import Generated, Request
+from dreamgym_lg.integrations.transformers.requests import Generated, Request, ResponseFormat, ToolChoice
 from dreamgym_lg.integrations.transformers.structured_output import json_section, parse_json
 from dreamgym_lg.integrations.transformers.tool_parsing import MARKERS, Call, parse_reply
 
@@ -37,16 +39,18 @@ CALL_HEAD, CALL_MIDDLE, CALL_TAIL = '<tool_call>\n{"name": "', '", "arguments": 
 RESULT_HEAD, RESULT_TAIL = "<tool_response>\n", "\n</tool_response>"
 
 Message = dict[str, Any]
+Tool = dict[str, Any] | type | Callable[..., Any] | BaseTool
+"""What `convert_to_openai_tool` takes."""
 
 
-class _Form(NamedTuple):
+class _CallFormat(NamedTuple):
     """How a template writes a call without arguments: `before`, the tool's name, `after`."""
 
     before: str
     after: str
 
 
-HERMES = _Form(CALL_HEAD, f"{CALL_MIDDLE}{{}}{CALL_TAIL}")
+HERMES = _CallFormat(CALL_HEAD, f"{CALL_MIDDLE}{{}}{CALL_TAIL}")
 
 
 def has_calls(message: BaseMessage) -> bool:
@@ -63,55 +67,65 @@ class ToolDialect:
     plain text, its tool section in the system message.
     """
 
-    def __init__(self, tokenizer: Any, ends: Iterable[int]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Iterable[int]) -> None:
         self._tokenizer, self._ends = tokenizer, frozenset(ends)
         self._sampled: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
 
     @cached_property
-    def _form(self) -> _Form | None:
+    def _call_format(self) -> _CallFormat | None:
         """The template's own format; None if it has none that is read here."""
         return _probe(self._tokenizer, [self._tokenizer.decode([end]) for end in self._ends])
 
     @cached_property
-    def _hidden(self) -> frozenset[int] | None:
+    def _skipped_ids(self) -> frozenset[int] | None:
         """The special tokens that are no part of a call; None if that is all of them."""
         special = {id: token.content for id, token in self._tokenizer.added_tokens_decoder.items() if token.special}
-        hidden = frozenset(id for id, content in special.items() if content not in MARKERS)
-        return None if len(hidden) == len(special) else hidden
+        skipped = frozenset(id for id, content in special.items() if content not in MARKERS)
+        return None if len(skipped) == len(special) else skipped
 
     def prepare(
-        self, request: Request, messages: Sequence[BaseMessage], *, tools: Sequence[Any], choice: Any, response_format: Any
+        self,
+        request: Request,
+        messages: Sequence[BaseMessage],
+        *,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        response_format: ResponseFormat,
     ) -> None:
-        """Write the conversation with its tools into the request. Raises `ConfigurationError` for what cannot be had."""
-        tools = [_checked(tool) for tool in tools]
-        names = frozenset(tool["function"]["name"] for tool in tools)
+        """Write the conversation with its tools into the request.
+
+        Raises `ConfigurationError` for a choice of no known tool, a tool that runs at its provider, and an unknown response
+        format.
+        """
+        functions = [_checked(tool) for tool in tools]
+        names = frozenset(tool["function"]["name"] for tool in functions)
         forced = _chosen(choice, names)
         sections = []
-        if tools and self._form is None:
-            sections.append(tools_section(tools))
-        elif tools:
-            request.tools = list(tools)
-        if tools and forced != "none":
-            request.names, request.hidden = names, self._hidden
+        if functions and self._call_format is None:
+            sections.append(tools_section(functions))
+        elif functions:
+            request.tools = functions
+        if functions and forced != "none":
+            request.tool_names, request.skipped_ids = names, self._skipped_ids
             request.forced = self._beginning(forced, names)
         if (section := json_section(response_format)) is not None:
             sections.append(section)
             request.wants_json = True
-            request.forced = request.forced or ("" if request.names else "{")
-        write = self._placed if self._form is not None else self._plain
+            request.forced = request.forced or ("" if request.tool_names else "{")
+        write = self._placed if self._call_format is not None else self._plain
         request.conversation = _with_sections(write(request, messages), sections)
 
     def read(self, request: Request, generated: Generated) -> dict[str, Any]:
         """The fields of the `AIMessage` that says what was sampled: content, tool calls, what was parsed."""
         fields: dict[str, Any] = {"content": generated.text}
-        if request.names is not None:
-            reply = parse_reply(generated.text, request.names)
+        if request.tool_names is not None:
+            reply = parse_reply(generated.text, request.tool_names)
             salt = (uuid4() if request.seed is None else request.seed, generated.given_ids, generated.sampled_ids)
             calls = [tool_call(name=call.name, args=call.arguments, id=_id(salt, i)) for i, call in enumerate(reply.calls)]
             bad = [
-                invalid_tool_call(name=unread.name, args=unread.text, id=_id(salt, -i), error=unread.reason)
-                for i, unread in enumerate(reply.unread, 1)
+                invalid_tool_call(name=invalid.name, args=invalid.text, id=_id(salt, -i), error=invalid.reason)
+                for i, invalid in enumerate(reply.invalid, 1)
             ]
             if calls or bad:
                 fields |= {"content": reply.content, "tool_calls": calls, "invalid_tool_calls": bad}
@@ -124,7 +138,7 @@ class ToolDialect:
     def _beginning(self, forced: str | None, names: frozenset[str]) -> str:
         if forced is None:
             return ""
-        before, after = self._form or HERMES
+        before, after = self._call_format or HERMES
         if forced == "any":
             if len(names) > 1:
                 return before
@@ -145,14 +159,14 @@ class ToolDialect:
 
     def _placed(self, request: Request, messages: Sequence[BaseMessage]) -> list[Message]:
         """For a template with tools: placeholders where calls were sampled."""
-        assert self._form is not None
+        assert self._call_format is not None
         written, names = [], _called(messages)
         request.splices = {}
         for i, message in enumerate(messages):
             entry = _entry(message, names)
             if (sampled := self._recall(message)) is not None:
                 mark = f"\ue000{i}"
-                request.splices[self._form.before + mark + self._form.after] = sampled
+                request.splices[self._call_format.before + mark + self._call_format.after] = sampled
                 call = {"type": "function", "id": "000000000", "function": {"name": mark, "arguments": {}}}
                 entry = {"role": "assistant", "content": "", "tool_calls": [call], "sampled": sampled, "parsed": entry}
             written.append(entry)
@@ -176,7 +190,7 @@ class ToolDialect:
         return written
 
 
-def render(tokenizer: Any, request: Request) -> str:
+def render(tokenizer: PreTrainedTokenizerBase, request: Request) -> str:
     """The conversation as the model reads it, up to the first token to sample."""
     text = _apply(tokenizer, list(request.conversation), request.tools)
     if any(text.count(placeholder) != 1 for placeholder in request.splices):  # the template writes this one otherwise
@@ -187,7 +201,7 @@ def render(tokenizer: Any, request: Request) -> str:
     return text + request.forced
 
 
-def tools_section(tools: Sequence[Any]) -> str:
+def tools_section(tools: Sequence[dict[str, Any]]) -> str:
     """The tools for a system message, in Hermes' format."""
     return TOOLS_HEAD + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + TOOLS_TAIL
 
@@ -197,13 +211,15 @@ def call_text(function: dict[str, Any]) -> str:
     return f"{CALL_HEAD}{function['name']}{CALL_MIDDLE}{json.dumps(function['arguments'], ensure_ascii=False)}{CALL_TAIL}"
 
 
-def _apply(tokenizer: Any, conversation: list[Message], tools: list[Any] | None, *, prompt: bool = True) -> str:
+def _apply(
+    tokenizer: PreTrainedTokenizerBase, conversation: list[Message], tools: list[Any] | None, *, prompt: bool = True
+) -> str:
     text = tokenizer.apply_chat_template(conversation, tools=tools, tokenize=False, add_generation_prompt=prompt)
     assert isinstance(text, str)
     return text
 
 
-def _probe(tokenizer: Any, ends: Iterable[str]) -> _Form | None:
+def _probe(tokenizer: PreTrainedTokenizerBase, ends: Iterable[str]) -> _CallFormat | None:
     """Render a call and see what stands around its name."""
     name, id = "\ue000", "000000000"  # Mistral's templates take ids of nine letters and digits only
     tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
@@ -223,7 +239,7 @@ def _probe(tokenizer: Any, ends: Iterable[str]) -> _Form | None:
     before, _, after = whole.removeprefix(begun).partition(name)
     after = after[: min((at for end in ends if (at := after.find(end)) >= 0), default=0)]
     known = whole.startswith(begun) and parse_reply(before + name + after, frozenset([name])).calls == [Call(name, {})]
-    return _Form(before, after) if known and "{}" in after else None
+    return _CallFormat(before, after) if known and "{}" in after else None
 
 
 def to_entry(message: BaseMessage) -> Message:
@@ -265,14 +281,14 @@ def _id(salt: Any, number: int) -> str:
     return base64.b32encode(digest).decode().lower()[:9]  # what Mistral's templates take
 
 
-def _checked(tool: Any) -> dict[str, Any]:
+def _checked(tool: Tool) -> dict[str, Any]:
     tool = tool if isinstance(tool, dict) and "function" in tool else convert_to_openai_tool(tool)
     if "function" not in tool:
         raise ConfigurationError(f"a tool of type {tool.get('type')!r} runs at its provider; a local model takes functions")
     return dict(tool)
 
 
-def _chosen(choice: Any, names: frozenset[str]) -> str | None:
+def _chosen(choice: ToolChoice, names: frozenset[str]) -> str | None:
     """`none`, `any`, a tool's name, or None: the model decides."""
     if isinstance(choice, dict):
         choice = choice.get("function", choice).get("name") or choice.get("type")
