@@ -199,9 +199,9 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
     )  # fmt: skip
 
     show("what a dream makes of this agent")
-    fates = Counter((finding.kind, finding.fate) for finding in gym.examine().findings)
-    for (kind, fate), count in fates.items():
-        print(f"  {count:3} {kind}: {fate}")
+    parts = Counter((part.kind, part.handling) for part in gym.examine().parts)
+    for (kind, handling), count in parts.items():
+        print(f"  {count:3} {kind}: {handling}")
     print(f"  problems: {len(gym.examine().problems)}")
 
     show(f"a dream's answers on unseen tasks, from {buffer.count('steps'):,} recorded steps")
