@@ -193,10 +193,14 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
     buffer.extend(offline_trajectories(load_tasks(split="train"), failures=1))
     desk = Desk(Production(), train[0])
     gym = DreamGym(
-        desk, replay_buffer=buffer, experience_model=experience_model or NearestRecorded(buffer),
-        tasks=[*train, *held_out], payload=lambda task: task,
-        verify=calls_made, verify_real=lambda task, state: state["apis"].success(),
-    )  # fmt: skip
+        desk,
+        replay_buffer=buffer,
+        experience_model=experience_model or NearestRecorded(buffer),
+        tasks=[*train, *held_out],
+        payload=lambda task: task,
+        verify=calls_made,
+        verify_real=lambda task, state: state["apis"].success(),
+    )
 
     show("what a dream makes of this agent")
     parts = Counter((part.kind, part.handling) for part in gym.examine().parts)

@@ -8,15 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from bfcl_eval.constants.executable_backend_config import STATELESS_CLASSES
-from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import response_checker, state_checker
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.prebuilt.tool_node import INVALID_TOOL_NAME_ERROR_TEMPLATE, ToolInvocationError
 from pydantic import ValidationError
 
 from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.bfcl.data import api, documents, ground_truth
+from dreamgym_lg.integrations.bfcl.data import (
+    STATELESS_CLASSES,
+    api,
+    documents,
+    ground_truth,
+    response_checker,
+    state_checker,
+)
 from dreamgym_lg.integrations.bfcl.schema import arguments_schema
 from dreamgym_lg.types import Task
 

@@ -17,7 +17,12 @@ from dreamgym_lg.types import Split, Task
 try:
     import mpmath  # noqa: F401 (the maths API needs it, and would only say so in the middle of an episode)
     from bfcl_eval.constants.default_prompts import DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC as MORE_TOOLS
-    from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING, MULTI_TURN_FUNC_DOC_FILE_MAPPING
+    from bfcl_eval.constants.executable_backend_config import (
+        CLASS_FILE_PATH_MAPPING,
+        MULTI_TURN_FUNC_DOC_FILE_MAPPING,
+        STATELESS_CLASSES,  # noqa: F401 (for `apis`: all of bfcl_eval is imported behind this one guard)
+    )
+    from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import response_checker, state_checker  # noqa: F401
 except ImportError as error:
     # no extra can say "without its dependencies", and those pin numpy 1.26 and every provider's client
     raise MissingDependency(
