@@ -68,7 +68,7 @@ class Process:
             policy=policy,
             learner=self.learner,
             experience=self.experience,
-            create_environment=lambda: DreamEnvironment(self.experience),
+            create_environment=lambda: DreamEnvironment(self.experience, rewards="score"),
             curriculum=curriculum,
             replay_buffer=self.buffer,
             **{"source": "synthetic", "num_tasks": 2, "num_generations": 3, "max_steps": 4, "concurrency": 1, **options},

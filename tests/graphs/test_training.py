@@ -179,8 +179,9 @@ def test_a_run_ends_early_only_if_told_to_and_while_nothing_is_learned(process: 
     (tmp_path / "turns").mkdir()
 
     def reply(messages: Any) -> str:
-        said = turns[mixed.nodes[-1][1]]
-        return said or ("open door" if TokenRecorder.current().next_seed() % 2 else "jump")  # type: ignore[union-attr]
+        jumps = TokenRecorder.current().next_seed() % 2  # type: ignore[union-attr]
+        leaves = "jump" if jumps else "open door" if len(messages) == 2 else "go north"
+        return turns[mixed.nodes[-1][1]] or leaves
 
     mixed = process(tmp_path / "turns", reply, stop_after_uniform=2)
     mixed.run(tmp_path / "turns")

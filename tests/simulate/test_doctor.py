@@ -59,13 +59,29 @@ def test_what_would_harm_is_flagged_where_it_really_runs(hostile: Hostile, tmp_p
 @pytest.mark.parametrize(
     ("kind", "part"),
     [
-        ("sqlite_checkpoints", "SqliteSaver"), ("memory_and_store", "InMemoryStore"), ("node_cache", "InMemoryCache"),
+        ("sqlite_checkpoints", "SqliteSaver"),
+        ("memory_and_store", "InMemoryStore"),
+        ("node_cache", "InMemoryCache"),
         ("human_approves_tools", "InMemorySaver"),
     ],
-)  # fmt: skip
+)
 def test_what_production_keeps_is_replaced(kind: str, part: str, tmp_path: Path) -> None:
     built = next(each for each in KINDS if each.name == kind).build(World(folder=tmp_path))
     assert part in {part.name.split()[0] for part in examine(built.graph).parts if part.handling == "replaced"}
+
+
+def test_an_object_whose_equality_is_no_truth_is_no_problem() -> None:
+    """A data frame or an array that a node refers to: `==` with it cannot be asked for a truth value."""
+
+    class Frame:
+        def __eq__(self, other: object) -> Any:
+            return self
+
+        def __bool__(self) -> bool:
+            raise ValueError("the truth value is ambiguous")
+
+    frame = Frame()
+    assert examine(node_graph(lambda state: {"frame": frame})).problems == []
 
 
 def test_interrupts_and_sub_graphs_are_named(tmp_path: Path) -> None:
