@@ -1,6 +1,5 @@
 """`Experiment`: the stages `collect, train_experience, train_base, train_supervised, train, prove` on any world."""
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -147,14 +146,13 @@ class Experiment(Workspace):
         self._policy = policy if policy is not None else self._policy
         if not self.tasks("train"):
             raise ConfigurationError("there is no task of the split 'train': pass tasks=, or import traces first")
-        local = self.base_policy()
         self.open()
         done = next(iter(self.replay_buffer.metrics(self.run_name("stage/train"))), {})
         if done.get("iterations", 0) >= self.settings.iterations:
             self.trained = self.policy("trained")
         else:
             learner = partial(self.learner, **{name: value for name, value in options.items() if name not in known})
-            self.trained = self._train(local, learner, float(done.get("seconds", 0)))
+            self.trained = self._train(self.base_policy(), learner, float(done.get("seconds", 0)))
         return self.trained
 
     def base_policy(self) -> "LocalChatModel":
@@ -187,13 +185,11 @@ class Experiment(Workspace):
         finally:
             close()
         self.progress("train: done", wanted, wanted)
-        if best := (self.models / "best").exists():
-            shutil.copytree(self.models / "best", self.models / "trained", dirs_exist_ok=True)
-        else:
-            save_model(policy.model, policy.tokenizer, self.models / "trained")
+        kept = self.policy("best") if (self.models / "best").exists() else policy
+        save_model(kept.model, kept.tokenizer, self.models / "trained")
         figures = {"seconds": time.perf_counter() - start + before, "iterations": wanted}
         self.replay_buffer.record_metrics(self.run_name("stage/train"), 0, figures)
-        return self.policy("trained") if best else policy
+        return kept
 
     def training(
         self, policy: "LocalChatModel", create_learner: CreateLearner | None = None
@@ -226,6 +222,7 @@ class Experiment(Workspace):
             weights_changed=policy.weights_changed,
             evaluate=partial(self._evaluate, policy, experience) if self.validation_tasks() else None,
             evaluate_every=s.evaluate_every,
+            stop_after_uniform=s.stop_after_uniform,
             refresh=partial(self.refresh, policy, experience) if s.refresh_episodes else None,
             refresh_every=s.refresh_every,
             on_node=lambda node, iteration: self.progress(f"train: {node}", iteration, s.iterations),
