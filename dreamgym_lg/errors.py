@@ -9,7 +9,8 @@ DreamGymError
 ├── ModelUnavailable        a hosted model did not answer, or refused the request: recorded as the rollout's cause
 ├── RunStopped              no episode can be played on; nothing is lost, the same call goes on later
 │   ├── BudgetExceeded      the budget of hosted calls is spent: the run goes on with a larger one
-│   └── ProcessLost         a model's own process has died: the run goes on with a new one
+│   ├── ProcessLost         a model's own process has died: the run goes on with a new one
+│   └── EpisodesMissing     episodes of an evaluation could not be played: no verdict is given without them
 ├── ReplayBufferError       the SQLite file is not ours, is damaged, or holds too little
 └── NothingToTrain          no policy token was sampled, or every episode failed: training would change nothing
 
@@ -70,6 +71,10 @@ class BudgetExceeded(RunStopped):
 
 class ProcessLost(RunStopped):
     """The process of a local model has died: killed, out of memory."""
+
+
+class EpisodesMissing(RunStopped):
+    """Episodes of an evaluation could not be played. Those that were played are kept; the same call plays the others."""
 
 
 class ReplayBufferError(DreamGymError):

@@ -8,7 +8,7 @@ from uuid import uuid4
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.environment import CreateEnvironment, Environment
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.model import ExperienceModel
@@ -16,7 +16,7 @@ from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import rollout
+from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy
 from dreamgym_lg.simulate.agent import EpisodeOptions, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine
@@ -193,13 +193,16 @@ class DreamGym(Experiment):
     ) -> tuple[Rate, list[Trajectory]]:
         """Success with its 95 % Wilson interval, and the episodes: in the dream or, with `real`, on the graph's own tools.
 
+        The rate is over all episodes: one that could not be played is played again, twice at most. In a dream, an episode
+        that ended in an unreadable answer of the experience model (its `error` begins with `PredictionFailed`) is no success.
+
         Args:
             policy: Any chat model; default: the trained policy.
             tasks: Default: those of the split `test`, or of `validation` if there are none.
             run: Under which name the episodes are stored; the same name goes on where it was. Default: a new one.
 
         Raises `ConfigurationError` without a policy, without tasks, and with `real` if nothing verifies the outcome;
-        `EnvironmentFailed` if every episode failed.
+        `EpisodesMissing` if episodes still could not be played: the error says how only these are played again.
         """
         wanted = policy or self.trained
         if wanted is None:
@@ -210,7 +213,7 @@ class DreamGym(Experiment):
                 "no task has the split 'test' or 'validation', and evaluation needs tasks never trained on: give "
                 "tasks=[Task(..., split='test'), ...], or dataclasses.replace(task, split='test') for some of them"
             )
-        kind, experience = "real" if real else "dream", self.experience()
+        kind, experience, name = "real" if real else "dream", self.experience(), run or f"evaluate-{uuid4().hex[:8]}"
         episodes = await rollout(
             self.world.agent(wanted, real=real),
             chosen,
@@ -219,16 +222,14 @@ class DreamGym(Experiment):
             source="real" if real else "synthetic",
             seed=seed,
             concurrency=concurrency,
-            run=f"{run or f'evaluate-{uuid4().hex[:8]}'}/{kind}",
+            attempts=3,
+            run=f"{name}/{kind}",
             replay_buffer=self.replay_buffer,
             experience_version="" if real else experience.version,
         )
-        played = [episode for episode in episodes if episode.error is None]
-        if not played:
-            causes = sorted({str(episode.error) for episode in episodes})
-            raise EnvironmentFailed(f"all {len(episodes)} episodes failed; causes: {'; '.join(causes[:3])}")
-        successes = sum(episode.success for episode in played)
-        return Rate(successes, len(played), *wilson(successes, len(played))), episodes
+        check_played(episodes, again=f"evaluate(..., run={name!r})")
+        successes = sum(episode.success for episode in episodes)
+        return Rate(successes, len(episodes), *wilson(successes, len(episodes))), episodes
 
     def export(self, path: str | Path | None = None, policy: BaseChatModel | None = None) -> Any:
         """The graph for production, its own tools and the trained policy in it; with `path`, the policy is saved there too.

@@ -6,11 +6,12 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import BaseTool, tool
@@ -18,7 +19,7 @@ from langgraph.graph import START, StateGraph
 from pydantic import Field
 
 from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory, load_traces
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 
 create_agent = pytest.importorskip("langchain.agents").create_agent
 
@@ -212,10 +213,27 @@ def test_what_evaluation_and_export_need(agent: Agent, buffer: ReplayBuffer, tmp
         gym_of(agent, buffer, tasks=tasks()[2:]).train("none", 1)
 
 
-def test_episodes_that_all_failed_are_no_rate_of_zero(agent: Agent, buffer: ReplayBuffer) -> None:
-    mute = GenericFakeChatModel(messages=iter([]))
-    with pytest.raises(EnvironmentFailed, match="all 1 episodes failed; causes"):
-        gym_of(agent, buffer).evaluate(mute)
+def test_there_is_no_rate_while_an_episode_is_missing(agent: Agent, buffer: ReplayBuffer) -> None:
+    """The same call, with the run that the error names, plays what is missing alone."""
+
+    class Away(Says):
+        failures: int
+
+        def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
+            if "city b" in str(messages) and len(self.asked) < self.failures:
+                self.asked.append(0)
+                raise ConnectionError("401: the key has expired")
+            return super()._generate(messages, *args, **kwargs)
+
+    two = [replace(task, split="test", instruction=f"Book city {task.id}.") for task in tasks()[:2]]
+    gym = gym_of(agent, buffer, tasks=two, verify=lambda task, state: 1.0)
+    with pytest.raises(EpisodesMissing, match="1 of 2 episodes.*401: the key has expired") as caught:
+        gym.evaluate(Away(failures=1000))
+    run = str(caught.value).split("run='")[-1].split("'")[0]
+    policy = Says()
+    rate, episodes = gym.evaluate(policy, run=run)
+    assert (rate.successes, rate.episodes) == (2, 2) and len(policy.asked) == 2, "one episode of two calls"
+    assert gym.evaluate(Away(failures=2))[0].successes == 2, "played again twice within one call"
 
 
 def test_export_is_the_graph_with_real_tools_and_the_policy(agent: Agent, buffer: ReplayBuffer) -> None:

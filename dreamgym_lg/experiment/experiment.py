@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
@@ -19,6 +19,7 @@ from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.experiment.world import Messages, World
 from dreamgym_lg.learner import Learner
+from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.token_recorder import TrainablePolicy
 from dreamgym_lg.types import Task, Trajectory
 
@@ -167,7 +168,7 @@ class Experiment(Workspace):
         if step % CHECKED and step != self.settings.supervised_steps:
             return False
         best, policy = _Best(self, "supervised"), self._wrapped(model, tokenizer)
-        episodes = self.play("validate/supervised", policy, self._panel(), iteration=step)
+        episodes = check_played(self.play("validate/supervised", policy, self._panel(), iteration=step))
         successes = sum(trajectory.success for trajectory in episodes)
         best.offer(step, successes, sum(t.reward for t in episodes) / max(len(episodes), 1), policy)
         self.say(f"supervised for {step} steps: real {successes}/{len(episodes)}")
@@ -299,11 +300,13 @@ class Experiment(Workspace):
         tasks = self.tasks("train")
         vary = self.world.task_generator(tasks)
         curriculum = Curriculum(tasks, vary_task=vary, synthetic_share=s.synthetic_share if vary else 0, seed=s.seed)
-        curriculum.restore(self.replay_buffer.tasks(origin="synthetic"), self._last_rewards())
+        trained_on = self.replay_buffer.trajectories(run=self.run_name(TRAIN), errors=False)
+        curriculum.restore(self.replay_buffer.tasks(origin="synthetic"), trained_on)
         training = Training(
             policy=policy,
             agent=self.world.agent(policy, real=False),
             learner=learner,
+            source="synthetic",
             experience=experience,
             curriculum=curriculum,
             replay_buffer=self.replay_buffer,
@@ -319,6 +322,7 @@ class Experiment(Workspace):
             refresh=partial(self.refresh, policy, experience) if s.refresh_episodes else None,
             refresh_every=s.refresh_every,
             on_node=lambda node, iteration: self.progress(f"train: {node}", iteration, s.iterations),
+            say=self.say,
         )
         return training, learner.close
 
@@ -330,13 +334,6 @@ class Experiment(Workspace):
         if self.settings.real_evaluation:
             _Best(self, "best").offer(iteration, figures["eval_real_successes"], figures["eval_real_reward_mean"], policy)
         return figures
-
-    def _last_rewards(self) -> Mapping[str, Sequence[float]]:
-        """The rewards of each task's newest group, from which a resumed curriculum knows its values."""
-        groups: dict[tuple[int, str], list[float]] = {}
-        for trajectory in self.replay_buffer.trajectories(run=self.run_name(TRAIN), errors=False):
-            groups.setdefault((trajectory.iteration, trajectory.task.id), []).append(trajectory.reward)
-        return {task_id: groups[iteration, task_id] for iteration, task_id in sorted(groups)}
 
     def refresh(self, policy: "LocalChatModel", experience: ExperienceModel, iteration: int) -> dict[str, Any]:
         """Real episodes of the current policy, and training of the experience model on them: half new, half offline data."""
@@ -353,7 +350,7 @@ class Experiment(Workspace):
             )  # fmt: skip
         experience.model = self.experience(name).model
         experience.refreshed(name)
-        return {"real_steps": evaluation.real_steps(self, episodes)}
+        return {"real_steps": real_steps(episodes, self.world.check_action)}
 
     # --- evaluation --------------------------------------------------------------------------------------------------------
 

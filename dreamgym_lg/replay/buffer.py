@@ -80,7 +80,8 @@ class ReplayBuffer:
         """Store a trajectory with its task, steps and segments, all or nothing.
 
         False, and nothing stored, if (run, iteration, task.id, rollout_index) is there already: after a crash the same
-        rollouts may be added again. A task already stored under its id is left as it is, its split included.
+        rollouts may be added again. One that is there with an `error` is replaced: it was played again.
+        A task already stored under its id is left as it is, its split included.
         """
         return self.extend((trajectory,)) == 1
 

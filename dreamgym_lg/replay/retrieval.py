@@ -43,11 +43,12 @@ may score two equal rows differently depending on where they lie."""
 _RERANKED = 1024
 
 _PAGE = 4000
-# An evaluation task would leak its answer, and a dream must not ground itself in its own inventions.
+# An evaluation task would leak its answer, and a dream must not ground itself in its own inventions. A failed episode may
+# be replaced by one that is played again, and what is indexed must not change.
 _RETRIEVABLE = """
     SELECT steps.id, task_id, observation, action, next_observation
     FROM steps JOIN trajectories ON trajectories.id = trajectory_id JOIN tasks ON tasks.id = task_id
-    WHERE steps.id > ? AND steps.id <= ? AND split = 'train' AND source IN ('offline', 'real')
+    WHERE steps.id > ? AND steps.id <= ? AND split = 'train' AND source IN ('offline', 'real') AND error IS NULL
     ORDER BY steps.id LIMIT ?"""
 
 

@@ -24,6 +24,9 @@ TRAJECTORY_COLUMNS = (
 )
 SEGMENT_COLUMNS = "token_ids, sampled, logprobs, temperature"
 
+FAILED = "/failed/"
+"""Stands between the run and the id in the run name of a failed episode that was played again."""
+
 _SMALLEST = 512
 """No SQLite file has fewer bytes."""
 _BUSY_SECONDS = 60.0
@@ -34,6 +37,7 @@ migrations = Migrations("dreamgym_lg")
 @migrations(name="0001_tables")
 def _tables(db: Database) -> None:
     # Never edited once released, because files made by it exist: a change of the tables is a further migration.
+    # A step's id is never given again (AUTOINCREMENT): a replaced episode's must not pass for those of another step.
     db.executescript("""
         CREATE TABLE tasks (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, instruction TEXT NOT NULL,
             environment TEXT NOT NULL, metadata TEXT NOT NULL, origin TEXT NOT NULL, parent_id TEXT,
@@ -43,7 +47,7 @@ def _tables(db: Database) -> None:
             success INTEGER NOT NULL, error TEXT, policy_version TEXT NOT NULL, experience_version TEXT NOT NULL);
         CREATE UNIQUE INDEX trajectories_key ON trajectories (run, iteration, task_id, rollout_index);
         CREATE INDEX trajectories_task ON trajectories (task_id);
-        CREATE TABLE steps (id INTEGER PRIMARY KEY, trajectory_id INTEGER NOT NULL REFERENCES trajectories(id),
+        CREATE TABLE steps (id INTEGER PRIMARY KEY AUTOINCREMENT, trajectory_id INTEGER NOT NULL REFERENCES trajectories(id),
             position INTEGER NOT NULL, observation TEXT NOT NULL, action TEXT NOT NULL, next_observation TEXT NOT NULL,
             reward REAL NOT NULL, terminated INTEGER NOT NULL, truncated INTEGER NOT NULL, valid INTEGER NOT NULL,
             reasoning TEXT NOT NULL);
@@ -122,29 +126,52 @@ def check_ours(db: Database, name: str) -> None:
 
 
 def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) -> int:
+    """Store trajectories, their tasks included, and return how many were stored.
+
+    One that is there already under its key is kept, unless it failed: then the new one takes its place, and the failed one is
+    set aside.
+    """
     store_tasks(connection, [trajectory.task for trajectory in trajectories])
-    steps: list[tuple[Any, ...]] = []
-    segments: list[tuple[Any, ...]] = []
-    stored = 0
+    stored: dict[int, Trajectory] = {}
     for each in trajectories:
-        cursor = connection.execute(
-            f"INSERT INTO trajectories ({TRAJECTORY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (run, iteration, task_id, rollout_index) DO NOTHING",
-            (each.run, each.iteration, each.task.id, each.rollout_index, each.source, each.success)
-            + (each.error and as_text(each.error), each.policy_version, each.experience_version)
-            + (annotation_text(each.annotation),),
-        )
-        if cursor.rowcount:
-            stored += 1
-            steps += [(cursor.lastrowid, position, *_step_row(step)) for position, step in enumerate(each.steps)]
-            segments += [(cursor.lastrowid, position, *_segment_row(one)) for position, one in enumerate(each.segments)]
+        if (id := _store_row(connection, each)) is None and _set_failed_aside(connection, each):
+            id = _store_row(connection, each)
+        if id is not None:
+            stored[id] = each
     connection.executemany(
-        f"INSERT INTO steps (trajectory_id, position, {STEP_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", steps
+        f"INSERT INTO steps (trajectory_id, position, {STEP_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [(id, position, *_step_row(step)) for id, each in stored.items() for position, step in enumerate(each.steps)],
     )
     connection.executemany(
-        f"INSERT INTO segments (trajectory_id, position, {SEGMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", segments
+        f"INSERT INTO segments (trajectory_id, position, {SEGMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
+        [(id, position, *_segment_row(one)) for id, each in stored.items() for position, one in enumerate(each.segments)],
     )
-    return stored
+    return len(stored)
+
+
+def _store_row(connection: sqlite3.Connection, each: Trajectory) -> int | None:
+    """The new row's id; None where there is one of this key."""
+    cursor = connection.execute(
+        f"INSERT INTO trajectories ({TRAJECTORY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT (run, iteration, task_id, rollout_index) DO NOTHING",
+        (each.run, each.iteration, each.task.id, each.rollout_index, each.source, each.success)
+        + (each.error and as_text(each.error), each.policy_version, each.experience_version)
+        + (annotation_text(each.annotation),),
+    )
+    return cursor.lastrowid if cursor.rowcount else None
+
+
+def _set_failed_aside(connection: sqlite3.Connection, each: Trajectory) -> bool:
+    """Whether the row of this trajectory's key recorded a failed episode: it is kept, as run `RUN/failed/ID`.
+
+    Kept and not deleted, because a failed rollout is data, and because ids of steps must never be used again (`Retriever`).
+    """
+    changed = connection.execute(
+        "UPDATE trajectories SET run = run || ? || id "
+        "WHERE run = ? AND iteration = ? AND task_id = ? AND rollout_index = ? AND error IS NOT NULL",
+        (FAILED, each.run, each.iteration, each.task.id, each.rollout_index),
+    )
+    return changed.rowcount > 0
 
 
 def store_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> int:

@@ -63,19 +63,15 @@ class Process:
         self.version = folder / "version"
         self.experience = ExperienceModel(dream, version=self.version.read_text() if self.version.exists() else "0")
         curriculum = Curriculum(TASKS, vary_task=vary, synthetic_share=0.5)
-        rewards: dict[str, dict[int, list[float]]] = {}
-        for each in sorted(self.buffer.trajectories(run="r"), key=lambda each: each.iteration):
-            rewards.setdefault(each.task.id, {}).setdefault(each.iteration, []).append(each.reward)
-        newest = {task_id: groups[max(groups)] for task_id, groups in rewards.items()}
-        curriculum.restore(self.buffer.tasks(origin="synthetic"), newest)
+        curriculum.restore(self.buffer.tasks(origin="synthetic"), self.buffer.trajectories(run="r"))
         self.training = Training(
             policy=policy,
             learner=self.learner,
             experience=self.experience,
-            create_environment=lambda: DreamEnvironment(self.experience),
+            create_environment=lambda: DreamEnvironment(self.experience, rewards="score"),
             curriculum=curriculum,
             replay_buffer=self.buffer,
-            **{"num_tasks": 2, "num_generations": 3, "max_steps": 4, "concurrency": 1, **options},
+            **{"source": "synthetic", "num_tasks": 2, "num_generations": 3, "max_steps": 4, "concurrency": 1, **options},
         )
         self.training.evaluate, self.training.evaluate_every = lambda finished: {"eval_finished": finished}, 2
         self.training.refresh, self.training.refresh_every = self.refresh, 3

@@ -51,6 +51,7 @@ async def test_it_works_cold_and_nothing_real_is_touched(serve: Any, chat_model:
             tasks,
             lambda: DreamEnvironment(experience),
             source="synthetic",
+            run="cold",
             replay_buffer=buffer,
         )
     assert [episode.error for episode in episodes] == [None, None]

@@ -61,6 +61,7 @@ async def test_no_file_and_no_log_holds_the_key(
         training = Training(
             policy=walker,
             learner=Learner(),
+            source="synthetic",
             experience=experience,
             num_tasks=12,
             num_generations=2,
