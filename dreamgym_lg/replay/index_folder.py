@@ -56,6 +56,8 @@ class IndexFolder:
         Raises `DamagedIndex` for files that are no index of this format, or damaged.
         """
         try:
+            # What a loss of power damages is found when the index is opened, and made anew.
+            self._db.execute("PRAGMA synchronous = OFF")
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 self._db.execute("CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value)")
@@ -131,6 +133,8 @@ class IndexFolder:
                     file.seek(4 * rows * dimension)
                     file.write(page.vectors.astype("<f4").tobytes())
                     file.truncate()
+            except FileNotFoundError as error:
+                raise DamagedIndex(f"{self.path} was deleted while it was in use") from error
             except OSError as error:
                 raise ReplayBufferError(f"{self.path}: {error}; free some space and run the same command again") from error
         arrays = [array.astype("<i8").tobytes() for array in (page.rows, page.outcomes, page.steps, page.tasks)]
@@ -186,10 +190,7 @@ class IndexFolder:
             raise DamagedIndex(f"there are not {rows} vectors of {dimension} numbers: {error}") from error
 
     def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path / _PAGES, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        # What a loss of power damages is found when the index is opened, and made anew.
-        db.execute("PRAGMA synchronous = OFF")
-        return db
+        return sqlite3.connect(self.path / _PAGES, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
 
 
 def _checksum(blobs: Sequence[bytes], names: str, vectors: Vectors) -> int:
@@ -200,5 +201,7 @@ def _checksum(blobs: Sequence[bytes], names: str, vectors: Vectors) -> int:
 
 
 def _file_checksum(path: Path) -> int:
+    if not path.stat().st_size:  # which cannot be mapped
+        return 0
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return crc32(data)

@@ -66,7 +66,7 @@ class Retriever:
         self._index = StepIndex(embeddings)
         self._indexed_until = 0
         self._folder: IndexFolder | None = None
-        self._page = 0
+        self._page, self._warned = 0, False
         # Not the buffer's lock: a slow embedding model must not stop the writers. Taken before that one, never after.
         self._lock = RLock()
 
@@ -172,11 +172,10 @@ class Retriever:
         if size <= EXACT_UP_TO or (graph is not None and size - graph.size <= _NOT_IN_GRAPH):
             return
         if not is_installed():
-            warnings.warn(
-                f"{size} distinct steps are searched one by one, in about {size * 85 // 10**6} ms a query; "
-                "for 1 ms run: pip install 'dreamgym-lg[retrieval]'",
-                stacklevel=2,
-            )
+            if not self._warned:
+                self._warned = True
+                told = f"{size} distinct steps are searched one by one, in about {size * 85 // 10**6} ms a query"
+                warnings.warn(f"{told}; for 1 ms run: pip install 'dreamgym-lg[retrieval]'", stacklevel=2)
             return
         vectors = self._index.vectors[:size]
         if self._folder is None:
