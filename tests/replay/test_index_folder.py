@@ -244,7 +244,7 @@ def test_a_folder_that_is_deleted_meanwhile_is_made_anew(path: Path, on_disk: No
 def test_a_kill_while_it_is_written_costs_nothing(path: Path, graphs: None) -> None:
     with ReplayBuffer(path) as buffer:
         buffer.extend(episodes(150))
-    script = f"""
+    script = """
 import sys
 from dreamgym_lg.replay import retrieval
 from dreamgym_lg.replay.buffer import ReplayBuffer
