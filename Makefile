@@ -53,7 +53,7 @@ $(INSTALLED): pyproject.toml
 	@$(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))' \
 		|| { echo 'Installing $(TORCH)'; $(BIN)/pip install -q $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH); }
 	@echo 'Installing dreamgym-lg with every extra (about a minute)'
-	@$(BIN)/pip install -q -e '.[all]'
+	@$(BIN)/pip install -q -e '.[all,dev]'
 	@$(BIN)/pip install -q --no-deps $(BFCL)
 	@touch $@
 

@@ -19,7 +19,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from dreamgym_lg import ReplayBuffer, Task, Trajectory
-from dreamgym_lg.experience.model import ExperienceModel, to_conversation
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.fidelity import Fidelity, measure, write_fidelity
 from dreamgym_lg.fidelity.ask import ABLATIONS
 from dreamgym_lg.integrations.alfworld.data import load_tasks

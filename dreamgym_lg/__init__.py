@@ -1,16 +1,20 @@
 """dreamgym-lg: train a LangGraph agent's policy in a dream, and prove the gain in the real environment."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dreamgym_lg.curriculum.curriculum import Curriculum
+from dreamgym_lg.curriculum import Curriculum
 from dreamgym_lg.environment import Environment, check_environment
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
-from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.experience import DreamEnvironment, ExperienceModel
+from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Prediction, Segment, Step, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
+    from dreamgym_lg.experiment.experiment import Experiment
+    from dreamgym_lg.experiment.settings import Settings
+    from dreamgym_lg.experiment.world import World
     from dreamgym_lg.gym import DreamGym
     from dreamgym_lg.traces import load_traces
 
@@ -19,29 +23,34 @@ __all__ = [
     "DreamEnvironment",
     "DreamGym",
     "Environment",
+    "Experiment",
     "ExperienceModel",
     "Prediction",
     "ReplayBuffer",
     "Segment",
+    "Settings",
     "Step",
     "StepResult",
     "Task",
     "TokenRecorder",
     "Trajectory",
+    "World",
     "check_environment",
     "load_traces",
     "rollout",
 ]
 
+_LATER = {
+    "DreamGym": "dreamgym_lg.gym",
+    "Experiment": "dreamgym_lg.experiment.experiment",
+    "Settings": "dreamgym_lg.experiment.settings",
+    "World": "dreamgym_lg.experiment.world",
+    "load_traces": "dreamgym_lg.traces",
+}
+"""What needs more of langchain is imported when it is first asked for: `import dreamgym_lg` stays quick."""
+
 
 def __getattr__(name: str) -> Any:
-    """What needs more of langchain is imported when it is first asked for: `import dreamgym_lg` stays quick."""
-    if name == "DreamGym":
-        from dreamgym_lg.gym import DreamGym
-
-        return DreamGym
-    if name == "load_traces":
-        from dreamgym_lg.traces import load_traces
-
-        return load_traces
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,12 +3,14 @@
 DreamGymError
 ├── ConfigurationError      an argument, an option or an unknown name: nothing was started
 ├── MissingDependency       something to install first: an extra, a Java runtime
+├── ContractBroken          an environment breaks a rule of the contract that `check_environment` checks
 ├── EnvironmentFailed       a real environment broke: recorded as the rollout's cause
 ├── PredictionFailed        the experience model's answer could not be used: recorded as the rollout's cause
 ├── ModelUnavailable        a hosted model did not answer, or refused the request: recorded as the rollout's cause
 ├── RunStopped              no episode can be played on; nothing is lost, the same call goes on later
 │   ├── BudgetExceeded      the budget of hosted calls is spent: the run goes on with a larger one
-│   └── ProcessLost         a model's own process has died: the run goes on with a new one
+│   ├── ProcessLost         a model's own process has died: the run goes on with a new one
+│   └── EpisodesMissing     episodes of an evaluation could not be played: no verdict is given without them
 ├── ReplayBufferError       the SQLite file is not ours, is damaged, or holds too little
 └── NothingToTrain          no policy token was sampled, or every episode failed: training would change nothing
 
@@ -43,6 +45,10 @@ class MissingDependency(DreamGymError, ImportError):
         return cls(f"{package} is not installed; run: pip install 'dreamgym-lg[{extra}]'")
 
 
+class ContractBroken(DreamGymError):
+    """An environment breaks a rule that every `Environment` keeps. Raised by `check_environment` alone, for its author."""
+
+
 class EnvironmentFailed(DreamGymError):
     """A real environment raised or died while an episode ran."""
 
@@ -65,6 +71,10 @@ class BudgetExceeded(RunStopped):
 
 class ProcessLost(RunStopped):
     """The process of a local model has died: killed, out of memory."""
+
+
+class EpisodesMissing(RunStopped):
+    """Episodes of an evaluation could not be played. Those that were played are kept; the same call plays the others."""
 
 
 class ReplayBufferError(DreamGymError):

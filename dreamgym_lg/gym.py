@@ -1,58 +1,65 @@
 """`DreamGym`: an unmodified LangGraph agent, trained in the dream and handed back. The facade over all parts."""
 
-import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.curriculum.curriculum import Curriculum
-from dreamgym_lg.environment import CreateEnvironment
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, MissingDependency
+from dreamgym_lg.environment import CreateEnvironment, Environment
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_grpo_learner
+from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import rollout
+from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy
-from dreamgym_lg.simulate.agent import Verify
+from dreamgym_lg.simulate.agent import EpisodeOptions, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine
-from dreamgym_lg.simulate.episode import Episode
 from dreamgym_lg.statistics import Rate, wilson
-from dreamgym_lg.types import Split, Task, Trajectory
+from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
-_OPTIONS = set(inspect.signature(Episode).parameters) - {"graph", "policy", "environment", "task"}
+if TYPE_CHECKING:
+    from dreamgym_lg.integrations.transformers import LocalChatModel
+
+_OPTIONS = set(EpisodeOptions.__annotations__)
 
 
-class DreamGym:
-    """Trains the policy of a LangGraph agent as it is: no line of it changes, and nothing real is touched.
+class AgentWorld(World):
+    """The world of an unmodified LangGraph agent: its tasks, its real tools, and the dream of them.
 
     Args:
         graph: The compiled graph of production, or any object with `invoke` that runs one.
-        replay_buffer: Real traces (`load_traces`); they ground the dream.
-        experience_model: Who plays the tools: an `ExperienceModel`, any chat model, or a name like `openai:gpt-5-mini`.
-        tasks: What to train on. Tasks of the splits `validation` and `test` are for `evaluate` alone. Default: the real
-            tasks of the buffer.
+        tasks: Every task, of all splits.
         payload: The graph's input for a task; by default its instruction as a human message.
         verify: (task, final state) -> reward, 0 to 1, a success if it is 1. Without it the experience model judges the final
             answer by `task.metadata["rubric"]`.
-        verify_real: The same for `evaluate(real=True)`, where what the tools really did can be asked. Default: `verify`.
-        create_environment: Creates the world of one episode, in place of the experience model's dream.
+        verify_real: The same for real episodes, where what the tools really did can be asked. Default: `verify`.
+        create_environment: Creates the world of one dreamed episode, in place of the experience model's dream.
         options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
-    Raises `ConfigurationError` if something in the graph could leak (`examine` says what, and what to do), and for arguments
-    of a wrong kind.
+    Raises `ConfigurationError` for arguments of a wrong kind, and if something in the graph could leak (`examine` says what,
+    and what to do).
     """
 
+    name = "agent"
+    settings = Settings(synthetic_share=0, real_evaluation=False, policy_tokens=512, concurrency=64)
+
     def __init__(
-        self, graph: Any, *, replay_buffer: ReplayBuffer, experience_model: ExperienceModel | BaseChatModel | str,
-        tasks: Sequence[Task] = (), payload: Callable[[Task], Any] | None = None, verify: Verify | None = None,
-        verify_real: Verify | None = None, create_environment: CreateEnvironment | None = None, **options: Any,
-    ) -> None:  # fmt: skip
-        if not isinstance(replay_buffer, ReplayBuffer):
-            raise ConfigurationError(f"replay_buffer={replay_buffer!r} is no ReplayBuffer; give ReplayBuffer(path)")
+        self,
+        graph: Any,
+        *,
+        tasks: Sequence[Task] = (),
+        payload: Callable[[Task], Any] | None = None,
+        verify: Verify | None = None,
+        verify_real: Verify | None = None,
+        create_environment: CreateEnvironment | None = None,
+        **options: Any,
+    ) -> None:
         for name in sorted(set(options) - _OPTIONS):
             raise ConfigurationError.unknown("option of DreamGym", name, _OPTIONS)
         for name in ("pass_through", "simulate_nodes"):
@@ -64,90 +71,130 @@ class DreamGym:
         for task in tasks:
             if not isinstance(task, Task):
                 raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
-        self.graph, self.replay_buffer, self.payload, self.options = graph, replay_buffer, payload, options
-        self.verify, self.verify_real = verify, verify_real or verify
-        if leaks := [finding for finding in self.examine().findings if finding.fate == "could leak"]:
-            told = "; ".join(f"{finding.kind} {finding.name}: {finding.advice}" for finding in leaks)
+        self.graph, self.all_tasks, self.payload, self.options = graph, list(tasks), payload, options
+        self.verify, self.verify_real, self._dream = verify, verify_real or verify, create_environment
+        if leaks := [part for part in self.examine().parts if part.handling == "could leak"]:
+            told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
-        self.experience = to_experience(experience_model, replay_buffer)
-        self.create_environment = create_environment or partial(DreamEnvironment, self.experience)
-        self.tasks = list(tasks) or replay_buffer.tasks(origin="real")
-        replay_buffer.add_tasks(self.tasks)
-        self.policy: Any = None
-        self.run = ""
-        """Under this name the newest training's episodes and metrics are in the replay buffer; "" before one."""
 
     def examine(self) -> Examination:
         """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it."""
         names = {key: self.options[key] for key in ("pass_through", "simulate_nodes") if key in self.options}
         return examine(self.graph, **names)
 
-    def agent(self, policy: BaseChatModel, *, real: bool = False) -> SimulatedAgent:
+    def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
+        return [task for task in self.all_tasks if task.split == split][:limit]
+
+    def create_environment(self) -> Environment:
+        return _OwnTools()
+
+    def create_dream(self, experience: ExperienceModel) -> Environment:
+        return self._dream() if self._dream is not None else DreamEnvironment(experience)
+
+    def agent(self, policy: BaseChatModel, *, real: bool) -> SimulatedAgent:
         """The graph with `policy` in it, as `rollout` plays it: in the dream or, with `real`, on its own tools."""
         verify = self.verify_real if real else self.verify
         return SimulatedAgent(self.graph, policy, payload=self.payload, verify=verify, real=real, **self.options)
 
-    def train(
-        self, policy: Any, iterations: int, *, out: str | Path = "runs/gym", num_tasks: int = 8, num_generations: int = 8,
-        concurrency: int = 64, seed: int = 0, on_node: Callable[[str, int], None] = lambda node, iteration: None,
-        **learner: Any,
-    ) -> Any:  # fmt: skip
-        """Train a policy in the dream with TRL's GRPO, and return it.
 
-        Durable: killed at any moment, the same call goes on; with more `iterations`, a finished training goes on too.
+class _OwnTools(Environment):
+    """The real environment of an agent: it acts on its own tools, so there is nothing to step."""
 
-        Args:
-            policy: A `LocalChatModel`, or the path or hub name of one: the weights that training begins with.
-            iterations: How many there shall be in all; each plays `num_tasks` times `num_generations` episodes.
-            out: Folder of the checkpoints. Another folder is another training.
-            on_node: Told the name and iteration of each node of the training graph as it begins.
-            learner: Further arguments of `GRPOLearner` (`learning_rate`, `beta`, ...).
+    def reset(self, task: Task) -> str:
+        return task.instruction
 
-        Raises `ConfigurationError` without a training task, `NothingToTrain` if the episodes give nothing to learn from,
-        `MissingDependency` without the extra `train`.
-        """
-        from dreamgym_lg.graphs.training import Training, run_training
-        from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-        from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+    def step(self, action: str) -> StepResult:
+        raise RuntimeError("an agent in its real environment acts on its own tools, not on an Environment")
 
-        tasks = self._split("train")
-        if not tasks:
-            raise ConfigurationError("there is no task of the split 'train': pass tasks=, or import traces first")
-        if not isinstance(policy, LocalChatModel | str | Path):
-            raise ConfigurationError(f"policy={policy!r} cannot be trained; give a LocalChatModel, or a path or name of one")
-        local = policy if isinstance(policy, LocalChatModel) else LocalChatModel.from_path(policy, max_new_tokens=512)
-        if local.model is None:
-            raise ConfigurationError("the policy has a process of its own, which trains nothing: load it without own_process")
-        folder = Path(out)
-        folder.mkdir(parents=True, exist_ok=True)
-        run = _run_name(folder)
-        same: Any = {"num_generations": num_generations, "seed": seed}
-        trainer = GRPOLearner(local.model, local.tokenizer, folder / "policy", **same, **learner)
-        try:
-            local.weights_changed()  # those of a checkpoint may be in place now
-            training = Training(
-                policy=local, agent=self.agent(local), learner=trainer, experience=self.experience,
-                create_environment=self.create_environment, curriculum=Curriculum(tasks, synthetic_share=0, seed=seed),
-                replay_buffer=self.replay_buffer, weights_changed=local.weights_changed, num_tasks=num_tasks,
-                concurrency=concurrency, on_node=on_node, **same,
-            )  # fmt: skip
-            run_training(training, folder / "training.db", run=run, iterations=iterations)
-        finally:
-            trainer.close()
-        self.policy, self.run = local, run
-        return local
+
+class DreamGym(Experiment):
+    """Trains the policy of a LangGraph agent as it is: no line of it changes, and nothing real is touched.
+
+    It is the `Experiment` on an `AgentWorld`.
+
+    Args:
+        graph: The compiled graph of production, or any object with `invoke` that runs one.
+        replay_buffer: Real traces (`load_traces`); they ground the dream.
+        experience_model: Who plays the tools: an `ExperienceModel`, any chat model, or a name like `openai:gpt-5-mini`. None:
+            the local one that `train_experience` trains.
+        tasks: What to train on. Tasks of the splits `validation` and `test` are for evaluation alone. Default: the real tasks
+            of the buffer.
+        out: Folder of checkpoints, models and reports. Another folder is another training.
+        settings: Default: `AgentWorld.settings`.
+        policy, learner, progress, say: As of `Experiment`.
+        world: Further arguments of `AgentWorld`: `payload`, `verify`, `verify_real`, `create_environment` and its options.
+
+    Raises `ConfigurationError` as `AgentWorld` does.
+    """
+
+    world: AgentWorld
+
+    def __init__(
+        self,
+        graph: Any,
+        *,
+        replay_buffer: ReplayBuffer,
+        experience_model: ExperienceModel | BaseChatModel | str | None,
+        tasks: Sequence[Task] = (),
+        out: str | Path = "runs/gym",
+        settings: Settings | None = None,
+        policy: "LocalChatModel | str | Path | None" = None,
+        learner: CreateLearner = create_grpo_learner,
+        progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+        say: Callable[[str], None] = lambda text: None,
+        **world: Any,
+    ) -> None:
+        if not isinstance(replay_buffer, ReplayBuffer):
+            raise ConfigurationError(f"replay_buffer={replay_buffer!r} is no ReplayBuffer; give ReplayBuffer(path)")
+        own = AgentWorld(graph, tasks=tasks, **world)
+        own.all_tasks = own.all_tasks or replay_buffer.tasks(origin="real")
+        super().__init__(
+            own,
+            out,
+            settings,
+            replay_buffer=replay_buffer,
+            experience_model=experience_model,
+            policy=policy,
+            learner=learner,
+            progress=progress,
+            say=say,
+        )
+        replay_buffer.add_tasks(own.all_tasks)
+
+    def tasks(self, split: Split) -> list[Task]:
+        return self.world.tasks(split)
+
+    def examine(self) -> Examination:
+        """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it."""
+        return self.world.examine()
+
+    def train_base(self) -> None:
+        """Nothing to do with a policy given; raises `ConfigurationError` without: none that calls tools is made here."""
+        if self._policy is not None:
+            return
+        raise ConfigurationError(
+            "a base policy of an agent is not made here: give train() one that calls tools, such as Qwen/Qwen2.5-7B-Instruct"
+        )
 
     def evaluate(self, policy: BaseChatModel | None = None, **settings: Any) -> tuple[Rate, list[Trajectory]]:
         """As `aevaluate`, waited for."""
         return run_lasting(self.aevaluate(policy, **settings))
 
     async def aevaluate(
-        self, policy: BaseChatModel | None = None, *, real: bool = False, tasks: Sequence[Task] | None = None,
-        run: str | None = None, num_generations: int = 1, concurrency: int = 16, seed: int = 0,
-    ) -> tuple[Rate, list[Trajectory]]:  # fmt: skip
+        self,
+        policy: BaseChatModel | None = None,
+        *,
+        real: bool = False,
+        tasks: Sequence[Task] | None = None,
+        run: str | None = None,
+        num_generations: int = 1,
+        concurrency: int = 16,
+        seed: int = 0,
+    ) -> tuple[Rate, list[Trajectory]]:
         """Success with its 95 % Wilson interval, and the episodes: in the dream or, with `real`, on the graph's own tools.
 
-        Episodes that failed (`error` is set) are in the list and not in the rate.
+        The rate is over all episodes: one that could not be played is played again, twice at most. In a dream, an episode
+        that ended in an unreadable answer of the experience model (its `error` begins with `PredictionFailed`) is no success.
 
         Args:
             policy: Any chat model; default: the trained policy.
@@ -155,30 +202,34 @@ class DreamGym:
             run: Under which name the episodes are stored; the same name goes on where it was. Default: a new one.
 
         Raises `ConfigurationError` without a policy, without tasks, and with `real` if nothing verifies the outcome;
-        `EnvironmentFailed` if every episode failed.
+        `EpisodesMissing` if episodes still could not be played: the error says how only these are played again.
         """
-        wanted = policy or self.policy
+        wanted = policy or self.trained
         if wanted is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")
-        chosen = list(tasks) if tasks is not None else self._split("test") or self._split("validation")
+        chosen = list(tasks) if tasks is not None else self.tasks("test") or self.tasks("validation")
         if not chosen:
             raise ConfigurationError(
                 "no task has the split 'test' or 'validation', and evaluation needs tasks never trained on: give "
                 "tasks=[Task(..., split='test'), ...], or dataclasses.replace(task, split='test') for some of them"
             )
-        kind = "real" if real else "dream"
+        kind, experience, name = "real" if real else "dream", self.experience(), run or f"evaluate-{uuid4().hex[:8]}"
         episodes = await rollout(
-            self.agent(wanted, real=real), chosen, None if real else self.create_environment,
-            num_generations=num_generations, source="real" if real else "synthetic", seed=seed, concurrency=concurrency,
-            run=f"{run or f'evaluate-{uuid4().hex[:8]}'}/{kind}", replay_buffer=self.replay_buffer,
-            experience_version="" if real else self.experience.version,
-        )  # fmt: skip
-        played = [episode for episode in episodes if episode.error is None]
-        if not played:
-            causes = sorted({str(episode.error) for episode in episodes})
-            raise EnvironmentFailed(f"all {len(episodes)} episodes failed; causes: {'; '.join(causes[:3])}")
-        successes = sum(episode.success for episode in played)
-        return Rate(successes, len(played), *wilson(successes, len(played))), episodes
+            self.world.agent(wanted, real=real),
+            chosen,
+            self.world.create_environment if real else lambda: self.world.create_dream(experience),
+            num_generations=num_generations,
+            source="real" if real else "synthetic",
+            seed=seed,
+            concurrency=concurrency,
+            attempts=3,
+            run=f"{name}/{kind}",
+            replay_buffer=self.replay_buffer,
+            experience_version="" if real else experience.version,
+        )
+        check_played(episodes, again=f"evaluate(..., run={name!r})")
+        successes = sum(episode.success for episode in episodes)
+        return Rate(successes, len(episodes), *wilson(successes, len(episodes))), episodes
 
     def export(self, path: str | Path | None = None, policy: BaseChatModel | None = None) -> Any:
         """The graph for production, its own tools and the trained policy in it; with `path`, the policy is saved there too.
@@ -186,7 +237,7 @@ class DreamGym:
         Raises `ConfigurationError` without a policy, and for an agent that is an object and no graph: make that one anew
         with the policy as its model.
         """
-        wanted: Any = policy or self.policy
+        wanted: Any = policy or self.trained
         if wanted is None:
             raise ConfigurationError("there is no policy to export: pass one, or train first")
         if path is not None:
@@ -196,34 +247,5 @@ class DreamGym:
                 raise ConfigurationError(f"{type(wanted).__name__} has no weights to save; export it without a path")
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             save_model(wanted.model, wanted.tokenizer, Path(path))
-        kept = {key: self.options[key] for key in ("select", "pass_through") if key in self.options}
-        return with_policy(self.graph, wanted, **kept)
-
-    def _split(self, split: Split) -> list[Task]:
-        return [task for task in self.tasks if task.split == split]
-
-
-def _run_name(folder: Path) -> str:
-    """The name of the training in this folder; a new one for a new folder, whose episodes must not be taken from an old one."""
-    file = folder / "run"
-    if not file.exists():
-        file.write_text(f"{folder.name}-{uuid4().hex[:8]}")
-    return file.read_text()
-
-
-def to_experience(model: ExperienceModel | BaseChatModel | str, replay_buffer: ReplayBuffer) -> ExperienceModel:
-    """An experience model from whatever names one: a name needs `langchain` and the provider's package."""
-    if isinstance(model, ExperienceModel):
-        return model
-    if isinstance(model, str):
-        try:
-            from langchain.chat_models import init_chat_model
-        except ImportError as error:
-            raise MissingDependency(f"experience_model={model!r} needs: pip install langchain langchain-<provider>") from error
-        try:
-            model = init_chat_model(model, temperature=0)
-        except Exception as error:  # each provider has its own way to say that a key is missing
-            raise ConfigurationError(f"experience_model={model!r}: {error}") from error
-    if not isinstance(model, BaseChatModel):
-        raise ConfigurationError(f"experience_model={model!r} is no chat model; give one, its name, or an ExperienceModel")
-    return ExperienceModel(model, replay_buffer=replay_buffer, demonstrations=3)
+        kept = {key: value for key, value in self.world.options.items() if key in ("select", "pass_through")}
+        return with_policy(self.world.graph, wanted, **kept)

@@ -3,17 +3,16 @@
 import asyncio
 import contextvars
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import closing, nullcontext
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from langchain_core.runnables import RunnableConfig
-
-from dreamgym_lg.environment import CreateEnvironment, EpisodeContext
-from dreamgym_lg.errors import ConfigurationError, RunStopped
+from dreamgym_lg.environment import CheckAction, CreateEnvironment, EpisodeContext
+from dreamgym_lg.errors import ConfigurationError, EpisodesMissing, PredictionFailed, RunStopped
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.types import Source, Task, Trajectory
+from dreamgym_lg.types import Source, Step, Task, Trajectory
 
 Result = TypeVar("Result")
 
@@ -26,58 +25,160 @@ class Agent(Protocol):
 
 
 async def rollout(
-    graph: Agent, tasks: Sequence[Task], create_environment: CreateEnvironment | None = None, *,
-    num_generations: int = 1, source: Source, run: str = "", iteration: int = 0, seed: int = 0, concurrency: int = 64,
-    replay_buffer: ReplayBuffer | None = None, policy_version: str = "", experience_version: str = "",
-    recursion_limit: int = 200, on_episode: Callable[[Trajectory], None] | None = None,
-) -> list[Trajectory]:  # fmt: skip
+    graph: Agent,
+    tasks: Sequence[Task],
+    create_environment: CreateEnvironment | None = None,
+    *,
+    source: Source,
+    num_generations: int = 1,
+    run: str = "",
+    iteration: int = 0,
+    seed: int = 0,
+    concurrency: int = 64,
+    attempts: int = 1,
+    replay_buffer: ReplayBuffer | None = None,
+    policy_version: str = "",
+    experience_version: str = "",
+    recursion_limit: int = 200,
+    on_episode: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
     """Play `num_generations` episodes of every task; results ordered by task, then rollout index.
 
     Each episode runs in a context of its own, with its own sampling seed (from `seed`, iteration, task and index), and is
-    stored in `replay_buffer` the moment it ends. An episode stored before under the same (run, iteration, task, index) is
-    read instead of played, so that a killed run repeats nothing. An exception is a trajectory with an `error`; only
-    `RunStopped` is raised, once the other episodes have ended: those it stopped are not stored, and played next time.
+    stored in `replay_buffer` the moment it ends. An exception is a trajectory with an `error`. An episode that is stored
+    under the same (run, iteration, task, index) is read instead of played, so that a killed run repeats nothing; one that is
+    stored with an `error` is played again and replaced.
 
-    Args: `create_environment`: None for an agent that acts on its own real tools.
+    Args:
+        create_environment: None for an agent that acts on its own real tools.
+        source: Who answers: `synthetic` for the experience model, `real` for the real environment.
+        run: Name under which the episodes are stored; needed with `replay_buffer`.
+        attempts: How many rounds at most: what could not be played is played again after all others have ended.
+        on_episode: Called with each episode as soon as it has been played and stored.
+
+    Raises:
+        ConfigurationError: A count below 1, no `run` for the `replay_buffer`, or stored episodes of another source,
+            `policy_version` or `experience_version` under the same run and iteration.
+        RunStopped: No episode can be played on. Raised once the others have ended; those that were stopped are not stored,
+            and played next time.
     """
-    for name, given in (("num_generations", num_generations), ("concurrency", concurrency)):
+    for name, given in (("num_generations", num_generations), ("concurrency", concurrency), ("attempts", attempts)):
         if given < 1:
             raise ConfigurationError(f"{name}={given}: at least 1")
-    found = replay_buffer.trajectories(run=run, iteration=iteration, segments=True) if replay_buffer is not None else ()
-    stored = {(trajectory.task.id, trajectory.rollout_index): trajectory for trajectory in found}
+    keys = {(task.id, index): task for task in tasks for index in range(num_generations)}
+    played_by = _PlayedBy(source, policy_version, experience_version)
+    episodes = {} if replay_buffer is None else _stored(replay_buffer, keys, run, iteration, played_by)
+    record = partial(Trajectory, run=run, iteration=iteration, **played_by._asdict())
     slots = asyncio.Semaphore(concurrency)
 
     async def episode(task: Task, index: int) -> Trajectory | RunStopped:
-        if (task.id, index) in stored:
-            return stored[task.id, index]
         recorder = TokenRecorder(seed=random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40))
         async with slots:
             try:
-                with closing(create_environment()) if create_environment else nullcontext() as environment:
-                    context = EpisodeContext(environment=environment)
-                    played = await _play(graph, task, context, recorder, {"recursion_limit": recursion_limit})
+                played = await _play(graph, task, create_environment, recorder, recursion_limit)
             except RunStopped as stopped:
                 return stopped
-            except Exception as fault:  # no environment could be created: this episode's fault, not the others'
-                played = [], False, f"{type(fault).__name__}: {fault}"
-        steps, success, error = played
-        trajectory = Trajectory(
-            task=task, steps=steps, source=source, success=success, error=error, run=run, iteration=iteration,
-            rollout_index=index, policy_version=policy_version, experience_version=experience_version,
-            segments=recorder.segments(),
-        )  # fmt: skip
+        trajectory = record(task=task, rollout_index=index, segments=recorder.segments(), **played._asdict())
         if replay_buffer is not None:
             replay_buffer.add(trajectory)
         if on_episode is not None:
             on_episode(trajectory)
         return trajectory
 
-    numbered = [(task, index) for task in tasks for index in range(num_generations)]
-    ended = await _all([asyncio.create_task(episode(*each), context=contextvars.Context()) for each in numbered])
+    for _ in range(attempts):
+        todo = [key for key in keys if key not in episodes or is_missing(episodes[key])]
+        episodes |= await _round({key: partial(episode, keys[key], key[1]) for key in todo})
+    return [episodes[task.id, index] for task in tasks for index in range(num_generations)]
+
+
+def is_missing(trajectory: Trajectory) -> bool:
+    """Whether the episode could not be played: something it needs is broken or away.
+
+    An experience model's unreadable answer (`PredictionFailed`) ends an episode too, but is an outcome of the dream: a model
+    that answers at temperature 0 would give it again.
+    """
+    return trajectory.error is not None and not trajectory.error.startswith(f"{PredictionFailed.__name__}:")
+
+
+def check_played(episodes: list[Trajectory], again: str = "the same command") -> list[Trajectory]:
+    """The episodes of an evaluation as given, if a verdict may be based on them.
+
+    Args:
+        again: What the user has to do to have the missing ones played, as the subject of a sentence.
+
+    Raises `EpisodesMissing` if an episode could not be played, or if every one failed in whatever way.
+    """
+    failed = [episode for episode in episodes if episode.error]
+    missing = failed if len(failed) == len(episodes) else [episode for episode in failed if is_missing(episode)]
+    if missing:
+        causes = "; ".join(dict.fromkeys(str(episode.error) for episode in missing[:3]))
+        raise EpisodesMissing(
+            f"{len(missing)} of {len(episodes)} episodes (run {missing[0].run!r}) could not be played, and there is no verdict "
+            f"without them; the first causes: {causes}. Mend that; then {again} plays only these {len(missing)} again"
+        )
+    return episodes
+
+
+def real_steps(episodes: Iterable[Trajectory], check_action: CheckAction | None = None) -> int:
+    """How many steps reached the environment: all but those that its own `check_action` refused beforehand."""
+    if check_action is None:
+        return sum(len(episode.steps) for episode in episodes)
+    return sum(
+        check_action(step.action, [earlier.observation for earlier in episode.steps[:number]]) is None
+        for episode in episodes
+        for number, step in enumerate(episode.steps, start=1)
+    )
+
+
+class _PlayedBy(NamedTuple):
+    """Who plays the episodes of one call: those of another are never given in their place."""
+
+    source: Source
+    policy_version: str
+    experience_version: str
+
+
+class _Outcome(NamedTuple):
+    steps: Sequence[Step]
+    success: bool
+    error: str | None
+
+
+Key = tuple[str, int]
+"""Task id and rollout index."""
+
+
+def _stored(
+    replay_buffer: ReplayBuffer, keys: Collection[Key], run: str, iteration: int, played_by: _PlayedBy
+) -> dict[Key, Trajectory]:
+    """What of these episodes was played before; failed ones are not among them."""
+    if not run:
+        raise ConfigurationError(
+            "run='' with a replay_buffer: episodes are stored under a run's name and read back by it; give run='...', "
+            "a name for each policy and purpose"
+        )
+    found: dict[Key, Trajectory] = {}
+    for each in replay_buffer.trajectories(run=run, iteration=iteration, errors=False, segments=True):
+        if (key := (each.task.id, each.rollout_index)) not in keys:
+            continue
+        before = _PlayedBy(each.source, each.policy_version, each.experience_version)
+        for name, stored, given in zip(_PlayedBy._fields, before, played_by, strict=True):
+            if stored != given:
+                raise ConfigurationError(
+                    f"run {run!r} holds episodes of iteration {iteration} with {name}={stored!r}, and {name}={given!r} is "
+                    "given now; they are not the same episodes: give another run name, or what they were played with"
+                )
+        found[key] = each
+    return found
+
+
+async def _round(todo: dict[Key, Callable[[], Any]]) -> dict[Key, Trajectory]:
+    """Play these episodes at once, each with nothing of its caller's context."""
+    ended = await _all([asyncio.create_task(play(), context=contextvars.Context()) for play in todo.values()])
     for each in ended:
         if isinstance(each, RunStopped):
             raise each
-    return [each for each in ended if isinstance(each, Trajectory)]
+    return dict(zip(todo, ended, strict=True))
 
 
 async def _all(tasks: Sequence["asyncio.Task[Result]"]) -> list[Result]:
@@ -91,17 +192,19 @@ async def _all(tasks: Sequence["asyncio.Task[Result]"]) -> list[Result]:
 
 
 async def _play(
-    graph: Agent, task: Task, context: Any, recorder: TokenRecorder, config: RunnableConfig
-) -> tuple[Sequence[Any], bool, str | None]:
+    graph: Agent, task: Task, create_environment: CreateEnvironment | None, recorder: TokenRecorder, recursion_limit: int
+) -> _Outcome:
     """The steps, the outcome and, if it broke, the cause of one episode; what was played before a fault is kept."""
     state: dict[str, Any] = {}
     try:
-        with recorder:
+        with closing(create_environment()) if create_environment else nullcontext() as environment, recorder:
+            context = EpisodeContext(environment=environment)
             # streamed, so that what was played before a fault is known
+            config = {"recursion_limit": recursion_limit}
             async for values in graph.astream({"task": task}, config, context=context, stream_mode="values"):
                 state = values
     except RunStopped:
         raise
     except Exception as error:
-        return state.get("steps", []), False, f"{type(error).__name__}: {error}"
-    return state.get("steps", []), state.get("success", False), None
+        return _Outcome(state.get("steps", ()), False, f"{type(error).__name__}: {error}")
+    return _Outcome(state.get("steps", ()), state.get("success", False), None)

@@ -1,49 +1,56 @@
-"""The graphs as `langgraph dev` serves them, on the parts of a finished or unfinished run.
+"""The graphs as `langgraph dev` serves them, on the parts of a finished or unfinished experiment.
 
 The folder is named by the environment variable DREAMGYM_OUT (an output folder of `dreamgym demo` or `dreamgym train`). The
 server brings its own checkpointer, so the graphs are compiled bare.
 """
 
 import asyncio
-import json
 import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.model import DreamEnvironment
-from dreamgym_lg.experiment.experiment import Demo
-from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.experiment import Experiment
+from dreamgym_lg.experiment.worlds import open_folder
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.graphs.training import create_training_graph
+from dreamgym_lg.types import StepResult, Task
 
 
-def _run() -> Demo:
-    out = Path(os.environ.get("DREAMGYM_OUT", "runs/peckingorder-seed1"))
-    if not (out / "settings.json").exists():
-        raise ConfigurationError(f"DREAMGYM_OUT={out} is no output folder; run `dreamgym train --out {out}` first")
-    return Demo(out, Settings(**json.loads((out / "settings.json").read_text())))
+def _experiment() -> Experiment:
+    return open_folder(Path(os.environ.get("DREAMGYM_OUT", "runs/peckingorder-seed1")))
 
 
-class _Dream(DreamEnvironment):
-    """Steps in a thread: the server refuses whatever blocks its loop, and retrieval reads SQLite."""
+class _InThread(Environment):
+    """An environment whose steps run in a thread: the server refuses whatever blocks its loop, and retrieval reads SQLite."""
 
-    astep = Environment.astep
+    def __init__(self, inner: Environment) -> None:
+        self.inner = inner
+
+    def reset(self, task: Task) -> str:
+        return self.inner.reset(task)
+
+    def step(self, action: str) -> StepResult:
+        return self.inner.step(action)
+
+    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
+        return self.inner.check_action(action, observations)
 
 
 @cache
 def _episode() -> Any:
-    run = _run()
-    name = "trained" if (run.models / "trained").exists() else "base"
-    world = _Dream(run.experience(own_process=False), check_action=run.check_action)
-    return create_episode_graph(run.policy(name), world, max_steps=run.settings.max_steps).compile()
+    work = _experiment()
+    name = "trained" if (work.models / "trained").exists() else "base"
+    dream = _InThread(work.world.create_dream(work.experience(own_process=False)))
+    return create_episode_graph(work.policy(name), dream, max_steps=work.world.max_steps).compile()
 
 
 @cache
 def _training() -> Any:
-    training, _ = _run().training()
+    work = _experiment()
+    training, _ = work.training(work.base_policy())
     return create_training_graph(training).compile()
 
 

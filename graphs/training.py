@@ -4,7 +4,7 @@ Durable with any checkpointer: the state holds ids and counters, the payloads ar
 be repeated after a crash without doing its work twice.
 """
 
-import gc
+import logging
 import signal
 import threading
 import time
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import wraps
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.errors import GraphDrained
 from langgraph.graph import END, START, StateGraph
@@ -24,31 +25,19 @@ from langgraph.runtime import RunControl
 from typing_extensions import TypedDict
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
-from dreamgym_lg.environment import CreateEnvironment
+from dreamgym_lg.environment import CheckAction, CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import create_episode_graph
+from dreamgym_lg.learner import Learner
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import rollout
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.rollout import Agent, real_steps, rollout
+from dreamgym_lg.types import Source, Trajectory
+
+logger = logging.getLogger(__name__)
 
 Metrics = Mapping[str, float | int | str | None]
-
-
-class Learner(Protocol):
-    """What trains the policy, e.g. `integrations.trl.grpo.GRPOLearner`."""
-
-    @property
-    def iteration(self) -> int:
-        """How many iterations' updates are in the weights."""
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """What the last update returned, also after a restart."""
-
-    def update(self, groups: Sequence[Sequence[Trajectory]]) -> Mapping[str, float]:
-        """Train on one iteration's groups, durably, and return metrics."""
 
 
 class TrainingState(TypedDict, total=False):
@@ -59,6 +48,8 @@ class TrainingState(TypedDict, total=False):
     """Where to stop; the counter below starts at 0."""
     iteration: int
     task_ids: list[str]
+    uniform_iterations: int
+    """How many iterations in a row, up to the last update, had uniform groups alone."""
 
 
 @dataclass(kw_only=True)
@@ -67,11 +58,17 @@ class Training:
 
     policy: BaseChatModel
     learner: Learner
-    agent: Any = None
+    agent: Agent | None = None
     """What plays the episodes, e.g. a `SimulatedAgent`; None: the episode graph with `policy`."""
-    experience: ExperienceModel
     create_environment: CreateEnvironment
-    """Creates the environments of the rollouts, by default dreams."""
+    """Creates the environments of the rollouts: dreams of `experience`, or real ones."""
+    source: Source
+    """Who answers there, as each trajectory says: `synthetic` for the experience model, `real` for the real environment.
+    The steps of real rollouts are counted in the metric `real_steps`."""
+    experience: ExperienceModel | None = None
+    """The experience model behind the dreams; None where the rollouts are real."""
+    check_action: CheckAction | None = None
+    """With real rollouts: the environment's own check, whose refusals are no real steps."""
     curriculum: Curriculum
     replay_buffer: ReplayBuffer
     num_tasks: int = 8
@@ -89,7 +86,16 @@ class Training:
     refresh: Callable[[int], Metrics] | None = None
     """Shows the experience model the policy's own real episodes; it spends real steps and says how many."""
     refresh_every: int = 15
+    stop_after_uniform: int = 5
+    """The run ends early after so many iterations in a row whose groups were all uniform: equal rewards within a group
+    teach GRPO nothing. 0: never."""
     on_node: Callable[[str, int], None] = lambda node, iteration: None
+    say: Callable[[str], None] = logger.warning
+    """Told what a user should know while the run goes on: that most episodes failed, that it ends early."""
+
+    def __post_init__(self) -> None:
+        if self.source != "synthetic" and self.refresh is not None:
+            raise ConfigurationError(f"source={self.source!r} with refresh=: no dream is played there; drop one of them")
 
     def sample_tasks(self, state: TrainingState) -> TrainingState:
         iteration = state.get("iteration", 0)
@@ -99,44 +105,64 @@ class Training:
 
     def rollout(self, state: TrainingState) -> TrainingState:
         graph = self.agent or create_episode_graph(self.policy, max_steps=self.max_steps).compile()
-        episodes = rollout(
+        playing = rollout(
             graph,
             [self.curriculum[task_id] for task_id in state["task_ids"]],
             self.create_environment,
             num_generations=self.num_generations,
-            source="synthetic",
+            source=self.source,
             run=state["run"],
             iteration=state["iteration"],
             seed=self.seed,
             concurrency=self.concurrency,
             replay_buffer=self.replay_buffer,
             policy_version=str(state["iteration"]),
-            experience_version=self.experience.version,
+            experience_version=self.experience.version if self.experience else "",
             recursion_limit=2 * self.max_steps + 5,
         )
-        run_lasting(episodes)
+        episodes = run_lasting(playing)
+        # Here, not in the next node: a resumed run begins with the node that raised, which plays what failed again.
+        check_trainable(episodes)
+        if mostly_failed(episodes):
+            causes = [episode.error for episode in episodes if episode.error]
+            self.say(
+                f"{len(causes)} of {len(episodes)} episodes of iteration {state['iteration']} failed, and the policy is "
+                f"trained on the others alone; the first cause: {causes[0]}"
+            )
         return {}
 
     def update_policy(self, state: TrainingState) -> TrainingState:
         iteration = state["iteration"]
         found = self.replay_buffer.trajectories(run=state["run"], iteration=iteration, segments=True)
         ordered = sorted(found, key=lambda trajectory: (trajectory.task.id, trajectory.rollout_index))
+        check_trainable(ordered)
         groups = [list(group) for _, group in groupby(ordered, key=lambda trajectory: trajectory.task.id)]
         metrics = describe(groups)
-        if all(trajectory.error or not any(step.valid for step in trajectory.steps) for trajectory in ordered):
-            raise NothingToTrain(no_valid_action(ordered))
+        if self.source == "real":
+            metrics["real_steps"] = real_steps(ordered, self.check_action)
         values = [
-            self.curriculum.update(group[0].task.id, [t.reward for t in group if t.error is None]) for group in groups
+            self.curriculum.update(group[0].task.id, [t.reward for t in group if t.error is None], iteration=iteration)
+            for group in groups
         ]
         metrics["curriculum_value"] = sum(values) / len(values)
         if self.learner.iteration <= iteration:  # else the crash came after this update
             self.learner.update(groups)
             self.weights_changed()
         metrics |= self.learner.metrics
-        if self.experience.hosted is not None:
-            metrics |= self.experience.hosted.take_metrics()
+        if self.experience is not None and self.experience.hosted is not None:
+            metrics |= self.experience.hosted.pop_metrics()
+        # an outage leaves groups of one episode, which are uniform but say nothing of the policy
+        uniform = all(is_uniform(group) for group in groups) and not mostly_failed(ordered)
+        after: TrainingState = {"uniform_iterations": state.get("uniform_iterations", 0) + 1 if uniform else 0}
+        metrics["stopped_early"] = int(self.is_stuck(after) and iteration + 1 < state["iterations"])
+        if metrics["stopped_early"]:
+            self.say(
+                f"the run ends after {iteration + 1} of {state['iterations']} iterations: in the last "
+                f"{after['uniform_iterations']}, all episodes of a task had the same reward, which teaches nothing. "
+                "Give harder or easier tasks, or stop_after_uniform=0 to go on"
+            )
         self.replay_buffer.record_metrics(state["run"], iteration, metrics)
-        return {}
+        return after
 
     def evaluate_policy(self, state: TrainingState) -> TrainingState:
         assert self.evaluate is not None
@@ -151,18 +177,31 @@ class Training:
     def count(self, state: TrainingState) -> TrainingState:
         return {"iteration": state["iteration"] + 1}
 
-    def _due(self, state: TrainingState, every: int, *, last: bool) -> bool:
-        finished = state["iteration"] + 1
-        return finished % every == 0 or (last and finished == state["iterations"])
+    def is_stuck(self, state: TrainingState) -> bool:
+        return 0 < self.stop_after_uniform <= state.get("uniform_iterations", 0)
+
+    def is_over(self, state: TrainingState, finished: int) -> bool:
+        return finished >= state["iterations"] or self.is_stuck(state)
 
     def after_update(self, state: TrainingState) -> Literal["evaluate", "refresh", "count"]:
-        if self.evaluate is not None and self._due(state, self.evaluate_every, last=True):
-            return "evaluate"
-        return self.after_evaluation(state)
+        finished = state["iteration"] + 1
+        due = finished % self.evaluate_every == 0 or self.is_over(state, finished)
+        return "evaluate" if self.evaluate is not None and due else self.after_evaluation(state)
 
     def after_evaluation(self, state: TrainingState) -> Literal["refresh", "count"]:
-        due = self._due(state, self.refresh_every, last=False) and state["iteration"] + 1 < state["iterations"]
+        finished = state["iteration"] + 1
+        due = finished % self.refresh_every == 0 and not self.is_over(state, finished)
         return "refresh" if self.refresh is not None and due else "count"
+
+    def next_iteration(self, state: TrainingState) -> str:
+        if "run" not in state or "iterations" not in state:
+            raise ConfigurationError("the training graph needs an input: {'run': name, 'iterations': n}")
+        return END if self.is_over(state, state.get("iteration", 0)) else "curriculum"
+
+    def can_play_again(self, run: str, iteration: int) -> bool:
+        """Whether episodes of this iteration failed, and none of its episodes has been trained on."""
+        found = self.replay_buffer.trajectories(run=run, iteration=iteration)
+        return self.learner.iteration <= iteration and any(episode.error for episode in found)
 
     def timed(self, name: str, node: Callable[[TrainingState], TrainingState]) -> Any:
         """The node, its wall time recorded with the iteration's metrics."""
@@ -192,20 +231,14 @@ def create_training_graph(training: Training) -> StateGraph[TrainingState, None,
     for name, node in nodes.items():
         builder.add_node(name, training.timed(name, node))
     builder.add_node("count", training.count)
-    builder.add_conditional_edges(START, _next, [END, "curriculum"])
+    builder.add_conditional_edges(START, training.next_iteration, [END, "curriculum"])
     builder.add_edge("curriculum", "rollout")
     builder.add_edge("rollout", "update_policy")
     builder.add_conditional_edges("update_policy", training.after_update)
     builder.add_conditional_edges("evaluate", training.after_evaluation)
     builder.add_edge("refresh", "count")
-    builder.add_conditional_edges("count", _next, [END, "curriculum"])
+    builder.add_conditional_edges("count", training.next_iteration, [END, "curriculum"])
     return builder
-
-
-def _next(state: TrainingState) -> str:
-    if "run" not in state or "iterations" not in state:
-        raise ConfigurationError("the training graph needs an input: {'run': name, 'iterations': n}")
-    return END if state.get("iteration", 0) >= state["iterations"] else "curriculum"
 
 
 def run_training(training: Training, checkpoints: Path, *, run: str, iterations: int) -> None:
@@ -213,13 +246,25 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
 
     Ctrl-C lets the node at work finish and raises KeyboardInterrupt then; a second Ctrl-C stops at once. Either way the same
     call goes on from there.
+
+    Args:
+        iterations: Where to stop, in all; on going on it replaces what was given before, be it more or less.
     """
     with SqliteSaver.from_conn_string(str(checkpoints)) as saver:
         graph = create_training_graph(training).compile(checkpointer=saver)
-        config: Any = {"configurable": {"thread_id": run}, "recursion_limit": 1_000_000}
-        given: Any = None if graph.get_state(config).next else {"run": run, "iterations": iterations}
+        config: RunnableConfig = {"configurable": {"thread_id": run}, "recursion_limit": 1_000_000}
+        given: Any = {"run": run, "iterations": iterations}
+        begun = graph.get_state(config)
+        if begun.next:
+            if begun.next == ("update_policy",) and training.can_play_again(run, begun.values["iteration"]):
+                graph.update_state(config, given, as_node="curriculum")  # so that the next node is `rollout`
+            elif begun.values["iterations"] != iterations:
+                graph.update_state(config, given)
+            given = None
+        elif iterations > begun.values.get("iterations", iterations):
+            given["uniform_iterations"] = 0  # who asks for more of a run that ended early gets it
         control = RunControl()
-        with _draining(control), _less_to_search():
+        with _draining(control):
             try:
                 graph.invoke(given, config, durability="sync", control=control)
             except GraphDrained as drained:
@@ -244,21 +289,6 @@ def _draining(control: RunControl) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-@contextmanager
-def _less_to_search() -> Iterator[None]:
-    """What exists by now, some hundred thousand objects of torch and transformers, is left out of garbage collection: to
-    search it again and again takes 8 % of the rollouts of a small model."""
-    if gc.get_freeze_count():  # somebody else's, who may want to keep it
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | str | None]:
     """What an iteration's episodes were like. Failed rollouts are counted, and left out of every mean."""
     episodes = [trajectory for group in groups for trajectory in group]
@@ -271,7 +301,7 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | 
         "first_error": next((t.error for t in episodes if t.error), None),
         "reward_mean": sum(trajectory.reward for trajectory in played) / max(len(played), 1),
         "dream_success": sum(trajectory.success for trajectory in played) / max(len(played), 1),
-        "uniform_groups": sum(len({t.reward for t in g if t.error is None}) < 2 for g in groups) / max(len(groups), 1),
+        "uniform_groups": sum(is_uniform(group) for group in groups) / max(len(groups), 1),
         "synthetic_share": len(synthetic) / max(len(groups), 1),
         "invalid_action_share": sum(trajectory.invalid_actions for trajectory in played) / max(steps, 1),
         "steps_mean": steps / max(len(played), 1),
@@ -280,13 +310,27 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | 
     }
 
 
-def no_valid_action(episodes: Sequence[Trajectory]) -> str:
-    """What to tell the user when not one action of an iteration was understood."""
-    errors = sorted({trajectory.error for trajectory in episodes if trajectory.error})
-    if all(trajectory.error for trajectory in episodes):
-        return f"all {len(episodes)} episodes failed; causes: {'; '.join(errors[:3])}"
-    actions = [step.action for trajectory in episodes for step in trajectory.steps][:3]
-    return (
+def is_uniform(group: Sequence[Trajectory]) -> bool:
+    """Whether no two played episodes of a group earned different rewards: no advantage, no gradient."""
+    return len({episode.reward for episode in group if episode.error is None}) < 2
+
+
+def mostly_failed(episodes: Sequence[Trajectory]) -> bool:
+    return 2 * sum(episode.error is not None for episode in episodes) > len(episodes)
+
+
+def check_trainable(episodes: Sequence[Trajectory]) -> None:
+    """Raise `NothingToTrain` if every episode of an iteration failed, or if not one action of the others was understood."""
+    if any(step.valid for episode in episodes if episode.error is None for step in episode.steps):
+        return
+    errors = sorted({episode.error for episode in episodes if episode.error})
+    if all(episode.error for episode in episodes):
+        raise NothingToTrain(
+            f"all {len(episodes)} episodes failed; causes: {'; '.join(errors[:3])}. "
+            "Mend that; then the same call plays them again"
+        )
+    actions = [step.action for episode in episodes for step in episode.steps][:3]
+    raise NothingToTrain(
         f"not one action of {len(episodes)} episodes was valid (the first: {actions!r}), so no reward can be earned. "
         "Fine-tune the policy on a few demonstrations first, and check that its prompt says which actions exist"
     )

@@ -83,10 +83,12 @@ def prepared_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A `--quick` run up to its models: collected, experience model and base policy trained, nothing dreamed yet."""
     out = tmp_path_factory.mktemp("prepared") / "run"
     prepare = (
-        "import sys, pathlib, dreamgym_lg.experiment.experiment as demo, dreamgym_lg.experiment.settings as recipe\n"
-        "work = demo.Demo(pathlib.Path(sys.argv[1]), recipe.settings_for('peckingorder', quick=True, seed=3))\n"
+        "import sys, pathlib\n"
+        "from dreamgym_lg.cli.experiment import open_experiment\n"
+        "work = open_experiment('peckingorder', seed=3, quickly=True, out=pathlib.Path(sys.argv[1]))\n"
         "work.collect()\n"
-        "work.train_models()\n"
+        "work.train_experience()\n"
+        "work.train_base()\n"
     )
     done = subprocess.run([sys.executable, "-c", prepare, str(out)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -6,11 +6,12 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import BaseTool, tool
@@ -18,7 +19,7 @@ from langgraph.graph import START, StateGraph
 from pydantic import Field
 
 from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory, load_traces
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 
 create_agent = pytest.importorskip("langchain.agents").create_agent
 
@@ -137,9 +138,21 @@ def test_tasks_are_those_given_or_the_real_ones_of_the_buffer(agent: Agent, buff
     step = Step(observation="Book.", action='{"answer": "done"}', next_observation="", reward=1, terminated=True)
     recorded = Task(id="t", instruction="Book.", environment="traces", metadata={"observation": "Book."})
     buffer.add(Trajectory(task=recorded, steps=[step], success=True))
-    assert [task.id for task in gym_of(agent, buffer, tasks=()).tasks] == ["t"]
-    assert [task.id for task in gym_of(agent, buffer).tasks] == ["a", "b", "c"]
+    assert [task.id for task in gym_of(agent, buffer, tasks=()).world.all_tasks] == ["t"]
+    assert [task.id for task in gym_of(agent, buffer).world.all_tasks] == ["a", "b", "c"]
     assert {task.id for task in buffer.tasks()} == {"t", "a", "b", "c"}
+
+
+def test_a_task_is_held_out_by_giving_it_with_another_split_and_not_given_back(agent: Agent, buffer: ReplayBuffer) -> None:
+    step = Step(observation="Book.", action="book", next_observation="Booked.")
+    recorded = Task(id="t", instruction="Book.", environment="traces", metadata={"observation": "Book."})
+    buffer.add(Trajectory(task=recorded, steps=[step], success=True))
+    assert buffer.similar("Book.", "book") == [step]
+    gym_of(agent, buffer, tasks=[*tasks(), replace(recorded, split="test")])
+    assert buffer.similar("Book.", "book") == []
+    assert [task.split for task in buffer.tasks() if task.id == "t"] == ["test"]
+    with pytest.raises(ConfigurationError, match="'t' is stored with split 'test' and given with split 'train'"):
+        gym_of(agent, buffer, tasks=[recorded])
 
 
 def test_imported_traces_are_tasks_whose_dream_can_be_played(agent: Agent, buffer: ReplayBuffer, tmp_path: Path) -> None:
@@ -151,14 +164,14 @@ def test_imported_traces_are_tasks_whose_dream_can_be_played(agent: Agent, buffe
     (tmp_path / "traces.jsonl").write_text(json.dumps({"messages": messages, "success": True}))
     buffer.extend(load_traces(tmp_path / "traces.jsonl"))
     gym = gym_of(agent, buffer, tasks=())
-    rate, (episode,) = gym.evaluate(Says(), tasks=gym.tasks)
+    rate, (episode,) = gym.evaluate(Says(), tasks=gym.tasks("train"))
     assert rate.successes == 1 and agent.booked == [] and episode.task.instruction == "A room."
 
 
 def test_an_experience_model_is_kept_and_a_chat_model_is_grounded(agent: Agent, buffer: ReplayBuffer) -> None:
     mine = ExperienceModel(World())
-    assert gym_of(agent, buffer, experience_model=mine).experience is mine
-    made = gym_of(agent, buffer).experience
+    assert gym_of(agent, buffer, experience_model=mine).experience() is mine
+    made = gym_of(agent, buffer).experience()
     assert made.replay_buffer is buffer and made.k == 3
 
 
@@ -207,15 +220,32 @@ def test_what_evaluation_and_export_need(agent: Agent, buffer: ReplayBuffer, tmp
     with pytest.raises(ConfigurationError, match="no weights to save"):
         gym.export(tmp_path / "policy", policy=Says())
     with pytest.raises(ConfigurationError, match="cannot be trained"):
-        gym.train(Says(), 1, out=tmp_path)
+        gym.train(Says(), 1)
     with pytest.raises(ConfigurationError, match="split 'train'"):
-        gym_of(agent, buffer, tasks=tasks()[2:]).train("none", 1, out=tmp_path)
+        gym_of(agent, buffer, tasks=tasks()[2:]).train("none", 1)
 
 
-def test_episodes_that_all_failed_are_no_rate_of_zero(agent: Agent, buffer: ReplayBuffer) -> None:
-    mute = GenericFakeChatModel(messages=iter([]))
-    with pytest.raises(EnvironmentFailed, match="all 1 episodes failed; causes"):
-        gym_of(agent, buffer).evaluate(mute)
+def test_there_is_no_rate_while_an_episode_is_missing(agent: Agent, buffer: ReplayBuffer) -> None:
+    """The same call, with the run that the error names, plays what is missing alone."""
+
+    class Away(Says):
+        failures: int
+
+        def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
+            if "city b" in str(messages) and len(self.asked) < self.failures:
+                self.asked.append(0)
+                raise ConnectionError("401: the key has expired")
+            return super()._generate(messages, *args, **kwargs)
+
+    two = [replace(task, split="test", instruction=f"Book city {task.id}.") for task in tasks()[:2]]
+    gym = gym_of(agent, buffer, tasks=two, verify=lambda task, state: 1.0)
+    with pytest.raises(EpisodesMissing, match="1 of 2 episodes.*401: the key has expired") as caught:
+        gym.evaluate(Away(failures=1000))
+    run = str(caught.value).split("run='")[-1].split("'")[0]
+    policy = Says()
+    rate, episodes = gym.evaluate(policy, run=run)
+    assert (rate.successes, rate.episodes) == (2, 2) and len(policy.asked) == 2, "one episode of two calls"
+    assert gym.evaluate(Away(failures=2))[0].successes == 2, "played again twice within one call"
 
 
 def test_export_is_the_graph_with_real_tools_and_the_policy(agent: Agent, buffer: ReplayBuffer) -> None:

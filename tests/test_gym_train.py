@@ -48,7 +48,7 @@ def books_first(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = Batch._draw
 
     def steered(self: Any, logprobs: Any) -> Any:
-        tokens, tokenizer = draw(self, logprobs), self.engine.tokenizer
+        tokens, tokenizer = draw(self, logprobs), self.decoder.tokenizer
         wanted = [*tokenizer(CALL, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         for i, row in enumerate(self.rows):
             if not any(entry["role"] == "tool" for entry in row.request.conversation):
@@ -89,10 +89,19 @@ def weights(policy: LocalChatModel) -> Any:
     return torch.cat([parameter.detach().flatten() for parameter in policy.model.parameters()]).clone()
 
 
+Make = Callable[..., DreamGym]
+
+
 @pytest.fixture
-def make(graph: Any, tmp_path: Path) -> Callable[[], DreamGym]:
+def make(graph: Any, tmp_path: Path) -> Make:
     buffer = ReplayBuffer(tmp_path / "replay.db")
-    return lambda: DreamGym(graph, replay_buffer=buffer, experience_model=World(), tasks=TASKS, verify=odd)
+
+    def make(out: Path = tmp_path / "run", **options: Any) -> DreamGym:
+        return DreamGym(
+            graph, replay_buffer=buffer, experience_model=World(), tasks=TASKS, verify=odd, out=out, **options
+        )
+
+    return make
 
 
 SETTINGS: dict[str, Any] = {"num_tasks": 2, "num_generations": 4, "learning_rate": 1e-2, "beta": 0.0}
@@ -100,15 +109,16 @@ SETTINGS: dict[str, Any] = {"num_tasks": 2, "num_generations": 4, "learning_rate
 
 @pytest.mark.slow
 def test_training_changes_the_weights_in_the_dream_alone(
-    make: Callable[[], DreamGym], booked: list[str], tmp_path: Path
+    make: Make, booked: list[str], tmp_path: Path
 ) -> None:
-    gym, tiny = make(), policy()
-    before, nodes = weights(tiny), list[tuple[str, int]]()
-    trained = gym.train(tiny, 2, out=tmp_path / "run", on_node=lambda *each: nodes.append(each), **SETTINGS)
+    nodes = list[tuple[str, int]]()
+    gym, tiny = make(progress=lambda label, done, total: nodes.append((label, done))), policy()
+    before = weights(tiny)
+    trained = gym.train(tiny, 2, **SETTINGS)
 
-    assert trained is tiny is gym.policy and not torch.equal(before, weights(tiny))
+    assert trained is tiny is gym.trained and not torch.equal(before, weights(tiny))
     assert booked == []
-    episodes = list(gym.replay_buffer.trajectories(run=gym.run, segments=True))
+    episodes = list(gym.replay_buffer.trajectories(run=gym.run_name("train"), segments=True))
     assert len(episodes) == 2 * 2 * 4 and all(episode.error is None for episode in episodes)
     assert all(episode.steps[0].next_observation == "A dreamed room." for episode in episodes)
     assert all(episode.task.split == "train" for episode in episodes)
@@ -118,54 +128,55 @@ def test_training_changes_the_weights_in_the_dream_alone(
         assert segment.trainable > len(call) + 1
         assert "You book rooms." in tiny.tokenizer.decode(segment.token_ids)
     assert len({episode.reward for episode in episodes}) == 2
-    metrics = gym.replay_buffer.metrics(gym.run)
+    metrics = gym.replay_buffer.metrics(gym.run_name("train"))
     assert [each["iteration"] for each in metrics] == [0, 1] and all(each["trainable_tokens"] > 0 for each in metrics)
-    assert ("rollout", 1) in nodes
+    assert ("train: rollout", 1) in nodes
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_where_it_was(make: Callable[[], DreamGym], tmp_path: Path) -> None:
-    def kill(node: str, iteration: int) -> None:
-        if (node, iteration) == ("update_policy", 1):
+def test_a_killed_training_goes_on_where_it_was(make: Make, tmp_path: Path) -> None:
+    def kill(label: str, iteration: int, total: int) -> None:
+        if (label, iteration) == ("train: update_policy", 1):
             raise Killed
 
-    whole = make().train(policy(), 2, out=tmp_path / "whole", **SETTINGS)
-    gym = make()
+    whole = make(tmp_path / "whole").train(policy(), 2, **SETTINGS)
+    killed = make(tmp_path / "killed", progress=kill)
     with pytest.raises(Killed):
-        gym.train(policy(), 2, out=tmp_path / "killed", on_node=kill, **SETTINGS)
-    assert gym.policy is None
+        killed.train(policy(), 2, **SETTINGS)
+    assert killed.trained is None
     nodes = list[tuple[str, int]]()
-    resumed = gym.train(policy(), 2, out=tmp_path / "killed", on_node=lambda *each: nodes.append(each), **SETTINGS)
-    assert nodes[0] == ("update_policy", 1), "nothing that was finished is done again"
+    gym = make(tmp_path / "killed", progress=lambda label, done, total: nodes.append((label, done)))
+    resumed = gym.train(policy(), 2, **SETTINGS)
+    assert nodes[0] == ("train: update_policy", 1), "nothing that was finished is done again"
     # Adam makes a step of a gradient that is nothing but rounding: what threads add in another order may differ by a little,
     # a lost optimiser state or a repeated update by whole steps
     torch.testing.assert_close(weights(whole), weights(resumed), rtol=0, atol=SETTINGS["learning_rate"] / 10)
 
-    played = gym.replay_buffer.count("trajectories", run=gym.run)
-    again = gym.train(policy(), 2, out=tmp_path / "killed", **SETTINGS)
+    played = gym.replay_buffer.count("trajectories", run=gym.run_name("train"))
+    again = gym.train(policy(), 2, **SETTINGS)
     torch.testing.assert_close(weights(again), weights(resumed))
-    assert gym.replay_buffer.count("trajectories", run=gym.run) == played
-    more = gym.train(policy(), 3, out=tmp_path / "killed", **SETTINGS)
-    assert gym.replay_buffer.count("trajectories", run=gym.run) == played + 8
+    assert gym.replay_buffer.count("trajectories", run=gym.run_name("train")) == played
+    more = gym.train(policy(), 3, **SETTINGS)
+    assert gym.replay_buffer.count("trajectories", run=gym.run_name("train")) == played + 8
     assert not torch.equal(weights(more), weights(resumed))
 
 
 @pytest.mark.slow
-def test_another_folder_is_another_training(make: Callable[[], DreamGym], tmp_path: Path) -> None:
-    gym = make()
-    gym.train(policy(), 1, out=tmp_path / "one" / "run", **SETTINGS)
-    first = gym.run
-    gym.train(policy(), 1, out=tmp_path / "two" / "run", **SETTINGS)
-    assert gym.run != first
-    assert gym.replay_buffer.count("trajectories", run=gym.run) == 8, "played anew, not read from the other training"
+def test_another_folder_is_another_training(make: Make, tmp_path: Path) -> None:
+    one, two = make(tmp_path / "one" / "run"), make(tmp_path / "two" / "run")
+    one.train(policy(), 1, **SETTINGS)
+    two.train(policy(), 1, **SETTINGS)
+    assert one.run_name("train") != two.run_name("train")
+    played = two.replay_buffer.count("trajectories", run=two.run_name("train"))
+    assert played == 8, "played anew, not read from the other training"
 
 
 @pytest.mark.slow
 def test_the_trained_policy_evaluates_and_goes_back_to_production(
-    make: Callable[[], DreamGym], booked: list[str], tmp_path: Path
+    make: Make, booked: list[str], tmp_path: Path
 ) -> None:
     gym = make()
-    gym.train(policy(), 1, out=tmp_path / "run", **SETTINGS)
+    gym.train(policy(), 1, **SETTINGS)
     rate, _ = gym.evaluate(num_generations=2)
     assert rate.episodes == 2 and booked == []
     assert gym.evaluate(real=True)[0].episodes == 1 and booked == ["Rome"]
@@ -174,12 +185,12 @@ def test_the_trained_policy_evaluates_and_goes_back_to_production(
     messages = exported.invoke({"messages": [("human", "Book room t.")]})["messages"]
     assert messages[2].text == "A real room." and len(booked) == 2
     loaded = LocalChatModel.from_path(tmp_path / "policies" / "tiny", max_new_tokens=60)
-    torch.testing.assert_close(weights(loaded), weights(gym.policy))
+    torch.testing.assert_close(weights(loaded), weights(gym.trained))
     again = gym.export(policy=loaded.with_temperature(0)).invoke({"messages": [("human", "Book room t.")]})["messages"]
     assert again[1].tool_calls[0]["args"] == {"city": "Rome"} and len(booked) == 3
 
 
-def test_a_policy_in_another_process_is_refused(make: Callable[[], DreamGym], tmp_path: Path) -> None:
+def test_a_policy_in_another_process_is_refused(make: Make, tmp_path: Path) -> None:
     elsewhere = policy().model_copy(update={"model": None})
     with pytest.raises(ConfigurationError, match="load it without own_process"):
-        make().train(elsewhere, 1, out=tmp_path / "run", **SETTINGS)
+        make().train(elsewhere, 1, **SETTINGS)

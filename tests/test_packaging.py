@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,8 +81,27 @@ def test_the_wheel_carries_the_licence_and_declares_every_extra(wheel: Path) -> 
     assert "License-Expression: Apache-2.0" in metadata
     assert licence == (ROOT / "LICENSE").read_text()
     assert set(re.findall(r"^Provides-Extra: (\w+)$", metadata, re.M)) == {
-        "train", "textworld", "report", "bfcl", "alfworld", "demo", "dev", "all",
+        "train", "textworld", "openai", "report", "bfcl", "alfworld", "demo", "dev", "all",
     }  # fmt: skip
+
+
+def test_all_installs_what_a_user_wants_and_no_development_tool() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+    def packages(extra: str) -> set[str]:
+        """The names of what an extra installs, the extras that it refers to resolved."""
+        found: set[str] = set()
+        for requirement in extras[extra]:
+            if nested := re.fullmatch(r"dreamgym-lg\[(.+)\]", requirement):
+                found |= {package for each in nested[1].split(",") for package in packages(each)}
+            else:
+                found.add(re.split(r"[<>=]", requirement)[0])
+        return found
+
+    wanted = packages("demo") | packages("openai") | packages("bfcl")
+    assert packages("all") == wanted and {"trl", "langchain-openai", "openai", "langchain"} <= wanted
+    assert not {"pytest", "mypy", "ruff", "deepagents", "langchain-tests"} & packages("all")
+    assert {"pytest", "langchain-openai"} <= packages("dev")
 
 
 def test_the_sdist_holds_what_the_wheel_is_built_from(dist: Path) -> None:

@@ -40,14 +40,12 @@ def test_command_exists_with_these_options(command: str, tmp_path: Path, monkeyp
 @pytest.mark.slow
 def test_python_blocks_run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one namespace; the first block finds a finished run, so that its stages have nothing left to do."""
-    import json
-
-    from dreamgym_lg.experiment.settings import Settings
+    from dreamgym_lg.experiment.worlds import open_folder
 
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").symlink_to(finished_run)
-    settings = Settings(**json.loads((finished_run / "settings.json").read_text()))
-    monkeypatch.setattr("dreamgym_lg.experiment.settings.settings_for", lambda *_, **__: settings)
+    finished = open_folder(finished_run)
+    monkeypatch.setattr("dreamgym_lg.integrations.textworld_express.world.TextWorldExpressWorld.settings", finished.settings)
     monkeypatch.chdir(tmp_path)
     answer = "valid, it completes the task\nreward 1, success\nYou take the orange."
     namespace: dict[str, Any] = {

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, ProcessLost
+from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, EpisodesMissing, PredictionFailed, ProcessLost, RunStopped
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import rollout
+from dreamgym_lg.rollout import check_played, real_steps, rollout
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
-from dreamgym_lg.types import StepResult, Task, Trajectory
+from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
 TASKS = [Task(id=f"t{n}", instruction="count to three", environment="counting") for n in range(3)]
 
@@ -57,7 +57,7 @@ def policy(scripted: Any) -> Any:
         recorder = TokenRecorder.current()
         assert recorder is not None
         seed = recorder.next_seed()
-        recorder.record(TokenCall(None, [len(recorder.calls)], [7], [-0.5]))
+        recorder.record(TokenCall(None, [len(recorder.calls)], [7], [-0.5], 1.0))
         return f"say {seed}"
 
     return scripted(reply=reply)
@@ -89,10 +89,7 @@ def test_nothing_plays_on_behind_an_error(policy: Any) -> None:
     async def both() -> None:
         graph = create_episode_graph(policy, max_steps=10).compile()
         with pytest.raises(OSError, match="no space left"):
-            await rollout(
-                graph, TASKS, lambda: Slow(),
-                source="real", num_generations=4, concurrency=2, on_episode=full,
-            )  # fmt: skip
+            await rollout(graph, TASKS, lambda: Slow(), source="real", num_generations=4, concurrency=2, on_episode=full)
         before = len(played)
         await asyncio.sleep(0.1)
         assert 3 <= before == len(played) < 9
@@ -182,6 +179,118 @@ def test_a_broken_environment_is_a_trajectory_with_its_cause_and_the_steps_befor
     assert sum(segment.trainable for segment in broken.segments) == 2, "its tokens are known, the last call's too"
     assert all(each.success and each.error is None for each in (found[0], found[2]))
     assert [t.error for t in buffer.trajectories(task_id="t1")] == [broken.error]
+
+
+@pytest.mark.parametrize("source", ["synthetic", "real"])
+def test_what_failed_is_played_again_and_replaced(policy: Any, buffer: ReplayBuffer, source: Any) -> None:
+    whole = play(policy, num_generations=2, source=source)
+    broken = play(
+        policy, create_environment=lambda: Counting(("t1", ConnectionError("401"))),
+        num_generations=2, replay_buffer=buffer, source=source,
+    )  # fmt: skip
+    assert [each.error is None for each in broken] == [True, True, False, False, True, True]
+    asked = len(policy.asked)
+    again = play(policy, num_generations=2, replay_buffer=buffer, source=source)
+    assert len(policy.asked) - asked == 2 * 3, "only these two"
+    assert [actions(each) for each in again] == [actions(each) for each in whole]
+    stored = {(each.task.id, each.rollout_index): each for each in buffer.trajectories(segments=True)}
+    assert buffer.count("trajectories") == 6 == len(stored) and buffer.count("steps") == 18
+    for each in again:
+        kept = stored[each.task.id, each.rollout_index]
+        assert (list(kept.steps), kept.error, len(kept.segments)) == (list(each.steps), None, len(each.segments))
+
+
+def test_attempts_are_rounds_within_one_call(policy: Any, buffer: ReplayBuffer) -> None:
+    class Away(Counting):
+        """Fails its first `failures` episodes of each task."""
+
+        left: dict[str, int] = {}
+
+        def reset(self, task: Task) -> str:
+            self.left[task.id] = self.left.get(task.id, failures) - 1
+            if self.left[task.id] >= 0:
+                raise ConnectionError("away")
+            return super().reset(task)
+
+    told: list[str | None] = []
+    for failures, attempts, errors in ((2, 3, 0), (3, 3, 3), (1, 1, 3)):
+        Away.left.clear()
+        told.clear()
+        found = play(
+            policy, create_environment=Away, attempts=attempts, run=f"{failures}/{attempts}", replay_buffer=buffer,
+            on_episode=lambda each: told.append(each.error),
+        )  # fmt: skip
+        assert sum(each.error is not None for each in found) == errors
+        assert len(told) == 3 * min(attempts, failures + 1)
+    assert buffer.count("trajectories") == 9
+
+
+def test_an_unreadable_answer_of_the_dream_is_an_outcome(policy: Any) -> None:
+    told: list[Trajectory] = []
+    fault = ("t1", PredictionFailed("no reward in 'hm'"))
+    found = play(policy, create_environment=lambda: Counting(fault), attempts=3, on_episode=told.append)
+    assert len(told) == 3, "the same model would answer the same again"
+    assert check_played(found) is found and [each.success for each in found] == [True, False, True]
+
+
+def test_there_is_no_verdict_while_an_episode_is_missing() -> None:
+    def episodes(*errors: str | None) -> list[Trajectory]:
+        return [Trajectory(task=TASKS[0], run="proof", rollout_index=n, error=error) for n, error in enumerate(errors)]
+
+    assert len(check_played(episodes(None, None))) == 2
+    with pytest.raises(RunStopped) as caught:
+        check_played(episodes(None, "ConnectionError: a", "ConnectionError: a", "KeyError: b", "PredictionFailed: c"))
+    assert isinstance(caught.value, EpisodesMissing)
+    assert str(caught.value) == (
+        "3 of 5 episodes (run 'proof') could not be played, and there is no verdict without them; the first causes: "
+        "ConnectionError: a; KeyError: b. Mend that; then the same command plays only these 3 again"
+    )
+    with pytest.raises(EpisodesMissing, match=r"2 of 2 .* then evaluate\(run='x'\) plays"):
+        check_played(episodes("PredictionFailed: c", "PredictionFailed: c"), again="evaluate(run='x')")
+
+
+def test_a_buffer_needs_a_runs_name(policy: Any, buffer: ReplayBuffer) -> None:
+    with pytest.raises(ConfigurationError, match="run='' with a replay_buffer.*give run="):
+        play(policy, run="", replay_buffer=buffer)
+    assert policy.asked == []
+
+
+@pytest.mark.parametrize("name", ["policy_version", "experience_version", "source"])
+def test_another_policys_episodes_are_never_given(policy: Any, buffer: ReplayBuffer, name: str) -> None:
+    versions = {"policy_version": "base", "experience_version": "e0", "source": "synthetic"}
+    other = {**versions, name: "real"}
+    play(policy, TASKS[:2], replay_buffer=buffer, **versions)
+    asked = len(policy.asked)
+    message = f"run 'r' holds episodes of iteration 0 with {name}='{versions[name]}', and {name}='real' is given.*another run"
+    with pytest.raises(ConfigurationError, match=message):
+        play(policy, replay_buffer=buffer, **other)
+    assert len(policy.asked) == asked
+    play(policy, TASKS[2:], replay_buffer=buffer, **other)  # none of these is stored
+    play(policy, replay_buffer=buffer, **{**other, "run": "s"})
+    assert play(policy, TASKS[:2], replay_buffer=buffer, **versions)[0].experience_version == "e0"
+
+
+def test_what_failed_may_be_played_again_with_another_model(policy: Any, buffer: ReplayBuffer) -> None:
+    broken = Counting(("t0", ConnectionError("401")))
+    play(policy, TASKS[:1], create_environment=lambda: broken, replay_buffer=buffer, experience_version="away")
+    (found,) = play(policy, TASKS[:1], replay_buffer=buffer, experience_version="back")
+    assert (found.experience_version, found.error) == ("back", None)
+    assert [each.experience_version for each in buffer.trajectories()] == ["back"]
+
+
+def test_a_task_given_twice_is_played_once(policy: Any) -> None:
+    first, second = play(policy, [TASKS[0], TASKS[0]])
+    assert first is second and len(policy.asked) == 3
+
+
+def test_real_steps_are_those_that_reached_the_environment() -> None:
+    def check_action(action: str, observations: Any) -> str | None:
+        return f"not before {observations}" if action == "go" and "open" not in observations else None
+
+    seen = ["closed", "closed", "open"]
+    steps = [Step(observation=seen[n], action=a, next_observation="") for n, a in enumerate(["go", "push", "go"])]
+    episode = Trajectory(task=TASKS[0], steps=steps)
+    assert real_steps([episode, episode], check_action) == 4 and real_steps([episode, episode]) == 6
 
 
 def test_a_world_that_cannot_be_built_is_a_trajectory_without_steps(policy: Any) -> None:
@@ -277,7 +386,7 @@ def test_what_was_stored_before_a_failing_disk_is_not_played_again(
     assert len(told) == 9 - (fails_at - 1) and buffer.count("trajectories") == 9
 
 
-@pytest.mark.parametrize("option", ["num_generations", "concurrency"])
+@pytest.mark.parametrize("option", ["num_generations", "concurrency", "attempts"])
 async def test_counts_are_at_least_one(option: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{option}=0: at least 1"):
         await rollout(object(), [], None, source="real", **{option: 0})  # type: ignore[arg-type]

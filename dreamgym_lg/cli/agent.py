@@ -7,24 +7,22 @@ import inspect
 import json
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dreamgym_lg.cli.console import console, errors_shown
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
 
 if TYPE_CHECKING:
     from dreamgym_lg.simulate.doctor import Examination
     from dreamgym_lg.traces import Rejected
-
-console = Console()
 
 Agent = Annotated[
     str, typer.Argument(help="FILE.py:NAME or package.module:NAME of a graph, of an object with invoke, or of what makes one.")
@@ -33,7 +31,7 @@ PassThrough = Annotated[list[str] | None, typer.Option(help="A tool that really 
 SimulateNode = Annotated[
     list[str] | None, typer.Option(help="A node of plain code for which the dream answers; may be repeated.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the parts as JSON.")]
 
 Source = Annotated[
     Path, typer.Argument(help="Conversations, LangSmith runs or OpenTelemetry spans as JSON (Lines), or a SqliteSaver's file.")
@@ -51,15 +49,6 @@ SHOWN = 20
 """Rejected rows that are shown; the rest is counted."""
 
 
-@contextmanager
-def _errors_told() -> Iterator[None]:
-    try:
-        yield
-    except DreamGymError as error:
-        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from error
-
-
 def doctor(
     agent: Agent, pass_through: PassThrough = None, simulate_node: SimulateNode = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -68,15 +57,15 @@ def doctor(
     Nothing of the agent is run but its module. Exit code 0: it can be dreamed; 1: something would be stopped or could leak;
     2: it could not be loaded.
     """
-    with _errors_told():
+    with errors_shown():
         from dreamgym_lg.simulate.doctor import examine
 
         with redirect_stdout(sys.stderr):  # what the module prints is not our answer
             graph = load_agent(agent)
         found = examine(graph, pass_through=pass_through or (), simulate_nodes=simulate_node or ())
     if as_json:
-        findings = [finding._asdict() for finding in found.findings]
-        print(json.dumps({"agent": agent, "ready": not found.problems, "findings": findings}, indent=2))
+        parts = [part._asdict() for part in found.parts]
+        print(json.dumps({"agent": agent, "ready": not found.problems, "parts": parts}, indent=2))
     else:
         _show(agent, found)
     if found.problems:
@@ -88,23 +77,29 @@ def _show(agent: str, found: "Examination") -> None:
     for column in ("part", "name", "in the dream", "what to do"):
         table.add_column(column, overflow="fold")
     last = ""
-    for finding in found.findings:
-        kind = finding.kind if finding.kind != last else ""
-        last, colour = finding.kind, COLOURS.get(finding.fate, "")
-        fate = f"[{colour}]{finding.fate}[/]" if colour else finding.fate
-        table.add_row(kind, escape(finding.name), fate, escape(finding.advice))
+    for part in found.parts:
+        kind = part.kind if part.kind != last else ""
+        last, colour = part.kind, COLOURS.get(part.handling, "")
+        handling = f"[{colour}]{part.handling}[/]" if colour else part.handling
+        table.add_row(kind, escape(part.name), handling, escape(part.advice))
     console.print(table)
     if not found.problems:
         console.print(
             "Nothing of it would touch the real world, as far as its code shows; the guard stops what does all the same."
         )
         return
-    names = ", ".join(dict.fromkeys(finding.name for finding in found.problems))
+    names = ", ".join(dict.fromkeys(part.name for part in found.problems))
     console.print(f"[bold]Cannot be simulated as it is:[/] {escape(names)}", highlight=False)
 
 
 def load_agent(given: str) -> Any:
-    """The agent behind `FILE.py:NAME` or `package.module:NAME`. A function is called: with nothing, or with an empty config.
+    """The agent behind `FILE.py:NAME` or `package.module:NAME`, compiled; raises what `load_object` raises."""
+    found = load_object(given)
+    return found.compile() if hasattr(found, "compile") and not hasattr(found, "invoke") else found
+
+
+def load_object(given: str) -> Any:
+    """The object behind `FILE.py:NAME` or `package.module:NAME`. A function is called: with nothing, or with an empty config.
 
     Raises `ConfigurationError` if there is no such file, module or name, or loading it raises.
     """
@@ -119,9 +114,11 @@ def load_agent(given: str) -> Any:
     if not hasattr(module, name):
         raise ConfigurationError.unknown(f"name in {source}", name, [each for each in vars(module) if not each.startswith("_")])
     found = getattr(module, name)
-    if callable(found) and not hasattr(found, "invoke") and not hasattr(found, "compile"):
-        found = _loading(given, lambda: _called(given, found))
-    return found.compile() if hasattr(found, "compile") and not hasattr(found, "invoke") else found
+    return _loading(given, lambda: _called(given, found)) if _is_factory(found) else found
+
+
+def _is_factory(found: Any) -> bool:
+    return callable(found) and not hasattr(found, "invoke") and not hasattr(found, "compile")
 
 
 def _loading(what: str, load: Any) -> Any:
@@ -182,7 +179,7 @@ def import_traces(
     from dreamgym_lg.replay.buffer import ReplayBuffer
     from dreamgym_lg.traces import load_traces
 
-    with _errors_told(), warnings.catch_warnings():
+    with errors_shown(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the rejected rows are shown below
         found = load_traces(traces, format=format, environment=environment, held_out=held_out)  # type: ignore[arg-type]
         read = list(found)

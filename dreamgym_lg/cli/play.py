@@ -1,30 +1,29 @@
 """`dreamgym play`: a person acts, and the experience model or the real environment answers."""
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from dreamgym_lg.actions import render_answer
-from dreamgym_lg.cli.fidelity import open_run
+from dreamgym_lg.cli.console import console, errors_shown
+from dreamgym_lg.cli.experiment import open_experiment
 from dreamgym_lg.cli.play_session import Session, typed_call
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.chat_models import to_experience_model
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.prompt_formats import schemas
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Task
-
-console = Console()
 
 COMMANDS = {
     "why": "the reasoning, the verdict and the reward of the last answer",
@@ -38,7 +37,9 @@ COMMANDS = {
     "quit": "leave, as does the end of the input",
 }
 
-RunFolder = Annotated[Path | None, typer.Argument(help="The output folder of `dreamgym demo` or `dreamgym train`.")]
+ExperimentArgument = Annotated[
+    str | None, typer.Argument(metavar="[WORLD]", help="The folder of an experiment, or FILE.py:NAME of one.")
+]
 Buffer = Annotated[Path | None, typer.Option(help="In place of a folder: your own replay buffer.", exists=True, dir_okay=False)]
 Model = Annotated[str | None, typer.Option(help="With --replay-buffer: the experience model, e.g. openai:gpt-5-mini.")]
 Real = Annotated[bool, typer.Option("--real", help="The real environment answers, in place of the dream (run folders).")]
@@ -49,27 +50,27 @@ Record = Annotated[bool, typer.Option("--record", help="Store what was played in
 
 
 def play(
-    run_folder: RunFolder = None, replay_buffer: Buffer = None, experience_model: Model = None, real: Real = False,
-    split: Chosen = None, task: TaskId = None, reasoning: Reasoning = False, record: Record = False,
-) -> None:  # fmt: skip
+    experiment: ExperimentArgument = None,
+    replay_buffer: Buffer = None,
+    experience_model: Model = None,
+    real: Real = False,
+    split: Chosen = None,
+    task: TaskId = None,
+    reasoning: Reasoning = False,
+    record: Record = False,
+) -> None:
     """Act yourself, in the dream or in the real environment. /help inside says how."""
-    try:
-        if (run_folder is None) == (replay_buffer is None):
-            raise ConfigurationError("give either a run folder or --replay-buffer with --experience-model")
+    with errors_shown():
+        if (experiment is None) == (replay_buffer is None):
+            raise ConfigurationError("give either an experiment or --replay-buffer with --experience-model")
         if split not in (None, "train", "validation", "test"):
             raise ConfigurationError.unknown("split", split, ("train", "validation", "test"))
-        opened = _of_folder(run_folder, real) if run_folder else _of_buffer(replay_buffer, experience_model, real)
+        opened = _of_experiment(experiment, real) if experiment else _of_buffer(replay_buffer, experience_model, real)
         with opened as world:
             Player(world, world.choose(split, task), reasoning=reasoning, record=record).run()
-    except DreamGymError as error:
-        console.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt:
-        console.print("\nstopped", style="yellow")
-        raise typer.Exit(130) from None
 
 
-class World(NamedTuple):
+class Place(NamedTuple):
     """Where a person plays, and what of it is told and recorded."""
 
     environment: Environment
@@ -77,8 +78,8 @@ class World(NamedTuple):
     described: str
     max_steps: int | None = None
     """As for the policy; None for no limit."""
-    fold: str | None = None
-    """Which tasks of a split are meant, where a game has several folds."""
+    name: str | None = None
+    """Whose tasks are meant; None for all of the buffer."""
     split: str | None = None
     experience_version: str = ""
     """Empty where the real environment answers."""
@@ -91,41 +92,39 @@ class World(NamedTuple):
             raise ConfigurationError.unknown("task", task_id, [task.id for task in stored])
         wanted = split or self.split
         found = [task for task in stored if task.origin == "real" and (wanted is None or task.split == wanted)
-                 and (self.fold is None or task.metadata.get("fold") == self.fold) and task.id != task_id]  # fmt: skip
+                 and (self.name is None or (task.environment == self.name and "panel" not in task.metadata))
+                 and task.id != task_id]  # fmt: skip
         if not first + found:
             raise ConfigurationError(f"there is no task of the split {wanted or 'any'!r}: choose another --split")
         return first + found
 
 
 @contextmanager
-def _of_folder(folder: Path, real: bool) -> Iterator[World]:
-    for name in ("OMP_WAIT_POLICY", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"):
-        os.environ.setdefault(name, "PASSIVE" if name == "OMP_WAIT_POLICY" else "1")
-    demo = open_run(folder)
-    kept: dict[str, Any] = {"max_steps": demo.settings.max_steps, "fold": "train", "split": "test"}
-    with demo.replay_buffer as buffer:
+def _of_experiment(given: str, real: bool) -> Iterator[Place]:
+    work = open_experiment(given)
+    kept: dict[str, Any] = {"max_steps": work.world.max_steps, "name": work.world.name, "split": "test"}
+    with work.replay_buffer as buffer:
         if real:
-            with demo.pool.lend() as environment:
-                yield World(environment, buffer, "the real environment", **kept)
+            with closing(work.world.create_environment()) as environment:
+                yield Place(environment, buffer, "the real environment", **kept)
             return
-        experience = demo.experience(own_process=False)
+        experience = work.experience(own_process=False)
         if experience.model is None:
-            raise ConfigurationError(f"{folder} holds no experience model yet: run `dreamgym train` first, or play --real")
-        yield World(demo.dream(experience), buffer, _described(experience), experience_version=experience.version, **kept)
+            raise ConfigurationError(f"{work.out} holds no experience model yet: run `dreamgym train` first, or play --real")
+        dream = work.world.create_dream(experience)
+        yield Place(dream, buffer, _described(experience), experience_version=experience.version, **kept)
 
 
 @contextmanager
-def _of_buffer(file: Path | None, model: str | None, real: bool) -> Iterator[World]:
-    from dreamgym_lg.gym import to_experience
-
+def _of_buffer(file: Path | None, model: str | None, real: bool) -> Iterator[Place]:
     if real:
-        raise ConfigurationError("--real needs a run folder: a replay buffer does not hold the tools themselves")
+        raise ConfigurationError("--real needs an experiment: a replay buffer does not hold the tools themselves")
     if file is None or not model:
         raise ConfigurationError("--replay-buffer needs --experience-model, e.g. openai:gpt-5-mini")
     with ReplayBuffer(file) as buffer:
-        experience = to_experience(model, buffer)
+        experience = to_experience_model(model, buffer)
         dream = DreamEnvironment(experience)
-        yield World(dream, buffer, _described(experience), experience_version=experience.version)
+        yield Place(dream, buffer, _described(experience), experience_version=experience.version)
 
 
 def _described(experience: ExperienceModel) -> str:
@@ -136,7 +135,7 @@ def _described(experience: ExperienceModel) -> str:
 class Player:
     """The terminal around a session. Raises what the first task's start raises; later errors are shown."""
 
-    def __init__(self, world: World, tasks: Sequence[Task], *, reasoning: bool = False, record: bool = False) -> None:
+    def __init__(self, world: Place, tasks: Sequence[Task], *, reasoning: bool = False, record: bool = False) -> None:
         self.world, self.tasks, self.reasoning, self.record = world, tasks, reasoning, record
         self.number = 0
         self.session = Session(world.environment, tasks[0], world.max_steps)

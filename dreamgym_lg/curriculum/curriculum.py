@@ -1,10 +1,10 @@
 """The curriculum: tasks that are hard but solvable (paper, section 4, "curriculum task generator")."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.types import Task
+from dreamgym_lg.types import Task, Trajectory
 
 VaryTask = Callable[[Task, random.Random], Task | None]
 """Writes a variation of a task, or None where it cannot. The result's origin is `synthetic`."""
@@ -24,7 +24,9 @@ def value(rewards: Sequence[float]) -> float:
 class Curriculum:
     """Picks the tasks of an iteration: original ones, and up to a share of variations of those with the highest V.
 
-    What it picks depends on `seed`, the iteration and the values known by then, so that a resumed run goes on as it was.
+    Varied are tasks of the last iteration, as in the paper: what was hard for the policy many iterations ago says little
+    about what is hard for it now. What it picks depends on `seed`, the iteration and the values known by then, so that a
+    resumed run goes on as it was.
     """
 
     def __init__(
@@ -47,23 +49,34 @@ class Curriculum:
         self._original = list(tasks)
         self._vary_task, self._share, self._num_seeds, self._seed = vary_task, synthetic_share, num_seeds, seed
         self.values: dict[str, float] = {}
+        """V of each task of the newest iteration that was trained on."""
+        self._newest = -1
 
     def __getitem__(self, task_id: str) -> Task:
         return self._tasks[task_id]
 
-    def restore(self, tasks: Sequence[Task], rewards: Mapping[str, Sequence[float]]) -> None:
-        """Take up a run where it was: the synthetic tasks made so far, and the rewards of each task's last group."""
+    def restore(self, tasks: Iterable[Task], episodes: Iterable[Trajectory]) -> None:
+        """Take up a run where it was: with the synthetic tasks made so far, and with the episodes trained on so far."""
         self._tasks.update({task.id: task for task in tasks})
-        for task_id, group in rewards.items():
-            self.update(task_id, group)
+        groups: dict[tuple[int, str], list[float]] = {}
+        for episode in episodes:
+            if episode.error is None:
+                groups.setdefault((episode.iteration, episode.task.id), []).append(episode.reward)
+        for iteration, task_id in sorted(groups):
+            self.update(task_id, groups[iteration, task_id], iteration=iteration)
 
-    def update(self, task_id: str, rewards: Sequence[float]) -> float:
-        """Note the rewards of a task's newest group; returns its V."""
-        self.values[task_id] = value(rewards)
-        return self.values[task_id]
+    def update(self, task_id: str, rewards: Sequence[float], *, iteration: int) -> float:
+        """Note the rewards of a task's group, and forget the values of earlier iterations; returns its V."""
+        if iteration > self._newest:
+            self._newest = iteration
+            self.values.clear()
+        found = value(rewards)
+        if iteration == self._newest:
+            self.values[task_id] = found
+        return found
 
     def propose(self, rng: random.Random) -> Task | None:
-        """A variation of one of the `num_seeds` tasks with the highest V; None while no task has shown any variance."""
+        """A variation of one of the last iteration's `num_seeds` tasks with the highest V; None if none had variance."""
         ranked = sorted((v, task_id) for task_id, v in self.values.items() if v > 0 and task_id in self._tasks)
         if self._vary_task is None or not ranked:
             return None

@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from dreamgym_lg.errors import BudgetExceeded, ModelUnavailable, PredictionFailed
 from dreamgym_lg.experience.hosted import Hosted, hosted_for, name_of
 from dreamgym_lg.experience.predictions import json_object, load_prompt
-from dreamgym_lg.experience.prompt_formats import bind_schema, encoded, suited
+from dreamgym_lg.experience.prompt_formats import bind_schema, default_format, encoded
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Source, Split, Trajectory
 
@@ -65,10 +65,18 @@ class Annotated(NamedTuple):
 
 
 async def annotate(
-    replay_buffer: ReplayBuffer, model: BaseChatModel, *, hosted: Hosted | None = None, source: Source | None = "offline",
-    split: Split | None = "train", run: str | None = None, limit: int | None = None, retries: int = 1,
-    observation_characters: int = 2000, on_trajectory: Callable[[Trajectory], None] = lambda trajectory: None,
-) -> Annotated:  # fmt: skip
+    replay_buffer: ReplayBuffer,
+    model: BaseChatModel,
+    *,
+    hosted: Hosted | None = None,
+    source: Source | None = "offline",
+    split: Split | None = "train",
+    run: str | None = None,
+    limit: int | None = None,
+    retries: int = 1,
+    observation_characters: int = 2000,
+    on_trajectory: Callable[[Trajectory], None] = lambda trajectory: None,
+) -> Annotated:
     """Let `model` write the reasoning of every step of the buffer's trajectories, and store it in `Step.reasoning`; what it
     wrote of the episode as a whole is the `Trajectory.annotation`.
 
@@ -84,7 +92,7 @@ async def annotate(
     found = replay_buffer.trajectories(source=source, split=split, run=run, errors=False)
     steps = [trajectory for trajectory in found if trajectory.steps]
     waiting = [trajectory for trajectory in steps if not all(step.reasoning for step in trajectory.steps)]
-    asked = bind_schema(model, SCHEMA) if suited(model) == "json_schema" else model
+    asked = bind_schema(model, SCHEMA) if default_format(model) == "json_schema" else model
     hosted = hosted or hosted_for(model)
     slots = asyncio.Semaphore(64)  # prompts made ahead; the calls themselves are bounded by `hosted`
     failed: dict[str, str] = {}

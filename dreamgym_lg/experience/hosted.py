@@ -67,10 +67,18 @@ class Hosted:
     """
 
     def __init__(
-        self, path: str | PathLike[str] | None = None, *, concurrency: int = 64, attempts: int = 6, timeout: float = 120.0,
-        backoff: tuple[float, float] = (1.0, 60.0), prices: tuple[float, float] | None = None,
-        max_calls: int | None = None, max_tokens: int | None = None, max_cost: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        concurrency: int = 64,
+        attempts: int = 6,
+        timeout: float = 120.0,
+        backoff: tuple[float, float] = (1.0, 60.0),
+        prices: tuple[float, float] | None = None,
+        max_calls: int | None = None,
+        max_tokens: int | None = None,
+        max_cost: float | None = None,
+    ) -> None:
         if max_cost is not None and prices is None:
             raise ConfigurationError(f"max_cost={max_cost} needs prices=(input, output), per million tokens")
         if concurrency < 1 or attempts < 1:
@@ -102,7 +110,7 @@ class Hosted:
         if self._keeps:
             self._ledger.remember(key, text)
 
-    def take_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Calls, tokens and cost since this was last asked: the metrics of an iteration."""
         now = self.usage
         since = {f"hosted_{name}": value - getattr(self._taken, name) for name, value in now._asdict().items()}
@@ -180,12 +188,12 @@ class Hosted:
         return max(float(self._wait(state)), min(float(seconds), 60.0) if re.fullmatch(r"\d+(\.\d+)?", seconds) else 0.0)
 
 
-def hosted_for(model: Any) -> Hosted | None:
+def hosted_for(model: object) -> Hosted | None:
     """The default for a model that is reached with a key; None for one that has none, such as a local one."""
     return Hosted() if getattr(model, "lc_secrets", None) else None
 
 
-def name_of(model: Any) -> str:
+def name_of(model: object) -> str:
     """The model's name as its server knows it, else its class."""
     found = (getattr(model, attribute, None) for attribute in ("model_name", "model", "model_id", "deployment_name"))
     return next((name for name in found if isinstance(name, str) and name), type(model).__name__)
@@ -208,7 +216,7 @@ def _status(error: BaseException) -> int:
 # --- keys -------------------------------------------------------------------------------------------------------------------
 
 
-def secrets(model: Any) -> set[str]:
+def secrets(model: object) -> set[str]:
     """The keys that a model holds: its `SecretStr` fields and those of what it is bound to, and authorising headers."""
     return {key for key in _secrets(model, 0) if len(key) >= _SHORTEST_KEY}
 
@@ -272,8 +280,9 @@ class _Ledger:
     def spend(self, usage: Usage) -> None:
         self._rows(
             "UPDATE spent SET calls = calls + ?, failed = failed + ?, input_tokens = input_tokens + ?, "
-            "output_tokens = output_tokens + ?, cost = cost + ?", usage,
-        )  # fmt: skip
+            "output_tokens = output_tokens + ?, cost = cost + ?",
+            usage,
+        )
 
     def recall(self, key: str) -> str | None:
         found = self._rows("SELECT text FROM answers WHERE key = ?", (key,))

@@ -1,49 +1,35 @@
-"""The experience model: a language model that plays the environment in text (paper, section 4).
-
-`ExperienceModel` turns one action into one `Prediction`; `DreamEnvironment` makes an `Environment` of it, which the same
-agents, rollouts and checks take as a real one.
-"""
+"""The experience model: a language model that answers an agent's actions as the environment would (paper, section 4)."""
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import TypeVar
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from dreamgym_lg.actions import is_answer
-from dreamgym_lg.environment import CheckAction, Environment
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.experience.hidden_facts import Hidden, Told, hidden_words, next_in_line
+from dreamgym_lg.experience.hidden_facts import HiddenFacts, world_seed
 from dreamgym_lg.experience.hosted import Chat, Hosted, hosted_for, name_of
-from dreamgym_lg.experience.predictions import SCHEMA, in_hindsight
+from dreamgym_lg.experience.predictions import Exchange, believed, check_structure
 from dreamgym_lg.experience.prompt_formats import (
-    FORMS,
-    Form,
-    FormName,
-    Lines,
+    PROMPT_FORMATS,
+    PromptFormat,
+    PromptFormatName,
     bind_schema,
-    check_structure,
+    default_format,
     first_observation,
-    suited,
 )
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import unrecorded
-from dreamgym_lg.types import Prediction, Step, StepResult, Task, Trajectory
+from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
 _REMEMBERED_ANSWERS, _REMEMBERED_DEMONSTRATIONS = 100_000, 20_000
 
-
-class Exchange(NamedTuple):
-    """One earlier step of the episode, as the prompt shows it."""
-
-    action: str
-    prediction: Prediction
-    demonstrations: tuple[Step, ...] = ()
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class ExperienceModel:
@@ -60,9 +46,10 @@ class ExperienceModel:
         *,
         replay_buffer: ReplayBuffer | None = None,
         demonstrations: int = 0,
-        demonstration_characters: int = 1000,
-        form: FormName | None = None,
+        demonstration_characters: int | None = None,
+        prompt_format: PromptFormat | PromptFormatName | None = None,
         instructions: str | None = None,
+        hidden_facts: HiddenFacts | None = None,
         hosted: Hosted | None = None,
         retries: int = 1,
         version: str | None = None,
@@ -71,34 +58,31 @@ class ExperienceModel:
         model: It should answer at temperature 0. None for one that is yet to be trained: it can prepare its data, not
             predict.
         demonstrations: k of the retrieval; needs `replay_buffer`.
-        demonstration_characters: How much of each of their observations is shown.
-        form: How the model is asked and answers. `lines`, for a model that is trained on them; `json`; `json_schema`, JSON
-            by the model's own structured output. Default: `lines` with `instructions` or for a local model, else JSON,
-            by a schema where the model's profile says that it takes one.
-        instructions: The system prompt, "" for none. Default: the newest of `dreamgym_lg/prompts` in this form.
+        demonstration_characters: How much of each of their texts is shown. Default: 1000.
+        prompt_format: How the model is asked and answers. `lines`, for a model that is trained on them; `json`;
+            `json_schema`, JSON by the model's own structured output; or any `PromptFormat`, which then holds its own
+            instructions. Default: `lines` with `instructions` or for a local model, else JSON, by a schema where the model's
+            profile says that it takes one.
+        instructions: The system prompt, "" for none. Default: the newest of `dreamgym_lg/prompts` in this format.
+        hidden_facts: What the world reveals next, drawn once by its seed and shown in every prompt. Default: nothing.
         hosted: Limits, retries and memory of a model behind a network. Default: `Hosted()` for one that takes a key.
         retries: Further tries after an answer that cannot be read, each told what was wrong.
-        version: Default: the model's name and the prompt's, e.g. `gpt-5-mini/experience-3`."""
+        version: Default: the model's name and the prompt's, e.g. `gpt-5-mini/experience-4`. With `hidden_facts`,
+            `+hidden_facts` is appended to it.
+
+        Raises `ConfigurationError` for an unknown format, for demonstrations without a buffer, and for options of a format
+        beside a `PromptFormat` object.
+        """
         if demonstrations and replay_buffer is None:
             raise ConfigurationError(f"demonstrations={demonstrations} needs a replay_buffer to retrieve them from")
         self.model, self.replay_buffer, self.k, self.retries = model, replay_buffer, demonstrations, retries
         self.hosted = hosted or hosted_for(model)
-        wanted = form or ("lines" if instructions is not None else suited(model))
-        if wanted not in FORMS:
-            raise ConfigurationError.unknown("form", wanted, FORMS)
-        self._structured = wanted == "json_schema"
-        self.form: Form = FORMS[wanted](instructions, demonstration_characters)
-        self.version = f"{name_of(model)}/{self.form.name}" if version is None else version
+        self.hidden_facts = hidden_facts
+        self.prompt_format = _create_format(prompt_format, model, instructions, demonstration_characters)
+        self._set_version(f"{name_of(model)}/{self.prompt_format.name}" if version is None else version)
         self._answers: dict[str, Prediction] = {}
         self._asking: dict[str, asyncio.Task[Prediction]] = {}
         self._found: dict[tuple[str, str, str], tuple[Step, ...]] = {}
-
-    @cached_property
-    def _hidden(self) -> Hidden:
-        if self.replay_buffer is None or not isinstance(self.form, Lines):
-            return {}
-        buffer = self.replay_buffer
-        return hidden_words(t for s in ("offline", "real") for t in buffer.trajectories(source=s, split="train"))
 
     @property
     def grounded(self) -> bool:
@@ -107,10 +91,12 @@ class ExperienceModel:
 
     def refreshed(self, version: str) -> None:
         """The weights behind the model have changed, and the buffer may hold more: forget what came of them."""
-        self.version = version
+        self._set_version(version)
         self._answers.clear()
         self._found.clear()
-        self.__dict__.pop("_hidden", None)
+
+    def _set_version(self, version: str) -> None:
+        self.version = f"{version}+hidden_facts" if self.hidden_facts else version
 
     def demonstrations(self, observation: str, action: str, task: Task) -> tuple[Step, ...]:
         """The k stored real transitions nearest to (observation, action), none of them of the same task."""
@@ -136,17 +122,30 @@ class ExperienceModel:
 
     def messages(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step]) -> list[BaseMessage]:
         """The prompt of one step: a conversation that only grows, so that a local model's key-value cache is kept."""
-        messages: list[BaseMessage] = [SystemMessage(self.form.head(task))]
+        messages: list[BaseMessage] = [SystemMessage(self.prompt_format.head(task))]
+        first: str | None = first_observation(task)
         last, score = first_observation(task), 0.0
-        first: str | None = last
-        told = [Told(action, said.observation, said.reward, said.valid, said.terminated) for action, said, _ in history]
-        *turns, turn = next_in_line(task, told, self._hidden)
-        for exchange, its_turn in zip(history, turns, strict=True):
-            asked = self.form.ask(first, exchange.demonstrations, score, last, exchange.action, its_turn)
-            messages += [HumanMessage(asked), AIMessage(self.form.answer(exchange.prediction))]
+        *facts, fact = self._facts(task, history)
+        for exchange, its_fact in zip(history, facts, strict=True):
+            asked = self.prompt_format.ask(
+                exchange.action, first=first, last=last, score=score, demonstrations=exchange.demonstrations, hidden=its_fact
+            )
+            messages += [HumanMessage(asked), AIMessage(self.prompt_format.answer(exchange.prediction))]
             first, last, score = None, exchange.prediction.observation, score + exchange.prediction.reward
-        messages.append(HumanMessage(self.form.ask(first, found, score, last, action, turn)))
-        return messages
+        asked = self.prompt_format.ask(action, first=first, last=last, score=score, demonstrations=found, hidden=fact)
+        return [*messages, HumanMessage(asked)]
+
+    def _facts(self, task: Task, history: Sequence[Exchange]) -> Sequence[str]:
+        """One hidden fact for each step of `history` and one for the step to come."""
+        if self.hidden_facts is None:
+            return [""] * (len(history) + 1)
+        facts = self.hidden_facts(task, history, world_seed(task))
+        if len(facts) != len(history) + 1:
+            raise ConfigurationError(
+                f"hidden_facts gave {len(facts)} facts after {len(history)} steps: it has to give one for each step and one "
+                'for the step to come ("" for none)'
+            )
+        return facts
 
     def predict(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step] = ()) -> Prediction:
         """Answer one action. Raises `PredictionFailed` after `retries` unreadable answers; what `Hosted.ask` raises."""
@@ -154,10 +153,11 @@ class ExperienceModel:
         key = self._key(messages)
         if (known := self._known(key)) is not None:
             return known
+        score = _score(history)
         for attempt in range(self.retries + 1):
             with unrecorded():
                 answer = self.hosted.ask(self._asked, messages) if self.hosted else self._asked.invoke(messages)
-            if (prediction := self._read(answer, messages, attempt, action, found)) is not None:
+            if (prediction := self._read(answer, messages, attempt, action, found, score)) is not None:
                 return self._remember(key, prediction)
         raise AssertionError("unreachable: the last attempt raises")
 
@@ -168,18 +168,20 @@ class ExperienceModel:
         if (known := self._known(key)) is not None:
             return known
         if key not in self._asking:
-            self._asking[key] = asyncio.create_task(self._ask_model(key, messages, action, found))
+            self._asking[key] = asyncio.create_task(self._ask_model(key, messages, action, found, _score(history)))
             self._asking[key].add_done_callback(lambda _: self._asking.pop(key, None))
         return await asyncio.shield(self._asking[key])
 
-    async def _ask_model(self, key: str, messages: list[BaseMessage], action: str, found: Sequence[Step]) -> Prediction:
+    async def _ask_model(
+        self, key: str, messages: list[BaseMessage], action: str, found: Sequence[Step], score: float
+    ) -> Prediction:
         for attempt in range(self.retries + 1):
             with unrecorded():
                 if self.hosted:
                     answer = await self.hosted.aask(self._asked, messages)
                 else:
                     answer = await self._asked.ainvoke(messages)
-            if (prediction := self._read(answer, messages, attempt, action, found)) is not None:
+            if (prediction := self._read(answer, messages, attempt, action, found, score)) is not None:
                 return self._remember(key, prediction)
         raise AssertionError("unreachable: the last attempt raises")
 
@@ -187,14 +189,21 @@ class ExperienceModel:
     def _asked(self) -> Chat:
         if self.model is None:
             raise ConfigurationError("this ExperienceModel has no model yet: it prepares training data and cannot predict")
-        return bind_schema(self.model, SCHEMA) if self._structured else self.model
+        schema = self.prompt_format.schema
+        return bind_schema(self.model, schema) if schema is not None else self.model
 
     def _read(
-        self, answer: AIMessage, messages: list[BaseMessage], attempt: int, action: str, found: Sequence[Step]
+        self,
+        answer: AIMessage,
+        messages: list[BaseMessage],
+        attempt: int,
+        action: str,
+        found: Sequence[Step],
+        score: float,
     ) -> Prediction | None:
         """The prediction, or None after telling the model what was wrong; raises on the last attempt."""
         try:
-            prediction = self.form.read(answer.text)
+            prediction = believed(self.prompt_format.read(answer.text), score)
             check_structure(prediction, action, found)
             return prediction
         except PredictionFailed as error:
@@ -206,7 +215,7 @@ class ExperienceModel:
 
     def _key(self, messages: Sequence[BaseMessage]) -> str:
         """What an answer is remembered under: model, prompt and version, and every text of the conversation."""
-        parts = (name_of(self.model), self.form.name, self.version, *(message.text for message in messages))
+        parts = (name_of(self.model), self.prompt_format.name, self.version, *(message.text for message in messages))
         return sha256("".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "replace")).hexdigest()
 
     def _known(self, key: str) -> Prediction | None:
@@ -221,89 +230,33 @@ class ExperienceModel:
         return prediction
 
 
-def _keep(kept: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
+def _create_format(
+    wanted: PromptFormat | PromptFormatName | None,
+    model: BaseChatModel | None,
+    instructions: str | None,
+    demonstration_characters: int | None,
+) -> PromptFormat:
+    """The prompt format that is wanted, or the one that suits the model."""
+    if wanted is not None and not isinstance(wanted, str):
+        for name, given in (("instructions", instructions), ("demonstration_characters", demonstration_characters)):
+            if given is not None:
+                raise ConfigurationError(
+                    f"{name}={given!r} belongs to the prompt format: give it to {type(wanted).__name__}, or name the format "
+                    f"({', '.join(PROMPT_FORMATS)})"
+                )
+        return wanted
+    name = wanted or ("lines" if instructions is not None else default_format(model))
+    if name not in PROMPT_FORMATS:
+        raise ConfigurationError.unknown("prompt_format", name, PROMPT_FORMATS)
+    return PROMPT_FORMATS[name](instructions, 1000 if demonstration_characters is None else demonstration_characters)
+
+
+def _score(history: Sequence[Exchange]) -> float:
+    return sum(exchange.prediction.reward for exchange in history)
+
+
+def _keep(kept: dict[Key, Value], key: Key, value: Value, limit: int) -> None:
     """Put a value into a dict that forgets its oldest beyond `limit`."""
     if len(kept) >= limit:
         kept.pop(next(iter(kept)), None)
     kept[key] = value
-
-
-class DreamEnvironment(Environment):
-    """An environment played by an experience model; nothing real is touched. `check_action`: the real environment's own."""
-
-    def __init__(self, experience: ExperienceModel, *, check_action: CheckAction | None = None) -> None:
-        self.experience = experience
-        self._check_action = check_action
-        self._task: Task | None = None
-        self._history: list[Exchange] = []
-        self._observation = ""
-
-    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-        return self._check_action(action, observations) if self._check_action else None
-
-    def reset(self, task: Task) -> str:
-        if not first_observation(task):
-            raise ConfigurationError(
-                f"task {task.id!r} has no metadata['observation'] and no instruction: a dream of it has nothing to begin with"
-            )
-        self._task, self._history = task, []
-        self._observation = first_observation(task)
-        return self._observation
-
-    async def areset(self, task: Task) -> str:
-        return self.reset(task)
-
-    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        task = self._playing()
-        self._task = replace(task, metadata={**task.metadata, "tools": list(tools)})
-
-    def step(self, action: str) -> StepResult:
-        task = self._playing()
-        found = self.experience.demonstrations(self._observation, action, task)
-        return self._advance(action, found, self.experience.predict(task, self._history, action, found))
-
-    async def astep(self, action: str) -> StepResult:
-        task = self._playing()
-        found = self.experience.demonstrations(self._observation, action, task)
-        return self._advance(action, found, await self.experience.apredict(task, self._history, action, found))
-
-    def _playing(self) -> Task:
-        if self._task is None:
-            raise RuntimeError("step before reset, or after the episode's end: call reset(task)")
-        return self._task
-
-    def _advance(self, action: str, found: tuple[Step, ...], prediction: Prediction) -> StepResult:
-        self._history.append(Exchange(action, prediction, found))
-        self._observation = prediction.observation
-        if "tools" in self._playing().metadata:  # a tool ends nothing: the agent does, with its answer
-            prediction = prediction._replace(terminated=is_answer(action), success=prediction.success and is_answer(action))
-        if prediction.terminated:
-            self._task = None
-        info = {"success": prediction.success, "valid": prediction.valid, "reasoning": prediction.reasoning}
-        return StepResult(prediction.observation, prediction.reward, prediction.terminated, False, info)
-
-
-def recorded_exchanges(
-    experience: ExperienceModel, trajectory: Trajectory, check_action: CheckAction | None = None
-) -> list[Exchange]:
-    """What `experience` should have answered in a recorded episode.
-
-    Actions that `check_action` refuses never reach an experience model, neither here nor in the dream.
-    """
-    seen = [str(trajectory.task.metadata.get("observation", ""))]
-    exchanges = []
-    for step in trajectory.steps:
-        if check_action is None or check_action(step.action, seen) is None:
-            right = in_hindsight(step, success=trajectory.success)
-            found = experience.demonstrations(step.observation, step.action, trajectory.task)
-            exchanges.append(Exchange(step.action, right, found))
-        seen.append(step.next_observation)
-    return exchanges
-
-
-def to_conversation(
-    experience: ExperienceModel, trajectory: Trajectory, check_action: CheckAction | None = None
-) -> list[BaseMessage]:
-    """A trajectory as the conversation `experience` should have held, for its training; empty if it was asked nothing."""
-    exchanges = recorded_exchanges(experience, trajectory, check_action)
-    return experience.messages(trajectory.task, exchanges, "", ())[:-1] if exchanges else []

@@ -1,35 +1,34 @@
-"""How an experience model is asked: the two forms of its prompt, and what of it is data.
+"""The prompt formats: how an experience model is asked, and how its answers are written and read.
 
-What an agent or a tool wrote is never more than a value in it. In the lines an action keeps to its own line; in the JSON
-every text is encoded, so that nothing in it can close the string it stands in, or pass for a mark of a chat template.
+Two say the same: `LineFormat`, short enough for a small model that is trained on it, and `JsonFormat`, for a model that is
+prompted. What an agent or a tool wrote is never more than a value in a prompt: in the lines an action keeps to its own line; in
+the JSON every text is encoded, so that nothing in it can close the string it stands in, or pass for a mark of a chat template.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from decimal import Decimal
+from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Any, Literal, Protocol, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableSequence
 
-from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.errors import PredictionFailed
+from dreamgym_lg.experience.hidden_facts import world_seed
 from dreamgym_lg.experience.hosted import Chat
-from dreamgym_lg.experience.predictions import (
-    INSTRUCTIONS,
-    JSON_PROMPT,
-    LINES_PROMPT,
-    SCHEMA,
-    in_hindsight,
-    load_prompt,
-    parse_json_prediction,
-    parse_prediction,
-    render_prediction,
-)
+from dreamgym_lg.experience.predictions import in_hindsight, json_object, load_prompt
 from dreamgym_lg.types import Prediction, Step, Task
+
+LINE_PROMPT, JSON_PROMPT = "experience-5", "experience-4"
+"""The system prompts of the two formats."""
+
+NOTHING = "(nothing)"
+"""Stands for an empty observation in the lines; tools do give them."""
 
 RUBRIC = (
     "it is a success only if the calls made so far really did everything that the task asks for, with the right arguments, "
@@ -38,57 +37,113 @@ RUBRIC = (
 """How a final answer is judged where the task brings no `metadata["rubric"]` of its own."""
 
 
-class Form(Protocol):
-    """One way to ask an experience model and to read its answers."""
+class PromptFormat(Protocol):
+    """How an experience model is asked, and how its answers are written and read."""
 
     name: str
     """The prompt's name and version, as it is recorded with the answers."""
+    schema: Mapping[str, Any] | None
+    """The JSON schema that the model is bound to by its own structured output; None to leave the model as it is."""
 
     def head(self, task: Task) -> str:
         """The system message: all that stays the same over an episode."""
 
     def ask(
-        self, first: str | None, found: Sequence[Step], score: float, last: str, action: str, next_in_line: str = ""
+        self, action: str, *, first: str | None, last: str, score: float, demonstrations: Sequence[Step], hidden: str
     ) -> str:
-        """One action to be answered. Args: `first`, the observation the episode begins with, None in later steps; `found`,
-        demonstrations; `score`, the rewards so far; `last`, the newest observation; `next_in_line`, the world's hidden part."""
+        """The message that asks what follows `action`.
+
+        Args:
+            first: The observation that the episode begins with; None in later steps.
+            last: The newest observation.
+            score: The sum of the episode's rewards so far.
+            demonstrations: Recorded transitions like this one.
+            hidden: The fact that the world reveals next (`HiddenFacts`); "" for none.
+        """
 
     def answer(self, prediction: Prediction) -> str:
-        """An answer as the model writes it."""
+        """An answer as the model should write it."""
 
     def read(self, text: str) -> Prediction:
-        """Raises `PredictionFailed` saying what is wrong with the text."""
+        """What the answer says, believable or not. Raises `PredictionFailed` saying what is wrong with the text."""
 
 
-class Lines:
-    """The short form, of models that are trained on it. Such a model may need no instructions at all (`""`)."""
+_LINES = re.compile(
+    r"(?P<reasoning>(?P<valid>valid|invalid)\b[^\n]*)\n"
+    r"reward (?P<reward>[+-]?\d{1,9}(?:\.\d+)?), (?P<status>continues|success|failure)\n"
+    r"(?P<observation>\S.*)",
+    re.DOTALL,
+)
+
+
+class LineFormat:
+    """The short format, for models that are trained on it. Such a model may need no instructions at all (`""`).
+
+    Args:
+        instructions: The system prompt; None for the newest of `dreamgym_lg/prompts`.
+        demonstration_characters: How much of each text of a demonstration is shown.
+    """
+
+    schema: Mapping[str, Any] | None = None
 
     def __init__(self, instructions: str | None = None, demonstration_characters: int = 1000) -> None:
-        self.instructions = INSTRUCTIONS if instructions is None else instructions
+        self.instructions = load_prompt(LINE_PROMPT) if instructions is None else instructions
         self.characters = demonstration_characters
-        self.name = _named(self.instructions, INSTRUCTIONS, LINES_PROMPT)
-        self.answer, self.read = render_prediction, parse_prediction
+        self.name = LINE_PROMPT if instructions is None else _own_name(instructions)
 
     def head(self, task: Task) -> str:
         parts = [self.instructions, task.instruction, *self._tools(task)]
         return "\n".join(part for part in parts if part)
 
     def ask(
-        self, first: str | None, found: Sequence[Step], score: float, last: str, action: str, next_in_line: str = ""
+        self, action: str, *, first: str | None, last: str, score: float, demonstrations: Sequence[Step], hidden: str
     ) -> str:
         """Demonstrations, the action, and what a small model does not see by itself.
 
         That is the score so far (it tells which progress is the last one), whether the last observation named the action's
-        words, and which hidden word is next in line.
+        words, and the hidden fact.
         """
-        shown = [f"seen: {step.observation}\n{_on_a_line(step.action)}\n{render_prediction(right)}"
-                 for step, right in cut(found, self.characters)]  # fmt: skip
+        shown = [
+            f"seen: {step.observation}\n{_on_a_line(step.action)}\n{self.answer(right)}"
+            for step, right in cut(demonstrations, self.characters)
+        ]
         found_words = [word.lower() in words(last) for word in action.split()]
         share = "all" if all(found_words) else "some" if any(found_words) else "none"
         head = f"now, with a score of {round(score, 2):g}:"
-        coming = [f"next in line: {next_in_line}"] if next_in_line else []
+        coming = [f"next in line: {hidden}"] if hidden else []
         text = "\n".join([*shown, head, _on_a_line(action), f"words just named: {share}", *coming])
         return text if first is None else f"{first}\n{text}"
+
+    def answer(self, prediction: Prediction) -> str:
+        """Verdict and reasoning, reward (to six digits) and status, observation, as `read` takes them.
+
+        Reasoning that does not begin with the verdict or has several lines (an annotation) is put behind it, on one.
+        """
+        verdict = "valid" if prediction.valid else "invalid"
+        first = prediction.reasoning
+        if "\n" in first or not re.match(rf"{verdict}\b", first):
+            first = ", ".join(part for part in (verdict, " ".join(first.split())) if part)
+        status = "success" if prediction.success else "failure" if prediction.terminated else "continues"
+        reward = f"{Decimal(f'{prediction.reward:g}'):f}"  # `g` alone writes 1e-05
+        return f"{first}\nreward {reward}, {status}\n{prediction.observation.strip() or NOTHING}"
+
+    def read(self, text: str) -> Prediction:
+        """Strictly. Raises `PredictionFailed` with the format and the text if it is not in it."""
+        match = _LINES.fullmatch(text.strip())
+        if match is None:
+            raise PredictionFailed(
+                f"the experience model answered {text[:200]!r}; expected 'valid|invalid, reasoning' / "
+                "'reward <number>, continues|success|failure' / the observation, a line each"
+            )
+        observation, status = match["observation"].strip(), match["status"]
+        return Prediction(
+            reasoning=match["reasoning"],
+            observation="" if observation == NOTHING else observation,
+            reward=float(match["reward"]),
+            terminated=status != "continues",
+            success=status == "success",
+            valid=match["valid"] == "valid",
+        )
 
     def _tools(self, task: Task) -> list[str]:
         """What a tool agent's world needs besides: what can be called, and how its final answer is judged."""
@@ -103,43 +158,102 @@ class Lines:
         ]
 
 
-class Json:
-    """The form of models that are prompted: everything but the system prompt's own text is a value in a JSON object."""
+SCHEMA: Mapping[str, Any] = {
+    "title": "prediction",
+    "description": "What follows the agent's action.",
+    "type": "object",
+    "properties": {
+        "reasoning": {"type": "string"},
+        "valid": {"type": "boolean"},
+        "reward": {"type": "number"},
+        "terminated": {"type": "boolean"},
+        "success": {"type": "boolean"},
+        "observation": {"type": "string"},
+    },
+    "required": ["reasoning", "valid", "reward", "terminated", "success", "observation"],
+    "additionalProperties": False,
+}
+"""An answer in JSON. The order counts: the verdict follows from the reasoning, the observation from the verdict."""
 
-    def __init__(self, instructions: str | None = None, demonstration_characters: int = 1000) -> None:
-        known = load_prompt(JSON_PROMPT)
-        self.instructions = known if instructions is None else instructions
+
+class JsonFormat:
+    """The format of models that are prompted: everything but the system prompt's own text is a value in a JSON object.
+
+    Args:
+        instructions: The system prompt; None for the newest of `dreamgym_lg/prompts`.
+        demonstration_characters: How much of each text of a demonstration is shown.
+        schema: `SCHEMA` for a model with structured output of its own.
+    """
+
+    def __init__(
+        self,
+        instructions: str | None = None,
+        demonstration_characters: int = 1000,
+        *,
+        schema: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.instructions = load_prompt(JSON_PROMPT) if instructions is None else instructions
         self.characters = demonstration_characters
-        self.name = _named(self.instructions, known, JSON_PROMPT)
-        self.read = parse_json_prediction
+        self.name = JSON_PROMPT if instructions is None else _own_name(instructions)
+        self.schema = schema
 
     def head(self, task: Task) -> str:
         world: dict[str, Any] = {"task": task.instruction, "world_seed": world_seed(task)}
         if tools := schemas(task):
             world["tools"] = tools
-            world["actions"] = 'The agent calls tools by {"name": ..., "arguments": ...}; answer as the tool itself would. '\
-                               '{"answer": ...} ends the episode.'  # fmt: skip
+            world["actions"] = (
+                'The agent calls tools by {"name": ..., "arguments": ...}; answer as the tool itself would. '
+                '{"answer": ...} ends the episode.'
+            )
             world["success"] = task.metadata.get("rubric") or RUBRIC
         elif rubric := task.metadata.get("rubric"):
             world["success"] = rubric
         return f"{self.instructions}\n\n{encoded(world)}"
 
     def ask(
-        self, first: str | None, found: Sequence[Step], score: float, last: str, action: str, next_in_line: str = ""
+        self, action: str, *, first: str | None, last: str, score: float, demonstrations: Sequence[Step], hidden: str
     ) -> str:
-        """`next_in_line` is not shown: a model that is prompted draws the hidden part by `world_seed` itself."""
-        seen = [{"observation": step.observation, "action": step.action, "answer": _ordered(right)}
-                for step, right in cut(found, self.characters)]  # fmt: skip
-        start = {} if first is None else {"observation": first}
-        return encoded({**({"seen": seen} if seen else {}), "score": round(score, 2), **start, "action": action})
+        """One JSON object; `last` is not shown again, since it stands in the conversation."""
+        seen = [
+            {"observation": step.observation, "action": step.action, "answer": _ordered(right)}
+            for step, right in cut(demonstrations, self.characters)
+        ]
+        asked: dict[str, Any] = {"seen": seen} if seen else {}
+        asked["score"] = round(score, 2)
+        if first is not None:
+            asked["observation"] = first
+        if hidden:
+            asked["hidden"] = hidden
+        return encoded({**asked, "action": action})
 
     def answer(self, prediction: Prediction) -> str:
         return encoded(_ordered(prediction))
 
+    def read(self, text: str) -> Prediction:
+        """Strictly: these keys, these types. Raises `PredictionFailed` saying what is wrong."""
+        found = json_object(text)
+        wanted = {key: kind["type"] for key, kind in SCHEMA["properties"].items()}
+        if found.keys() != wanted.keys():
+            raise PredictionFailed(f"the answer has the keys {sorted(found)}; expected {', '.join(wanted)}")
+        for key, kind in wanted.items():
+            if not _is(found[key], kind):
+                raise PredictionFailed(f"{key!r} in the answer is {str(found[key])[:80]!r}; expected a {kind}")
+        return Prediction(**{**found, "reward": float(found["reward"])})
 
-FormName = Literal["json_schema", "json", "lines"]
 
-FORMS: Mapping[FormName, Callable[[str | None, int], Form]] = {"json_schema": Json, "json": Json, "lines": Lines}
+def _is(value: object, kind: str) -> bool:
+    if kind == "number":  # a boolean is an int to Python
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9 and math.isfinite(value)
+    return isinstance(value, str if kind == "string" else bool)
+
+
+PromptFormatName = Literal["json_schema", "json", "lines"]
+
+PROMPT_FORMATS: Mapping[PromptFormatName, Callable[[str | None, int], PromptFormat]] = {
+    "json_schema": partial(JsonFormat, schema=SCHEMA),
+    "json": JsonFormat,
+    "lines": LineFormat,
+}
 
 
 def bind_schema(model: BaseChatModel, schema: Mapping[str, Any]) -> Chat:
@@ -151,9 +265,11 @@ def bind_schema(model: BaseChatModel, schema: Mapping[str, Any]) -> Chat:
     return cast(Chat, structured.first) if isinstance(structured, RunnableSequence) else model
 
 
-def suited(model: BaseChatModel | None) -> FormName:
-    """The form for a model of which nothing else is said: one that is reached with a key is prompted, a local one may be
-    trained on the lines."""
+def default_format(model: BaseChatModel | None) -> PromptFormatName:
+    """The format for a model of which nothing else is known.
+
+    One that is reached with a key is prompted in JSON; a local one may be trained on the lines.
+    """
     if model is None or not (model.profile or model.lc_secrets):
         return "lines"
     return "json_schema" if (model.profile or {}).get("structured_output") else "json"
@@ -179,12 +295,6 @@ def words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"[\w'-]+", text.lower()))
 
 
-def world_seed(task: Task) -> int:
-    """What decides all that a task leaves open: its `metadata["seed"]`, else a number that its id stands for."""
-    seed = task.metadata.get("seed")
-    return seed if isinstance(seed, int) else int.from_bytes(blake2b(task.id.encode(), digest_size=4).digest())
-
-
 def first_observation(task: Task) -> str:
     """Where a dream of this task begins: `metadata["observation"]`, else the instruction; "" if there is neither."""
     return str(task.metadata.get("observation") or task.instruction)
@@ -206,45 +316,11 @@ def cut(found: Sequence[Step], characters: int) -> list[tuple[Step, Prediction]]
     return shown
 
 
-def check_structure(prediction: Prediction, action: str, found: Sequence[Step]) -> None:
-    """Raise `PredictionFailed` if a tool answers in another structure than its recorded answers have.
-
-    If every demonstration of the same tool is a JSON object (or a list), so must the answer be. Errors may be plain text.
-    """
-    called = _called(action)
-    if called is None or not prediction.valid:
-        return
-    recorded = [_container(step.next_observation) for step in found if step.valid and _called(step.action) == called]
-    if recorded and recorded[0] is not None and len(set(recorded)) == 1 and _container(prediction.observation) != recorded[0]:
-        raise PredictionFailed(
-            f"the observation {prediction.observation[:120]!r} is no JSON {recorded[0]}, which every recorded answer of the "
-            f"tool {called!r} is"
-        )
-
-
-def _called(action: str) -> str | None:
-    try:
-        parsed = parse_action(action)
-    except ValueError:
-        return None
-    return parsed.name if isinstance(parsed, ToolCall) else None
-
-
-def _container(text: str) -> str | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return "object" if isinstance(found, dict) else "list" if isinstance(found, list) else None
-
-
 def _on_a_line(action: str) -> str:
     """The action on one line, so that nothing in it can pass for a part of the prompt."""
     return f"> {' '.join(action.split())}"
 
 
-def _named(instructions: str, known: str, name: str) -> str:
-    """The version of a prompt: its file's name, or what tells one text of the user's from another."""
-    if instructions == known:
-        return name
+def _own_name(instructions: str) -> str:
+    """What tells one system prompt of the user's from another; `none` for an empty one."""
     return f"own-{blake2b(instructions.encode(), digest_size=4).hexdigest()}" if instructions else "none"

@@ -1,112 +1,126 @@
-"""The proof of a run: the same policies on the same worlds, real and dreamed, with every real step counted."""
+"""Evaluation of policies: on the validation tasks while training, and on held-out tasks as the proof."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.model import ExperienceModel, recorded_exchanges
-from dreamgym_lg.fidelity import judge, summarise
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experiment.workspace import Workspace
+from dreamgym_lg.fidelity.verdicts import measure_verdicts, summarise
+from dreamgym_lg.replay.schema import FAILED
+from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.types import Trajectory
 
-if TYPE_CHECKING:
-    from dreamgym_lg.experiment.experiment import Demo
-
 MODES = {"greedy": 0.0, "sampled": 1.0}
-"""How the policy is evaluated, and at which temperature."""
+"""How a policy is evaluated, and at which temperature."""
+POLICIES = ("base", "supervised", "trained")
+"""The policies of a proof: where the dream began, supervised training alone from the same start, trained in the dream."""
+STAGES = ("collect", "experience", "base", "supervised", "train", "prove")
 
 
-def compare(demo: "Demo", policy: Any, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
-    """The policy on validation worlds, real and dreamed, and the experience model's verdict on its real actions."""
-    tasks = demo.tasks("validation")[: demo.settings.evaluate_tasks]
-    real = demo.play("validate/real", policy, tasks, iteration=iteration)
-    dreamed = demo.play("validate/dream", policy, tasks, iteration=iteration, experience=experience)
-    verdicts = run_lasting(judge(experience, real, check_action=demo.check_action))
-    figures: dict[str, Any] = {
-        "eval_real_successes": sum(trajectory.success for trajectory in real),
-        "eval_real_episodes": len(real),
-        "eval_dream_successes": sum(trajectory.success for trajectory in dreamed),
-        "eval_dream_episodes": len(dreamed),
-        "eval_invalid_recall": verdicts.invalid_recall,
-        "eval_invalid_count": verdicts.invalid,
-        "eval_reward_errors": verdicts.reward_errors / max(verdicts.valid + verdicts.invalid, 1),
-    }
-    gap = figures["eval_dream_successes"] / len(dreamed) - figures["eval_real_successes"] / len(real)
-    demo.say(
-        f"after {iteration} iterations: real {figures['eval_real_successes']}/{len(real)}, "
-        f"dream {figures['eval_dream_successes']}/{len(dreamed)}, gap {gap:+.2f}; the experience model "
-        f"recognised {verdicts.invalid_recognised} of {verdicts.invalid} invalid actions and gave "
-        f"{figures['eval_reward_errors']:.1%} wrong rewards"
-    )
+def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
+    """The policy on the validation tasks, dreamed and (with `real_evaluation`) real; metrics of the training graph."""
+    tasks = work.tasks("validation")[: work.settings.evaluate_tasks]
+    dreamed = check_played(work.play("validate/dream", policy, tasks, iteration=iteration, experience=experience))
+    figures: dict[str, Any] = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
+    told = f"after {iteration} iterations: dream {sum(t.success for t in dreamed)}/{len(dreamed)}"
+    if work.settings.real_evaluation:
+        real = check_played(work.play("validate/real", policy, tasks, iteration=iteration))
+        verdicts = run_lasting(measure_verdicts(experience, real, check_action=work.world.check_action))
+        gap = _counts(dreamed)["successes"] / len(dreamed) - _counts(real)["successes"] / len(real)
+        figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
+        figures |= {
+            "eval_invalid_recall": verdicts.invalid_recall,
+            "eval_invalid_count": verdicts.invalid,
+            "eval_reward_errors": verdicts.reward_errors / max(verdicts.valid + verdicts.invalid, 1),
+        }
+        told += (
+            f", real {sum(t.success for t in real)}/{len(real)}, gap {gap:+.2f}; the experience model recognised "
+            f"{verdicts.invalid_recognised} of {verdicts.invalid} invalid actions and gave "
+            f"{figures['eval_reward_errors']:.1%} wrong rewards"
+        )
+    work.say(told)
     return figures
 
 
-def prove(demo: "Demo") -> dict[str, Any]:
-    """Base against trained policy on held-out worlds, real and dreamed, and on the game's own unseen objects.
-
-    Writes `result.json`. Raises `ConfigurationError` if there is no trained policy yet.
-    """
-    if not (demo.models / "trained").exists():
-        raise ConfigurationError(f"{demo.out} holds no trained policy: run `dreamgym train` with the same options first")
-    figures: dict[str, Any] = {"real": {}, "dream": {}, "transfer": {}}
-    experience = demo.experience()
-    with demo.stage("evaluate"):
-        for number, (name, mode) in enumerate(product(("base", "trained"), MODES), start=1):
-            policy = demo.policy(name, MODES[mode])
-            for row, episodes in _panels(demo, name, mode, policy, experience).items():
-                figures[row].setdefault(name, {})[mode] = summarise(episodes)
-                if row == "real":
-                    verdicts = run_lasting(judge(experience, episodes, check_action=demo.check_action))
-                    asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
-                    figures[row][name][mode] |= asked
-            demo.progress("prove in the real environment", number, 2 * len(MODES))
-    result = {
-        "game": demo.settings.game,
-        "seed": demo.settings.seed,
-        "version": version("dreamgym-lg"),
-        "iterations": demo.settings.iterations,
-        **figures,
-        "real_steps": count_real_steps(demo),
-        "seconds": {name: demo.seconds(name) for name in ("collect", "experience", "base", "train", "evaluate")},
-        "settings": asdict(demo.settings),
+def _counts(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    return {
+        "successes": sum(trajectory.success for trajectory in episodes),
+        "episodes": len(episodes),
+        "reward_mean": sum(trajectory.reward for trajectory in episodes) / max(len(episodes), 1),
     }
-    (demo.out / "result.json").write_text(json.dumps(result, indent=2))
+
+
+def prove(work: Workspace) -> dict[str, Any]:
+    """Every policy of the folder on the held-out tasks: real, dreamed, and on the world's further panels.
+
+    Writes `result.json`. Raises `ConfigurationError` without a trained policy or a held-out task.
+    """
+    if not (work.models / "trained").exists():
+        raise ConfigurationError(f"{work.out} holds no trained policy: call train() (`dreamgym train`) first")
+    if not work.tasks("test"):
+        raise ConfigurationError(f"{work.world.name} has no task of the split 'test' to prove anything on")
+    figures: dict[str, Any] = {"real": {}, "dream": {}, "panels": {name: {} for name in work.panels()}}
+    experience = work.experience()
+    policies = [name for name in POLICIES if (work.models / name).exists()]
+    with work.stage("prove"):
+        for number, (name, mode) in enumerate(product(policies, MODES), start=1):
+            _prove_one(work, figures, name, mode, experience)
+            work.progress("prove in the real environment", number, len(policies) * len(MODES))
+    result = {
+        "world": work.world.name,
+        "seed": work.settings.seed,
+        "version": version("dreamgym-lg"),
+        "iterations": work.settings.iterations,
+        **figures,
+        "real_steps": count_real_steps(work),
+        "seconds": {name: work.seconds(name) for name in STAGES},
+        "settings": asdict(work.settings),
+    }
+    (work.out / "result.json").write_text(json.dumps(result, indent=2))
     return result
 
 
-def _panels(
-    demo: "Demo", name: str, mode: str, policy: Any, experience: ExperienceModel
-) -> dict[str, list[Trajectory]]:
-    held_out, unseen = demo.tasks("test")[: demo.settings.proof_tasks], demo.tasks("test", fold="test")
-    return {
-        "real": demo.play(f"proof/real/{name}/{mode}", policy, held_out),
-        "dream": demo.play(f"proof/dream/{name}/{mode}", policy, held_out, experience=experience),
-        "transfer": demo.play(f"proof/transfer/{name}/{mode}", policy, unseen),
-    }
+def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, experience: ExperienceModel) -> None:
+    """One policy in one mode on all panels; an episode that is stored already is not played again."""
+    policy, held_out = work.policy(name, MODES[mode]), work.tasks("test")[: work.settings.proof_tasks]
+    real = check_played(work.play(f"proof/real/{name}/{mode}", policy, held_out))
+    verdicts = run_lasting(measure_verdicts(experience, real, check_action=work.world.check_action))
+    asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
+    figures["real"].setdefault(name, {})[mode] = summarise(real) | asked
+    if name != "supervised":  # it has no dream to be compared with
+        dreamed = check_played(work.play(f"proof/dream/{name}/{mode}", policy, held_out, experience=experience))
+        figures["dream"].setdefault(name, {})[mode] = summarise(dreamed)
+    for panel, tasks in work.panels().items():
+        found = check_played(work.play(f"proof/{panel}/{name}/{mode}", policy, tasks))
+        figures["panels"][panel].setdefault(name, {})[mode] = summarise(found)
 
 
-def real_steps(demo: "Demo", episodes: Sequence[Trajectory]) -> int:
-    """Steps that reached the real environment: those that `check_action` refused did not."""
-    untrained = ExperienceModel(None)
-    return sum(len(recorded_exchanges(untrained, episode, demo.check_action)) for episode in episodes)
-
-
-def count_real_steps(demo: "Demo") -> dict[str, int]:
-    """All real steps of the folder, counted from its records, by what they were spent on."""
-    counted = {"offline": 0, "refresh": 0, "evaluation": 0}
+def count_real_steps(work: Workspace) -> dict[str, int]:
+    """All real steps of the experiment, counted from its records, by what they were spent on."""
+    counted = {"offline": 0, "train": 0, "refresh": 0, "evaluation": 0}
     for source in ("offline", "real"):
-        for trajectory in demo.replay_buffer.trajectories(source=source):
-            kind = trajectory.run if trajectory.run in counted else "evaluation"
-            counted[kind] += real_steps(demo, [trajectory])
+        for trajectory in work.replay_buffer.trajectories(source=source):
+            name = trajectory.run.partition(FAILED)[0].rpartition("/")[2]
+            kind = "offline" if source == "offline" else name if name in counted else "evaluation"
+            counted[kind] += real_steps([trajectory], work.world.check_action)
     return counted
 
 
-def shown_episodes(demo: "Demo") -> list[Trajectory]:
+def shown_episodes(work: Workspace) -> list[Trajectory]:
     """Some dreamed episodes of the first and last iterations, and the trained policy's first real ones."""
-    iterations = (0, demo.settings.iterations - 1)
-    dreamed = [list(demo.replay_buffer.trajectories(run="train", iteration=i, limit=3)) for i in iterations]
-    return [*dreamed[0], *dreamed[1], *demo.replay_buffer.trajectories(run="proof/real/trained/sampled", limit=3)]
+    buffer, train = work.replay_buffer, work.run_name("train")
+    iterations = [row["iteration"] for row in buffer.metrics(train)]
+    dreamed = [
+        trajectory
+        for iteration in dict.fromkeys([*iterations[:1], *iterations[-1:]])
+        for trajectory in buffer.trajectories(run=train, iteration=iteration, limit=3)
+    ]
+    return [*dreamed, *buffer.trajectories(run=work.run_name("proof/real/trained/sampled"), limit=3)]

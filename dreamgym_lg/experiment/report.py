@@ -9,12 +9,12 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from importlib.util import find_spec
-from io import BytesIO
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.plots import DREAM, FAINT, INK, PAIR, REAL, TICKS, draw_png, whiskers
 from dreamgym_lg.statistics import Rate, intervals_apart, wilson
 from dreamgym_lg.types import Trajectory
 
@@ -27,17 +27,8 @@ History = Mapping[int, Mapping[str, Any]]  # a run's metrics by iteration, in or
 EPISODES_SHOWN = 12
 MODES = {"sampled": "temperature 1", "greedy": "greedy"}  # how actions were chosen; the first is the headline
 NODES = ("curriculum", "rollout", "update_policy", "evaluate", "refresh")
-STEPS = {"offline": "offline", "refresh": "in training", "evaluation": "evaluation"}
-
-# Okabe and Ito's colours, told apart with any colour vision. Real and dream keep theirs everywhere.
-REAL, DREAM, PAIR, INK, FAINT = "#0072B2", "#D55E00", ("#008060", "#8C4A86"), "#222222", "#666666"
-STYLE = {
-    "font.size": 15, "text.color": INK, "text.parse_math": False, "axes.edgecolor": "#999999", "axes.axisbelow": True,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 17, "axes.titleweight": "bold",
-    "axes.titlelocation": "left", "axes.titlepad": 12, "grid.color": "#E6E6E6", "legend.frameon": False,
-    "legend.fontsize": 14,
-}  # fmt: skip
-TICKS = [0, 0.25, 0.5, 0.75, 1]
+STEPS = {"offline": "offline", "train": "in training", "refresh": "refresh", "evaluation": "evaluation"}
+POLICIES = ("base", "supervised", "trained")
 NOTE = "Whiskers and bands: 95 % intervals. Uniform groups: all rollouts earned the same. V: variance of reward."
 
 
@@ -111,27 +102,31 @@ def _rate(record: Mapping[str, Any], prefix: str = "") -> Rate | None:
 
 
 def _rows(result: Mapping[str, Any]) -> list[Row]:
-    """Base and trained in each mode, then on unseen objects where that was measured."""
+    """Every policy in each mode, then on the world's further panels where they were measured."""
 
-    def figures(place: str, policy: str, mode: str) -> Mapping[str, Any]:
-        return ((result.get(place) or {}).get(policy) or {}).get(mode) or {}
+    def figures(within: Mapping[str, Any], place: str, policy: str, mode: str) -> Mapping[str, Any]:
+        return ((within.get(place) or {}).get(policy) or {}).get(mode) or {}
 
     def recall(record: Mapping[str, Any]) -> str:
         share, asked = _number(record.get("invalid_recall"), 1), _number(record.get("invalid_asked"))
         return "–" if share is None or not asked else f"{share:.0%} of {asked:.0f}"
 
     rows, moved = [], []
-    for mode, policy in product(MODES, ("base", "trained")):
-        real, dream, unseen = (figures(place, policy, mode) for place in ("real", "dream", "transfer"))
-        rows.append(Row(policy, MODES[mode], _rate(real), _rate(dream), recall(real)))
-        moved.append(Row(policy, f"{MODES[mode]}, unseen objects", _rate(unseen), None))
+    for mode, policy in product(MODES, POLICIES):
+        real, dream = figures(result, "real", policy, mode), figures(result, "dream", policy, mode)
+        if policy in ("base", "trained") or real:
+            rows.append(Row(policy, MODES[mode], _rate(real), _rate(dream), recall(real)))
+        for panel in result.get("panels") or {}:
+            moved.append(Row(policy, f"{MODES[mode]}, {panel}", _rate(figures(result["panels"], panel, policy, mode)), None))
     return rows + [row for row in moved if row.real]
 
 
 def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
     """Per mode a sentence with its verdict (`proven`, `not proven` or `worse`); the first is the headline."""
     rates = {(row.policy, row.mode): row.real for row in _rows(result)}
-    spent = _number((result.get("real_steps") or {}).get("refresh"))
+    counts = result.get("real_steps") or {}
+    found = [count for kind in ("train", "refresh") if (count := _number(counts.get(kind))) is not None]
+    spent = sum(found) if found else None
     tail = "" if spent is None else f"; {spent:,.0f} real steps spent in training"
     claims: list[dict[str, str]] = []
     for mode in dict.fromkeys(mode for _, mode in rates):
@@ -143,13 +138,16 @@ def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
             why = "the intervals overlap"
             if intervals_apart((base.low, base.high), (trained.low, trained.high)):
                 word, why = "proven" if trained.low > base.high else "worse", "the intervals do not overlap"
+        if (alone := rates.get(("supervised", mode))) and trained:
+            better = trained.low > alone.high
+            why += f"; above supervised training alone, {alone}: {'proven' if better else 'not proven'}"
         sentence = f"Real success ({mode}): {_text(base)} → {_text(trained)}{played}{'' if claims else tail}"
         claims.append({"sentence": sentence, "word": word, "verdict": f"{word}: {why}"})
     return claims
 
 
 def _title(result: Mapping[str, Any]) -> str:
-    where = f"{result.get('game', 'unnamed')}, seed {result.get('seed', '–')}"
+    where = f"{result.get('world', 'unnamed')}, seed {result.get('seed', '–')}"
     return f"Trained in a dream, {_claims(result)[0]['word']} in the real environment: {where}"
 
 
@@ -194,15 +192,7 @@ def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajec
 
 
 def _picture(result: Mapping[str, Any], history: History) -> bytes:
-    """The PNG. A plain `Figure`, not pyplot: no backend is chosen, no global state changes."""
-    from matplotlib import style
-    from matplotlib.figure import Figure
-
-    with style.context(["default", STYLE]):  # "default" first: a user's own style must not leak in
-        figure, buffer = Figure(figsize=(16, 10), dpi=100, facecolor="white"), BytesIO()
-        _draw(figure, result, history)
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return draw_png(lambda figure: _draw(figure, result, history), width=16, height=10)
 
 
 def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None:
@@ -234,31 +224,31 @@ def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None
 
 def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:
     modes = list(dict.fromkeys(row.mode for row in rows))
+    policies = list(dict.fromkeys(row.policy for row in rows))
+    step = 2.6 / len(policies)
     axes.set(title="Before and after", xlim=(-0.7, 2.8 * len(modes) - 0.7), ylim=(0, 1.2), xticks=[], yticks=TICKS)
     axes.grid(axis="y")
     for place, mode in enumerate(modes):
         axes.text(2.8 * place + 0.65, -0.12, mode.replace(", ", "\n"), size=13.5, weight="bold", ha="center", va="top")
     for row in rows:
-        x = 2.8 * modes.index(row.mode) + 1.3 * (row.policy == "trained")
-        axes.text(x, -0.035, row.policy, ha="center", va="top")
+        x = 2.8 * modes.index(row.mode) + step * policies.index(row.policy)
+        axes.text(x, -0.035, row.policy, ha="center", va="top", size=11.5)
         if row.real:
-            axes.bar(x, row.real.value, 0.66, color=REAL, alpha=1 if row.policy == "trained" else 0.45)
+            axes.bar(x, row.real.value, 0.5 * step, color=REAL, alpha=1 if row.policy == "trained" else 0.45)
             _draw_rates(axes, {x: row.real}, fmt="none", ecolor=INK)
             top, count = row.real.high, f"{row.real.successes}/{row.real.episodes}"
-            axes.text(x - 0.08, top + 0.02, count, fontsize=12.5, ha="center", va="bottom", color=FAINT)
-            axes.text(x - 0.08, top + 0.08, f"{row.real.value:.2f}", size=19, weight="bold", ha="center", va="bottom")
+            axes.text(x - 0.06 * step, top + 0.02, count, fontsize=12.5, ha="center", va="bottom", color=FAINT)
+            axes.text(x - 0.06 * step, top + 0.08, f"{row.real.value:.2f}", size=17, weight="bold", ha="center", va="bottom")
         if row.dream:
-            _draw_rates(axes, {x + 0.49: row.dream}, fmt="D", color=DREAM, mfc="white")
+            _draw_rates(axes, {x + 0.37 * step: row.dream}, fmt="D", color=DREAM, mfc="white")
     axes.plot([], [], "s", color=REAL, ms=12, label="real")
     axes.plot([], [], "D", color=DREAM, mfc="white", mew=2.2, ms=9, label="same policy in the dream")
     axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=2, handlelength=1, columnspacing=1.5)
 
 
 def _draw_rates(axes: "Axes", rates: Mapping[Any, Rate], **look: Any) -> None:
-    """With whiskers: a given interval need not hold the rate, and an arm must not be negative."""
-    arms = [[max(0.0, r.value - r.low) for r in rates.values()], [max(0.0, r.high - r.value) for r in rates.values()]]
     look = {"ms": 9, "mew": 2.2, "elinewidth": 1.6, "capsize": 4, "capthick": 1.6, "clip_on": False, **look}
-    axes.errorbar(list(rates), [rate.value for rate in rates.values()], arms, **look)
+    axes.errorbar(list(rates), [rate.value for rate in rates.values()], whiskers(rates.values()), **look)
 
 
 def _draw_progress(axes: "Axes", history: History) -> None:

@@ -1,81 +1,89 @@
-"""What decides a demo's result: one frozen `Settings` per game, found by the measurements of closed_loop.md and ours."""
+"""`Settings`: the numbers of an experiment."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-from dreamgym_lg.errors import ConfigurationError
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Written to the output folder and held fixed there."""
+    """The numbers of an experiment, written to its folder and held fixed there; only `iterations` may be raised later."""
 
-    game: str = "peckingorder"
     seed: int = 0
-    worlds: int = 2500
-    """Seeds tried; different first observations among them become tasks, split by their hash."""
-    episodes: Mapping[str, int]
-    """Offline trajectories of each behaviour."""
-    check: Literal["names", "state"] = "names"
-    """How much is known of an action's validity before the experience model is asked."""
-    demonstrations: int = 60
-    """Demonstrations the base policy is fine-tuned on."""
-    retrieved: int = 1
-    """Real transitions retrieved for every step of the dream: k of the paper's top-k."""
+    tasks: int | None = None
+    """Tasks that the world is asked for, of all splits together; None for all there are."""
+    episodes: Mapping[str, int] = field(default_factory=dict)
+    """Offline trajectories to collect by each of the world's scripted policies."""
+
+    retrieved: int = 3
+    """Real transitions shown to the experience model at every step: k of the paper's top-k."""
+    retrieved_characters: int = 1000
+    """How much of each of their observations is shown."""
     experience_steps: int = 400
+    """Optimiser steps of the experience model's supervised training."""
+    experience_tokens: int = 512
+    """Most tokens of an answer of the experience model."""
+
+    demonstrations: int = 60
+    """Offline successes that the base policy is fine-tuned on."""
     base_steps: int = 300
-    """At most; the base policy is done as soon as its dreamed episodes earn `base_reward` on average."""
+    """Optimiser steps of the base policy at most; it is done as soon as its dreamed episodes earn `base_reward` on average."""
     base_reward: float = 0.25
+    policy_tokens: int = 256
+    """Most tokens of a reply of the policy."""
+    supervised_steps: int = 600
+    """Optimiser steps of the supervised baseline at most; it ends when its validation success stops rising. 0: no baseline."""
     batch_size: int = 16
+    """Of all supervised training."""
+
     iterations: int = 40
     num_tasks: int = 8
+    """Groups an iteration."""
     num_generations: int = 8
-    max_steps: int = 10
-    learning_rate: float = 3e-4
+    """Episodes a group."""
+    concurrency: int = 64
+    """Episodes played at once."""
+    learning_rate: float = 1e-6
     beta: float = 0.02
+    """KL coefficient (TRL's `beta`)."""
     synthetic_share: float = 0.25
+    """Share of generated tasks in an iteration: the paper's lambda."""
+    stop_after_uniform: int = 5
+    """Iterations in a row without any difference of reward within a group after which training ends; 0: never."""
+
     evaluate_every: int = 10
+    """Iterations between two evaluations on the validation tasks."""
     evaluate_tasks: int = 32
-    """Validation worlds of each evaluation during training."""
+    """Validation tasks of each evaluation; 0: no evaluation while training."""
+    real_evaluation: bool = True
+    """Evaluate in the real environment as well, and keep the policy that does best there."""
     proof_tasks: int = 120
-    """Held-out worlds of the proof."""
-    transfer_tasks: int = 40
-    """Worlds of the game's own test fold, whose objects occur nowhere in training: a row of its own."""
+    """Held-out tasks of the proof."""
+    panel_tasks: int = 40
+    """Tasks of each of the world's further panels in the proof."""
     refresh_every: int = 15
+    """Iterations between two refreshes of the experience model."""
     refresh_episodes: int = 0
     """Real episodes of the current policy shown to the experience model at each refresh; 0 spends no real step."""
     refresh_steps: int = 50
+    """Optimiser steps of each refresh."""
 
 
-EPISODES = {"demonstration": 1500, "noisy": 800, "random": 700, "malformed": 500, "fluent_wrong": 5500, "mixture": 1000}
-
-GAMES = {
-    "peckingorder": Settings(episodes=EPISODES),
-    "twc": Settings(game="twc", episodes=EPISODES, worlds=5000, check="state"),
-}
-
-
-def settings_for(game: str, *, quick: bool = False, **overrides: Any) -> Settings:
-    """The recipe of a game; `quick` is two or three minutes of it, enough to see every part work and not to prove a gain."""
-    if game not in GAMES:
-        raise ConfigurationError.unknown("game", game, GAMES)
-    settings = GAMES[game]
-    if quick:
-        settings = replace(
-            settings,
-            worlds=400,
-            episodes={kind: n // 8 for kind, n in settings.episodes.items()},
-            batch_size=8,
-            experience_steps=100,
-            base_steps=20,
-            iterations=3,
-            evaluate_every=3,
-            evaluate_tasks=8,
-            proof_tasks=16,
-            transfer_tasks=8,
-            refresh_every=2,
-            refresh_episodes=min(settings.refresh_episodes, 8),
-            refresh_steps=4,
-        )
-    return replace(settings, **overrides)
+def quick(settings: Settings) -> Settings:
+    """A few minutes of an experiment: enough to see every part work, not to prove a gain."""
+    return replace(
+        settings,
+        tasks=min(settings.tasks or 400, 400),
+        episodes={kind: n // 8 for kind, n in settings.episodes.items()},
+        batch_size=8,
+        experience_steps=min(settings.experience_steps, 100),
+        base_steps=20,
+        supervised_steps=20,
+        iterations=3,
+        evaluate_every=3,
+        evaluate_tasks=8,
+        proof_tasks=16,
+        panel_tasks=8,
+        refresh_every=2,
+        refresh_episodes=min(settings.refresh_episodes, 8),
+        refresh_steps=4,
+    )

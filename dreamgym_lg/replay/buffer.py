@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
 from dreamgym_lg.replay import schema
 from dreamgym_lg.replay.retrieval import Retriever
-from dreamgym_lg.replay.schema import STEP_COLUMNS, TASK_COLUMNS, TRAJECTORY_COLUMNS, step_of
+from dreamgym_lg.replay.schema import SEGMENT_COLUMNS, STEP_COLUMNS, TASK_COLUMNS, TRAJECTORY_COLUMNS, step_of
 from dreamgym_lg.types import Origin, Segment, Source, Split, Step, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -89,9 +89,10 @@ class ReplayBuffer:
         """Store a trajectory with its task, steps and segments, all or nothing.
 
         False, and nothing stored, if (run, iteration, task.id, rollout_index) is there already: after a crash the same
-        rollouts may be added again. A task stored under its id is left as it is, but that a train task which is given as
-        a validation or test one is held out from now on (see `add_tasks`). Raises `ConfigurationError` for a new
-        trajectory whose task is given as a train one and stored as held out.
+        rollouts may be added again. One that is there with an `error` is replaced: it was played again.
+        A task stored under its id is left as it is, but that a train task which is given as a validation or test one is
+        held out from now on (see `add_tasks`). Raises `ConfigurationError` for a new trajectory whose task is given as a
+        train one and stored as held out.
         """
         return self.extend((trajectory,)) == 1
 
@@ -267,7 +268,7 @@ class ReplayBuffer:
         for id, *row in self._rows(f"SELECT trajectory_id, {STEP_COLUMNS} FROM steps {part}", given):
             steps[id].append(step_of(row))
         if segments:
-            sql = f"SELECT trajectory_id, token_ids, sampled, logprobs FROM segments {part}"
+            sql = f"SELECT trajectory_id, {SEGMENT_COLUMNS} FROM segments {part}"
             for id, *row in self._rows(sql, given):
                 tokens[id].append(schema.segment_of(row))
         columns = f"trajectories.id, {TRAJECTORY_COLUMNS}, {TASK_COLUMNS}"

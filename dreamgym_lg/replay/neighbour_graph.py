@@ -26,7 +26,7 @@ class NeighbourGraph:
         from usearch.index import Index
 
         self._index = Index(
-            ndim=dimension, metric="ip", dtype="i8", connectivity=32, expansion_add=_EXPANSION_ADD, expansion_search=_EXPANSION
+            ndim=dimension, metric="ip", dtype="i8", connectivity=16, expansion_add=_EXPANSION_ADD, expansion_search=_EXPANSION
         )
         if path is not None:
             (self._index.load if writable else self._index.view)(str(path))

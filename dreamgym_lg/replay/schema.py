@@ -22,6 +22,10 @@ STEP_COLUMNS = "observation, action, next_observation, reward, terminated, trunc
 TRAJECTORY_COLUMNS = (
     "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version, annotation"
 )
+SEGMENT_COLUMNS = "token_ids, sampled, logprobs, temperature"
+
+FAILED = "/failed/"
+"""Stands between the run and the id in the run name of a failed episode that was played again."""
 
 _SMALLEST = 512
 """No SQLite file has fewer bytes."""
@@ -33,6 +37,7 @@ migrations = Migrations("dreamgym_lg")
 @migrations(name="0001_tables")
 def _tables(db: Database) -> None:
     # Never edited once released, because files made by it exist: a change of the tables is a further migration.
+    # A step's id is never given again (AUTOINCREMENT): a replaced episode's must not pass for those of another step.
     db.executescript("""
         CREATE TABLE tasks (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, instruction TEXT NOT NULL,
             environment TEXT NOT NULL, metadata TEXT NOT NULL, origin TEXT NOT NULL, parent_id TEXT,
@@ -42,7 +47,7 @@ def _tables(db: Database) -> None:
             success INTEGER NOT NULL, error TEXT, policy_version TEXT NOT NULL, experience_version TEXT NOT NULL);
         CREATE UNIQUE INDEX trajectories_key ON trajectories (run, iteration, task_id, rollout_index);
         CREATE INDEX trajectories_task ON trajectories (task_id);
-        CREATE TABLE steps (id INTEGER PRIMARY KEY, trajectory_id INTEGER NOT NULL REFERENCES trajectories(id),
+        CREATE TABLE steps (id INTEGER PRIMARY KEY AUTOINCREMENT, trajectory_id INTEGER NOT NULL REFERENCES trajectories(id),
             position INTEGER NOT NULL, observation TEXT NOT NULL, action TEXT NOT NULL, next_observation TEXT NOT NULL,
             reward REAL NOT NULL, terminated INTEGER NOT NULL, truncated INTEGER NOT NULL, valid INTEGER NOT NULL,
             reasoning TEXT NOT NULL);
@@ -58,6 +63,12 @@ def _tables(db: Database) -> None:
 @migrations(name="0002_annotation")
 def _annotation(db: Database) -> None:
     db.execute("ALTER TABLE trajectories ADD COLUMN annotation TEXT")
+
+
+@migrations(name="0003_temperature")
+def _temperature(db: Database) -> None:
+    # NULL for what was recorded before: nobody knows at which temperature.
+    db.execute("ALTER TABLE segments ADD COLUMN temperature REAL")
 
 
 def wrapped(connection: sqlite3.Connection) -> Database:
@@ -115,32 +126,55 @@ def check_ours(db: Database, name: str) -> None:
 
 
 def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) -> int:
+    """Store trajectories, their tasks included, and return how many were stored.
+
+    One that is there already under its key is kept, unless it failed: then the new one takes its place, and the failed one is
+    set aside.
+    """
     tasks = [trajectory.task for trajectory in trajectories]
     store_tasks(connection, tasks)
     hold_out(connection, tasks)
-    steps: list[tuple[Any, ...]] = []
-    segments: list[tuple[Any, ...]] = []
-    stored = 0
+    stored: dict[int, Trajectory] = {}
     for each in trajectories:
-        cursor = connection.execute(
-            f"INSERT INTO trajectories ({TRAJECTORY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (run, iteration, task_id, rollout_index) DO NOTHING",
-            (each.run, each.iteration, each.task.id, each.rollout_index, each.source, each.success)
-            + (each.error and as_text(each.error), each.policy_version, each.experience_version)
-            + (annotation_text(each.annotation),),
-        )
-        if cursor.rowcount:
+        if (id := _store_row(connection, each)) is None and _set_failed_aside(connection, each):
+            id = _store_row(connection, each)
+        if id is not None:
             check_split(connection, each.task)
-            stored += 1
-            steps += [(cursor.lastrowid, position, *_step_row(step)) for position, step in enumerate(each.steps)]
-            segments += [(cursor.lastrowid, position, *_segment_row(one)) for position, one in enumerate(each.segments)]
+            stored[id] = each
     connection.executemany(
-        f"INSERT INTO steps (trajectory_id, position, {STEP_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", steps
+        f"INSERT INTO steps (trajectory_id, position, {STEP_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [(id, position, *_step_row(step)) for id, each in stored.items() for position, step in enumerate(each.steps)],
     )
     connection.executemany(
-        "INSERT INTO segments (trajectory_id, position, token_ids, sampled, logprobs) VALUES (?, ?, ?, ?, ?)", segments
+        f"INSERT INTO segments (trajectory_id, position, {SEGMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
+        [(id, position, *_segment_row(one)) for id, each in stored.items() for position, one in enumerate(each.segments)],
     )
-    return stored
+    return len(stored)
+
+
+def _store_row(connection: sqlite3.Connection, each: Trajectory) -> int | None:
+    """The new row's id; None where there is one of this key."""
+    cursor = connection.execute(
+        f"INSERT INTO trajectories ({TRAJECTORY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT (run, iteration, task_id, rollout_index) DO NOTHING",
+        (each.run, each.iteration, each.task.id, each.rollout_index, each.source, each.success)
+        + (each.error and as_text(each.error), each.policy_version, each.experience_version)
+        + (annotation_text(each.annotation),),
+    )
+    return cursor.lastrowid if cursor.rowcount else None
+
+
+def _set_failed_aside(connection: sqlite3.Connection, each: Trajectory) -> bool:
+    """Whether the row of this trajectory's key recorded a failed episode: it is kept, as run `RUN/failed/ID`.
+
+    Kept and not deleted, because a failed rollout is data, and because ids of steps must never be used again (`Retriever`).
+    """
+    changed = connection.execute(
+        "UPDATE trajectories SET run = run || ? || id "
+        "WHERE run = ? AND iteration = ? AND task_id = ? AND rollout_index = ? AND error IS NOT NULL",
+        (FAILED, each.run, each.iteration, each.task.id, each.rollout_index),
+    )
+    return changed.rowcount > 0
 
 
 def store_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> int:
@@ -208,20 +242,21 @@ def _step_row(step: Step) -> tuple[Any, ...]:
     return (*texts, step.reward, step.terminated, step.truncated, step.valid, as_text(step.reasoning))
 
 
-def _segment_row(segment: Segment) -> tuple[bytes, bytes, bytes]:
+def _segment_row(segment: Segment) -> tuple[bytes, bytes, bytes, float | None]:
     # Little-endian whatever the machine, so that a file may be moved.
     return (
         np.asarray(segment.token_ids, "<i4").tobytes(),
         np.asarray(segment.sampled, "u1").tobytes(),
         np.asarray(segment.logprobs, "<f4").tobytes(),
+        segment.temperature,
     )
 
 
-def segment_of(row: Sequence[bytes]) -> Segment:
-    kinds = ("<i4", "u1", "<f4")
-    arrays = (np.frombuffer(blob, kind) for blob, kind in zip(row, kinds, strict=True))
+def segment_of(row: Sequence[Any]) -> Segment:
+    *blobs, temperature = row
+    arrays = (np.frombuffer(blob, kind) for blob, kind in zip(blobs, ("<i4", "u1", "<f4"), strict=True))
     token_ids, sampled, logprobs = (tuple(array.tolist()) for array in arrays)
-    return Segment(token_ids=token_ids, sampled=sampled, logprobs=logprobs)
+    return Segment(token_ids=token_ids, sampled=sampled, logprobs=logprobs, temperature=temperature)
 
 
 def task_of(row: Sequence[Any]) -> Task:

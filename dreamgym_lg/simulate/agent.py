@@ -1,30 +1,66 @@
 """An unmodified graph as what `rollout` plays, and as what goes back to production."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
+from langgraph.types import Interrupt
 
 from dreamgym_lg.actions import render_answer
-from dreamgym_lg.environment import Environment
+from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
-from dreamgym_lg.simulate.context import active, apulled, pulled
-from dreamgym_lg.simulate.episode import Call, Episode, install
-from dreamgym_lg.simulate.guard.guard import RealAccessBlocked
+from dreamgym_lg.simulate.context import ActiveEpisode, Call, active, aiterate_in_episode, iterate_in_episode
+from dreamgym_lg.simulate.episode import Invocable, SimulatedEpisode
+from dreamgym_lg.simulate.guard.guard import Allow, RealAccessBlocked
+from dreamgym_lg.simulate.install import install_answering
+from dreamgym_lg.simulate.static_analysis import nodes_with_own_threads
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.types import Step, Task
+from dreamgym_lg.types import Step, StepResult, Task
 
 logger = logging.getLogger(__name__)
+
+Graph = TypeVar("Graph", bound=Pregel)
 
 Verify = Callable[[Task, Any], float | bool]
 """(task, the graph's final state) -> the episode's reward, 0 to 1; a success if it is 1."""
 
 
-def simulated(graph: Any, *, policy: BaseChatModel, environment: Environment, **options: Any) -> Episode:
+class EpisodeOptions(TypedDict, total=False):
+    """The options of `simulated`, which says what each means."""
+
+    select: Callable[[Call], bool] | None
+    pass_through: Sequence[str]
+    simulate_nodes: Sequence[str]
+    allow: Allow | None
+    respond: Callable[[Interrupt], Any]
+    recursion_limit: int
+
+
+class AgentInput(TypedDict):
+    """What `rollout` gives an agent."""
+
+    task: Task
+
+
+class AgentState(TypedDict, total=False):
+    """What `rollout` reads of an agent: the steps played so far, and with the last of them the outcome."""
+
+    steps: list[Step]
+    success: bool
+
+
+def simulated(
+    graph: Invocable,
+    *,
+    policy: BaseChatModel,
+    environment: Environment,
+    task: Task | None = None,
+    **options: Unpack[EpisodeOptions],
+) -> SimulatedEpisode:
     """Run `graph` in the dream: `with simulated(...) as episode: state = episode.invoke(payload)`, or `async with`.
 
     Inside the block every run of the graph, by `episode.invoke` or by its own methods, has its chat models answered by
@@ -43,12 +79,20 @@ def simulated(graph: Any, *, policy: BaseChatModel, environment: Environment, **
         allow: Hosts and paths that may be touched.
         respond: Answers interrupts; by default everything is approved.
         recursion_limit: Steps of the graph, at which the episode is truncated.
+
+    Raises `ConfigurationError` for a missing environment and for options outside their range.
     """
-    return Episode(graph, policy=policy, environment=environment, **options)
+    if environment is None:
+        raise ConfigurationError("simulated(environment=None): a dream needs an Environment that plays the tools")
+    return SimulatedEpisode(graph, policy=policy, environment=environment, task=task, **options)
 
 
 class SimulatedAgent:
     """What `rollout` plays: an unmodified graph with the policy in it, in the dream or, with `real=True`, on its own tools.
+
+    The last step's reward is the episode's: the outcome, 0 to 1, of a task that the agent brought to its end. An episode
+    that was cut short (recursion limit, the world's step limit, endless interrupts) has reward 0 and no success: its outcome
+    is unknown, and nobody is asked for it.
 
     Args:
         graph: As for `simulated`.
@@ -61,29 +105,45 @@ class SimulatedAgent:
     """
 
     def __init__(
-        self, graph: Any, policy: BaseChatModel, *, payload: Callable[[Task], Any] | None = None, verify: Verify | None = None,
-        real: bool = False, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        graph: Invocable,
+        policy: BaseChatModel,
+        *,
+        payload: Callable[[Task], Any] | None = None,
+        verify: Verify | None = None,
+        real: bool = False,
+        **options: Unpack[EpisodeOptions],
+    ) -> None:
         if real and verify is None:
             raise ConfigurationError("real=True needs verify=: in the real environment no model judges the outcome")
         self.graph, self.policy, self.verify, self.real, self.options = graph, policy, verify, real, options
         self.payload = payload or (lambda task: {"messages": [HumanMessage(task.instruction)]})
 
     async def astream(
-        self, given: dict[str, Any], config: RunnableConfig | None = None, *, context: Any, **_: Any
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Play one episode of `given["task"]` in `context.environment`; yields what was played, then the outcome.
+        self,
+        state: AgentInput,
+        config: RunnableConfig | None = None,
+        *,
+        context: EpisodeContext,
+        stream_mode: Literal["values"] = "values",
+    ) -> AsyncIterator[AgentState]:
+        """Play one episode of `state["task"]` in `context.environment`; yields what was played, then the outcome.
 
-        Raises the cause if the world failed or something real would have been touched; the steps were yielded before.
+        Raises the cause if the world failed or something real would have been touched, after the steps were yielded, and
+        `ConfigurationError` if there is no environment although the tools are not real.
         """
-        task: Task = given["task"]
+        task = state["task"]
+        if context.environment is None and not self.real:
+            raise ConfigurationError(
+                "this agent is simulated, so rollout needs create_environment=; with real=True and verify= its own tools run"
+            )
         world = None if self.real else context.environment
-        episode = Episode(self.graph, policy=self.policy, environment=world, task=task, **self.options)
+        episode = SimulatedEpisode(self.graph, policy=self.policy, environment=world, task=task, **self.options)
         failure: Exception | None = None
-        state = None
+        final: Any = None
         try:
             async with episode:
-                state = await episode.ainvoke(self.payload(task), {"callbacks": (config or {}).get("callbacks")})
+                final = await episode.ainvoke(self.payload(task), {"callbacks": (config or {}).get("callbacks")})
         except Exception as error:
             failure = error
         except (RealAccessBlocked, BaseExceptionGroup) as error:  # a failed rollout, but no reason to end the others
@@ -93,26 +153,40 @@ class SimulatedAgent:
         yield {"steps": episode.steps}
         if failure is not None:
             raise failure
-        yield await self._outcome(episode, task, state)
+        yield await self._outcome(episode, task, final)
 
-    async def _outcome(self, episode: Episode, task: Task, state: Any) -> dict[str, Any]:
-        answer = final_answer(state)
-        result = None
-        if self.verify is not None:
-            reward = float(self.verify(task, state))
-            if not 0 <= reward <= 1:
-                raise ConfigurationError(f"verify returned {reward:g} for task {task.id}; a reward is 0 to 1, 1 a success")
+    async def _outcome(self, episode: SimulatedEpisode, task: Task, final: Any) -> AgentState:
+        """The steps with a last one, the final answer, that carries the reward."""
+        answer = render_answer(final_answer(final))
+        result, reward, success = episode.last, 0.0, False
+        if not episode.truncated and self.verify is not None:
+            result, reward = None, self._verified(task, final)
             success = reward >= 1
-        else:
-            result = episode.last or await episode.environment.astep(render_answer(answer))
+        elif not episode.truncated:
+            result = episode.last or await episode.environment.astep(answer)
             reward, success = result.reward, bool(result.info.get("success", False))
+        steps = episode.steps
         last = Step(
-            observation=episode.steps[-1].next_observation if episode.steps else task.instruction,
-            action=render_answer(answer), next_observation=result.observation if result else "", reward=reward,
-            terminated=not episode.truncated, truncated=episode.truncated,
-            reasoning=str(result.info.get("reasoning", "")) if result else "",
-        )  # fmt: skip
-        return {"steps": [*episode.steps, last], "success": success and not episode.truncated}
+            observation=steps[-1].next_observation if steps else task.instruction,
+            action=answer,
+            next_observation=result.observation if result else "",
+            reward=reward,
+            terminated=not episode.truncated,
+            truncated=episode.truncated,
+            reasoning=_reasoning(result),
+        )
+        return {"steps": [*steps, last], "success": success}
+
+    def _verified(self, task: Task, final: Any) -> float:
+        assert self.verify is not None
+        reward = float(self.verify(task, final))
+        if not 0 <= reward <= 1:
+            raise ConfigurationError(f"verify returned {reward:g} for task {task.id}; a reward is 0 to 1, 1 a success")
+        return reward
+
+
+def _reasoning(result: StepResult | None) -> str:
+    return str(result.info.get("reasoning", "")) if result else ""
 
 
 def final_answer(state: Any) -> str:
@@ -124,31 +198,46 @@ def final_answer(state: Any) -> str:
 
 
 def with_policy(
-    graph: Pregel, policy: BaseChatModel, *, select: Callable[[Call], bool] | None = None, pass_through: Sequence[str] = ()
-) -> Any:
+    graph: Graph,
+    policy: BaseChatModel,
+    *,
+    select: Callable[[Call], bool] | None = None,
+    pass_through: Sequence[str] = (),
+) -> Graph:
     """The graph for production: the same graph, tools and checkpointer, with `policy` in place of its chat models.
 
     Still a graph of its own class: it streams, nests, and is served as before; the original is left as it is. Models that a
     tool asks itself stay its own, as in the dream, unless the tool runs a graph or is named in `pass_through`.
+
+    Only chat-model and tool classes are patched; the guard of dreams is not installed, and threads are as they were. So a
+    model that a node asks in a thread or pool of its own stays the production model (LangGraph's own threads and
+    `asyncio.to_thread` are fine); nodes that start threads are named in a warning. There, submit
+    `contextvars.copy_context().run` with the call.
     """
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
             f"{type(graph).__name__} is no compiled graph; give what StateGraph.compile or create_agent returns"
         )
+    if threaded := nodes_with_own_threads(graph):
+        logger.warning(
+            "%s start threads of their own, which carry no context: a model asked there is not the policy; "
+            "submit contextvars.copy_context().run with the call",
+            ", ".join(threaded),
+        )
 
-    def episode(served: Any) -> Episode:
+    def episode(served: Pregel) -> ActiveEpisode:
         """A dream that this graph is run in goes on as a dream."""
-        install()
-        return active() or Episode(served, policy=policy, environment=None, select=select, pass_through=pass_through)
+        install_answering()
+        return active() or SimulatedEpisode(served, policy=policy, environment=None, select=select, pass_through=pass_through)
 
     kind: type[Any] = type(graph)
 
     class Served(kind):
-        def stream(self, *args: Any, **kwargs: Any) -> Any:
-            return pulled(super().stream(*args, **kwargs), episode(self))
+        def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+            return iterate_in_episode(super().stream(*args, **kwargs), episode(self))
 
-        def astream(self, *args: Any, **kwargs: Any) -> Any:
-            return apulled(super().astream(*args, **kwargs), episode(self))
+        def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            return aiterate_in_episode(super().astream(*args, **kwargs), episode(self))
 
     Served.__name__, Served.__qualname__, Served.__module__ = kind.__name__, kind.__qualname__, kind.__module__
     served = object.__new__(Served)

@@ -1,4 +1,4 @@
-"""Whose turn it is: the calls of one reply reach the world in their order, and no two at once."""
+"""The order of tool calls: those of one reply reach the environment in their order, and no two at once."""
 
 import asyncio
 import threading
@@ -10,28 +10,28 @@ from dataclasses import dataclass
 from dreamgym_lg.errors import ConfigurationError
 
 ABSENT_SECONDS = 1.0
-"""How long a call waits for an earlier one of the same reply that has not begun: it may have been refused by a person."""
+"""How long a call waits for an earlier one of the same reply that has not begun: a person may have refused it."""
 
 
 @dataclass
-class Played:
-    """A step on its way: its answer is known for good once LangChain has worded it for the policy."""
+class PendingStep:
+    """A step whose answer may still change: LangChain words it for the policy once the tool has returned."""
 
     action: str
     answer: str
     place: tuple[int, int] | None
-    """Of its call, as `Turns.place` says."""
+    """Of its call, as `CallOrder.place` says."""
     valid: bool
     reasoning: str
 
-    def is_before(self, other: "Played") -> bool:
+    def is_before(self, other: "PendingStep") -> bool:
         """Whether one reply asked for both, for this one first."""
         first, second = self.place, other.place
         return first is not None and second is not None and first[0] == second[0] and first[1] < second[1]
 
 
-class Turns:
-    """Of one episode. A call is known by its id; one without (a tool called by hand) has no place in any order."""
+class CallOrder:
+    """The order of one episode's tool calls. A call is known by its id; one without (called by hand) has no place in it."""
 
     def __init__(self) -> None:
         self._replies = 0
@@ -42,21 +42,22 @@ class Turns:
         self._asking = threading.Lock()
         self._asked_on: asyncio.AbstractEventLoop | None = None
 
-    def replied(self, ids: Sequence[str]) -> None:
-        """The policy asked for these calls, in this order; small models use the same ids in every reply."""
+    def add_reply(self, ids: Sequence[str]) -> None:
+        """The policy asked for these calls, in this order; small models use the same ids in every reply, and within one."""
         self._replies += 1
         self._begun.difference_update(ids)
         self._ended.difference_update(ids)
-        self._earlier |= {asked: tuple(ids[:place]) for place, asked in enumerate(ids)}
-        self._places |= {asked: (self._replies, place) for place, asked in enumerate(ids)}
+        for place, asked in reversed(list(enumerate(ids))):  # of calls with one id, the first place counts
+            self._earlier[asked] = tuple(earlier for earlier in ids[:place] if earlier != asked)
+            self._places[asked] = self._replies, place
 
     def place(self, call_id: str | None) -> tuple[int, int] | None:
         """Number of the reply that asked for a call, and the call's number in it."""
         return self._places.get(call_id or "")
 
     @contextmanager
-    def call(self, call_id: str | None) -> Iterator[None]:
-        """This call is at work; the next of the same reply waits for its end."""
+    def running(self, call_id: str | None) -> Iterator[None]:
+        """The block is this call, from its begin to its end; the next call of the same reply waits for the end."""
         self._begun.add(call_id or "")
         try:
             yield
@@ -64,8 +65,8 @@ class Turns:
             self._ended.add(call_id or "")
 
     @contextmanager
-    def taken(self, call_id: str | None) -> Iterator[None]:
-        """The block is this call's turn.
+    def turn(self, call_id: str | None) -> Iterator[None]:
+        """Wait until this call may ask the environment; the block asks.
 
         On an event loop's thread nothing else goes on while it waits, so it waits for no other call there. Raises
         `ConfigurationError` where it would wait for ever.
@@ -76,7 +77,7 @@ class Turns:
                 "a tool was called synchronously in async code while another call of the same episode waits for its answer: "
                 "call `await tool.ainvoke(...)` there, or `asyncio.to_thread`"
             )
-        free = self._freed(call_id) if loop is None else self._asking.acquire
+        free = self._is_free(call_id) if loop is None else self._asking.acquire
         for seconds in _pauses(free):
             time.sleep(seconds)
         try:
@@ -85,9 +86,9 @@ class Turns:
             self._asking.release()
 
     @asynccontextmanager
-    async def ataken(self, call_id: str | None) -> AsyncIterator[None]:
-        """As `taken`."""
-        for seconds in _pauses(self._freed(call_id)):
+    async def aturn(self, call_id: str | None) -> AsyncIterator[None]:
+        """As `turn`."""
+        for seconds in _pauses(self._is_free(call_id)):
             await asyncio.sleep(seconds)
         self._asked_on = asyncio.get_running_loop()
         try:
@@ -96,8 +97,8 @@ class Turns:
             self._asked_on = None
             self._asking.release()
 
-    def _freed(self, call_id: str | None) -> Callable[[], bool]:
-        """Asks for the turn: granted once every earlier call of the same reply has ended, or will not come."""
+    def _is_free(self, call_id: str | None) -> Callable[[], bool]:
+        """A function that takes the turn if every earlier call of the same reply has ended, or will not come."""
         since = time.monotonic()
 
         def free() -> bool:

@@ -1,34 +1,103 @@
-"""Which episode the running code belongs to, and how classes are taught to ask.
+"""Which episode the running code belongs to, and what the patched classes ask of it.
 
-Everything here hangs on one ContextVar: LangGraph copies the context into every task and thread, so that concurrent episodes
-stay apart and production calls in between see none at all.
+One ContextVar holds the episode: LangGraph copies the context into every task and thread, so that concurrent episodes stay
+apart and production calls in between see none at all.
 """
 
-import functools
-import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from dreamgym_lg.errors import ConfigurationError
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage
+from langchain_core.tools import BaseTool
+from langgraph.pregel import Pregel
 
-if TYPE_CHECKING:
-    from dreamgym_lg.simulate.episode import Episode
+from dreamgym_lg.simulate.call_order import CallOrder, PendingStep
 
-_active: ContextVar["Episode | None"] = ContextVar("dreamgym_episode", default=None)
-
-Method = Callable[..., Any]
 T = TypeVar("T")
 
 
-def active() -> "Episode | None":
-    """The episode this code runs in; None in production, and inside the policy and the world themselves."""
+class Call(NamedTuple):
+    """A production model's call, as a selector sees it."""
+
+    node: str
+    """Name of the graph's node that made it."""
+    namespace: str
+    """LangGraph's checkpoint namespace: the path of nested graphs."""
+    agent: str
+    """`name=` of the `create_agent` that made it."""
+    model: str
+    streamed: bool
+
+
+class AccessGuard(Protocol):
+    """What stands between an episode's code and the real world."""
+
+    def check(self, event: str, args: Sequence[Any]) -> None:
+        """Raise `RealAccessBlocked` unless this audit event of Python, with its arguments, may happen."""
+
+
+class ActiveEpisode(Protocol):
+    """What the patched classes ask of the episode that the running code belongs to."""
+
+    @property
+    def policy(self) -> BaseChatModel:
+        """Answers the model calls that the episode selects."""
+
+    @property
+    def guard(self) -> AccessGuard | None:
+        """None where the real world may be touched."""
+
+    @property
+    def owns_threads(self) -> bool:
+        """Whether threads and pool work that its code starts belong to it; in production they are left as they are."""
+
+    @property
+    def call_order(self) -> CallOrder: ...
+
+    def selects(self, call: Call) -> bool:
+        """Whether the policy answers this call."""
+
+    def register_tools(self, tools: Sequence[dict[str, Any]]) -> None:
+        """The policy was shown these tools (OpenAI's form)."""
+
+    def record_call(self, call: Call, messages: Sequence[BaseMessage]) -> None:
+        """The policy answered this call with these messages."""
+
+    def passes(self, tool: BaseTool) -> bool:
+        """Whether this tool's body runs."""
+
+    def runs_anyway(self, tool: BaseTool) -> bool:
+        """Whether this tool's body runs in a dream too."""
+
+    def owner_of_body(self, tool: BaseTool) -> "ActiveEpisode | None":
+        """The episode that the body of a tool that runs belongs to; None: production."""
+
+    def play(self, action: str, call_id: str | None, read: Callable[[str], T]) -> tuple[PendingStep, T]:
+        """The environment answers an action; `read` makes of its answer what the graph gets."""
+
+    async def aplay(self, action: str, call_id: str | None, read: Callable[[str], T]) -> tuple[PendingStep, T]:
+        """As `play`."""
+
+    def add_step(self, action: str, answer: str, call_id: str | None, *, valid: bool = True) -> PendingStep:
+        """Record a call that the environment did not answer."""
+
+    def twin(self, graph: Pregel) -> Pregel:
+        """The graph as the episode runs it."""
+
+
+_active: ContextVar[ActiveEpisode | None] = ContextVar("dreamgym_episode", default=None)
+
+
+def active() -> ActiveEpisode | None:
+    """The episode this code runs in; None in production, and inside the policy and the environment themselves."""
     return _active.get()
 
 
 @contextmanager
-def held(variable: ContextVar[T], value: T) -> Iterator[None]:
+def set_var(variable: ContextVar[T], value: T) -> Iterator[None]:
     """The variable has this value in the block."""
     token = variable.set(value)
     try:
@@ -37,32 +106,32 @@ def held(variable: ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(token)
 
 
-def entered(episode: "Episode | None") -> AbstractContextManager[None]:
-    """The block belongs to `episode`; None: to nobody, as the policy and whoever plays the world do."""
-    return held(_active, episode)
+def in_episode(episode: ActiveEpisode | None) -> AbstractContextManager[None]:
+    """The block belongs to `episode`; None: to no episode, as the policy and the environment do."""
+    return set_var(_active, episode)
 
 
-def pulled(source: Iterator[Any], episode: "Episode | None" = None) -> Iterator[Any]:
-    """The items of `source`, each made inside of `episode`: a generator itself shares its caller's context."""
+def iterate_in_episode(source: Iterator[Any], episode: ActiveEpisode | None = None) -> Iterator[Any]:
+    """The items of `source`, each made inside `episode`: a generator by itself shares its caller's context."""
     end = object()
     try:
         while True:
-            with entered(episode):
+            with in_episode(episode):
                 item = next(source, end)
             if item is end:
                 return
             yield item
     finally:
         if isinstance(source, Generator):
-            with entered(episode):
+            with in_episode(episode):
                 source.close()
 
 
-async def apulled(source: AsyncIterator[Any], episode: "Episode | None" = None) -> AsyncIterator[Any]:
-    """As `pulled`."""
+async def aiterate_in_episode(source: AsyncIterator[Any], episode: ActiveEpisode | None = None) -> AsyncIterator[Any]:
+    """As `iterate_in_episode`."""
     try:
         while True:
-            with entered(episode):
+            with in_episode(episode):
                 try:
                     item = await anext(source)
                 except StopAsyncIteration:
@@ -70,50 +139,5 @@ async def apulled(source: AsyncIterator[Any], episode: "Episode | None" = None) 
             yield item
     finally:
         if isinstance(source, AsyncGenerator):
-            with entered(episode):
+            with in_episode(episode):
                 await source.aclose()
-
-
-def dispatch(
-    owner: type, name: str, simulated: Callable[["Episode", Method, Any, tuple[Any, ...], dict[str, Any]], Any]
-) -> None:
-    """Let `owner.name` ask, whenever an episode is active, `simulated(episode, original, self, args, kwargs)` instead.
-
-    Idempotent. Outside of episodes it costs one look at a ContextVar. Raises `ConfigurationError` if the installed version has
-    no such method.
-    """
-    original = owner.__dict__.get(name)
-    if original is None:
-        raise ConfigurationError(
-            f"{owner.__module__}.{owner.__name__} has no method {name!r} in the installed version, which simulation needs: "
-            "install a version of langchain-core and langgraph that pyproject.toml names"
-        )
-    if hasattr(original, "__dreamgym__") or not callable(original):
-        return
-    if name.endswith("_v3"):  # LangChain's own note that these are beta is for other callers
-        original = inspect.unwrap(original)
-
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        episode = _active.get()
-        if episode is None:
-            return original(self, *args, **kwargs)
-        return simulated(episode, original, self, args, kwargs)
-
-    method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # LangChain asks for it at every call
-    method.__dreamgym__ = owner, name  # type: ignore[attr-defined]
-    setattr(owner, name, method)
-
-
-def subclasses(owner: type) -> Iterator[type]:
-    """`owner` and every class derived from it so far, each once."""
-    seen: set[type] = {owner}
-    waiting = [owner]
-    while waiting:
-        cls = waiting.pop()
-        yield cls
-        derived: type
-        for derived in type.__subclasses__(cls):
-            if derived not in seen:
-                seen.add(derived)
-                waiting.append(derived)

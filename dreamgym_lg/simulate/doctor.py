@@ -19,20 +19,28 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command, interrupt
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate.episode import STATE_TOOLS
-from dreamgym_lg.simulate.object_graph import body, codes, function_references, reachable, returns, runs_an_agent, users
+from dreamgym_lg.simulate.object_graph import (
+    body,
+    changes_state_only,
+    codes,
+    function_references,
+    reachable,
+    returns,
+    runs_an_agent,
+    users,
+)
 from dreamgym_lg.simulate.static_analysis import makes_tools, run_by, touched
 
-Fate = Literal["simulated", "passes through", "replaced", "answered", "stopped", "could leak"]
+Handling = Literal["simulated", "passes through", "replaced", "answered", "stopped", "could leak"]
 """`stopped`: the guard raises there and the episode fails; `could leak`: nothing would stop it."""
 
 
-class Finding(NamedTuple):
+class Part(NamedTuple):
     """One part of the agent."""
 
     kind: str
     name: str
-    fate: Fate
+    handling: Handling
     advice: str = ""
     """Empty where nothing need be done."""
 
@@ -41,11 +49,11 @@ class Finding(NamedTuple):
 class Examination:
     """All that was found; `problems` are the parts that cannot be simulated as they are."""
 
-    findings: Sequence[Finding] = field(default_factory=list)
+    parts: Sequence[Part] = field(default_factory=list)
 
     @property
-    def problems(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.fate in ("stopped", "could leak")]
+    def problems(self) -> list[Part]:
+        return [part for part in self.parts if part.handling in ("stopped", "could leak")]
 
 
 def examine(graph: Any, *, pass_through: Sequence[str] = (), simulate_nodes: Sequence[str] = ()) -> Examination:
@@ -65,68 +73,68 @@ def examine(graph: Any, *, pass_through: Sequence[str] = (), simulate_nodes: Seq
     tools = {tool.name: tool for tool in found if isinstance(tool, BaseTool)}
     if unknown := set(pass_through) - set(tools):
         raise ConfigurationError.unknown("tool", sorted(unknown)[0], tools)
-    findings = list(_models(found))
+    parts = list(_models(found))
     for tool in tools.values():
-        findings += _tool(tool, pass_through)
-    findings += [*_backends(found), *_graphs(graphs)]
+        parts += _tool(tool, pass_through)
+    parts += [*_backends(found), *_graphs(graphs)]
     for place, roots in _places(graph, graphs, simulate_nodes):
-        findings += [Finding("node", place, "simulated")] if roots is None else _plain_code(place, roots)
+        parts += [Part("node", place, "simulated")] if roots is None else _plain_code(place, roots)
     if isinstance(get_llm_cache(), BaseCache):
-        findings.append(Finding("cache", "the global LLM cache", "replaced"))
-    return Examination(list(dict.fromkeys(findings)))
+        parts.append(Part("cache", "the global LLM cache", "replaced"))
+    return Examination(list(dict.fromkeys(parts)))
 
 
-def _models(found: Sequence[Any]) -> Iterator[Finding]:
+def _models(found: Sequence[Any]) -> Iterator[Part]:
     for each in found:
         if isinstance(each, BaseChatModel):
             name = f"{type(each).__name__} {each._get_ls_params().get('ls_model_name') or ''}"
-            yield Finding("model", name.strip(), "simulated")
+            yield Part("model", name.strip(), "simulated")
 
 
-def _tool(tool: BaseTool, pass_through: Sequence[str]) -> Iterator[Finding]:
+def _tool(tool: BaseTool, pass_through: Sequence[str]) -> Iterator[Part]:
     what = ""
     if tool.name not in pass_through:
         if runs_an_agent(tool):
             what = " (a sub-agent)"
-        elif str(getattr(body(tool), "__module__", "")).startswith(STATE_TOOLS):
+        elif changes_state_only(tool):
             what = " (state only)"
         else:
             changes = isinstance(kind := returns(tool), type) and issubclass(kind, Command)
             advice = "it returns a Command: if it only hands over or notes something, name it in pass_through"
-            yield Finding("tool", tool.name, "simulated", advice if changes else "")
+            yield Part("tool", tool.name, "simulated", advice if changes else "")
             return
-    yield Finding("tool", f"{tool.name}{what}", "passes through")
+    yield Part("tool", f"{tool.name}{what}", "passes through")
     root = body(tool)
     root = types.MethodType(root, tool) if root is type(tool)._run else root
-    yield from (finding for finding in _plain_code(f"tool {tool.name}", [root]) if finding.kind != "code")
+    yield from (part for part in _plain_code(f"tool {tool.name}", [root]) if part.kind != "code")
 
 
 _VIRTUAL = ("StateBackend", "StoreBackend", "CompositeBackend")
 
 
-def _backends(found: Sequence[Any]) -> Iterator[Finding]:
+def _backends(found: Sequence[Any]) -> Iterator[Part]:
     """Where the file tools of deepagents work, which really run: in the graph's state or store, else in the real world."""
     for each in found:
         name = type(each).__name__
         of_files = type(each).__module__.startswith("deepagents.backends") and name.endswith(("Backend", "Sandbox"))
         if of_files and name not in _VIRTUAL:
-            yield Finding("backend", name, "stopped", "its files are real: build the agent with StateBackend to train it")
+            yield Part("backend", name, "stopped", "its files are real: build the agent with StateBackend to train it")
 
 
-def _graphs(graphs: Sequence[Pregel]) -> Iterator[Finding]:
+def _graphs(graphs: Sequence[Pregel]) -> Iterator[Part]:
     for i, each in enumerate(graphs):
         name = each.get_name()
         if i:
-            yield Finding("sub-graph", name, "simulated")
+            yield Part("sub-graph", name, "simulated")
         if each.cache is not None:
-            yield Finding("cache", f"{type(each.cache).__name__} of {name}", "replaced")
+            yield Part("cache", f"{type(each.cache).__name__} of {name}", "replaced")
         if isinstance(each.checkpointer, BaseCheckpointSaver):
-            yield Finding("checkpointer", f"{type(each.checkpointer).__name__} of {name}", "replaced")
+            yield Part("checkpointer", f"{type(each.checkpointer).__name__} of {name}", "replaced")
         if each.store is not None:
-            yield Finding("store", f"{type(each.store).__name__} of {name}", "replaced")
+            yield Part("store", f"{type(each.store).__name__} of {name}", "replaced")
         for when in ("before", "after"):
             if nodes := getattr(each, f"interrupt_{when}_nodes", ()):
-                yield Finding("interrupt", f"{when} {nodes if isinstance(nodes, str) else ', '.join(nodes)}", "answered")
+                yield Part("interrupt", f"{when} {nodes if isinstance(nodes, str) else ', '.join(nodes)}", "answered")
 
 
 def _places(graph: Any, graphs: Sequence[Pregel], simulated: Sequence[str]) -> Iterator[tuple[str, list[Any] | None]]:
@@ -140,19 +148,19 @@ def _places(graph: Any, graphs: Sequence[Pregel], simulated: Sequence[str]) -> I
         yield f"{type(graph).__name__}.invoke", [each for each in called if each is not None]
 
 
-def _plain_code(place: str, roots: Sequence[Any]) -> Iterator[Finding]:
+def _plain_code(place: str, roots: Sequence[Any]) -> Iterator[Part]:
     found = list(run_by(roots))
     functions = [each for each in found if users(each)]
     problems = [problem for each in found if (problem := _problem(each, place)) is not None]
     if reached := sorted({name for function in functions for name in touched(function)}):
-        problems.insert(0, Finding("node", place, "stopped", f"its code uses {', '.join(reached)}: {_fix(place)}"))
+        problems.insert(0, Part("node", place, "stopped", f"its code uses {', '.join(reached)}: {_fix(place)}"))
     for function in functions:
         problems += _called_past_its_class(function, place)
         yield from _made_there(function, place)
-        if interrupt in function_references(function):
-            yield Finding("interrupt", f"in {place}", "answered")
+        if any(each is interrupt for each in function_references(function)):  # == of a data frame is no truth
+            yield Part("interrupt", f"in {place}", "answered")
     if functions and not problems:
-        yield Finding("code", place, "passes through")
+        yield Part("code", place, "passes through")
     yield from problems
 
 
@@ -165,42 +173,43 @@ def _fix(place: str) -> str:
     return "move it into a tool, or name the node in simulate_nodes"
 
 
-def _problem(each: Any, place: str) -> Finding | None:
-    """What an object that plain code refers to does past every class that is asked."""
+def _problem(each: Any, place: str) -> Part | None:
+    """What an object that plain code refers to does where no patched class is asked."""
     module, name = type(each).__module__, type(each).__name__
     package = module.partition(".")[0]
     if isinstance(each, BaseLLM):
         advice = "a text-completion model has no messages: use its chat-model class"
-        return Finding("model", f"{name} in {place}", "stopped", advice)
+        return Part("model", f"{name} in {place}", "stopped", advice)
     if isinstance(each, BaseRetriever):
-        return Finding("retriever", f"{name} in {place}", "stopped", _fix(place))
+        return Part("retriever", f"{name} in {place}", "stopped", _fix(place))
     if isinstance(each, Embeddings) and package != "langchain_core":  # those are fakes, which ask nobody
-        return Finding("embeddings", f"{name} in {place}", "stopped", _fix(place))
+        return Part("embeddings", f"{name} in {place}", "stopped", _fix(place))
     if package in ("openai", "anthropic") and hasattr(each, "base_url"):
-        return Finding("client", f"{package}.{name} in {place}", "stopped", "call the model through its LangChain class")
+        return Part("client", f"{package}.{name} in {place}", "stopped", "call the model through its LangChain class")
     if name == "RemoteGraph" and package == "langgraph":
-        return Finding("sub-graph", f"{name} in {place}", "stopped", "it runs on a server: use the graph itself instead")
-    if isinstance(each, io.IOBase) and not each.closed and each.writable() and each not in (sys.stdout, sys.stderr):
+        return Part("sub-graph", f"{name} in {place}", "stopped", "it runs on a server: use the graph itself instead")
+    terminal = each is sys.stdout or each is sys.stderr
+    if isinstance(each, io.IOBase) and not terminal and not each.closed and each.writable():
         advice = f"no guard sees what is written to an open file: {_fix(place)}"
-        return Finding("file", f"{getattr(each, 'name', name)} open in {place}", "could leak", advice)
+        return Part("file", f"{getattr(each, 'name', name)} open in {place}", "could leak", advice)
     if isinstance(each, sqlite3.Connection) or package in _DRIVERS:
         advice = f"no guard sees what is sent on an open connection: {_fix(place)}"
-        return Finding("connection", f"{package}.{name} in {place}", "could leak", advice)
+        return Part("connection", f"{package}.{name} in {place}", "could leak", advice)
     return None
 
 
-def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator[Finding]:
+def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator[Part]:
     names = {name for code in codes(function) for name in code.co_names}
     if "func" in names and any(isinstance(each, BaseTool) for each in function_references(function)):
-        yield Finding("node", place, "stopped", "it calls tool.func(...), which no class is asked about: use tool.invoke(...)")
+        yield Part("node", place, "stopped", "it calls tool.func(...), which is not patched: use tool.invoke(...)")
 
 
-def _made_there(function: types.FunctionType, place: str) -> Iterator[Finding]:
-    """Models and tools that exist only while the graph runs: their classes are asked all the same."""
+def _made_there(function: types.FunctionType, place: str) -> Iterator[Part]:
+    """Models and tools that exist only while the graph runs: their classes are patched all the same."""
     if makes_tools(function):
-        yield Finding("tool", f"made in {place}", "simulated")
+        yield Part("tool", f"made in {place}", "simulated")
     for each in function_references(function):
         if isinstance(each, type) and issubclass(each, BaseChatModel):
-            yield Finding("model", f"{each.__name__} made in {place}", "simulated")
+            yield Part("model", f"{each.__name__} made in {place}", "simulated")
         elif getattr(each, "__name__", "") == "init_chat_model":
-            yield Finding("model", f"made in {place}", "simulated")
+            yield Part("model", f"made in {place}", "simulated")

@@ -1,86 +1,117 @@
-"""Graphs: an episode runs twins of them that share everything but caches, checkpoints and the store.
+"""Graphs: an episode runs copies ("twins") of them that share everything but caches, checkpoints and the store.
 
 A node cache would replay old actions; a production checkpointer or store would be written to.
 """
 
 import copy
 import json
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Collection
+from typing import Any
 
 from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.pregel import Pregel
+from langgraph.pregel._read import PregelNode
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 from pydantic_core import to_jsonable_python
 
 from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.simulate.context import Method, dispatch, subclasses
-
-if TYPE_CHECKING:
-    from dreamgym_lg.simulate.episode import Episode
+from dreamgym_lg.simulate.context import ActiveEpisode
+from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch, subclasses
 
 METHODS = (
-    "stream", "astream", "get_state", "aget_state", "get_state_history", "aget_state_history", "bulk_update_state",
-    "abulk_update_state", "update_state", "aupdate_state",
-)  # fmt: skip
+    *("stream", "astream", "get_state", "aget_state", "get_state_history", "aget_state_history"),
+    *("bulk_update_state", "abulk_update_state", "update_state", "aupdate_state"),
+)
 """All else that a graph offers ends in one of these."""
 
 
-def install() -> None:
+def patch_graphs() -> None:
+    """Patch every graph class known by now."""
     for cls in subclasses(Pregel):
         for name in METHODS:
             if cls is Pregel or name in cls.__dict__:
                 dispatch(cls, name, _on_twin)
 
 
-def _on_twin(episode: "Episode", original: Method, graph: Pregel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _on_twin(episode: ActiveEpisode, original: Method, graph: Pregel, args: Args, kwargs: Kwargs) -> Any:
     return original(episode.twin(graph), *args, **kwargs)
 
 
-def create_twin(episode: "Episode", graph: Pregel) -> Pregel:
-    """A copy of the graph without cache, with the episode's own checkpointer and store where it had any."""
-    twin = copy.copy(graph)
-    twin.cache = None
-    twin.config = {**(graph.config or {}), "recursion_limit": episode.recursion_limit}
-    if isinstance(graph.checkpointer, BaseCheckpointSaver):
-        twin.checkpointer = episode.checkpointers.setdefault(id(graph.checkpointer), InMemorySaver())
-    if graph.store is not None:
-        twin.store = episode.stores.setdefault(id(graph.store), _store(graph.store))
-    names = episode.simulate_nodes & set(graph.nodes)
-    if names:
-        twin.nodes = {name: _dreamed(episode, name, node) if name in names else node for name, node in graph.nodes.items()}
-    return twin
+class GraphTwins:
+    """The copies of graphs that one episode runs: without cache, with the episode's own checkpointers and stores.
+
+    Args:
+        episode: Answers the simulated nodes.
+        recursion_limit: Supersteps of a run, in place of the graph's own limit.
+        simulate_nodes: Names of nodes whose plain code the environment answers.
+    """
+
+    def __init__(self, episode: ActiveEpisode, *, recursion_limit: int, simulate_nodes: Collection[str]) -> None:
+        self._episode, self._recursion_limit, self._simulate_nodes = episode, recursion_limit, frozenset(simulate_nodes)
+        self._checkpointers: dict[int, InMemorySaver] = {}
+        self._stores: dict[int, InMemoryStore] = {}
+        self._twins: dict[int, tuple[Pregel, Pregel]] = {}
+        """By id of the original; both are kept, since the id of a collected object is used again."""
+        self._ids: set[int] = set()
+        """Of the twins."""
+        self._lock = threading.Lock()
+
+    def twin(self, graph: Pregel) -> Pregel:
+        """The twin of a graph; of a twin, itself."""
+        if id(graph) in self._ids:
+            return graph
+        with self._lock:
+            if id(graph) not in self._twins:
+                twin = self._create(graph)
+                self._twins[id(graph)] = graph, twin
+                self._ids.add(id(twin))
+            return self._twins[id(graph)][1]
+
+    def _create(self, graph: Pregel) -> Pregel:
+        twin = copy.copy(graph)
+        twin.cache = None
+        twin.config = {**(graph.config or {}), "recursion_limit": self._recursion_limit}
+        if isinstance(graph.checkpointer, BaseCheckpointSaver):
+            twin.checkpointer = self._checkpointers.setdefault(id(graph.checkpointer), InMemorySaver())
+        if graph.store is not None:
+            twin.store = self._stores.setdefault(id(graph.store), _copy_store(graph.store))
+        names = self._simulate_nodes & set(graph.nodes)
+        if names:
+            nodes = graph.nodes.items()
+            twin.nodes = {name: self._simulated(name, node) if name in names else node for name, node in nodes}
+        return twin
+
+    def _simulated(self, name: str, node: PregelNode) -> PregelNode:
+        """A node whose plain code the environment answers: its input is the action, the answer its state update (JSON)."""
+
+        def action(state: Any) -> str:
+            return render_call(f"node:{name}", to_jsonable_python({"state": state}, fallback=str))
+
+        def ask(state: Any) -> Any:
+            return self._episode.play(action(state), None, lambda answer: _update(name, answer))[1]
+
+        async def aask(state: Any) -> Any:
+            return (await self._episode.aplay(action(state), None, lambda answer: _update(name, answer)))[1]
+
+        twin = copy.copy(node)
+        twin.__dict__.pop("node", None)  # cached from the real body
+        twin.__dict__.pop("flat_writers", None)
+        twin.bound = RunnableLambda(ask, aask)
+        return twin
 
 
-def _store(real: BaseStore) -> InMemoryStore:
+def _copy_store(real: BaseStore) -> InMemoryStore:
     """A store of the episode's own: with what an in-memory one holds, else empty, for reading it would reach a server."""
     own = InMemoryStore(index=real.index_config) if isinstance(real, InMemoryStore) else InMemoryStore()
     if isinstance(real, InMemoryStore):
         own._data.update({namespace: dict(items) for namespace, items in real._data.items()})
         own._vectors.update({namespace: dict(items) for namespace, items in real._vectors.items()})
     return own
-
-
-def _dreamed(episode: "Episode", name: str, node: Any) -> Any:
-    """A node whose plain code is replaced by the environment: its input is the action, its answer the state update (JSON)."""
-
-    def action(state: Any) -> str:
-        return render_call(f"node:{name}", to_jsonable_python({"state": state}, fallback=str))
-
-    def ask(state: Any) -> Any:
-        return episode.play(action(state), None, lambda answer: _update(name, answer))[1]
-
-    async def aask(state: Any) -> Any:
-        return (await episode.aplay(action(state), None, lambda answer: _update(name, answer)))[1]
-
-    twin = copy.copy(node)
-    twin.__dict__.pop("node", None)  # cached from the real body
-    twin.__dict__.pop("flat_writers", None)
-    twin.bound = RunnableLambda(ask, aask)
-    return twin
 
 
 def _update(name: str, answer: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who answers a graph that stops for a person: in an episode, a function of the interrupt."""
+"""Answering a graph's interrupts, where it stops for a person: in an episode a function answers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,33 +20,33 @@ def approve(interrupt: Interrupt) -> Any:
     return "yes"
 
 
-class Run:
-    """One run of a graph, over its interrupts: `while run.goes_on()`, run the graph with `given`, and tell what it `saw`."""
+class InterruptedRun:
+    """One run of a graph over its interrupts: `while run.next_input()`, stream the graph with `run.input`, add each chunk."""
 
     def __init__(self, payload: Any, config: RunnableConfig | None, respond: Callable[[Interrupt], Any]) -> None:
         configurable = {"thread_id": uuid4().hex, **((config or {}).get("configurable") or {})}
-        self.config: Any = {**(config or {}), "configurable": configurable}
-        self.given = self.state = payload
+        self.config: RunnableConfig = {**(config or {}), "configurable": configurable}
+        self.input = self.state = payload
         self.given_up = False
-        """It never stopped asking."""
+        """More than `MAX_INTERRUPTS` answers, and it still asked."""
         self._respond = respond
-        self._asked: list[Interrupt] | None = None
+        self._asked: list[Interrupt] = []
         self._rounds = 0
 
-    def saw(self, chunk: Any) -> None:
+    def add_chunk(self, chunk: Any) -> None:
         """A chunk of the stream mode "values"."""
         if isinstance(chunk, dict) and "__interrupt__" in chunk:
-            self._asked = [*(self._asked or ()), *chunk["__interrupt__"]]
+            self._asked = [*self._asked, *chunk["__interrupt__"]]
             chunk = {key: value for key, value in chunk.items() if key != "__interrupt__"}
             if not chunk:
                 return
         self.state = chunk
 
-    def goes_on(self) -> bool:
-        """Whether there is something to run: the payload first, then the answers to what interrupted it."""
-        asked, self._asked = self._asked, None
+    def next_input(self) -> bool:
+        """Set `input`: the payload first, then the answers to what interrupted the run. False: the run has ended."""
+        asked, self._asked = self._asked, []
         self._rounds += 1
         if self._rounds > 1 and asked:
             self.given_up = self._rounds > MAX_INTERRUPTS
-            self.given = Command(resume={interrupt.id: self._respond(interrupt) for interrupt in asked})
+            self.input = Command(resume={interrupt.id: self._respond(interrupt) for interrupt in asked})
         return self._rounds == 1 or (bool(asked) and not self.given_up)

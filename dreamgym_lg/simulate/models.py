@@ -8,54 +8,53 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables.config import ensure_config
 
-from dreamgym_lg.simulate.context import Method, apulled, dispatch, entered, pulled, subclasses
-from dreamgym_lg.simulate.episode import Call, Episode
+from dreamgym_lg.simulate.context import ActiveEpisode, Call, aiterate_in_episode, in_episode, iterate_in_episode
+from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
 from dreamgym_lg.simulate.provider_formats import normalise
 
 CALLS = ("generate", "agenerate", "stream", "astream", "_chat_model_stream_v3", "_achat_model_stream_v3")
 """All else that a chat model offers ends in one of these."""
 
-FUNNELS = ("invoke", "ainvoke", "generate_prompt", "agenerate_prompt", "batch", "abatch", "stream_events", "astream_events")
+ENTRY_POINTS = (
+    *("invoke", "ainvoke", "generate_prompt", "agenerate_prompt"),
+    *("batch", "abatch", "stream_events", "astream_events"),
+)
 """Where a subclass has its own, its model would be asked: inside an episode LangChain's own stands in."""
 
 _CONFIGURATION = ("callbacks", "tags", "metadata", "run_name", "run_id")
 
 
-def install() -> None:
-    """Teach every chat-model class known by now; classes come later too, so each episode's start calls this anew."""
+def patch_models() -> None:
+    """Patch every chat-model class known by now; classes come later too, so each episode's start calls this anew."""
     for cls in subclasses(BaseChatModel):
-        teach(cls)
+        patch_model_class(cls)
 
 
-def teach(cls: type) -> None:
+def patch_model_class(cls: type[BaseChatModel]) -> None:
     if cls is not BaseChatModel and cls.__module__.startswith("langchain_core.language_models"):
         return
     for name in CALLS:
         if cls is BaseChatModel or name in cls.__dict__:
             dispatch(cls, name, _answer(name))
-    for name in FUNNELS:
+    for name in ENTRY_POINTS:
         if cls is not BaseChatModel and name in cls.__dict__:
-            dispatch(cls, name, _funnel(name))
+            dispatch(cls, name, _entry_point(name))
 
 
-def _funnel(name: str) -> Any:
+def _entry_point(name: str) -> Handler:
     base = getattr(BaseChatModel, name)
 
-    def simulated(
-        episode: Episode, original: Method, model: BaseChatModel, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def simulated(episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
         return (original if episode.policy is model else base)(model, *args, **kwargs)
 
     return simulated
 
 
-def _answer(name: str) -> Any:
+def _answer(name: str) -> Handler:
     method = getattr(BaseChatModel, name)
-    ask = _STYLES.get(name, _plain)
+    ask = _STYLES.get(name, _generate)
 
-    def simulated(
-        episode: Episode, original: Method, model: BaseChatModel, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def simulated(episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
         call = _describe(model, name, args, kwargs)
         policy = episode.policy if episode.selects(call) else model
         if policy is model:  # the policy itself, or a model that production keeps
@@ -63,13 +62,13 @@ def _answer(name: str) -> Any:
         known = {key: kwargs[key] for key in ("stop", *_CONFIGURATION, "config") if key in kwargs}
         wanted = {key: value for key, value in kwargs.items() if key not in known}
         given = normalise(wanted)
-        episode.told_tools(given.get("tools", ()))
+        episode.register_tools(given.get("tools", ()))
         return ask(episode, getattr(type(policy), name, method), policy, args, known | given, call)
 
     return simulated
 
 
-def _describe(model: BaseChatModel, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Call:
     """What a selector may ask of a call: where in the graph it was made, and of which model."""
     config: Any = kwargs.get("config") or (args[1] if len(args) > 1 and isinstance(args[1], dict) else None)
     metadata = dict(ensure_config(config).get("metadata") or {})
@@ -84,57 +83,57 @@ def _describe(model: BaseChatModel, name: str, args: tuple[Any, ...], kwargs: di
     )
 
 
-def _plain(episode: Episode, method: Method, model: Any, args: Any, kwargs: Any, call: Call | None) -> Any:
-    with entered(None):
+def _generate(episode: ActiveEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
+    with in_episode(None):
         result = method(model, *args, **kwargs)
-    return _answered(episode, call, result, kwargs)
+    return _finish_call(episode, call, result, kwargs)
 
 
-async def _aplain(episode: Episode, method: Method, model: Any, args: Any, kwargs: Any, call: Call | None) -> Any:
-    with entered(None):
+async def _agenerate(episode: ActiveEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
+    with in_episode(None):
         result = await method(model, *args, **kwargs)
-    return _answered(episode, call, result, kwargs)
+    return _finish_call(episode, call, result, kwargs)
 
 
-def _answered(episode: Episode, call: Call | None, result: Any, kwargs: Any) -> Any:
+def _finish_call(episode: ActiveEpisode, call: Call | None, result: Any, kwargs: Any) -> Any:
     if call is not None:
         messages = [row[0].message for row in getattr(result, "generations", ()) if row]
         for message in messages:
             message.additional_kwargs |= _parsed(message, kwargs)
-        episode.answered(call, messages)
+        episode.record_call(call, messages)
     return result
 
 
-def _streamed(episode: Episode, method: Method, model: Any, args: Any, kwargs: Any, call: Call | None) -> Any:
+def _stream(episode: ActiveEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     chunks: list[Any] = []
     try:
-        for chunk in pulled(method(model, *args, **kwargs)):
+        for chunk in iterate_in_episode(method(model, *args, **kwargs)):
             chunks.append(chunk)
             yield chunk
     finally:  # also if its reader stops early
-        whole = _whole(episode, call, chunks)
+        whole = _finish_stream(episode, call, chunks)
     if whole is not None and (parsed := _parsed(whole, kwargs)):
         yield AIMessageChunk(content="", id=whole.id, additional_kwargs=parsed)
 
 
-async def _astreamed(episode: Episode, method: Method, model: Any, args: Any, kwargs: Any, call: Call | None) -> Any:
+async def _astream(episode: ActiveEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     chunks: list[Any] = []
     try:
-        async for chunk in apulled(method(model, *args, **kwargs)):
+        async for chunk in aiterate_in_episode(method(model, *args, **kwargs)):
             chunks.append(chunk)
             yield chunk
     finally:
-        whole = _whole(episode, call, chunks)
+        whole = _finish_stream(episode, call, chunks)
     if whole is not None and (parsed := _parsed(whole, kwargs)):
         yield AIMessageChunk(content="", id=whole.id, additional_kwargs=parsed)
 
 
-def _whole(episode: Episode, call: Call | None, chunks: list[Any]) -> Any:
-    """The streamed message, noted; None if it is not the policy's."""
+def _finish_stream(episode: ActiveEpisode, call: Call | None, chunks: list[Any]) -> Any:
+    """The whole streamed message, recorded; None if it is not the policy's."""
     if call is None or not chunks:
         return None
     whole = sum(chunks[1:], chunks[0])
-    episode.answered(call, [whole])
+    episode.record_call(call, [whole])
     return whole
 
 
@@ -146,4 +145,4 @@ def _parsed(message: AIMessage, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-_STYLES = {"agenerate": _aplain, "stream": _streamed, "astream": _astreamed, "_achat_model_stream_v3": _aplain}
+_STYLES = {"agenerate": _agenerate, "stream": _stream, "astream": _astream, "_achat_model_stream_v3": _agenerate}

@@ -14,8 +14,9 @@ from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 
-LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-"""Where code lies that is not the user's."""
+_PACKAGES = {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
+LIBRARIES = tuple({*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), *_PACKAGES})
+"""Folders of code that is not the user's: Python's own, and every folder that packages are installed in."""
 
 _installed: set[str] = set()
 """Folders among these that are the user's all the same."""
@@ -127,6 +128,15 @@ def body(tool: BaseTool) -> Any:
 
 
 _RUNS = {"invoke", "ainvoke", "stream", "astream", "batch", "abatch", "stream_events", "astream_events"}
+
+
+_STATE_TOOLS = ("deepagents.", "langchain.agents.middleware.todo")
+"""Modules whose tools do nothing but change the graph's state."""
+
+
+def changes_state_only(tool: BaseTool) -> bool:
+    """Whether a tool of LangChain's or deepagents' only changes the graph's state, so that it runs in a dream too."""
+    return str(getattr(body(tool), "__module__", "")).startswith(_STATE_TOOLS)
 
 
 def runs_an_agent(tool: BaseTool) -> bool:

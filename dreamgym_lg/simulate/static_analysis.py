@@ -91,23 +91,24 @@ def _codes_run(function: types.FunctionType) -> list[types.CodeType]:
 
 
 _REACHING = {
-    "socket", "ssl", "requests", "httpx", "aiohttp", "websockets", "subprocess", "shutil", "tempfile", "smtplib", "imaplib",
-    "ftplib", "boto3", "psycopg", "psycopg2", "asyncpg", "pymysql", "pymongo", "redis", "sqlalchemy", "sqlite3", "paramiko",
-    "openai", "anthropic", "webbrowser", "pty", "urllib.request", "http.client", "http.server",
-}  # fmt: skip
+    *("socket", "ssl", "requests", "httpx", "aiohttp", "websockets", "subprocess", "shutil", "tempfile"),
+    *("smtplib", "imaplib", "ftplib", "boto3", "psycopg", "psycopg2", "asyncpg", "pymysql", "pymongo", "redis"),
+    *("sqlalchemy", "sqlite3", "paramiko", "openai", "anthropic", "webbrowser", "pty", "urllib.request"),
+    *("http.client", "http.server"),
+}
 """Modules that plain code reaches the world with; the guard sees all of them open files and connections."""
 
 _HARMLESS = (
-    "shutil.which", "shutil.get_terminal_size", "shutil.disk_usage", "tempfile.gettempdir", "socket.gethostname",
-    "sqlite3.Connection", "sqlite3.Cursor", "sqlite3.Row",
-)  # fmt: skip
-"""Of those, what no guard stops; an open connection is a finding of its own."""
+    *("shutil.which", "shutil.get_terminal_size", "shutil.disk_usage", "tempfile.gettempdir", "socket.gethostname"),
+    *("sqlite3.Connection", "sqlite3.Cursor", "sqlite3.Row"),
+)
+"""Of those, what no guard stops; an open connection is a part of its own."""
 
 _OF_OS = {
-    "remove", "unlink", "rename", "renames", "replace", "rmdir", "removedirs", "mkdir", "makedirs", "truncate", "link",
-    "symlink", "chmod", "chown", "utime", "mkfifo", "mknod", "system", "popen", "fork", "forkpty", "kill", "killpg",
-    "startfile",
-}  # fmt: skip
+    *("remove", "unlink", "rename", "renames", "replace", "rmdir", "removedirs", "mkdir", "makedirs"),
+    *("truncate", "link", "symlink", "chmod", "chown", "utime", "mkfifo", "mknod", "system", "popen", "fork"),
+    *("forkpty", "kill", "killpg", "startfile"),
+}
 _OF_ASYNCIO = {"open_connection", "open_unix_connection", "start_server", "create_subprocess_exec", "create_subprocess_shell"}
 _OF_PATHS = {"write_text", "write_bytes", "unlink", "mkdir", "rmdir", "touch", "symlink_to", "hardlink_to", "rmtree"}
 
@@ -115,6 +116,23 @@ _OF_PATHS = {"write_text", "write_bytes", "unlink", "mkdir", "rmdir", "touch", "
 def touched(function: types.FunctionType) -> list[str]:
     """What in a function's code touches the world where the guard stops it, as dotted names: `os.remove`, `.write_text`."""
     return sorted({name for code in _codes_run(function) for name, writes in _dotted(function, code) if _reaches(name, writes)})
+
+
+_STARTING_THREADS = ("threading.Thread", "threading.Timer", "_thread.start_new_thread", "concurrent.futures.thread.")
+
+
+def nodes_with_own_threads(graph: Pregel) -> list[str]:
+    """Names of the nodes whose own code starts threads or uses a pool, sorted; models asked there see no ContextVar."""
+    return sorted(
+        name
+        for name, node in graph.nodes.items()
+        if any(_starts_threads(found) for found in run_by([node.bound, *node.writers]) if users(found))
+    )
+
+
+def _starts_threads(function: types.FunctionType) -> bool:
+    names = (name for code in codes(function) for name, _ in _dotted(function, code))
+    return any(name.startswith(_STARTING_THREADS) or name.endswith(".run_in_executor") for name in names)
 
 
 def _is_writing_mode(text: str) -> bool:

@@ -1,14 +1,14 @@
 """Tools: while an episode is active their bodies do not run; the episode's environment answers in their place.
 
-The cut is at `_run`, behind LangChain's own validation and injection: a wrong argument gets the error of production, byte for
-byte, and callbacks, artifacts and error handling stay as they are.
+It is `_run` that is patched, which LangChain calls after its own validation and injection: a wrong argument gets the error of
+production, byte for byte, and callbacks, artifacts and error handling stay as they are.
 """
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, Tool
@@ -20,80 +20,76 @@ from pydantic_core import to_jsonable_python
 
 from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.simulate.call_order import Played
-from dreamgym_lg.simulate.context import Method, dispatch, entered, subclasses
+from dreamgym_lg.simulate.call_order import PendingStep
+from dreamgym_lg.simulate.context import ActiveEpisode, in_episode
+from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
 from dreamgym_lg.simulate.object_graph import returned_type
 
-if TYPE_CHECKING:
-    from dreamgym_lg.simulate.episode import Episode
-
-BODIES, ENTRIES, FUNNELS = ("_run", "_arun"), ("run", "arun"), ("invoke", "ainvoke")
+BODIES, RUNS, ENTRY_POINTS = ("_run", "_arun"), ("run", "arun"), ("invoke", "ainvoke")
 
 
 class _Attempt:
     """One tool call on its way to the tool's body."""
 
-    def __init__(self, call_id: str | None, *, published: bool = False) -> None:
+    def __init__(self, call_id: str | None, *, by_node: bool = False) -> None:
         self.call_id = call_id
-        self.published = published
-        """By a tool node, which words the errors that the tool raises."""
+        self.by_node = by_node
+        """A tool node calls, which words the errors that the tool raises."""
         self.tool: BaseTool | None = None
         self.action = ""
         self.ran = False
         """The body was reached: let through, or answered by the environment."""
-        self.played: Played | None = None
+        self.step: PendingStep | None = None
 
 
 _attempt: ContextVar[_Attempt | None] = ContextVar("dreamgym_tool_call", default=None)
 
 
-def install() -> None:
-    """Teach every tool class known by now, and the node that calls tools."""
+def patch_tools() -> None:
+    """Patch every tool class known by now, and the node that calls tools."""
     for cls in subclasses(BaseTool):
-        teach(cls)
+        patch_tool_class(cls)
     dispatch(ToolNode, "_run_one", _run_one)
     dispatch(ToolNode, "_arun_one", _arun_one)
 
 
-def teach(cls: type) -> None:
+def patch_tool_class(cls: type[BaseTool]) -> None:
     for name in BODIES:
         if name in cls.__dict__ and not getattr(cls.__dict__[name], "__isabstractmethod__", False):
             dispatch(cls, name, _abody if name == "_arun" else _body)
     if cls is BaseTool:
         dispatch(cls, "run", _run)
         dispatch(cls, "arun", _arun)
-    for name in (*FUNNELS, *ENTRIES):
+    for name in (*ENTRY_POINTS, *RUNS):
         if name in cls.__dict__ and not cls.__module__.startswith("langchain_core."):
-            dispatch(cls, name, _funnel(name))
+            dispatch(cls, name, _entry_point(name))
     if cls in (StructuredTool, Tool):
         dispatch(cls, "ainvoke", _ainvoke)
 
 
-def _ainvoke(episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _ainvoke(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
     """LangChain gives a sync function's call to a thread; the environment answers on the loop, many at once."""
     return (original if episode.passes(tool) else BaseTool.ainvoke)(tool, *args, **kwargs)
 
 
-def _funnel(name: str) -> Any:
+def _entry_point(name: str) -> Handler:
     """A subclass's own `invoke` or `run` would do its work around the body: LangChain's stands in, unless it really runs."""
 
-    def simulated(episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def simulated(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
         if not episode.passes(tool):
             return getattr(BaseTool, name)(tool, *args, **kwargs)
-        with _attempted(episode, tool, args, kwargs) as ended:
-            with entered(episode.inside(tool)):
+        with _recorded(episode, tool, args, kwargs) as record:
+            with in_episode(episode.owner_of_body(tool)):
                 result = original(tool, *args, **kwargs)
-            return ended(result)
+            return record(result)
 
-    async def asimulated(
-        episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def asimulated(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
         if not episode.passes(tool):
             return await getattr(BaseTool, name)(tool, *args, **kwargs)
-        with _attempted(episode, tool, args, kwargs) as ended:
-            with entered(episode.inside(tool)):
+        with _recorded(episode, tool, args, kwargs) as record:
+            with in_episode(episode.owner_of_body(tool)):
                 result = await original(tool, *args, **kwargs)
-            return ended(result)
+            return record(result)
 
     return asimulated if name.startswith("a") else simulated
 
@@ -101,26 +97,26 @@ def _funnel(name: str) -> Any:
 # --- the body ---------------------------------------------------------------------------------------------------------------
 
 
-def _body(episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    attempt = _reached(tool, args, kwargs)
+def _body(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
+    attempt = _attempt_at_body(tool, args, kwargs)
     if not episode.passes(tool):
-        attempt.played, answer = episode.play(attempt.action, attempt.call_id, lambda answer: shaped(tool, answer))
+        attempt.step, answer = episode.play(attempt.action, attempt.call_id, lambda answer: parse_answer(tool, answer))
         return answer
-    with entered(episode.inside(tool)):
+    with in_episode(episode.owner_of_body(tool)):
         return original(tool, *args, **kwargs)
 
 
-async def _abody(episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    attempt = _reached(tool, args, kwargs)
+async def _abody(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
+    attempt = _attempt_at_body(tool, args, kwargs)
     if not episode.passes(tool):
-        attempt.played, answer = await episode.aplay(attempt.action, attempt.call_id, lambda answer: shaped(tool, answer))
+        attempt.step, answer = await episode.aplay(attempt.action, attempt.call_id, lambda answer: parse_answer(tool, answer))
         return answer
-    with entered(episode.inside(tool)):
+    with in_episode(episode.owner_of_body(tool)):
         return await original(tool, *args, **kwargs)
 
 
-def _reached(tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Attempt:
-    """The attempt that led here; a new one if the body was called by hand."""
+def _attempt_at_body(tool: BaseTool, args: Args, kwargs: Kwargs) -> _Attempt:
+    """The attempt that led to this body; a new one if the body was called by hand."""
     attempt = _attempt.get()
     if attempt is None or attempt.tool is not tool:
         attempt = _Attempt(None)
@@ -137,7 +133,7 @@ def action_of(tool: BaseTool, given: Any) -> str:
     return render_call(tool.name, to_jsonable_python(tool._filter_injected_args(given), fallback=str))
 
 
-def shaped(tool: BaseTool, answer: str) -> Any:
+def parse_answer(tool: BaseTool, answer: str) -> Any:
     """The answer in the shape in which the tool's body returns its own.
 
     Raises `PredictionFailed` if the body promises a structure that the answer is not.
@@ -157,19 +153,19 @@ def shaped(tool: BaseTool, answer: str) -> Any:
 # --- around it --------------------------------------------------------------------------------------------------------------
 
 
-def _run(episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with _attempted(episode, tool, args, kwargs) as ended:
-        return ended(original(tool, *args, **kwargs))
+def _run(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
+    with _recorded(episode, tool, args, kwargs) as record:
+        return record(original(tool, *args, **kwargs))
 
 
-async def _arun(episode: "Episode", original: Method, tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with _attempted(episode, tool, args, kwargs) as ended:
-        return ended(await original(tool, *args, **kwargs))
+async def _arun(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
+    with _recorded(episode, tool, args, kwargs) as record:
+        return record(await original(tool, *args, **kwargs))
 
 
 @contextmanager
-def _attempted(episode: "Episode", tool: BaseTool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """Around `run` and `arun`, or a subclass's `invoke`: takes the result, and notes the step.
+def _recorded(episode: ActiveEpisode, tool: BaseTool, args: Args, kwargs: Kwargs) -> Iterator[Any]:
+    """Around `run` and `arun`, or a subclass's `invoke`: `record` takes the result and records the step.
 
     What fails before the body is reached was an invalid action.
     """
@@ -177,39 +173,39 @@ def _attempted(episode: "Episode", tool: BaseTool, args: tuple[Any, ...], kwargs
     call_id = kwargs.get("tool_call_id")
     if isinstance(given, dict) and given.get("type") == "tool_call":
         given, call_id = given["args"], given["id"]
-    with _attempting(episode, tool, call_id) as attempt:
+    with _current_attempt(episode, tool, call_id) as attempt:
         attempt.tool, attempt.action = tool, action_of(tool, given)
 
-        def ended(result: Any) -> Any:
+        def record(result: Any) -> Any:
             failed = isinstance(result, ToolMessage) and result.status == "error"
-            if attempt.played is not None:
-                attempt.played.answer = as_text(result)
+            if attempt.step is not None:
+                attempt.step.answer = as_text(result)
             elif not episode.runs_anyway(tool):
-                attempt.played = episode.note(attempt.action, as_text(result), attempt.call_id, valid=not failed)
+                attempt.step = episode.add_step(attempt.action, as_text(result), attempt.call_id, valid=not failed)
             return result
 
         try:
-            yield ended
+            yield record
         except GraphBubbleUp:
             raise
         except Exception as error:
-            if attempt.played is None and not attempt.published and not episode.runs_anyway(tool):
-                attempt.played = episode.note(attempt.action, str(error), attempt.call_id, valid=False)
+            if attempt.step is None and not attempt.by_node and not episode.runs_anyway(tool):
+                attempt.step = episode.add_step(attempt.action, str(error), attempt.call_id, valid=False)
             raise
 
 
 @contextmanager
-def _attempting(episode: "Episode", tool: BaseTool, call_id: str | None) -> Iterator[_Attempt]:
-    """The attempt that the tool node published, or a new one for a tool that is called by hand."""
+def _current_attempt(episode: ActiveEpisode, tool: BaseTool, call_id: str | None) -> Iterator[_Attempt]:
+    """The attempt that the tool node began, or a new one for a tool that is called by hand."""
     attempt = _attempt.get()
-    begun = attempt is not None and (attempt.published or attempt.tool is tool) and not attempt.ran
+    begun = attempt is not None and (attempt.by_node or attempt.tool is tool) and not attempt.ran
     if attempt is not None and begun and call_id in (None, attempt.call_id):
         yield attempt
         return
     attempt = _Attempt(call_id)
     token = _attempt.set(attempt)
     try:
-        with episode.turns.call(call_id):
+        with episode.call_order.running(call_id):
             yield attempt
     finally:
         _attempt.reset(token)
@@ -230,32 +226,32 @@ def as_text(result: Any) -> str:
         return str(result)
 
 
-def _run_one(episode: "Episode", original: Method, node: ToolNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with _published(episode, node, args[0]) as ended:
-        return ended(original(node, *args, **kwargs))
+def _run_one(episode: ActiveEpisode, original: Method, node: ToolNode, args: Args, kwargs: Kwargs) -> Any:
+    with _recorded_of_node(episode, node, args[0]) as record:
+        return record(original(node, *args, **kwargs))
 
 
-async def _arun_one(episode: "Episode", original: Method, node: ToolNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with _published(episode, node, args[0]) as ended:
-        return ended(await original(node, *args, **kwargs))
+async def _arun_one(episode: ActiveEpisode, original: Method, node: ToolNode, args: Args, kwargs: Kwargs) -> Any:
+    with _recorded_of_node(episode, node, args[0]) as record:
+        return record(await original(node, *args, **kwargs))
 
 
 @contextmanager
-def _published(episode: "Episode", node: ToolNode, call: Any) -> Iterator[Callable[[Any], Any]]:
-    """Around a tool node's call: notes those that it answers itself, with an error: the tool is unknown, or raised."""
-    attempt = _Attempt(call["id"], published=True)
+def _recorded_of_node(episode: ActiveEpisode, node: ToolNode, call: Any) -> Iterator[Callable[[Any], Any]]:
+    """Around a tool node's call: records those that it answers itself with an error, as the tool is unknown or raised."""
+    attempt = _Attempt(call["id"], by_node=True)
     token = _attempt.set(attempt)
 
-    def ended(result: Any) -> Any:
+    def record(result: Any) -> Any:
         tool = node.tools_by_name.get(call["name"])
         failed = isinstance(result, ToolMessage) and result.status == "error"
-        if failed and attempt.played is None and not (tool and episode.runs_anyway(tool)):
+        if failed and attempt.step is None and not (tool and episode.runs_anyway(tool)):
             action = attempt.action or render_call(call["name"], call["args"])
-            episode.note(action, result.text, attempt.call_id, valid=False)
+            episode.add_step(action, result.text, attempt.call_id, valid=False)
         return result
 
     try:
-        with episode.turns.call(attempt.call_id):
-            yield ended
+        with episode.call_order.running(attempt.call_id):
+            yield record
     finally:
         _attempt.reset(token)

@@ -1,5 +1,13 @@
 """Local Hugging Face models: `LocalChatModel` and the engine behind it."""
 
+from dreamgym_lg.errors import MissingDependency
+
+try:
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+except ImportError as error:
+    raise MissingDependency.extra("transformers", "train") from error
+
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 __all__ = ["LocalChatModel"]

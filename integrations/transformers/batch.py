@@ -1,74 +1,98 @@
-"""One batch of the engine: calls that decode together, token by token, with keys and values in one buffer."""
+"""One batch of the engine: calls that decode together, token by token; and the model as it decodes them."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from langchain_core.messages.ai import UsageMetadata
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.prefix_cache import Prefix, PrefixCache
+from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_parsing import safe_length
 
-if TYPE_CHECKING:
-    from dreamgym_lg.integrations.transformers.engine import Engine
-    from dreamgym_lg.integrations.transformers.prefix_cache import Prefix
-
 PASSES = 10_000
-"""Forward passes of an engine whose times are remembered."""
+"""Forward passes of a model whose times are remembered."""
 
 
-@dataclass(slots=True)
-class Request:
-    """One call: a conversation in, a reply out."""
+class Decoder:
+    """A causal language model with its tokenizer, as batches decode with it.
 
-    conversation: Sequence[dict[str, Any]]
-    """`{"role", "content"}` messages, as chat templates take them; with tools also `tool_calls`, `tool_call_id`, `name`."""
-    temperature: float = 1.0
-    max_new_tokens: int = 64
-    seed: int | None = None
-    """Fixes what is sampled, independent of the batch this call happens to share."""
-    stop: tuple[str, ...] = ()
-    owner: int | None = None
-    """Whose conversation this is: episodes that say the same may have sampled it as different tokens."""
-    tools: list[dict[str, Any]] | None = None
-    """For the chat template, in OpenAI's format."""
-    names: frozenset[str] | None = None
-    """The tools that may be called; None: the reply is text, whatever it looks like."""
-    wants_json: bool = False
-    splices: Mapping[str, str] = field(default_factory=dict)
-    """Rendered text to replace by what was sampled there."""
-    forced: str = ""
-    """The beginning of the reply, given and not sampled."""
-    hidden: frozenset[int] | None = None
-    """Special tokens to leave out of the text; None: all."""
-    on_text: Callable[[str], None] | None = None
-    """Called from the engine's thread with each new piece of text."""
-    future: "Future[Generated]" = field(default_factory=Future)
+    Float32 weights on a GPU, which a policy in training has, compute in bfloat16 by autocast, as TRL's trainers do.
 
+    Raises `ConfigurationError` for a model without full attention, and for one spread over several devices.
+    """
 
-@dataclass(slots=True, frozen=True)
-class Generated:
-    """The reply, with the exact tokens read and sampled."""
-
-    text: str
-    """The whole reply, what was forced included."""
-    given_ids: list[int]
-    sampled_ids: list[int]
-    logprobs: list[float]
-    finish_reason: str
-    """`stop` at an end token or stop string, `length` at `max_new_tokens`."""
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.passes: deque[tuple[float, float]] = deque(maxlen=PASSES)
+        """When each of the last forward passes began and ended, by `time.perf_counter`."""
+        config = self.model.config.get_text_config()
+        self.layers = config.num_hidden_layers
+        self.heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.max_tokens = getattr(config, "max_position_embeddings", 1 << 30)
+        _check_attention(config, self.max_tokens)
+        devices = sorted({str(parameter.device) for parameter in self.model.parameters()})
+        if len(devices) > 1:
+            raise ConfigurationError(
+                f"the model is spread over {', '.join(devices)}, and a batch keeps its keys and values on one device: load it "
+                "with device='auto', or with a device_map that names one device"
+            )
+        ends = self.model.generation_config.eos_token_id
+        self.ends = frozenset({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
+        self._buffer = torch.empty(0)
 
     @property
-    def usage(self) -> UsageMetadata:
-        given, sampled = len(self.given_ids), len(self.sampled_ids)
-        return UsageMetadata(input_tokens=given, output_tokens=sampled, total_tokens=given + sampled)
+    def compute_dtype(self) -> torch.dtype:
+        """Of activations, keys and values."""
+        autocast = self.model.device.type == "cuda" and self.model.dtype == torch.float32
+        return torch.bfloat16 if autocast else self.model.dtype
+
+    def autocast(self) -> torch.autocast:
+        """For the whole of a batch: the weights are cast once, at its first pass, and the copies dropped at its end.
+
+        Nothing may train meanwhile: the copies are the process's, and have no gradient.
+        """
+        enabled = self.compute_dtype != self.model.dtype
+        return torch.autocast(self.model.device.type, dtype=self.compute_dtype if enabled else None, enabled=enabled)
+
+    def forward(self, **inputs: Any) -> torch.Tensor:
+        """Logits of the last position, [batch, vocabulary], float32."""
+        start = time.perf_counter()
+        logits: torch.Tensor = self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1].float()
+        self.passes.append((start, time.perf_counter()))
+        return logits
+
+    def buffer(self, size: int) -> torch.Tensor:
+        """Memory for the keys and values of one batch, the same every time: fresh memory costs more than what it is for."""
+        dtype, device = self.compute_dtype, self.model.device
+        if self._buffer.numel() < size or (dtype, device) != (self._buffer.dtype, self._buffer.device):
+            self._buffer = torch.empty(size, dtype=dtype, device=device)
+        return self._buffer[:size]
 
 
-class _Slab(DynamicLayer):
+def _check_attention(config: PreTrainedConfig, max_tokens: int) -> None:
+    """A batch has gaps between its tokens, which a window would count: attention has to be full."""
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or (["sliding_attention"] if window else ["full_attention"]))
+    if window is not None and window >= 2 * max_tokens:
+        kinds.discard("sliding_attention")
+    if kinds - {"full_attention"}:
+        raise ConfigurationError(
+            f"{config.model_type} has layers of {', '.join(sorted(kinds - {'full_attention'}))}, "
+            f"sliding_window={window}; answers are exact with full attention alone: choose another model"
+        )
+
+
+class _BufferLayer(DynamicLayer):
     """One layer's cache inside a buffer of fixed length: appending writes in place instead of copying everything."""
 
     def __init__(self, buffer: torch.Tensor, filled: int) -> None:
@@ -99,9 +123,11 @@ class Row:
     """A request inside a batch."""
 
     request: Request
+    future: Future[Generated]
     text: str
+    """The conversation, rendered."""
     ids: list[int]
-    prefix: "Prefix | None"
+    prefix: Prefix | None
     random: Random | None
     """None takes the most likely token."""
     sampled: list[int] = field(default_factory=list)
@@ -119,7 +145,7 @@ def _show(row: Row, text: str, *, over: bool) -> None:
     if not over:
         starts = (n for stop in request.stop for n in range(1, len(stop)) if text.endswith(stop[:n]))
         sure = len(row.shown) if text.endswith("�") else sure - max(starts, default=0)
-    if request.names is not None:
+    if request.tool_names is not None:
         sure = min(sure, safe_length(text))
     if request.on_text and sure > len(row.shown):
         request.on_text(text[len(row.shown) : sure])
@@ -129,22 +155,22 @@ def _show(row: Row, text: str, *, over: bool) -> None:
 class Batch:
     """Rows that decode together. Positions: [pad | known tokens | pad | new tokens | sampled tokens], pads masked out."""
 
-    def __init__(self, engine: "Engine", rows: list[Row]) -> None:
-        self.engine, self.rows = engine, rows
+    def __init__(self, decoder: Decoder, prefixes: PrefixCache, rows: list[Row]) -> None:
+        self.decoder, self.prefixes, self.rows = decoder, prefixes, rows
         known, new = max(row.known for row in rows), max(len(row.ids) - row.known for row in rows)
         self.known, self.given = known, known + new
         self.filled = self.given
         length = self.filled + max(row.request.max_new_tokens for row in rows)
-        shape = (engine.layers, 2, len(rows), engine.heads, length, engine.head_size)
-        self.buffer = engine.storage(math.prod(shape)).view(shape)
+        shape = (decoder.layers, 2, len(rows), decoder.heads, length, decoder.head_size)
+        self.buffer = decoder.buffer(math.prod(shape)).view(shape)
         self.mask = torch.zeros(len(rows), length, dtype=torch.long)
         self.ids = torch.zeros(len(rows), new, dtype=torch.long)
         self.positions = torch.zeros(len(rows), new, dtype=torch.long)
         for i, row in enumerate(rows):
             chunk = len(row.ids) - row.known
             own = self.buffer[:, :, i]
-            if row.prefix is not None and row.prefix.store is not None:
-                own[..., known - row.known : known, :] = row.prefix.store.room[..., : row.known, :]
+            if row.prefix is not None and row.prefix.cached is not None:
+                own[..., known - row.known : known, :] = row.prefix.cached.buffer[..., : row.known, :]
             # what is masked out has to be finite; all else is written before it is read
             own[..., : known - row.known, :] = 0
             own[..., known : self.given - chunk, :] = 0
@@ -156,12 +182,12 @@ class Batch:
 
     def _layers(self, filled: int) -> None:
         self.cache = DynamicCache()
-        self.cache.layers = [_Slab(layer, filled) for layer in self.buffer]
+        self.cache.layers = [_BufferLayer(layer, filled) for layer in self.buffer]
 
     def run(self) -> None:
         while self.rows:
             device = self.buffer.device
-            logits = self.engine.forward(
+            logits = self.decoder.forward(
                 input_ids=self.ids.to(device),
                 attention_mask=self.mask[:, : self.filled].to(device),
                 position_ids=self.positions.to(device),
@@ -182,7 +208,7 @@ class Batch:
         if any(map(math.isnan, chosen)):
             raise FloatingPointError("the model's output is NaN: its weights are broken; was the learning rate too high?")
         for row, token, logprob in zip(self.rows, tokens.tolist(), chosen, strict=True):
-            if not row.request.future.done():
+            if not row.future.done():
                 row.sampled.append(token)
                 row.logprobs.append(logprob)
         return tokens
@@ -199,16 +225,16 @@ class Batch:
         return tokens
 
     def _text(self, row: Row) -> str:
-        hidden, decode = row.request.hidden, self.engine.tokenizer.decode
-        if hidden is None:
+        skipped, decode = row.request.skipped_ids, self.decoder.tokenizer.decode
+        if skipped is None:
             return row.request.forced + decode(row.sampled, skip_special_tokens=True)
-        return row.request.forced + decode([token for token in row.sampled if token not in hidden])
+        return row.request.forced + decode([token for token in row.sampled if token not in skipped])
 
     def _finished(self, i: int, row: Row) -> bool:
         """Answer the row if it is at its end; its place in the batch is given up at the next shrinking."""
-        if row.request.future.done():
+        if row.future.done():
             return True
-        ended, request = self.engine.is_end(row.sampled[-1]), row.request
+        ended, request = row.sampled[-1] in self.decoder.ends, row.request
         if not (ended or request.on_text or request.stop or len(row.sampled) >= request.max_new_tokens):
             return False
         text = self._text(row)
@@ -220,11 +246,18 @@ class Batch:
         if not over:
             return False
         own, new = self.buffer[:, :, i], self.given - (len(row.ids) - row.known)
-        end = self.engine.tokenizer.decode(row.sampled[-1:]) if ended else ""
-        known = own[..., self.known - row.known : self.known, :]
-        self.engine.prefixes.keep(row, text, end, known, own[..., new : self.filled, :])
+        end = self.decoder.tokenizer.decode(row.sampled[-1:]) if ended else ""
+        self.prefixes.keep(
+            request,
+            row.prefix,
+            reply=text,
+            text=row.text + text[len(request.forced) :] + end,
+            ids=row.ids + row.sampled,
+            known=own[..., self.known - row.known : self.known, :],
+            new=own[..., new : self.filled, :],
+        )
         reason = "stop" if ended or cut >= 0 else "length"
-        request.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason))
+        row.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason))
         return True
 
     def _advance(self, tokens: torch.Tensor, active: list[int]) -> None:

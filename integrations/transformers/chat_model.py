@@ -1,17 +1,18 @@
 """`LocalChatModel`: any Hugging Face causal language model as a LangChain chat model, made for many episodes at once.
 
-Concurrent calls become one batch, a growing conversation keeps its key-value cache (`integrations/transformers_engine.py`
-does both), and every sampled token reaches the episode's `TokenRecorder` as it was sampled.
+Concurrent calls become one batch, a growing conversation keeps its key-value cache (`engine.py` does both), and every sampled
+token reaches the episode's `TokenRecorder` as it was sampled.
 """
 
 import asyncio
 import contextlib
 import json
 import queue
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -21,76 +22,114 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from transformers import PreTrainedTokenizerBase
 
-from dreamgym_lg.errors import ConfigurationError, MissingDependency
-from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
-
-try:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-except ImportError as error:
-    raise MissingDependency.extra("transformers", "train") from error
-
-from dreamgym_lg.integrations.transformers.batch import Generated, Request
-from dreamgym_lg.integrations.transformers.engine import Engine
-from dreamgym_lg.integrations.transformers.engine_process import EngineProcess
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.engine import LocalEngine
+from dreamgym_lg.integrations.transformers.engine_process import ProcessEngine
+from dreamgym_lg.integrations.transformers.loading import HUB_OPTIONS, MODEL_OPTIONS, load_model, load_tokenizer
+from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Request
 from dreamgym_lg.integrations.transformers.structured_output import json_parser, to_response_format, with_raw
 from dreamgym_lg.integrations.transformers.tool_format import ToolDialect, has_calls, to_entry
+from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
+
+_FULL_DISTRIBUTION = (
+    "it would cut the distribution, and the recorded log-probabilities, which training divides by, are of the whole one; "
+    "leave it out, or set temperature"
+)
+_LOADING = "the model is given as it is; LocalChatModel.from_path takes it"
+_ELSEWHERE = {
+    "torch_dtype": "its name is dtype",
+    "max_tokens": "its name is max_new_tokens",
+    "max_length": "its name is max_new_tokens; it counts the reply alone",
+    "model_name": "its name is name_or_path",
+    "max_batch_size": "it belongs to the engine: engine=LocalEngine(model, tokenizer, max_batch_size=...)",
+    "do_sample": "temperature=0 takes the most likely token, any other samples",
+    **dict.fromkeys(("top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "num_beams"), _FULL_DISTRIBUTION),
+    **dict.fromkeys((*HUB_OPTIONS, *MODEL_OPTIONS, "device", "dtype", "own_process"), _LOADING),
+}
+"""What other libraries call an argument, or take as one, and what to do here."""
 
 
 class LocalChatModel(BaseChatModel):
-    """A causal language model with its tokenizer and chat template, run in this process or one of its own.
+    """A Hugging Face causal language model as a LangChain chat model that records every token it samples.
 
     ```python
     policy = LocalChatModel.from_path("Qwen/Qwen2.5-0.5B-Instruct")
+    policy = LocalChatModel(model=model, tokenizer=tokenizer)
     ```
+    Raises `ConfigurationError` for an unknown argument, without a chat template, and without both `model` and `engine`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
-    model: Any = Field(repr=False, exclude=True)
-    """`transformers.PreTrainedModel`; the object a learner trains: its new weights answer the next call. None where it
-    has a process of its own."""
-    tokenizer: Any = Field(repr=False, exclude=True)
+    model: torch.nn.Module | None = Field(default=None, repr=False, exclude=True)
+    """`transformers.PreTrainedModel`, or a PEFT model of one. A learner trains this very object: its new weights answer the
+    next call. None where the model is in another process, which cannot be trained from here."""
+    tokenizer: PreTrainedTokenizerBase = Field(repr=False, exclude=True)
     """Its tokenizer, with a chat template."""
+    engine: Engine = Field(default=cast(Engine, None), repr=False, exclude=True)
+    """Generates the replies; by default a `LocalEngine` of `model`."""
     name_or_path: str = ""
     temperature: float = Field(default=1.0, ge=0)
     """0 takes the most likely token; recorded log-probabilities are those of the distribution sampled from (at 0: of 1)."""
     max_new_tokens: int = Field(default=64, gt=0)
-    max_batch_size: int = Field(default=128, gt=0)
-    """The most calls that share one forward pass."""
-    _engine: Engine | EngineProcess = PrivateAttr()
+    """The most tokens of one reply."""
+    streaming: bool = False
+    """Whether `invoke` tells callbacks each piece of text as it comes, as `stream` does."""
     _tools: ToolDialect = PrivateAttr()
 
     @classmethod
     def from_path(
-        cls, path: str | Path, *, device: str = "cpu", dtype: str = "auto", own_process: bool = False, **fields: Any
+        cls,
+        path: str | Path,
+        *,
+        device: str = "auto",
+        dtype: str | torch.dtype = "auto",
+        own_process: bool = False,
+        max_batch_size: int = 128,
+        **options: Any,
     ) -> "LocalChatModel":
         """Load a model folder (or hub name) with its tokenizer.
 
         Args:
+            device: `auto`: the GPU if there is one, else the CPU; or a name of PyTorch's, like `cuda:1`.
+            dtype: Of the weights: `auto` as they were saved, or `bfloat16`, `float16`, `float32`. A policy to be trained needs
+                `float32`: of bfloat16 weights, an update at a usual learning rate moves few. On a GPU such a model computes in
+                bfloat16 all the same, by autocast.
             own_process: Load it in a process of its own, where it computes at the same time as a model of this process: an
                 experience model beside the policy. It takes some seconds to start, and cannot be trained: `model` is None.
+            max_batch_size: The most calls that share one forward pass.
+            options: Fields of `LocalChatModel`, and `revision`, `token`, `trust_remote_code`, `attn_implementation`,
+                `device_map` (of one device) and `quantization_config` as `from_pretrained` takes them.
 
-        Raises `ConfigurationError` if the path is no model.
+        Raises `ConfigurationError` if the path is no model, and for an unknown option.
         """
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(path)
-            model = None if own_process else AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"no model with a tokenizer could be loaded from {str(path)!r}: {error}") from error
-        size = {"max_batch_size": fields["max_batch_size"]} if "max_batch_size" in fields else {}
-        engine = EngineProcess(str(path), device=device, dtype=dtype, **size) if own_process else None
-        return cls(engine=engine, model=model, tokenizer=tokenizer, name_or_path=str(path), **fields)
+        loading = {name: options.pop(name) for name in sorted((HUB_OPTIONS | MODEL_OPTIONS) & options.keys())}
+        known = {"device", "dtype", "own_process", "max_batch_size", *HUB_OPTIONS, *MODEL_OPTIONS}
+        _check_names("option of LocalChatModel.from_path", options, known | cls.model_fields.keys() - {"model", "tokenizer"})
+        tokenizer = load_tokenizer(path, **loading)
+        loading |= {"device": device, "dtype": dtype}
+        if own_process:
+            engine: Engine = ProcessEngine(path, max_batch_size=max_batch_size, **loading)
+            return cls(engine=engine, tokenizer=tokenizer, **{"name_or_path": str(path), **options})
+        model = load_model(path, **loading)
+        engine = LocalEngine(model, tokenizer, max_batch_size=max_batch_size)
+        return cls(engine=engine, model=model, tokenizer=tokenizer, **{"name_or_path": str(path), **options})
 
-    def __init__(self, *, engine: EngineProcess | None = None, **fields: Any) -> None:
+    def __init__(self, **fields: Any) -> None:
+        _check_names("field of LocalChatModel", fields, type(self).model_fields)
         super().__init__(**fields)
         # not in model_post_init, where pydantic makes a ValidationError of it
         if not self.tokenizer.chat_template:
             raise ConfigurationError(
                 f"the tokenizer of {self.name_or_path or 'this model'} has no chat template; set tokenizer.chat_template"
             )
-        self._engine = engine or Engine(self.model, self.tokenizer, max_batch_size=self.max_batch_size)
-        self._tools = ToolDialect(self.tokenizer, self._engine.ends)
+        if self.engine is None:
+            if self.model is None:
+                raise ConfigurationError("nothing generates the replies: give model=, engine=, or use LocalChatModel.from_path")
+            self.engine = LocalEngine(self.model, self.tokenizer)
+        self._tools = ToolDialect(self.tokenizer, self.engine.ends)
 
     @property
     def _llm_type(self) -> str:
@@ -107,20 +146,13 @@ class LocalChatModel(BaseChatModel):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return LangSmithParams(**{"ls_model_name": self.name_or_path, **super()._get_ls_params(stop=stop, **kwargs)})
 
-    @property
-    def passes(self) -> list[tuple[float, float]]:
-        """When each of the last 10,000 forward passes began and ended, by `time.perf_counter`."""
-        return list(self._engine.passes)
-
     def with_temperature(self, temperature: float) -> "LocalChatModel":
         """The same weights, caches and batches, sampled at another temperature."""
-        clone = self.model_copy(update={"temperature": temperature})
-        clone._engine, clone._tools = self._engine, self._tools
-        return clone
+        return self.model_copy(update={"temperature": temperature})
 
     def weights_changed(self) -> None:
         """Drop every cached key and value; call it after the model's weights have changed."""
-        self._engine.clear()
+        self.engine.clear()
 
     def bind_tools(
         self,
@@ -160,8 +192,9 @@ class LocalChatModel(BaseChatModel):
     def _request(self, messages: Sequence[BaseMessage], stop: Sequence[str] | None, kwargs: dict[str, Any]) -> Request:
         recorder = TokenRecorder.current()
         seed = kwargs.get("seed")
-        tools, choice, form = kwargs.get("tools") or (), kwargs.get("tool_choice"), kwargs.get("response_format")
-        plain = not tools and choice is None and form is None and not any(map(has_calls, messages))
+        tools, choice = kwargs.get("tools") or (), kwargs.get("tool_choice")
+        response_format = kwargs.get("response_format")
+        plain = not tools and choice is None and response_format is None and not any(map(has_calls, messages))
         request = Request(
             conversation=[to_entry(message) for message in messages] if plain else (),
             temperature=kwargs.get("temperature", self.temperature),
@@ -171,14 +204,15 @@ class LocalChatModel(BaseChatModel):
             owner=id(recorder) if recorder is not None else None,
         )
         if not plain:
-            self._tools.prepare(request, messages, tools=tools, choice=choice, response_format=form)
+            self._tools.prepare(request, messages, tools=tools, choice=choice, response_format=response_format)
         return request
 
     def _finish(self, request: Request, generated: Generated, run_manager: Any) -> AIMessage:
         recorder = TokenRecorder.current()
         if recorder is not None:
             run_id = run_manager.run_id if run_manager else None
-            recorder.record(TokenCall(run_id, generated.given_ids, generated.sampled_ids, generated.logprobs))
+            tokens = generated.given_ids, generated.sampled_ids, generated.logprobs
+            recorder.record(TokenCall(run_id, *tokens, temperature=request.temperature))
         return AIMessage(
             **self._tools.read(request, generated),
             response_metadata={"model_name": self.name_or_path, "finish_reason": generated.finish_reason},
@@ -193,7 +227,7 @@ class LocalChatModel(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
-        return _result(self._finish(request, self._engine.submit(request).result(), run_manager))
+        return _result(self._finish(request, self.engine.submit(request).result(), run_manager))
 
     async def _agenerate(
         self,
@@ -203,7 +237,7 @@ class LocalChatModel(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
-        return _result(self._finish(request, await asyncio.wrap_future(self._engine.submit(request)), run_manager))
+        return _result(self._finish(request, await asyncio.wrap_future(self.engine.submit(request)), run_manager))
 
     def _stream(
         self,
@@ -215,7 +249,7 @@ class LocalChatModel(BaseChatModel):
         pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         request = self._request(messages, stop, kwargs)
         request.on_text = pieces.put
-        future = self._engine.submit(request)
+        future = self.engine.submit(request)
         future.add_done_callback(lambda _: pieces.put(None))
         streamed = 0
         while (piece := pieces.get()) is not None:
@@ -242,7 +276,7 @@ class LocalChatModel(BaseChatModel):
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
         request.on_text = deliver
-        future = self._engine.submit(request)
+        future = self.engine.submit(request)
         future.add_done_callback(lambda _: deliver(None))
         streamed = 0
         while (piece := await pieces.get()) is not None:
@@ -252,6 +286,15 @@ class LocalChatModel(BaseChatModel):
                 await run_manager.on_llm_new_token(piece, chunk=chunk)
             yield chunk
         yield _last_chunk(self._finish(request, future.result(), run_manager), streamed)
+
+
+def _check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises `ConfigurationError` for a name that would be ignored."""
+    for name in given:
+        if name not in known:
+            if name in _ELSEWHERE:
+                raise ConfigurationError(f"{name} is no {kind}: {_ELSEWHERE[name]}")
+            raise ConfigurationError.unknown(kind, name, known)
 
 
 def _result(message: AIMessage) -> ChatResult:

@@ -1,4 +1,4 @@
-"""An `Engine` in a process of its own: a model that computes while this process does, instead of taking turns with it.
+"""`ProcessEngine`: a model in a process of its own, which computes while this process does instead of taking turns with it.
 
 Requests and replies are pickled over the child's standard input and output. It is killed with its user, and ends where its
 parent was killed: its input is closed then.
@@ -18,12 +18,16 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dreamgym_lg.errors import ProcessLost
-from dreamgym_lg.integrations.transformers.batch import PASSES, Generated, Request
+from dreamgym_lg.integrations.transformers.batch import PASSES
+from dreamgym_lg.integrations.transformers.engine import LocalEngine
+from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer
+from dreamgym_lg.integrations.transformers.requests import Generated, Request
 
-_NONE: Any = None  # a future cannot be sent
+_Asked = dict[int, tuple[Request, "Future[Generated]"]]
 
 _CHILD = """
 import os
@@ -35,42 +39,57 @@ main(given, sent)
 """
 
 
-class EngineProcess:
-    """What `Engine` is to a chat model. Thread-safe; `submit` returns at once."""
+class ProcessEngine:
+    """Generates the replies of a model that a process of its own has loaded. Thread-safe.
 
-    def __init__(self, path: str, **options: Any) -> None:
-        """Starts the process, and waits until it has loaded the model as `LocalChatModel.from_path` does, or raises as that."""
+    Starts the process and waits until the model is loaded, some seconds.
+
+    Args:
+        path: Folder or hub name of the model.
+        max_batch_size: The most calls that share one forward pass.
+        loading: Further arguments of `load_model`; they have to be picklable.
+
+    Raises what `load_model` raises there, and `ProcessLost` if the process ends before.
+    """
+
+    def __init__(self, path: str | Path, *, max_batch_size: int = 128, **loading: Any) -> None:
         python_path = os.pathsep.join(str(path) or os.getcwd() for path in sys.path)
         self._child = subprocess.Popen(
-            [sys.executable, "-P", "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-P", "-c", _CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the parent, whose episodes still ask while they come to their end
             env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": python_path},
-        )  # fmt: skip
+        )
         weakref.finalize(self, _end, self._child)
         self.passes: deque[tuple[float, float]] = deque(maxlen=PASSES)
-        self._asked, self._ids, self._writing = dict[int, Request](), itertools.count(), threading.Lock()
-        self._send({"path": path, **options})
+        """When each of the last 10,000 forward passes began and ended, by `time.perf_counter`."""
+        self._asked, self._ids, self._writing = _Asked(), itertools.count(), threading.Lock()
+        self._send({"path": path, "max_batch_size": max_batch_size, **loading})
         pipe: Any = self._child.stdout
         try:
             loaded = pickle.load(pipe)
         except (EOFError, pickle.UnpicklingError):
-            loaded = ProcessLost(f"the process for {path!r} ended before the model was loaded: standard error says why")
+            loaded = ProcessLost(f"the process for {str(path)!r} ended before the model was loaded: standard error says why")
         if isinstance(loaded, Exception):
             raise loaded
-        self.ends: set[int] = loaded
+        self.ends: frozenset[int] = loaded
+        """The tokens that end a reply."""
         given = (self._child, self._asked, self.passes)
         threading.Thread(target=_read, args=given, name="dreamgym-engine", daemon=True).start()
 
     def submit(self, request: Request) -> "Future[Generated]":
+        """Ask for a reply; returns at once."""
+        future: Future[Generated] = Future()
         number, streamed = next(self._ids), request.on_text is not None
-        asked = pickle.dumps(replace(request, on_text=None, future=_NONE))
-        self._asked[number] = request
-        if not self._send((number, streamed, asked)) and self._asked.pop(number, None) is not None:  # else it has been told
-            request.future.set_exception(_lost(self._child))
-        return request.future
+        pickled = pickle.dumps(replace(request, on_text=None))
+        self._asked[number] = request, future
+        if not self._send((number, streamed, pickled)) and self._asked.pop(number, None) is not None:  # else it has been told
+            future.set_exception(_lost(self._child))
+        return future
 
     def clear(self) -> None:
-        """Forget all keys and values."""
+        """Forget every cached key and value."""
         self._send(None)
 
     def _send(self, item: Any) -> bool:
@@ -83,7 +102,7 @@ class EngineProcess:
         return False
 
 
-def _read(child: Any, asked: dict[int, Request], passes: deque[tuple[float, float]]) -> None:
+def _read(child: Any, asked: _Asked, passes: deque[tuple[float, float]]) -> None:
     """The thread that hands on what the process says, and its end. It holds no engine: the process ends with its user."""
     try:
         while True:
@@ -91,8 +110,10 @@ def _read(child: Any, asked: dict[int, Request], passes: deque[tuple[float, floa
             if kind == "passes":
                 passes.extend(value)
             elif kind == "text":
-                asked[number].on_text(value)  # type: ignore[misc]
-            elif (future := asked.pop(number).future).set_running_or_notify_cancel():
+                on_text = asked[number][0].on_text
+                assert on_text is not None, "no text is sent to who did not ask for it"
+                on_text(value)
+            elif (future := asked.pop(number)[1]).set_running_or_notify_cancel():
                 future.set_exception(value) if kind == "error" else future.set_result(value)
     except EOFError:
         pass
@@ -102,9 +123,9 @@ def _read(child: Any, asked: dict[int, Request], passes: deque[tuple[float, floa
     child.wait()  # from now on nothing can be sent
     child.stdout.close()
     for number in list(asked):
-        request = asked.pop(number, None)
-        if request is not None and request.future.set_running_or_notify_cancel():
-            request.future.set_exception(_lost(child))
+        unanswered = asked.pop(number, None)
+        if unanswered is not None and unanswered[1].set_running_or_notify_cancel():
+            unanswered[1].set_exception(_lost(child))
 
 
 def _lost(child: Any) -> ProcessLost:
@@ -136,9 +157,7 @@ def main(given: int, sent: int) -> None:
         send((number, "error", _portable(error)) if error else (number, "reply", future.result()))
 
     try:
-        from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-
-        engine: Any = LocalChatModel.from_path(**pickle.load(requests))._engine
+        engine = _load(**pickle.load(requests))
     except Exception as error:
         return send(_portable(error))
     gc.freeze()
@@ -148,17 +167,19 @@ def main(given: int, sent: int) -> None:
             if (item := pickle.load(requests)) is None:
                 engine.clear()
                 continue
-            number, streamed, asked = item
+            number, streamed, pickled = item
             try:
-                request = pickle.loads(asked)
+                request = pickle.loads(pickled)
             except Exception as error:
                 send((number, "error", _portable(error)))
                 continue
             request.on_text = (lambda text, number=number: send((number, "text", text))) if streamed else None
-            request.future = Future()
-            request.future.add_done_callback(partial(answer, number))
-            engine.submit(request)
+            engine.submit(request).add_done_callback(partial(answer, number))
     os._exit(0)  # also out of a batch: nobody waits for it
+
+
+def _load(path: str | Path, *, max_batch_size: int, **loading: Any) -> LocalEngine:
+    return LocalEngine(load_model(path, **loading), load_tokenizer(path, **loading), max_batch_size=max_batch_size)
 
 
 def _portable(error: BaseException) -> BaseException:

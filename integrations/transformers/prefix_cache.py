@@ -1,4 +1,4 @@
-"""What the engine remembers of conversations: their tokens as they were sampled, and the keys and values of those."""
+"""The conversations an engine remembers: their tokens as they were sampled, and the keys and values of those."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -7,20 +7,22 @@ from typing import Any
 
 import torch
 
-from dreamgym_lg.integrations.transformers.batch import Request, Row
+from dreamgym_lg.integrations.transformers.requests import Request
 
 CACHED_BYTES = 1 << 29
 """Keys and values that a model keeps over all conversations; the least recently used go first and are read anew."""
 
-EMPTIED = 10_000
-"""Conversations whose tokens are remembered beyond that."""
+TOKENS_ONLY = 10_000
+"""Conversations beyond that whose tokens alone are remembered."""
+
+_Key = tuple[Any, ...]
 
 
 @dataclass(slots=True)
-class Store:
-    """Room for keys and values, [layers, 2, heads, room, head size]: a growing conversation is written once, in place."""
+class KeyValues:
+    """Keys and values, [layers, 2, heads, tokens, head size], with room to grow: a conversation is written once, in place."""
 
-    room: torch.Tensor
+    buffer: torch.Tensor
     filled: int
 
 
@@ -30,74 +32,87 @@ class Prefix:
 
     text: str
     ids: list[int]
-    store: Store | None = None
+    cached: KeyValues | None = None
     """Shared with the conversations that this one went on from and into; None: forgotten."""
     known: int = 0
     """Tokens with keys and values; the last sampled one has none yet."""
     added: int = 0
-    """Bytes that this conversation added to the store."""
+    """Bytes that this conversation added to `cached`."""
 
 
 class PrefixCache:
     """Conversations by owner, roles and contents. Not thread-safe: the engine uses it between batches."""
 
     def __init__(self) -> None:
-        self.prefixes: OrderedDict[Any, Prefix] = OrderedDict()
+        self.prefixes: OrderedDict[_Key, Prefix] = OrderedDict()
         self.cached_bytes = 0
-        self._emptied: OrderedDict[Any, Prefix] = OrderedDict()
+        self._tokens_only: OrderedDict[_Key, Prefix] = OrderedDict()
 
     def find(self, request: Request, text: str) -> Prefix | None:
         """The conversation up to its last reply, if it was sampled here and `text` begins with it."""
         key = _key(request.owner, request.conversation)
-        prefix = self.prefixes.get(key) or self._emptied.get(key)
+        prefix = self.prefixes.get(key) or self._tokens_only.get(key)
         return prefix if prefix is not None and text.startswith(prefix.text) else None
 
-    def keep(self, row: Row, reply: str, end: str, known: torch.Tensor, new: torch.Tensor) -> None:
-        """Remember a finished conversation and its keys and values; forget the oldest beyond the budget.
+    def keep(
+        self,
+        request: Request,
+        before: Prefix | None,
+        *,
+        reply: str,
+        text: str,
+        ids: list[int],
+        known: torch.Tensor,
+        new: torch.Tensor,
+    ) -> None:
+        """Remember an answered conversation and its keys and values; forget the oldest beyond the budget.
 
-        `reply` is the text that a template makes of the reply, `end` that of its end token, if there is one. Special tokens
-        sampled inside the reply stay in the ids alone.
+        Args:
+            before: What was remembered of it when it was asked.
+            reply: The text that a template makes of the reply.
+            text: The whole conversation, rendered. Special tokens sampled inside the reply are in `ids` alone.
+            ids: Its tokens.
+            known: Keys and values out of `before`, [layers, 2, heads, tokens, head size].
+            new: Those of the tokens after it.
         """
-        request = row.request
         key = _key(request.owner, [*request.conversation, {"role": "assistant", "content": reply}])
         self._forget(key)
         if request.owner is not None:  # it goes on from here; what has no owner may be continued in several ways
             self._forget(_key(request.owner, request.conversation))
         filled, total = known.shape[-2], known.shape[-2] + new.shape[-2]
-        store = row.prefix.store if row.prefix is not None else None
+        cached = before.cached if before is not None else None
         added = new.nbytes
-        if store is None or store.filled != filled or store.room.shape[-2] < total:  # or another has gone on from there
-            store = Store(new.new_empty(*new.shape[:3], 2 * total, new.shape[-1]), total)
-            store.room[..., :filled, :] = known
+        if cached is None or cached.filled != filled or cached.buffer.shape[-2] < total:  # or another has gone on from there
+            cached = KeyValues(new.new_empty(*new.shape[:3], 2 * total, new.shape[-1]), total)
+            cached.buffer[..., :filled, :] = known
             added += known.nbytes
-        store.room[..., filled:total, :] = new
-        store.filled = total
-        text = row.text + reply[len(request.forced) :] + end
-        self.prefixes[key] = Prefix(text, row.ids + row.sampled, store, total, added)
+        cached.buffer[..., filled:total, :] = new
+        cached.filled = total
+        self.prefixes[key] = Prefix(text, ids, cached, total, added)
         self.cached_bytes += added
         while self.cached_bytes > CACHED_BYTES:
-            self._empty(next(iter(self.prefixes)))
+            self._drop_keys(next(iter(self.prefixes)))
 
     def clear(self) -> None:
         """Forget all keys and values, not the tokens."""
         for key in list(self.prefixes):
-            self._empty(key)
+            self._drop_keys(key)
 
-    def _forget(self, key: Any) -> None:
-        self._emptied.pop(key, None)
+    def _forget(self, key: _Key) -> None:
+        self._tokens_only.pop(key, None)
         if (prefix := self.prefixes.pop(key, None)) is not None:
             self.cached_bytes -= prefix.added
 
-    def _empty(self, key: Any) -> None:
+    def _drop_keys(self, key: _Key) -> None:
         """Keep the tokens without keys and values: to encode the text again could give others, and split the segment."""
         prefix = self.prefixes[key]
         self._forget(key)
-        self._emptied[key] = Prefix(prefix.text, prefix.ids)
-        if len(self._emptied) > EMPTIED:
-            self._emptied.popitem(last=False)
+        self._tokens_only[key] = Prefix(prefix.text, prefix.ids)
+        if len(self._tokens_only) > TOKENS_ONLY:
+            self._tokens_only.popitem(last=False)
 
 
-def _key(owner: int | None, conversation: Sequence[dict[str, Any]]) -> Any:
+def _key(owner: int | None, conversation: Sequence[dict[str, Any]]) -> _Key:
     """Names a conversation up to its last reply, which is as far as it has been read before."""
     end = max((i + 1 for i, message in enumerate(conversation) if message["role"] == "assistant"), default=0)
     return owner, *((message["role"], message.get("sampled") or message["content"]) for message in conversation[:end])

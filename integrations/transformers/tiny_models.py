@@ -3,13 +3,8 @@
 import json
 from collections.abc import Iterable
 
-from dreamgym_lg.errors import MissingDependency
-
-try:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
-except ImportError as error:
-    raise MissingDependency.extra("transformers", "train") from error
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from dreamgym_lg.integrations.transformers.tool_format import (
     CALL_HEAD,
@@ -31,25 +26,37 @@ def _quote(text: str) -> str:
 
 
 # A conversation without tools is rendered as the roles alone; the rest is Hermes' format in the same turns.
-CHAT_TEMPLATE = (
-    "{% set turns = messages %}"
-    "{% if tools %}<|system|>"
-    "{% if messages[0].role == 'system' %}{% set turns = messages[1:] %}{{ messages[0].content }}"
-    + _quote("\n\n") + "{% endif %}"
-    + _quote(TOOLS_HEAD)
-    + "{% for tool in tools %}{{ tool | tojson }}{% if not loop.last %}" + _quote("\n") + "{% endif %}{% endfor %}"
-    + _quote(TOOLS_TAIL) + "<|end|>{% endif %}"
-    "{% for message in turns %}"
-    "{% if message.role == 'assistant' %}<|assistant|>{% generation %}{{ message.content }}{% if message.tool_calls %}"
-    "{% for call in message.tool_calls %}{% if message.content or not loop.first %}" + _quote("\n") + "{% endif %}"
-    + _quote(CALL_HEAD) + "{{ call.function.name }}" + _quote(CALL_MIDDLE) + "{{ call.function.arguments | tojson }}"
-    + _quote(CALL_TAIL) + "{% endfor %}{% endif %}<|end|>{% endgeneration %}"
-    "{% elif message.role == 'tool' %}<|user|>"
-    + _quote(RESULT_HEAD) + "{{ message.content }}" + _quote(RESULT_TAIL) + "<|end|>"
-    "{% else %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)  # fmt: skip
+CHAT_TEMPLATE = "".join(
+    [
+        "{% set turns = messages %}{% if tools %}<|system|>",
+        "{% if messages[0].role == 'system' %}{% set turns = messages[1:] %}{{ messages[0].content }}",
+        _quote("\n\n"),
+        "{% endif %}",
+        _quote(TOOLS_HEAD),
+        "{% for tool in tools %}{{ tool | tojson }}{% if not loop.last %}",
+        _quote("\n"),
+        "{% endif %}{% endfor %}",
+        _quote(TOOLS_TAIL),
+        "<|end|>{% endif %}",
+        "{% for message in turns %}",
+        "{% if message.role == 'assistant' %}<|assistant|>{% generation %}{{ message.content }}{% if message.tool_calls %}",
+        "{% for call in message.tool_calls %}{% if message.content or not loop.first %}",
+        _quote("\n"),
+        "{% endif %}",
+        _quote(CALL_HEAD),
+        "{{ call.function.name }}",
+        _quote(CALL_MIDDLE),
+        "{{ call.function.arguments | tojson }}",
+        _quote(CALL_TAIL),
+        "{% endfor %}{% endif %}<|end|>{% endgeneration %}",
+        "{% elif message.role == 'tool' %}<|user|>",
+        _quote(RESULT_HEAD),
+        "{{ message.content }}",
+        _quote(RESULT_TAIL),
+        "<|end|>{% else %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endif %}{% endfor %}",
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    ]
+)
 
 
 def create_tokenizer(texts: Iterable[str], *, vocab_size: int = 1024) -> PreTrainedTokenizerFast:

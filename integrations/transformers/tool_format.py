@@ -19,7 +19,7 @@ from langchain_core.messages.tool import invalid_tool_call, tool_call
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers.batch import Generated, Request
+from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.structured_output import json_section, parse_json
 from dreamgym_lg.integrations.transformers.tool_parsing import MARKERS, Call, parse_reply
 
@@ -39,14 +39,14 @@ RESULT_HEAD, RESULT_TAIL = "<tool_response>\n", "\n</tool_response>"
 Message = dict[str, Any]
 
 
-class _Form(NamedTuple):
+class _CallFormat(NamedTuple):
     """How a template writes a call without arguments: `before`, the tool's name, `after`."""
 
     before: str
     after: str
 
 
-HERMES = _Form(CALL_HEAD, f"{CALL_MIDDLE}{{}}{CALL_TAIL}")
+HERMES = _CallFormat(CALL_HEAD, f"{CALL_MIDDLE}{{}}{CALL_TAIL}")
 
 
 def has_calls(message: BaseMessage) -> bool:
@@ -69,16 +69,16 @@ class ToolDialect:
         self._lock = threading.Lock()
 
     @cached_property
-    def _form(self) -> _Form | None:
+    def _call_format(self) -> _CallFormat | None:
         """The template's own format; None if it has none that is read here."""
         return _probe(self._tokenizer, [self._tokenizer.decode([end]) for end in self._ends])
 
     @cached_property
-    def _hidden(self) -> frozenset[int] | None:
+    def _skipped_ids(self) -> frozenset[int] | None:
         """The special tokens that are no part of a call; None if that is all of them."""
         special = {id: token.content for id, token in self._tokenizer.added_tokens_decoder.items() if token.special}
-        hidden = frozenset(id for id, content in special.items() if content not in MARKERS)
-        return None if len(hidden) == len(special) else hidden
+        skipped = frozenset(id for id, content in special.items() if content not in MARKERS)
+        return None if len(skipped) == len(special) else skipped
 
     def prepare(
         self, request: Request, messages: Sequence[BaseMessage], *, tools: Sequence[Any], choice: Any, response_format: Any
@@ -88,25 +88,25 @@ class ToolDialect:
         names = frozenset(tool["function"]["name"] for tool in tools)
         forced = _chosen(choice, names)
         sections = []
-        if tools and self._form is None:
+        if tools and self._call_format is None:
             sections.append(tools_section(tools))
         elif tools:
             request.tools = list(tools)
         if tools and forced != "none":
-            request.names, request.hidden = names, self._hidden
+            request.tool_names, request.skipped_ids = names, self._skipped_ids
             request.forced = self._beginning(forced, names)
         if (section := json_section(response_format)) is not None:
             sections.append(section)
             request.wants_json = True
-            request.forced = request.forced or ("" if request.names else "{")
-        write = self._placed if self._form is not None else self._plain
+            request.forced = request.forced or ("" if request.tool_names else "{")
+        write = self._placed if self._call_format is not None else self._plain
         request.conversation = _with_sections(write(request, messages), sections)
 
     def read(self, request: Request, generated: Generated) -> dict[str, Any]:
         """The fields of the `AIMessage` that says what was sampled: content, tool calls, what was parsed."""
         fields: dict[str, Any] = {"content": generated.text}
-        if request.names is not None:
-            reply = parse_reply(generated.text, request.names)
+        if request.tool_names is not None:
+            reply = parse_reply(generated.text, request.tool_names)
             salt = (uuid4() if request.seed is None else request.seed, generated.given_ids, generated.sampled_ids)
             calls = [tool_call(name=call.name, args=call.arguments, id=_id(salt, i)) for i, call in enumerate(reply.calls)]
             bad = [
@@ -124,7 +124,7 @@ class ToolDialect:
     def _beginning(self, forced: str | None, names: frozenset[str]) -> str:
         if forced is None:
             return ""
-        before, after = self._form or HERMES
+        before, after = self._call_format or HERMES
         if forced == "any":
             if len(names) > 1:
                 return before
@@ -145,14 +145,14 @@ class ToolDialect:
 
     def _placed(self, request: Request, messages: Sequence[BaseMessage]) -> list[Message]:
         """For a template with tools: placeholders where calls were sampled."""
-        assert self._form is not None
+        assert self._call_format is not None
         written, names = [], _called(messages)
         request.splices = {}
         for i, message in enumerate(messages):
             entry = _entry(message, names)
             if (sampled := self._recall(message)) is not None:
                 mark = f"\ue000{i}"
-                request.splices[self._form.before + mark + self._form.after] = sampled
+                request.splices[self._call_format.before + mark + self._call_format.after] = sampled
                 call = {"type": "function", "id": "000000000", "function": {"name": mark, "arguments": {}}}
                 entry = {"role": "assistant", "content": "", "tool_calls": [call], "sampled": sampled, "parsed": entry}
             written.append(entry)
@@ -203,7 +203,7 @@ def _apply(tokenizer: Any, conversation: list[Message], tools: list[Any] | None,
     return text
 
 
-def _probe(tokenizer: Any, ends: Iterable[str]) -> _Form | None:
+def _probe(tokenizer: Any, ends: Iterable[str]) -> _CallFormat | None:
     """Render a call and see what stands around its name."""
     name, id = "\ue000", "000000000"  # Mistral's templates take ids of nine letters and digits only
     tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
@@ -223,7 +223,7 @@ def _probe(tokenizer: Any, ends: Iterable[str]) -> _Form | None:
     before, _, after = whole.removeprefix(begun).partition(name)
     after = after[: min((at for end in ends if (at := after.find(end)) >= 0), default=0)]
     known = whole.startswith(begun) and parse_reply(before + name + after, frozenset([name])).calls == [Call(name, {})]
-    return _Form(before, after) if known and "{}" in after else None
+    return _CallFormat(before, after) if known and "{}" in after else None
 
 
 def to_entry(message: BaseMessage) -> Message:

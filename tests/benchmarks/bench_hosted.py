@@ -24,8 +24,9 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI
 
+from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.hosted import Hosted
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
@@ -98,7 +99,7 @@ async def bare(url: str, episodes: Sequence[Sequence[Any]]) -> None:
 def dreamed(url: str, folder: Path, **options: Any) -> tuple[float, list[Trajectory], dict[str, list[Any]], Hosted]:
     model = ChatOpenAI(model="door", base_url=url, api_key="none", max_retries=0, temperature=0)
     hosted = Hosted(folder / f"{len(list(folder.iterdir()))}.db", concurrency=EPISODES, **options)
-    experience = Recording(model, form="json", hosted=hosted, retries=4)
+    experience = Recording(model, prompt_format="json", hosted=hosted, retries=4)
     with ReplayBuffer(folder / f"replay-{len(list(folder.iterdir()))}.db") as buffer:
         experience.prompts = defaultdict(list)
         asyncio.run(dream(experience, houses(8, "warm"), buffer))

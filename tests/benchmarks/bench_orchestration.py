@@ -29,7 +29,9 @@ import torch
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel, to_conversation
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.graphs.episode import create_episode_graph, read_action
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
@@ -150,7 +152,7 @@ def bare_rollouts(policy: LocalChatModel, experience: ExperienceModel) -> Play:
 
 def whole_iterations(play: Play, policy: LocalChatModel, folder: Path) -> tuple[Play, Passes]:
     """The rollouts and the GRPO update on them, rewards drawn at random; when its forward and backward passes were."""
-    learner = GRPOLearner(policy.model, policy.tokenizer, folder / "learner", num_generations=NUM_GENERATIONS)
+    learner = GRPOLearner(policy.model, policy.tokenizer, folder / "learner")
     trainer, passes = learner._trainer, list[tuple[float, float]]()
 
     def timed(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,7 +193,7 @@ def measure(play: Play, models: Sequence[LocalChatModel], passes: Passes = list)
         episodes = asyncio.run(play(iteration))  # type: ignore[arg-type]
         end = time.perf_counter()
         if iteration:  # the first one warms up
-            forward = [each for model in models for each in model.passes if each[0] > start]
+            forward = [each for model in models for each in model.engine.passes if each[0] > start]
             wall += end - start
             busy += covered([*forward, *(each for each in passes() if each[0] > start)])
             forwards += len(forward)

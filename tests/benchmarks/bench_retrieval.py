@@ -1,9 +1,9 @@
 """Retrieval from a replay buffer's file: time of the first query (builds the index), of the first one after a restart, latency,
 recall against the exact search, and memory, by number of distinct steps.
 
-Two kinds of text. `games`: pages of 2000 worlds that differ in a few sentences, and the 30 actions of each world, so that
-most steps have many near-duplicates, as traces do. `random`: unrelated sentences, where the nearest step is hardly nearer than
-any other; nobody stores that, and no approximate index is good at it.
+Two kinds of text. `games`: 1000 steps in each world, whose pages differ in a few sentences and whose 20 actions recur, so
+that most steps have some near-duplicates, as traces do. `random`: unrelated sentences, where the nearest step is hardly nearer
+than any other; nobody stores that, and no approximate index is good at it.
 
 Run: python tests/benchmarks/bench_retrieval.py [--kind games|random] [--out result.json] [size ...]
 """
@@ -30,7 +30,7 @@ QUERIES = 200
 K = 5
 WORDS = tuple(f"{a}{b}" for a in ("ka", "lo", "mi", "nu", "pe", "ra", "so", "tu", "vi", "ze") for b in range(200))
 SENTENCES = tuple(" ".join(random.Random(i).choices(WORDS, k=15)) for i in range(2000))
-WORLDS = 2000
+STEPS_A_WORLD = 1000
 
 Texts = Callable[[random.Random], tuple[str, str]]
 
@@ -40,15 +40,15 @@ def unrelated(rng: random.Random) -> tuple[str, str]:
     return ". ".join(rng.choices(SENTENCES, k=4)), " ".join(rng.choices(WORDS, k=4))
 
 
-def games() -> Texts:
+def games(size: int) -> Texts:
     """Worlds of 10 places, each described by 4 sentences; things in it (5 words) come and go, and a counter moves."""
-    rng = random.Random(1)
-    places = [[rng.choices(SENTENCES, k=4) for _ in range(10)] for _ in range(WORLDS)]
-    things = [[" ".join(rng.choices(WORDS, k=5)) for _ in range(12)] for _ in range(WORLDS)]
-    actions = [[" ".join(rng.choices(WORDS, k=rng.randint(2, 4))) for _ in range(30)] for _ in range(WORLDS)]
+    rng, worlds = random.Random(1), size // STEPS_A_WORLD
+    places = [[rng.choices(SENTENCES, k=4) for _ in range(10)] for _ in range(worlds)]
+    things = [[" ".join(rng.choices(WORDS, k=5)) for _ in range(12)] for _ in range(worlds)]
+    actions = [[" ".join(rng.choices(WORDS, k=rng.randint(2, 4))) for _ in range(20)] for _ in range(worlds)]
 
     def texts(rng: random.Random) -> tuple[str, str]:
-        world = rng.randrange(WORLDS)
+        world = rng.randrange(worlds)
         seen = rng.sample(things[world], k=rng.randint(0, 4))
         page = [*rng.choice(places[world]), *seen, f"Score {rng.randrange(20)}, {rng.randrange(100)} moves"]
         return ". ".join(page), rng.choice(actions[world])
@@ -56,7 +56,7 @@ def games() -> Texts:
     return texts
 
 
-KINDS: dict[str, Callable[[], Texts]] = {"games": games, "random": lambda: unrelated}
+KINDS: dict[str, Callable[[int], Texts]] = {"games": games, "random": lambda size: unrelated}
 
 
 def trajectories(size: int, texts: Texts) -> Iterator[Trajectory]:
@@ -77,7 +77,7 @@ def queries(texts: Texts) -> list[tuple[str, str]]:
 
 def fill(path: Path, size: int, kind: str) -> dict[str, float]:
     """Store `size` steps, and make the index."""
-    texts = KINDS[kind]()
+    texts = KINDS[kind](size)
     with ReplayBuffer(path) as buffer:
         episodes = trajectories(size, texts)
         while part := list(islice(episodes, 500)):
@@ -89,7 +89,7 @@ def fill(path: Path, size: int, kind: str) -> dict[str, float]:
 
 def ask(path: Path, size: int, kind: str) -> dict[str, float]:
     """Open the file anew, and ask."""
-    asked = queries(KINDS[kind]())
+    asked = queries(KINDS[kind](size))
     before = psutil.Process().memory_info().rss
     start = time.perf_counter()
     with ReplayBuffer(path) as buffer:

@@ -1,8 +1,8 @@
 """What simulation costs: an agent of instant models and tools, plain and in the dream.
 
-Dormant is the same plain run with all classes taught but no episode active, against the classes as they were; both are measured
-in turns in one process. The audit hook, which cannot be taken off again, is measured by itself. Times are this process's CPU
-time, so that other work on the machine does not count.
+Dormant is the same plain run with all classes patched but no episode active, against the classes as they were; both are
+measured in turns in one process. The audit hook, which cannot be taken off again, is measured by itself. Times are this
+process's CPU time, so that other work on the machine does not count.
 
 Run: python tests/benchmarks/bench_simulate.py [result.json]
 """
@@ -26,9 +26,9 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.simulate import episode as episodes
 from dreamgym_lg.simulate import simulated
-from dreamgym_lg.simulate.guard.guard import guard
+from dreamgym_lg.simulate.guard import guard
+from dreamgym_lg.simulate.install import install_episode
 from dreamgym_lg.types import StepResult, Task
 
 CALLS = 9
@@ -155,7 +155,7 @@ def in_turns(first: Callable[[], None], second: Callable[[], None], switch: Call
     return pairs[4:]  # warm
 
 
-def taught() -> list[tuple[type, str, Any, Any]]:
+def patched() -> list[tuple[type, str, Any, Any]]:
     """Every method that simulation has replaced: class, name, the original, the replacement."""
     functions = [found for found in gc.get_objects() if isinstance(found, FunctionType) and "__dreamgym__" in vars(found)]
     return [(*vars(function)["__dreamgym__"], vars(function)["__wrapped__"], function) for function in functions]
@@ -177,8 +177,8 @@ def hook_share(run: Callable[[], None], whole: float) -> float:
 
 def main() -> None:
     plain(), plain_async()
-    episodes.install()
-    methods = taught()
+    install_episode(guarded=True)
+    methods = patched()
 
     def switch(on: bool) -> None:
         for owner, name, original, replacement in methods:
@@ -196,7 +196,7 @@ def main() -> None:
             "active_ms_per_call": 1000 * statistics.median(after - before for before, after in active) / CALLS,
             "best_active_ms_per_call": 1000 * (min(pair[1] for pair in active) - min(pair[0] for pair in active)) / CALLS,
         }
-    print(f"{len(methods)} methods taught; {CALLS} calls a run, {ROUNDS} pairs of {RUNS} runs")
+    print(f"{len(methods)} methods patched; {CALLS} calls a run, {ROUNDS} pairs of {RUNS} runs")
     print(f"{'':6} {'plain run':>11} {'dormant':>9} {'active, a call':>15} {'best':>9}")
     for mode, row in rows.items():
         print(

@@ -87,9 +87,9 @@ def test_the_command_tells_what_cannot_be_simulated_and_how_to_fix_it(folder: Pa
     done = doctor("my_agent.py:graph", "--json", cwd=folder)
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
-    fates = {(each["kind"], each["name"]): each["fate"] for each in found["findings"]}
-    assert fates["model", "GenericFakeChatModel"] == fates["tool", "book"] == "simulated"
-    assert fates["node", "log"] == "stopped" and fates["code", "think"] == "passes through"
+    handling = {(each["kind"], each["name"]): each["handling"] for each in found["parts"]}
+    assert handling["model", "GenericFakeChatModel"] == handling["tool", "book"] == "simulated"
+    assert handling["node", "log"] == "stopped" and handling["code", "think"] == "passes through"
     assert not found["ready"]
     assert "the module speaks" in done.stderr
 
@@ -99,7 +99,7 @@ def test_the_command_tells_what_cannot_be_simulated_and_how_to_fix_it(folder: Pa
     assert not (folder / "log.txt").exists()
 
 
-def test_the_table_names_parts_fates_and_fixes(folder: Path) -> None:
+def test_the_table_names_parts_handling_and_fixes(folder: Path) -> None:
     code, shown = run("doctor", "my_agent.py:graph")
     assert code == 1
     assert "move it into a tool" in shown and "Cannot be simulated as it is: log" in shown
@@ -140,9 +140,9 @@ def test_a_file_of_a_package_keeps_its_relative_imports(folder: Path) -> None:
 
 
 def test_an_installed_package_of_the_user_s_is_no_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dreamgym_lg.simulate import object_graph as walk
+    from dreamgym_lg.simulate import object_graph
 
-    monkeypatch.setattr(walk, "LIBRARIES", (*walk.LIBRARIES, str(folder)))
+    monkeypatch.setattr(object_graph, "LIBRARIES", (*object_graph.LIBRARIES, str(folder)))
     package = folder / "installed_shop"
     package.mkdir()
     (package / "__init__.py").write_text("")

@@ -10,7 +10,7 @@ import pytest
 
 from dreamgym_lg.curriculum.curriculum import Curriculum, value
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.types import Task
+from dreamgym_lg.types import Step, Task, Trajectory
 
 TASKS = [Task(id=f"t{n}", instruction="", environment="") for n in range(20)]
 
@@ -23,8 +23,13 @@ def curriculum(**options: Any) -> Curriculum:
     """One that has seen variance in four of its tasks."""
     made = Curriculum(TASKS, **{"vary_task": vary, **options})
     for n in range(4):
-        made.update(f"t{n}", [0.0] * n + [1.0])
+        made.update(f"t{n}", [0.0] * n + [1.0], iteration=0)
     return made
+
+
+def episode(task: Task, reward: float, iteration: int, **fields: Any) -> Trajectory:
+    step = Step(observation="", action="", next_observation="", reward=reward)
+    return Trajectory(task=task, steps=[step], iteration=iteration, **fields)
 
 
 def ids(tasks: Sequence[Task]) -> list[str]:
@@ -82,17 +87,17 @@ def test_the_same_variation_written_twice_counts_once() -> None:
 def test_the_tasks_with_the_highest_v_are_varied_and_none_without_variance() -> None:
     made = Curriculum(TASKS, vary_task=vary, num_seeds=2)
     for n, rewards in enumerate([[0, 0], [0, 0.2], [0, 1], [0, 0.9], [1, 1]]):
-        made.update(f"t{n}", rewards)
+        made.update(f"t{n}", rewards, iteration=3)
     parents = {made.propose(random.Random(seed)).parent_id for seed in range(40)}  # type: ignore[union-attr]
     assert parents == {"t2", "t3"}
 
 
 def test_a_variation_may_itself_be_varied() -> None:
     made = Curriculum(TASKS[:1], vary_task=vary, synthetic_share=1.0, num_seeds=1)
-    made.update("t0", [0.0, 0.5])
+    made.update("t0", [0.0, 0.5], iteration=0)
     (first,) = made.sample(1, iteration=0)
     assert made[first.id] == first and first.parent_id == "t0"
-    made.update(first.id, [0.0, 1.0])
+    made.update(first.id, [0.0, 1.0], iteration=1)
     (second,) = made.sample(1, iteration=1)
     assert second.parent_id == first.id
 
@@ -113,17 +118,42 @@ def test_fewer_tasks_than_asked_for_are_all_of_them() -> None:
     assert sorted(ids(Curriculum(TASKS[:3]).sample(8, iteration=0))) == ["t0", "t1", "t2"]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_only_tasks_of_the_last_iteration_are_varied(seed: int) -> None:
+    """A run of 40 iterations in which every group has some variance, and the first ones the highest."""
+    made, rng = Curriculum(TASKS, vary_task=vary, synthetic_share=0.25, seed=seed), random.Random(seed)
+    played: dict[str, int] = {}
+    ages: list[int] = []
+    for iteration in range(40):
+        tasks = made.sample(8, iteration=iteration)
+        ages += [iteration - played[task.parent_id] for task in tasks if task.parent_id]
+        for task in tasks:
+            made.update(task.id, [0.0, rng.random() / (iteration + 1)], iteration=iteration)
+            played[task.id] = iteration
+    assert len(ages) == 39 * 2 and set(ages) == {1}
+
+
+def test_after_an_iteration_without_variance_nothing_is_varied() -> None:
+    made = curriculum()
+    made.update("t5", [1.0, 1.0], iteration=1)
+    assert made.propose(random.Random(0)) is None and made.values == {"t5": 0.0}
+    assert made.update("t0", [0.0, 1.0], iteration=0) == 0.25 and made.values == {"t5": 0.0}, "an old group is too late"
+
+
 def test_a_restored_curriculum_goes_on_as_the_one_that_never_stopped() -> None:
-    steady, rewards, synthetic = Curriculum(TASKS, vary_task=vary), dict[str, list[float]](), list[Task]()
+    steady, episodes, synthetic = Curriculum(TASKS, vary_task=vary), list[Trajectory](), list[Task]()
     for iteration in range(6):
         tasks = steady.sample(8, iteration=iteration)
         synthetic += [task for task in tasks if task.origin == "synthetic"]
         for task in tasks:
-            rewards[task.id] = [float((len(task.id) + n * iteration) % 2) for n in range(4)]
-            steady.update(task.id, rewards[task.id])
-    assert synthetic, "the test would say nothing"
+            rewards = [float((len(task.id) + n * iteration) % 2) for n in range(4)]
+            episodes += [episode(task, reward, iteration) for reward in rewards]
+            steady.update(task.id, rewards, iteration=iteration)
+    assert synthetic and 0.25 in steady.values.values(), "the test would say nothing"
+    failed = [episode(task, 0.5, 5, error="ConnectionError: away") for task in TASKS]
+    random.Random(0).shuffle(episodes)
     resumed = Curriculum(TASKS, vary_task=vary)
-    resumed.restore(synthetic, rewards)
+    resumed.restore(synthetic, [*failed, *episodes])
     assert resumed.values == steady.values and all(resumed[task.id] == task for task in synthetic)
     assert resumed.sample(8, iteration=6) == steady.sample(8, iteration=6)
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel, recorded_exchanges, to_conversation
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.training_data import recorded_exchanges, to_conversation
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -113,9 +115,7 @@ def test_what_check_action_refuses_never_reaches_the_experience_model() -> None:
     assert to_conversation(experience, recorded(steps[0]), refuse_magic) == []
 
 
-def test_training_data_is_the_very_conversation_held_in_the_dream(
-    scripted: Any, door_world: Any, buffer: ReplayBuffer
-) -> None:
+def test_training_data_is_the_very_conversation_held_in_the_dream(scripted: Any, door_world: Any, buffer: ReplayBuffer) -> None:
     other = Task(id="t1", instruction="", environment="")
     outside = seen("go north", "Done.", observation="The door is open.", reward=1.0, terminated=True)
     buffer.add(recorded(seen("open door"), outside, task=other, success=True))
@@ -139,7 +139,7 @@ def test_annotated_reasoning_is_what_the_experience_model_is_trained_on() -> Non
     lines = to_conversation(ExperienceModel(None, instructions=""), episode)
     assert lines[2].text == "valid, The handle turns. It is not locked.\nreward 0, continues\nIt opens."
     assert lines[-1].text.startswith("valid, no progress yet\n")
-    answer = json.loads(to_conversation(ExperienceModel(None, form="json"), episode)[2].text)
+    answer = json.loads(to_conversation(ExperienceModel(None, prompt_format="json"), episode)[2].text)
     assert answer["reasoning"] == first.reasoning and list(answer)[0] == "reasoning"
 
 

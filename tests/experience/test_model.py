@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
-from dreamgym_lg.environment import check_environment
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.experience.model import DreamEnvironment, Exchange, ExperienceModel, to_conversation
-from dreamgym_lg.experience.predictions import INSTRUCTIONS, parse_prediction
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.predictions import Exchange, load_prompt
+from dreamgym_lg.experience.prompt_formats import LINE_PROMPT, LineFormat
+from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.types import Step, StepResult, Task, Trajectory
+from dreamgym_lg.types import Prediction, Step, StepResult, Task, Trajectory
 
 TASK = Task(id="t0", instruction="leave the house", environment="house", metadata={"observation": "A closed door."})
 FINE = "valid, why not\nreward 0, continues\nNothing happens."
@@ -177,7 +179,7 @@ def test_the_prompt_is_a_conversation_that_only_grows(scripted: Any, door_world:
     assert answer == "valid, it brings progress\nreward 0.5, continues\nThe door is open."
     assert "> go north" in asked_next.splitlines() and "A closed door." not in asked_next
     default, _ = ExperienceModel(model).messages(TASK, [], "x", [])
-    assert default.text == f"{INSTRUCTIONS}\nleave the house"
+    assert default.text == f"{load_prompt(LINE_PROMPT)}\nleave the house"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_an_action_cannot_add_a_line_to_the_prompt(scripted: Any, action: str) -
         model = scripted(reply=lambda _: FINE)
         experience = ExperienceModel(model)
         demonstrations = [seen(action, "It opens.")]
-        experience.predict(TASK, [Exchange(action, parse_prediction(FINE))], action, demonstrations)
+        experience.predict(TASK, [Exchange(action, LineFormat().read(FINE))], action, demonstrations)
         return [message.text for message in model.asked[0]]
 
     flat = " ".join(action.split())
@@ -213,42 +215,54 @@ def test_long_demonstrations_are_cut_to_the_end_before_and_the_beginning_after(s
     assert "seen: efore\n" in text and "\nafter\n" in text and "xx" not in text
 
 
-# --- the environment ------------------------------------------------------------------------------------------------
+# --- prompt formats and hidden facts --------------------------------------------------------------------------------
 
 
-def test_the_dream_keeps_the_environment_contract(scripted: Any, door_world: Any) -> None:
-    environment = DreamEnvironment(ExperienceModel(scripted(reply=door_world)))
-    check_environment(environment, TASK, ["go north", "dance", "open door", "go north"])
-    check_environment(environment, TASK, ["jump"])
-    check_environment(environment, TASK, ["open door"])
+class Shouted(LineFormat):
+    """A format of a user's own."""
+
+    name = "shouted-1"
+
+    def read(self, text: str) -> Prediction:
+        return super().read(text.lower())
 
 
-def test_a_dreamed_episode(scripted: Any, door_world: Any) -> None:
-    environment = DreamEnvironment(ExperienceModel(scripted(reply=door_world)))
-    assert environment.reset(TASK) == "A closed door."
-    refused = environment.step("dance")
-    assert refused.info == {"success": False, "valid": False, "reasoning": "invalid, it is not understood"}
-    environment.step("open door")
-    last = environment.step("go north")
-    assert last[:4] == ("You are outside.", 0.5, True, False) and last.info["success"]
-    with pytest.raises(RuntimeError, match=r"call reset\(task\)"):
-        environment.step("go north")
+def test_any_prompt_format_will_do_and_holds_its_own_options(scripted: Any) -> None:
+    own = Shouted("Shout.")
+    own.name = "shouted-1"
+    experience = ExperienceModel(scripted(reply=lambda _: FINE.upper()), prompt_format=own)
+    assert experience.predict(TASK, [], "open door").observation == "nothing happens."
+    assert experience.version == "ScriptedModel/shouted-1"
+    for options in ({"instructions": ""}, {"demonstration_characters": 10}):
+        with pytest.raises(ConfigurationError, match=f"{next(iter(options))}=.* belongs to the prompt format: give it to Shou"):
+            ExperienceModel(None, prompt_format=own, **options)
 
 
-def test_stepping_needs_a_reset_and_a_dream_needs_a_first_observation(scripted: Any) -> None:
-    environment = DreamEnvironment(ExperienceModel(scripted(reply=lambda _: FINE)))
-    with pytest.raises(RuntimeError, match="step before reset"):
-        environment.step("open door")
-    for metadata in ({}, {"observation": ""}):
-        blank = Task(id="blank", instruction="", environment="", metadata=metadata)
-        with pytest.raises(ConfigurationError, match=r"task 'blank' has no metadata\['observation'\]"):
-            environment.reset(blank)
+def lottery(task: Task, history: Sequence[Exchange], seed: int) -> list[str]:
+    """A world whose box holds one thing, the same whatever has been done."""
+    return [f"prize {seed % 7}"] * (len(history) + 1)
 
 
-def test_a_dream_refuses_what_the_real_environment_refuses(scripted: Any) -> None:
-    def no_magic(action: str, observations: Sequence[str]) -> str | None:
-        return "No magic here." if "magic" in action else None
+@pytest.mark.parametrize(("prompt_format", "shown"), [("lines", "next in line: prize 6"), ("json", '"hidden": "prize 6"')])
+def test_the_hidden_fact_is_shown_in_every_format(prompt_format: Any, shown: str) -> None:
+    told = ExperienceModel(None, prompt_format=prompt_format, hidden_facts=lottery)
+    untold = ExperienceModel(None, prompt_format=prompt_format)
+    done = Exchange("open box", Prediction("valid, fine", "It opens.", 0.0, False, False, True))
+    asked = [message.text for message in told.messages(TASK, [done], "look", ()) if message.type == "human"]
+    assert len(asked) == 2 and all(shown in text for text in asked)
+    assert not any("prize" in message.text for message in untold.messages(TASK, [done], "look", ()))
 
-    experience = ExperienceModel(scripted(reply=lambda _: FINE))
-    assert DreamEnvironment(experience).check_action("magic", []) is None
-    assert DreamEnvironment(experience, check_action=no_magic).check_action("magic", []) == "No magic here."
+
+def test_the_version_says_that_hidden_facts_were_shown(scripted: Any) -> None:
+    assert ExperienceModel(None, prompt_format="json", hidden_facts=lottery).version == "NoneType/experience-4+hidden_facts"
+    experience = ExperienceModel(None, hidden_facts=lottery, version="mine")
+    assert experience.version == "mine+hidden_facts"
+    experience.refreshed("newer")
+    assert experience.version == "newer+hidden_facts"
+
+
+def test_hidden_facts_that_are_too_few_are_refused() -> None:
+    experience = ExperienceModel(None, hidden_facts=lambda task, history, seed: ["one"])
+    done = Exchange("open box", Prediction("valid, fine", "It opens.", 0.0, False, False, True))
+    with pytest.raises(ConfigurationError, match="gave 1 facts after 1 steps"):
+        experience.messages(TASK, [done], "look", ())

@@ -1,4 +1,4 @@
-"""The form of an answer: what is not in it is refused, and what it cannot mean is not believed."""
+"""Answers: what is not in their format is refused, and what they cannot mean is not believed."""
 
 import json
 import random
@@ -7,16 +7,11 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.experience.predictions import (
-    INSTRUCTIONS,
-    in_hindsight,
-    json_object,
-    load_prompt,
-    parse_json_prediction,
-    parse_prediction,
-    render_prediction,
-)
+from dreamgym_lg.experience.predictions import believed, in_hindsight, json_object, load_prompt
+from dreamgym_lg.experience.prompt_formats import JSON_PROMPT, LINE_PROMPT, JsonFormat, LineFormat
 from dreamgym_lg.types import Prediction, Step
+
+LINES, JSON = LineFormat(), JsonFormat()
 
 
 def step(**fields: object) -> Step:
@@ -26,7 +21,7 @@ def step(**fields: object) -> Step:
 def test_an_answer_in_the_form_is_read() -> None:
     answer = "  valid, the door gives way\nreward 0.5, continues\nThe door is open.\n\n- a table \n"
     reasoning = "valid, the door gives way"
-    assert parse_prediction(answer) == Prediction(reasoning, "The door is open.\n\n- a table", 0.5, False, False, True)
+    assert LINES.read(answer) == Prediction(reasoning, "The door is open.\n\n- a table", 0.5, False, False, True)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +56,14 @@ def test_an_answer_in_the_form_is_read() -> None:
 )
 def test_any_other_answer_is_refused_with_the_form_and_the_answer(answer: str) -> None:
     with pytest.raises(PredictionFailed, match="expected 'valid|invalid, reasoning'") as caught:
-        parse_prediction(answer)
+        LINES.read(answer)
     assert repr(answer[:200]) in str(caught.value)
 
 
 @pytest.mark.parametrize("status", ["continues", "success", "failure"])
 @pytest.mark.parametrize("reward", ["0", "1", "-1"])
 def test_an_invalid_action_earns_nothing_and_ends_nothing(reward: str, status: str) -> None:
-    read = parse_prediction(f"invalid, there is no such thing\nreward {reward}, {status}\nWhat?")
+    read = believed(LINES.read(f"invalid, there is no such thing\nreward {reward}, {status}\nWhat?"))
     assert read == Prediction("invalid, there is no such thing", "What?", 0.0, False, False, False)
 
 
@@ -84,10 +79,8 @@ def test_an_invalid_action_earns_nothing_and_ends_nothing(reward: str, status: s
         ("1", "continues", False, False),
     ],
 )
-def test_only_a_valid_action_that_earned_something_succeeds(
-    reward: str, status: str, terminated: bool, success: bool
-) -> None:
-    read = parse_prediction(f"valid, why\nreward {reward}, {status}\nThe end.")
+def test_only_a_valid_action_that_earned_something_succeeds(reward: str, status: str, terminated: bool, success: bool) -> None:
+    read = believed(LINES.read(f"valid, why\nreward {reward}, {status}\nThe end."))
     assert (read.reward, read.terminated, read.success) == (float(reward), terminated, success)
 
 
@@ -103,7 +96,7 @@ def test_what_is_written_is_read_as_it_was(seed: int) -> None:
     observation = "\n".join(["Here:", *rng.choices(parts, k=rng.randint(0, 6)), "."])
     reasoning = ("valid" if valid else "invalid") + rng.choice(["", ", it fits", ", reward 1, success", ", > x"])
     prediction = Prediction(reasoning, observation, reward, terminated, success, valid)
-    assert parse_prediction(render_prediction(prediction)) == prediction
+    assert LINES.read(LINES.answer(prediction)) == prediction
 
 
 @pytest.mark.parametrize(
@@ -124,26 +117,21 @@ def test_a_record_is_annotated_in_hindsight_with_what_came_of_it(
     prediction = in_hindsight(step(**fields), success=success)
     assert prediction.reasoning == reasoning
     assert prediction.success == (success and "terminated" in fields and "valid" not in fields)
-    assert parse_prediction(render_prediction(prediction)) == prediction
+    assert LINES.read(LINES.answer(prediction)) == prediction
 
 
 def test_an_annotated_step_keeps_its_own_reasoning_and_is_written_on_one_line_behind_the_verdict() -> None:
     prediction = in_hindsight(step(reward=1.0, reasoning="The key fits.\nSo it opens."), success=False)
     assert prediction.reasoning == "The key fits.\nSo it opens."
-    assert render_prediction(prediction).splitlines()[0] == "valid, The key fits. So it opens."
+    assert LINES.answer(prediction).splitlines()[0] == "valid, The key fits. So it opens."
     refused = in_hindsight(step(valid=False, reasoning="valid though it looks, nothing is there"), success=False)
-    assert render_prediction(refused).startswith("invalid, valid though it looks, nothing is there\nreward 0, continues\n")
-
-
-def test_the_instructions_show_the_form() -> None:
-    form = '<"valid" or "invalid">, <your reasoning about the action, on this one line>\nreward <number>, <continues'
-    assert form in INSTRUCTIONS
+    assert LINES.answer(refused).startswith("invalid, valid though it looks, nothing is there\nreward 0, continues\n")
 
 
 def test_an_empty_observation_survives() -> None:
     """Tools may answer nothing at all."""
     prediction = Prediction("valid, why", "", 1.0, True, True, True)
-    assert parse_prediction(render_prediction(prediction)) == prediction
+    assert LINES.read(LINES.answer(prediction)) == prediction
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------------
@@ -153,7 +141,7 @@ GOOD = {"reasoning": "it fits", "valid": True, "reward": 1, "terminated": True, 
 
 @pytest.mark.parametrize("form", ["%s", " %s\n", "```json\n%s\n```", "```\n%s\n```", "<think>{hm}</think>\n%s"])
 def test_a_json_answer_is_read(form: str) -> None:
-    assert parse_json_prediction(form % json.dumps(GOOD)) == Prediction("it fits", "Done.", 1.0, True, True, True)
+    assert JSON.read(form % json.dumps(GOOD)) == Prediction("it fits", "Done.", 1.0, True, True, True)
 
 
 @pytest.mark.parametrize(
@@ -180,11 +168,11 @@ def test_a_json_answer_is_read(form: str) -> None:
 )
 def test_any_other_json_answer_is_refused_saying_what_is_wrong(answer: str, said: str) -> None:
     with pytest.raises(PredictionFailed, match=said):
-        parse_json_prediction(answer)
+        JSON.read(answer)
 
 
 @pytest.mark.parametrize(
-    ("said", "believed"),
+    ("said", "expected"),
     [
         ({}, (1.0, True, True)),
         ({"valid": False}, (0.0, False, False)),
@@ -195,15 +183,26 @@ def test_any_other_json_answer_is_refused_saying_what_is_wrong(answer: str, said
         ({"success": False, "terminated": False, "reward": 0.5}, (0.5, False, False)),
     ],
 )
-def test_only_what_is_consistent_is_believed(said: dict[str, Any], believed: tuple[float, bool, bool]) -> None:
-    read = parse_json_prediction(json.dumps({**GOOD, **said}))
-    assert (read.reward, read.terminated, read.success) == believed
+def test_only_what_is_consistent_is_believed(said: dict[str, Any], expected: tuple[float, bool, bool]) -> None:
+    read = believed(JSON.read(json.dumps({**GOOD, **said})))
+    assert (read.reward, read.terminated, read.success) == expected
 
 
 def test_a_json_object_may_hold_anything() -> None:
     assert json_object('{"a": [1, {"b": null}]}') == {"a": [1, {"b": None}]}
 
 
-def test_the_prompt_of_the_lines_is_the_one_that_models_were_trained_beside() -> None:
-    assert load_prompt("experience-2") == INSTRUCTIONS and INSTRUCTIONS.startswith("You are the environment")
-    assert all(key in load_prompt("experience-3") for key in GOOD)
+def test_the_prompts_show_the_format_and_explain_the_hidden_fact() -> None:
+    form = '<"valid" or "invalid">, <your reasoning about the action, on this one line>\nreward <number>, <continues'
+    assert form in load_prompt(LINE_PROMPT) and "next in line:" in load_prompt(LINE_PROMPT)
+    assert all(f'"{key}"' in load_prompt(JSON_PROMPT) for key in [*GOOD, "hidden", "score", "seen", "action"])
+
+
+@pytest.mark.parametrize(
+    ("score", "reward", "success"),
+    [(1, 0, True), (sum([0.1] * 10), 0, True), (0, 50, True), (3, 0, True), (0.5, 0, False), (1, -0.5, False)],
+)
+def test_a_success_without_reward_needs_a_full_score(score: float, reward: float, success: bool) -> None:
+    """A model that paid for the last call has nothing left to pay for the answer."""
+    read = believed(Prediction("it ends", "", reward, True, True, True), score)
+    assert (read.success, read.terminated) == (success, success)

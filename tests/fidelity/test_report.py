@@ -19,6 +19,7 @@ from dreamgym_lg.cli.fidelity import fidelity
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.fidelity import measure, write_fidelity
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Step, Task, Trajectory
 
 app = typer.Typer()
@@ -60,9 +61,10 @@ def test_a_dream_that_never_completes_the_task_is_found_out_at_first_sight(
     said, read = text_of(html), json.loads(figures.read_text())
     assert "never says that the task is completed: it recognised 0 of 12 steps" in said
     assert "understates the policy in 1 of 1 comparisons" in said and "dreamed 0/12, real 12/12" in said
-    assert read["findings"][0]["level"] == "bad" and "never says" in read["findings"][0]["sentence"]
+    assert read["conclusions"][0]["level"] == "bad" and "never says" in read["conclusions"][0]["sentence"]
     (group,) = read["variants"][0]["groups"]
     one = group["one_step"]
+    assert said.count("36 steps of 12 episodes") > 3 and one["exact"]["episodes"] == 12
     assert one["success_recalled"]["n"] == 12 and one["success_recalled"]["successes"] == 0
     assert one["normalised"]["value"] == 1 and one["invalid_recall"]["value"] == 1  # all else is right
     assert one["confusion"]["success"] == {"continues": 12, "failure": 0, "success": 0, "unreadable": 0}
@@ -74,8 +76,8 @@ def test_a_dream_that_never_completes_the_task_is_found_out_at_first_sight(
 
 def test_a_faultless_dream_is_called_good_and_nothing_else_but_unretrieved(scripted: Any, door_world: Any) -> None:
     found = measure(ExperienceModel(scripted(reply=door_world)), [episode(f"t{n}", source="real") for n in range(12)])
-    assert [finding.level for finding in found.findings if finding.level != "good"] == ["watch"]
-    assert "No real transition is retrieved" in found.findings[0].sentence and len(found.findings) > 3
+    assert [each.level for each in found.conclusions if each.level != "good"] == ["watch"]
+    assert "No real transition is retrieved" in found.conclusions[0].sentence and len(found.conclusions) > 3
 
 
 def test_without_a_trajectory_the_dream_is_ungrounded_and_no_number_is_made_up(scripted: Any, tmp_path: Path) -> None:
@@ -124,8 +126,9 @@ def test_the_command_on_anybodys_buffer(
     read = json.loads((tmp_path / "fidelity.json").read_text())
     groups = {group["name"]: group for group in read["variants"][0]["groups"]}
     assert groups["the policy's own actions"]["episodes"] == 2 and groups["the policy's own actions"]["of"] == 3
+    low, high = wilson(1, 1)  # one episode: its three steps count as one
     assert groups["offline data"]["one_step"]["exact"] == pytest.approx(
-        {"successes": 3, "n": 3, "value": 1.0, "low": groups["offline data"]["one_step"]["exact"]["low"], "high": 1.0}
+        {"successes": 3, "n": 3, "episodes": 1, "value": 1.0, "low": low, "high": high}
     )
     assert [variant["without"] for variant in read["variants"]] == [None, "retrieval"]
     assert read["leaks"]["steps_answered"]["successes"] == read["leaks"]["steps_answered"]["n"]  # the same world throughout

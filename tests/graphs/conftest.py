@@ -11,7 +11,8 @@ import pytest
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.training import Training, create_training_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
@@ -60,11 +61,7 @@ class Process:
         self.version = folder / "version"
         self.experience = ExperienceModel(dream, version=self.version.read_text() if self.version.exists() else "0")
         curriculum = Curriculum(TASKS, vary_task=vary, synthetic_share=0.5)
-        rewards: dict[str, dict[int, list[float]]] = {}
-        for each in sorted(self.buffer.trajectories(run="r"), key=lambda each: each.iteration):
-            rewards.setdefault(each.task.id, {}).setdefault(each.iteration, []).append(each.reward)
-        newest = {task_id: groups[max(groups)] for task_id, groups in rewards.items()}
-        curriculum.restore(self.buffer.tasks(origin="synthetic"), newest)
+        curriculum.restore(self.buffer.tasks(origin="synthetic"), self.buffer.trajectories(run="r"))
         self.training = Training(
             policy=policy,
             learner=self.learner,
@@ -72,7 +69,7 @@ class Process:
             create_environment=lambda: DreamEnvironment(self.experience),
             curriculum=curriculum,
             replay_buffer=self.buffer,
-            **{"num_tasks": 2, "num_generations": 3, "max_steps": 4, "concurrency": 1, **options},
+            **{"source": "synthetic", "num_tasks": 2, "num_generations": 3, "max_steps": 4, "concurrency": 1, **options},
         )
         self.training.evaluate, self.training.evaluate_every = lambda finished: {"eval_finished": finished}, 2
         self.training.refresh, self.training.refresh_every = self.refresh, 3
@@ -84,7 +81,7 @@ class Process:
         return {"real_steps": 5}
 
     def run(self, folder: Path) -> dict[str, Any]:
-        """Start the run, or go on with it, as `Demo.train` does."""
+        """Start the run, or go on with it, as `Experiment.train` does."""
         with SqliteSaver.from_conn_string(str(folder / "training.db")) as saver:
             graph = create_training_graph(self.training).compile(checkpointer=saver)
             start = None if graph.get_state(self.config).values else self.start

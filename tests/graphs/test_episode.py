@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.environment import Environment, check_environment
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph, read_action
 from dreamgym_lg.types import Step, StepResult, Task
 
@@ -70,7 +71,7 @@ def test_the_house_keeps_the_environment_contract() -> None:
 )
 def test_dream_or_real_is_one_argument(scripted: Any, door_world: Any, actions: list[str]) -> None:
     real, experience = House(), ExperienceModel(scripted(reply=door_world))
-    dream = DreamEnvironment(experience, check_action=real.check_action)
+    dream = DreamEnvironment(experience, check_action=real.check_action, rewards="score")
     really, dreamed = (play(policy(scripted, *actions), world) for world in (real, dream))
     assert outcomes(really) == outcomes(dreamed) and len(really["steps"]) == len(actions)
     assert really["success"] == dreamed["success"] == (actions[-1] == "go north")

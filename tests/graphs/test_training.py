@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
+from dreamgym_lg.experience.model import DreamEnvironment
 from dreamgym_lg.graphs.training import create_training_graph, describe
+from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="leave the house", environment="house")
@@ -107,7 +109,7 @@ def test_without_one_valid_action_there_is_nothing_to_train(process: Any, tmp_pa
     one = process(tmp_path, lambda _: "sing a song")
     with pytest.raises(NothingToTrain, match=r"not one action of 6 episodes was valid .*'sing a song'.*demonstrations"):
         one.run(tmp_path)
-    assert one.learner.iteration == 0 and one.nodes[-1] == ("update_policy", 0)
+    assert one.learner.iteration == 0 and one.nodes[-1] == ("rollout", 0)
 
 
 def test_when_every_episode_failed_the_causes_are_named(process: Any, tmp_path: Path) -> None:
@@ -131,6 +133,81 @@ def test_one_failed_episode_is_not_taken_for_the_cause_of_senseless_actions(proc
 
     with pytest.raises(NothingToTrain, match="not one action of 6 episodes was valid .*'sing a song'"):
         process(tmp_path, reply).run(tmp_path)
+
+
+def test_when_most_episodes_failed_it_is_said_with_the_first_cause(process: Any, tmp_path: Path) -> None:
+    def run(failing: int) -> Any:
+        calls = 0
+
+        def reply(messages: Any) -> str:
+            nonlocal calls
+            calls += len(messages) == 2
+            if calls > 6 - failing:
+                raise TimeoutError("the server is busy")
+            return "open door" if len(messages) == 2 else "go north"
+
+        (tmp_path / str(failing)).mkdir()
+        one = process(tmp_path / str(failing), reply)
+        one.training.say = said.append
+        one.start = {"run": "r", "iterations": 1}
+        one.run(tmp_path / str(failing))
+        return one
+
+    said: list[str] = []
+    assert run(3).metrics()[0]["failed_episodes"] == 3 and said == []
+    assert run(4).metrics()[0]["failed_episodes"] == 4
+    assert said == [
+        "4 of 6 episodes of iteration 0 failed, and the policy is trained on the others alone; "
+        "the first cause: TimeoutError: the server is busy"
+    ]
+
+
+def test_a_run_whose_groups_are_uniform_ends_early_and_says_so(process: Any, tmp_path: Path) -> None:
+    one, said = process(tmp_path, lambda _: "open door", stop_after_uniform=2), []
+    one.training.say = said.append
+    assert one.run(tmp_path)["iteration"] == 2 and one.learner.iteration == 2
+    assert [row["stopped_early"] for row in one.metrics()] == [0, 1]
+    assert one.nodes[-1] == ("evaluate", 1), "the last policy is evaluated, whatever ended the run"
+    assert len(said) == 1 and said[0].startswith("the run ends after 2 of 4 iterations: in the last 2, all episodes")
+
+
+def test_a_run_ends_early_only_if_told_to_and_while_nothing_is_learned(process: Any, steady: Any, tmp_path: Path) -> None:
+    assert [row["stopped_early"] for row in steady.metrics()] == [0] * 4
+    never = process(tmp_path, lambda _: "open door", stop_after_uniform=0)
+    assert never.run(tmp_path)["iteration"] == 4
+    turns = {0: "open door", 1: None, 2: "open door", 3: "open door"}
+    (tmp_path / "turns").mkdir()
+
+    def reply(messages: Any) -> str:
+        said = turns[mixed.nodes[-1][1]]
+        return said or ("open door" if TokenRecorder.current().next_seed() % 2 else "jump")  # type: ignore[union-attr]
+
+    mixed = process(tmp_path / "turns", reply, stop_after_uniform=2)
+    mixed.run(tmp_path / "turns")
+    assert [row["uniform_groups"] == 1 for row in mixed.metrics()] == [True, False, True, True]
+    assert mixed.learner.iteration == 4, "a useful iteration begins the count anew"
+
+
+def test_real_rollouts_are_recorded_as_real_and_their_steps_counted(process: Any, steady: Any, tmp_path: Path) -> None:
+    def check_action(action: str, observations: Any) -> str | None:
+        return "You cannot dance." if action == "dance" else None
+
+    class House(DreamEnvironment):
+        """Stands for a real world: who answers is what the training is told."""
+
+    one = process(tmp_path, source="real", check_action=check_action)
+    experience, one.training.experience = one.experience, None
+    one.training.refresh = None
+    one.training.create_environment = lambda: House(experience, check_action=check_action)
+    one.run(tmp_path)
+    episodes = list(one.buffer.trajectories(run="r"))
+    assert {(each.source, each.experience_version) for each in episodes} == {("real", "")}
+    reached = [sum(s.action != "dance" for t in episodes if t.iteration == n for s in t.steps) for n in range(4)]
+    assert [row["real_steps"] for row in one.metrics()] == reached
+    assert 0 < sum(reached) < sum(len(each.steps) for each in episodes)
+    assert {each.source for each in steady.buffer.trajectories(run="r")} == {"synthetic"}
+    with pytest.raises(ConfigurationError, match="source='real' with refresh="):
+        replace(one.training, refresh=one.refresh)
 
 
 # --- describing an iteration ----------------------------------------------------------------------------------------

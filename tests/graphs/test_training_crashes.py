@@ -1,6 +1,7 @@
 """The training graph after a crash: at whatever moment it comes, it costs nothing but the time."""
 
 import gc
+import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
+from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.graphs.training import create_training_graph, run_training
+from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Trajectory
 
 
@@ -138,17 +141,104 @@ def test_ctrl_c_ends_a_run_between_two_nodes(process: Any, steady: Any, tmp_path
     assert resumed.record() == steady.record() and resumed.metrics() == steady.metrics()
 
 
-def test_garbage_collection_is_as_it_was_after_a_run(process: Any, tmp_path: Path) -> None:
+def test_garbage_collection_is_left_alone(process: Any, tmp_path: Path) -> None:
     one, frozen = process(tmp_path), []
-    one.training.on_node = lambda *_: frozen.append(gc.get_freeze_count() > 0)
+    one.training.on_node = lambda *_: frozen.append(gc.get_freeze_count())
     run_training(one.training, tmp_path / "training.db", run="r", iterations=1)
-    assert frozen and all(frozen) and gc.get_freeze_count() == 0
-    gc.freeze()  # by somebody else
-    try:
-        run_training(one.training, tmp_path / "training.db", run="r", iterations=1)
-        assert gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
+    assert frozen and not any(frozen)
+
+
+# --- outages --------------------------------------------------------------------------------------------------------
+
+
+class Outage:
+    """A policy's server that is away from one call on, until `over`."""
+
+    def __init__(self, first: int) -> None:
+        self.first, self.calls, self.over = first, 0, False
+
+    def __call__(self, _: Any) -> str:
+        self.calls += 1
+        recorder = TokenRecorder.current()
+        assert recorder is not None
+        if not self.over and self.calls >= self.first:
+            raise ConnectionError("401: the key has expired")
+        return random.Random(recorder.next_seed()).choice(["open door", "go north", "dance"])
+
+
+def test_after_an_outage_the_same_call_goes_on_as_if_nothing_had_happened(
+    process: Any, steady: Any, tmp_path: Path
+) -> None:
+    outage = Outage(first=1)
+    away = process(tmp_path, outage)
+    for _ in range(2):
+        with pytest.raises(NothingToTrain, match="all 6 episodes failed; causes: ConnectionError: 401.*plays them again"):
+            run_training(away.training, tmp_path / "training.db", run="r", iterations=4)
+    assert {each.error for each in away.buffer.trajectories()} == {"ConnectionError: 401: the key has expired"}
+    outage.over = True
+    back = process(tmp_path, outage)
+    run_training(back.training, tmp_path / "training.db", run="r", iterations=4)
+    assert back.nodes[0] == ("rollout", 0) and back.record() == steady.record()
+    assert back.learner.updates == steady.learner.updates and back.metrics() == steady.metrics()
+
+
+def test_what_failed_before_a_kill_is_played_again_before_it_is_trained_on(
+    process: Any, steady: Any, tmp_path: Path
+) -> None:
+    """Also where the checkpoint is past the rollouts, as long as the weights are not."""
+    outage = Outage(first=8)
+    killed = process(tmp_path, outage)
+    with crashing(killed, "update_policy", 0, "before"):
+        run_training(killed.training, tmp_path / "training.db", run="r", iterations=4)
+    failed = [each for each in process(tmp_path).buffer.trajectories() if each.error]
+    assert 0 < len(failed) < 6, "the test would say nothing"
+    outage.over = True
+    back = process(tmp_path, outage)
+    run_training(back.training, tmp_path / "training.db", run="r", iterations=4)
+    assert back.nodes[0] == ("rollout", 0) and back.record() == steady.record()
+    assert back.learner.updates == steady.learner.updates
+
+
+def test_what_was_trained_on_is_not_played_again(process: Any, tmp_path: Path) -> None:
+    outage = Outage(first=8)
+    killed = process(tmp_path, outage)
+    with crashing(killed, "update_policy", 0, "amid"):
+        run_training(killed.training, tmp_path / "training.db", run="r", iterations=1)
+    outage.over = True
+    back = process(tmp_path, outage)
+    run_training(back.training, tmp_path / "training.db", run="r", iterations=1)
+    assert back.nodes[0] == ("update_policy", 0) and back.learner.iteration == 1
+    assert back.metrics()[0]["failed_episodes"] > 0, "the record of what the weights have learned from stays true"
+
+
+# --- another target -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("node", "iteration"), [("curriculum", 0), ("rollout", 1), ("update_policy", 1), ("evaluate", 1)])
+@pytest.mark.parametrize("iterations", [2, 4])
+def test_a_killed_run_takes_the_iterations_of_the_call_that_resumes_it(
+    process: Any, steady: Any, tmp_path: Path, node: str, iteration: int, iterations: int
+) -> None:
+    killed = process(tmp_path)
+    with crashing(killed, node, iteration, "before"):
+        run_training(killed.training, tmp_path / "training.db", run="r", iterations=6 - iterations)
+    resumed = process(tmp_path)
+    run_training(resumed.training, tmp_path / "training.db", run="r", iterations=iterations)
+    assert resumed.learner.iteration == iterations and resumed.record() == steady.record()[: 6 * iterations]
+
+
+def test_the_count_of_uniform_iterations_outlives_the_process(process: Any, tmp_path: Path) -> None:
+    killed = process(tmp_path, lambda _: "open door", stop_after_uniform=3)
+    with crashing(killed, "update_policy", 2, "after"):
+        run_training(killed.training, tmp_path / "training.db", run="r", iterations=9)
+    for nodes in ([("update_policy", 2), ("evaluate", 2)], []):
+        resumed = process(tmp_path, lambda _: "open door", stop_after_uniform=3)
+        run_training(resumed.training, tmp_path / "training.db", run="r", iterations=9)
+        assert resumed.nodes == nodes and resumed.learner.iteration == 3
+    more = process(tmp_path, lambda _: "open door", stop_after_uniform=3)
+    for _ in range(2):
+        run_training(more.training, tmp_path / "training.db", run="r", iterations=10)
+        assert more.learner.iteration == 6, "who asks for more iterations gets them"
 
 
 def test_no_iterations_are_none(process: Any, tmp_path: Path) -> None:

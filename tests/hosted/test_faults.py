@@ -9,8 +9,9 @@ from chat_server import shares
 from house import houses
 
 from dreamgym_lg.errors import BudgetExceeded
+from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.hosted import Hosted
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
@@ -22,18 +23,22 @@ TASKS, GENERATIONS = 24, 2
 
 async def play(policy: Any, experience: ExperienceModel, buffer: ReplayBuffer) -> list[Trajectory]:
     return await rollout(
-        create_episode_graph(policy, max_steps=4).compile(), houses(TASKS),
+        create_episode_graph(policy, max_steps=4).compile(),
+        houses(TASKS),
         lambda: DreamEnvironment(experience),
-        num_generations=GENERATIONS, source="synthetic", run="train", replay_buffer=buffer,
+        num_generations=GENERATIONS,
+        source="synthetic",
+        run="train",
+        replay_buffer=buffer,
         experience_version=experience.version,
-    )  # fmt: skip
+    )
 
 
 def check_stored_once(buffer: ReplayBuffer, played: list[Trajectory]) -> list[Trajectory]:
     stored = list(buffer.trajectories(run="train"))
     wanted = {(task.id, index) for task in houses(TASKS) for index in range(GENERATIONS)}
     assert {(each.task.id, each.rollout_index) for each in stored} == wanted and len(stored) == len(wanted) == len(played)
-    assert {each.experience_version for each in stored} == {"door/experience-3"}
+    assert {each.experience_version for each in stored} == {"door/experience-4"}
     return stored
 
 

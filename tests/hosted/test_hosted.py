@@ -15,8 +15,9 @@ from langchain_core.runnables import RunnableLambda
 
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, ModelUnavailable
 from dreamgym_lg.event_loop import lasting_loop
+from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.hosted import Hosted, Usage, hosted_for
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import StepResult, Task
 
@@ -43,7 +44,7 @@ def test_each_fault_is_got_over(serve: Any, chat_model: Any, fault: str) -> None
     assert [result.observation for result in play(experience, "open door", "go north")] == ["It is open.", "You are outside."]
     failed = int(fault != "prose")  # an answer that is not in the form is an answer, and is asked to be mended
     assert hosted.usage == Usage(3, failed, 100 * (3 - failed), 20 * (3 - failed), 0.0)
-    assert experience.version == "door/experience-3"
+    assert experience.version == "door/experience-4"
 
 
 @pytest.mark.parametrize("fault", ["400", "401"])
@@ -165,11 +166,11 @@ def test_what_was_spent_is_told_iteration_by_iteration(serve: Any, chat_model: A
     hosted = Hosted(prices=(1.0, 5.0), attempts=2, backoff=QUICK)
     experience = ExperienceModel(chat_model(serve(fault=first_calls("500"))), hosted=hosted)
     play(experience, "open door")
-    first, cost = hosted.take_metrics(), 100e-6 + 5 * 20e-6
+    first, cost = hosted.pop_metrics(), 100e-6 + 5 * 20e-6
     expected = {"calls": 2, "failed": 1, "input_tokens": 100, "output_tokens": 20, "cost": cost}
     assert first == {f"hosted_{name}": pytest.approx(value) for name, value in expected.items()}
     play(experience, "open door", "go north")
-    assert hosted.take_metrics()["hosted_calls"] == 1 and hosted.take_metrics()["hosted_calls"] == 0
+    assert hosted.pop_metrics()["hosted_calls"] == 1 and hosted.pop_metrics()["hosted_calls"] == 0
 
 
 def test_options_that_make_no_sense() -> None:
@@ -189,7 +190,8 @@ def test_answers_outlive_the_process_and_belong_to_model_and_prompt(serve: Any, 
         before = len(server.requests)
         instructions = options.pop("instructions", None)
         model = chat_model(server, **options)
-        play(ExperienceModel(model, hosted=Hosted(path), form="json", instructions=instructions), "open door", "go north")
+        experience = ExperienceModel(model, hosted=Hosted(path), prompt_format="json", instructions=instructions)
+        play(experience, "open door", "go north")
         return len(server.requests) - before
 
     assert [ask(), ask()] == [2, 0]

@@ -17,8 +17,9 @@ from pydantic import SecretStr
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.errors import ModelUnavailable
 from dreamgym_lg.experience.annotate import annotate
+from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.hosted import Hosted, redact, secrets
-from dreamgym_lg.experience.model import DreamEnvironment, ExperienceModel
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.training import Training, create_training_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Trajectory
@@ -56,9 +57,16 @@ async def test_no_file_and_no_log_holds_the_key(
         experience.hosted._wait = lambda state: 0.0
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         training = Training(
-            policy=walker, learner=Learner(), experience=experience, num_tasks=12, num_generations=2, replay_buffer=buffer,
-            create_environment=lambda: DreamEnvironment(experience), curriculum=Curriculum(houses(12)),
-        )  # fmt: skip
+            policy=walker,
+            learner=Learner(),
+            source="synthetic",
+            experience=experience,
+            num_tasks=12,
+            num_generations=2,
+            replay_buffer=buffer,
+            create_environment=lambda: DreamEnvironment(experience),
+            curriculum=Curriculum(houses(12)),
+        )
         with SqliteSaver.from_conn_string(str(tmp_path / "training.db")) as saver:
             graph = create_training_graph(training).compile(checkpointer=saver)
             config: Any = {"configurable": {"thread_id": "train"}}

@@ -14,7 +14,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Segment, Source, Split, Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="eat the apple", environment="kitchen")
-SEGMENT = Segment(token_ids=(1, 151_643, 7), sampled=(0, 1, 1), logprobs=(0.0, -0.5, -2.25))
+SEGMENT = Segment(token_ids=(1, 151_643, 7), sampled=(0, 1, 1), logprobs=(0.0, -0.5, -2.25), temperature=0.7)
 
 
 def step(number: int = 0) -> Step:
@@ -75,6 +75,32 @@ def test_everything_comes_back_as_it_was_after_reopening(path: Path) -> None:
         assert list(buffer.trajectories(segments=True)) == [complete, failed]
         without_tokens = next(buffer.trajectories())
     assert without_tokens.segments == () and without_tokens.steps == steps
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_failed_episode_is_replaced_and_a_played_one_is_kept(buffer: ReplayBuffer, together: bool) -> None:
+    failed = episode(0, steps=1, source="real", error="ConnectionError: away", segments=(SEGMENT,))
+    played = episode(0, steps=2, source="real", success=True, segments=(SEGMENT, SEGMENT))
+    if together:
+        assert buffer.extend([failed, played]) == 1
+    else:
+        assert buffer.add(failed) and buffer.add(played)
+    assert not buffer.add(failed) and not buffer.add(episode(0, steps=3, source="real"))
+    assert list(buffer.trajectories(segments=True)) == [played] and buffer.count("steps") == 2
+    other = episode(1, steps=1, error="java died")
+    assert buffer.add(other) and buffer.add(episode(1, steps=0, error="java died again"))
+    assert [each.error for each in buffer.trajectories()] == [None, "java died again"] and buffer.count("steps") == 2
+
+
+def test_a_replaced_episodes_steps_do_not_stand_for_others(buffer: ReplayBuffer) -> None:
+    """Retrieval remembers steps by their ids: what it has seen must neither vanish nor become another step."""
+    before, after = step(1), step(2)
+    buffer.add(Trajectory(task=TASK, steps=[before], source="real", error="ConnectionError: away"))
+    assert buffer.similar(before.observation, before.action) == []
+    buffer.add(Trajectory(task=TASK, steps=[after], source="real"))
+    assert buffer.similar(before.observation, before.action) == [after]
+    buffer.add(Trajectory(task=TASK, steps=[], source="real", error="x", rollout_index=1))
+    assert buffer.similar(after.observation, after.action) == [after]
 
 
 def test_text_that_utf8_cannot_hold_does_not_cost_the_episode(buffer: ReplayBuffer) -> None:

@@ -25,7 +25,7 @@ def measured(successes, episodes, invalid=0.05):
 
 def make_result(**changes):
     return {
-        "game": "peckingorder",
+        "world": "peckingorder",
         "seed": 1,
         "version": "0.1.0",
         "iterations": 60,

@@ -40,7 +40,7 @@ def test_steps_time_and_settings_equal_the_result(tmp_path):
     page = Page(render(tmp_path, metrics=make_metrics()))
 
     assert page.row("offline")[1] == "51,234"
-    assert page.row("in training")[1] == "0"
+    assert page.row("refresh")[1] == "0"
     assert page.row("evaluation")[1] == "4,012"
     assert page.row("train")[1] == "48 min"
     assert page.row("training: rollout")[1:] == ["30 min", "64%"]
@@ -67,7 +67,7 @@ def test_evaluations_during_training_with_gap_and_recall(tmp_path):
 def test_unseen_objects_get_a_row_and_a_verdict_of_their_own(tmp_path):
     trained = {"greedy": measured(14, 60), "sampled": measured(9, 60)}
     transfer = {"base": {"greedy": measured(10, 60)}, "trained": trained}
-    page = Page(render(tmp_path, make_result(transfer=transfer)))
+    page = Page(render(tmp_path, make_result(panels={"unseen objects": transfer})))
 
     assert page.row("trained", "greedy, unseen objects")[2:4] == ["0.23 [0.14, 0.35]", "14/60"]
     assert "(greedy, unseen objects): 0.17 [0.09, 0.28] → 0.23 [0.14, 0.35] on 60 held-out episodes" in page.text

@@ -18,13 +18,15 @@ from zoo.policy import ScriptedPolicy, policy_for
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.rollout import rollout
-from dreamgym_lg.simulate import Episode, SimulatedAgent, simulated, with_policy
+from dreamgym_lg.simulate import SimulatedAgent, SimulatedEpisode, simulated, with_policy
 from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
 EVERY = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 RACING = ("send_fan_out", "batch_of_runs", "thread_pool")
 """Kinds in which threads act at once, and in an open order."""
 NO_GRAPH = ("object_with_invoke",)
+OWN_THREADS = ("raw_thread", "thread_pool")
+"""Kinds whose node asks a model in a thread or pool of its own."""
 
 
 def run(built: Built, graph: Any) -> Any:
@@ -52,7 +54,7 @@ class Replayed(Answers):
 # --- the dream and the real environment ---------------------------------------------------------------------------------------
 
 
-def inside(episode: Episode, built: Built) -> Any:
+def inside(episode: SimulatedEpisode, built: Built) -> Any:
     """The user's own way to run it, in an episode; a loop of its own must be inside of it."""
 
     async def arun() -> Any:
@@ -73,7 +75,7 @@ def test_both_record_the_same_steps(kind: Kind, tmp_path: Path) -> None:
         built = kind.build(world)
         environment = None if real else Replayed(seen[0])
         options: Any = {"task": TASK, "pass_through": built.passthrough}
-        episode = Episode(built.graph, policy=policy_for(world), environment=environment, **options)
+        episode = SimulatedEpisode(built.graph, policy=policy_for(world), environment=environment, **options)
         result = inside(episode, built)
         assert signed(result, "policy") and not signed(result, "production") and world.model_calls == 0
         assert {name for name, _ in world.effects} == (set(built.tools) if real else set())
@@ -90,7 +92,8 @@ def test_both_record_the_same_steps(kind: Kind, tmp_path: Path) -> None:
 
 async def play(agent: SimulatedAgent, environment: Any, tasks: Sequence[Task] = (TASK,)) -> list[Trajectory]:
     source: Any = "synthetic" if environment else "real"
-    return await rollout(agent, tasks, lambda: environment, source=source, num_generations=1)
+    create = (lambda: environment) if environment else None
+    return await rollout(agent, tasks, create, source=source, num_generations=1)
 
 
 @pytest.mark.parametrize("name", ["react_agent", "langchain_agent", "closures", "async_parallel", "rejected_arguments"])
@@ -143,13 +146,17 @@ async def test_the_observations_are_what_the_policy_read(tmp_path: Path) -> None
 # --- back to production -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name not in NO_GRAPH], ids=lambda kind: kind.name)
-def test_the_served_graph_acts_with_the_policy(kind: Kind, tmp_path: Path) -> None:
+SERVED = [kind for kind in KINDS if kind.name not in (*NO_GRAPH, *OWN_THREADS)]
+
+
+@pytest.mark.parametrize("kind", SERVED, ids=lambda kind: kind.name)
+def test_the_served_graph_acts_with_the_policy(kind: Kind, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     world = World(folder=tmp_path)
     built = kind.build(world)
     before = dict(vars(built.graph))
     policy = policy_for(world)
     served = with_policy(built.graph, policy)
+    assert "threads of their own" not in caplog.text or kind.name == "in_threads_async"
     assert isinstance(served, type(built.graph)) and isinstance(served, Pregel) and served.name == built.graph.name
     result = run(built, served)
     built.expect(result)
@@ -158,6 +165,21 @@ def test_the_served_graph_acts_with_the_policy(kind: Kind, tmp_path: Path) -> No
     assert vars(built.graph) == before
     again = run(built, built.graph)
     assert (signed(again, "production") or built.cached) and (world.model_calls > 0 or built.cached)
+
+
+@pytest.mark.parametrize("name", OWN_THREADS)
+def test_nodes_that_start_threads_are_named_and_keep_their_model_there(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Production's threads are not touched, also after a dream in the same process has been."""
+    (kind,) = [kind for kind in KINDS if kind.name == name]
+    world = World(folder=tmp_path)
+    built = kind.build(world)
+    served = with_policy(built.graph, policy_for(world))
+    assert "node start threads of their own" in caplog.text
+    inside(simulated(built.graph, policy=policy_for(world), environment=Answers(), task=TASK), built)
+    assert world.model_calls == 0 and world.effects == []
+    assert signed(run(built, served), "production") and world.model_calls > 0
 
 
 def test_an_object_that_is_no_graph_is_refused() -> None:

@@ -25,12 +25,12 @@ HANDS_OVER = {"swarm": ["transfer_to_bob"]}
 """Tools that must really run, and that only their user can name."""
 
 
-def names(found: Examination, kind: str, fate: str) -> set[str]:
-    return {finding.name.split(" (")[0] for finding in found.findings if finding.kind == kind and finding.fate == fate}
+def names(found: Examination, kind: str, handling: str) -> set[str]:
+    return {part.name.split(" (")[0] for part in found.parts if part.kind == kind and part.handling == handling}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_every_part_of_the_zoo_is_found_with_its_fate(kind: Kind, tmp_path: Path) -> None:
+def test_every_part_of_the_zoo_is_found_with_its_handling(kind: Kind, tmp_path: Path) -> None:
     built = kind.build(World(folder=tmp_path))
     found = examine(built.graph, pass_through=HANDS_OVER.get(kind.name, ()))
 
@@ -48,7 +48,7 @@ def test_what_would_harm_is_flagged_where_it_really_runs(hostile: Hostile, tmp_p
     world = World(folder=tmp_path)
     node, agent = hostile_node(hostile, world).graph, hostile_agent(hostile, world).graph
 
-    assert [(found.name, found.fate) for found in examine(node).problems] == [("node", "stopped")]
+    assert [(found.name, found.handling) for found in examine(node).problems] == [("node", "stopped")]
     assert "simulate_nodes" in examine(node).problems[0].advice
     assert examine(node, simulate_nodes=["node"]).problems == []
     assert examine(agent).problems == [], "its tool is simulated, so that nothing of it runs"
@@ -64,7 +64,7 @@ def test_what_would_harm_is_flagged_where_it_really_runs(hostile: Hostile, tmp_p
 )  # fmt: skip
 def test_what_production_keeps_is_replaced(kind: str, part: str, tmp_path: Path) -> None:
     built = next(each for each in KINDS if each.name == kind).build(World(folder=tmp_path))
-    assert part in {finding.name.split()[0] for finding in examine(built.graph).findings if finding.fate == "replaced"}
+    assert part in {part.name.split()[0] for part in examine(built.graph).parts if part.handling == "replaced"}
 
 
 def test_interrupts_and_sub_graphs_are_named(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def node_graph(node: Any) -> Any:
     return StateGraph(dict).add_node("act", node).add_edge(START, "act").compile()
 
 
-def fates(graph: Any, **options: Any) -> list[tuple[str, str]]:
-    return [(finding.kind, finding.fate) for finding in examine(graph, **options).problems]
+def handled(graph: Any, **options: Any) -> list[tuple[str, str]]:
+    return [(part.kind, part.handling) for part in examine(graph, **options).problems]
 
 
 def test_an_open_connection_leaks_from_a_node_and_not_from_a_simulated_tool(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_an_open_connection_leaks_from_a_node_and_not_from_a_simulated_tool(tmp_
         return {}
 
     agent = react(World(folder=tmp_path).model, [query])
-    assert fates(agent) == []
-    assert fates(agent, pass_through=["query"]) == [("connection", "could leak")]
-    assert fates(node_graph(node)) == [("connection", "could leak")]
+    assert handled(agent) == []
+    assert handled(agent, pass_through=["query"]) == [("connection", "could leak")]
+    assert handled(node_graph(node)) == [("connection", "could leak")]
 
 
 class Service:
@@ -126,12 +126,12 @@ def test_a_node_is_followed_into_the_methods_that_it_calls(tmp_path: Path) -> No
     service = Service(tmp_path)
     (problem,) = examine(node_graph(service.node)).problems
     assert ".write_text" in problem.advice and "os.remove" not in problem.advice
-    assert fates(node_graph(lambda state: service.node(state))) == [("node", "stopped")]
-    assert fates(node_graph(lambda state: Service(tmp_path).node(state))) == [("node", "stopped")]
+    assert handled(node_graph(lambda state: service.node(state))) == [("node", "stopped")]
+    assert handled(node_graph(lambda state: Service(tmp_path).node(state))) == [("node", "stopped")]
 
 
 def test_reading_and_methods_of_lists_and_texts_touch_nothing(tmp_path: Path) -> None:
-    assert fates(node_graph(Service(tmp_path).reads)) == []
+    assert handled(node_graph(Service(tmp_path).reads)) == []
 
 
 def test_aliases_and_imports_inside_functions_are_seen() -> None:
@@ -186,9 +186,9 @@ def test_what_no_class_is_asked_about(tmp_path: Path) -> None:
             return [1.0]
 
     retriever, llm = InMemoryVectorStore(Remote()).as_retriever(), FakeListLLM(responses=["x"])
-    assert ("retriever", "stopped") in fates(node_graph(lambda state: retriever.invoke("x")))
-    assert fates(node_graph(lambda state: llm.invoke("x"))) == [("model", "stopped")]
-    assert fates(react(World(folder=tmp_path).model, [create_retriever_tool(retriever, "search", "Find.")])) == []
+    assert ("retriever", "stopped") in handled(node_graph(lambda state: retriever.invoke("x")))
+    assert handled(node_graph(lambda state: llm.invoke("x"))) == [("model", "stopped")]
+    assert handled(react(World(folder=tmp_path).model, [create_retriever_tool(retriever, "search", "Find.")])) == []
 
 
 def test_a_model_class_that_holds_a_client_is_no_problem() -> None:
@@ -197,7 +197,7 @@ def test_a_model_class_that_holds_a_client_is_no_problem() -> None:
     found = examine(react(model, []))
     assert names(found, "model", "simulated") == {"ChatOpenAI gpt-x"} and found.problems == []
     client = model.root_client
-    assert fates(node_graph(lambda state: client.responses.create(input="x"))) == [("node", "stopped"), ("client", "stopped")]
+    assert handled(node_graph(lambda state: client.responses.create(input="x"))) == [("node", "stopped"), ("client", "stopped")]
 
 
 def test_a_deep_agent_on_real_files_is_told_to_use_virtual_ones(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_deep_agent_on_real_files_is_told_to_use_virtual_ones(tmp_path: Path) 
     backends = pytest.importorskip("deepagents.backends")
     model = World(folder=tmp_path / "world").model
     real = deepagents.create_deep_agent(model, [], backend=backends.FilesystemBackend(root_dir=tmp_path))
-    assert fates(real) == [("backend", "stopped")] and fates(deepagents.create_deep_agent(model, [])) == []
+    assert handled(real) == [("backend", "stopped")] and handled(deepagents.create_deep_agent(model, [])) == []
 
 
 def test_code_around_a_graph_counts_too(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_code_around_a_graph_counts_too(tmp_path: Path) -> None:
             (tmp_path / "log.txt").write_text(str(state))
             return state
 
-    assert [(found.name, found.fate) for found in examine(Agent()).problems] == [("Agent.invoke", "stopped")]
+    assert [(found.name, found.handling) for found in examine(Agent()).problems] == [("Agent.invoke", "stopped")]
 
 
 def test_unknown_names_and_things_without_a_graph_are_refused(tmp_path: Path) -> None:
@@ -240,4 +240,4 @@ def test_an_open_file_could_leak(tmp_path: Path) -> None:
 
         graph = StateGraph(dict).add_node("note", note).add_edge(START, "note").compile()
         (problem,) = examine(graph).problems
-    assert (problem.kind, problem.fate) == ("file", "could leak") and "simulate_nodes" in problem.advice
+    assert (problem.kind, problem.handling) == ("file", "could leak") and "simulate_nodes" in problem.advice

@@ -1,7 +1,6 @@
 """What an episode does with a graph: who is trained, how it ends, who answers people, what of production stays untouched."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from zoo.models import ScriptedModel
 from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.actions import parse_action
+from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.simulate import Call, SimulatedAgent, simulated
 from dreamgym_lg.types import StepResult
@@ -93,10 +93,19 @@ async def test_the_recursion_limit_truncates(tmp_path: Path) -> None:
     limited = graph.with_config(recursion_limit=1000)
     assert dream(limited, policy, recursion_limit=8)[0].truncated, "the graph's own limit is production's"
 
-    environment = Answers()
-    found = await played(SimulatedAgent(graph, policy, recursion_limit=8), environment)
+
+
+@pytest.mark.parametrize("verify", [None, lambda task, state: 1.0], ids=["the world judges", "verify judges"])
+async def test_a_truncated_episode_earns_nothing(verify: Any, tmp_path: Path) -> None:
+    """The reward is the outcome of a task that ended: nobody is asked for the outcome of one that was cut short."""
+    world, environment = World(folder=tmp_path), Answers()  # which would reward any final answer with 1
+    graph = react(world.model, [toolbox(world)[0]])
+    endless = SimulatedAgent(graph, ScriptedPolicy(rounds=10**6), verify=verify, recursion_limit=8)
+    found = await played(endless, environment)
     assert found["success"] is False and found["steps"][-1].truncated and not found["steps"][-1].terminated
-    assert environment.actions[-1] == found["steps"][-1].action
+    assert sum(step.reward for step in found["steps"]) == 0 and len(environment.actions) == 4
+    whole = await played(SimulatedAgent(graph, ScriptedPolicy(), verify=verify), Answers())
+    assert whole["success"] is True and sum(step.reward for step in whole["steps"]) == 1
 
 
 class Failing(Answers):
@@ -135,7 +144,7 @@ async def test_a_failing_world_ends_the_episode_past_every_except(error: Excepti
     states = list[Any]()
     agent = SimulatedAgent(react(world.model, [book], tool_node=ToolNode([book], handle_tool_errors=True)), policy)
     with pytest.raises(type(error)):
-        async for state in agent.astream({"task": TASK}, context=SimpleNamespace(environment=Failing(2, error))):
+        async for state in agent.astream({"task": TASK}, context=EpisodeContext(environment=Failing(2, error))):
             states.append(state)
     assert len(states[0]["steps"]) == 1, "what was played before is kept"
 
@@ -167,7 +176,8 @@ async def test_a_world_that_ends_ends_the_episode(tmp_path: Path) -> None:
         episode, state = dream(graph, policy, ending())
         assert len(episode.steps) == 2 and episode.truncated is ending.truncates and len(state["messages"]) >= 5
         found = await played(SimulatedAgent(graph, policy), ending())
-        assert found["success"] is not ending.truncates and sum(step.reward for step in found["steps"]) == 0.5
+        assert found["success"] is not ending.truncates
+        assert sum(step.reward for step in found["steps"]) == (0.0 if ending.truncates else 0.5)
         assert len(found["steps"]) == 3 and found["steps"][-1].truncated is ending.truncates
 
 

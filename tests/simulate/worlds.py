@@ -1,7 +1,6 @@
 """Environments that play tools in these tests: scripted, for what is tested is the layer around them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from langgraph.graph import START, StateGraph
@@ -9,8 +8,8 @@ from zoo.base import ask
 from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.actions import ToolCall, parse_action
-from dreamgym_lg.environment import Environment
-from dreamgym_lg.simulate import Episode, RealAccessBlocked, simulated
+from dreamgym_lg.environment import Environment, EpisodeContext
+from dreamgym_lg.simulate import RealAccessBlocked, SimulatedEpisode, simulated
 from dreamgym_lg.types import StepResult, Task
 
 TASK = Task(id="t", instruction="book a room", environment="zoo", metadata={"observation": "book a room"})
@@ -46,7 +45,7 @@ class Answers(Environment):
 async def played(agent: Any, environment: Environment, task: Task = TASK) -> dict[str, Any]:
     """What `rollout` would read of one episode; raises what the agent raises."""
     state: dict[str, Any] = {}
-    async for values in agent.astream({"task": task}, context=SimpleNamespace(environment=environment)):
+    async for values in agent.astream({"task": task}, context=EpisodeContext(environment=environment)):
         state = values
     return state
 
@@ -58,7 +57,7 @@ def dream(graph: Any, policy: Any, environment: Any = None, payload: Any = None,
     return episode, state
 
 
-def names(episode: Episode) -> list[str]:
+def names(episode: SimulatedEpisode) -> list[str]:
     """Of the tools it called."""
     return [parse_action(step.action).name for step in episode.steps]  # type: ignore[union-attr]
 
@@ -70,7 +69,7 @@ def node_of(act: Callable[[], Any]) -> Any:
     return StateGraph(dict).add_node("node", node).add_edge(START, "node").compile()
 
 
-def dreamed(act: Callable[[], Any], **options: Any) -> Episode:
+def dreamed(act: Callable[[], Any], **options: Any) -> SimulatedEpisode:
     """An episode in which a node did that; what was raised is only what a guard raises."""
     episode = simulated(node_of(act), policy=ScriptedPolicy(), environment=Answers(), task=TASK, **options)
     try:

@@ -1,8 +1,8 @@
 """The guard: while a dreamed episode is active, what would touch the real world raises. It fails closed.
 
-Python's audit events tell of it before it happens; the few ways out that have none are wrapped. What is raised is no
+Python raises an audit event before it happens; the few functions without one are wrapped. What the guard raises is no
 `Exception`, so that `except Exception` does not get past it; and what was stopped is kept, so that code which swallows even
-that still fails its episode. Out of sight: files and databases that were open before, C libraries with sockets of their own.
+that still fails its episode. Not seen: files and databases that were open before, C libraries with sockets of their own.
 """
 
 import functools
@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from langchain_core.runnables.config import var_child_runnable_config
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate.context import Method, active, dispatch, entered
+from dreamgym_lg.simulate.context import ActiveEpisode, active, in_episode
+from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch
 from dreamgym_lg.simulate.object_graph import LIBRARIES
 
 
@@ -92,7 +93,7 @@ class Allow:
         """Names are looked up again for an address not seen before: their servers take turns."""
         known = self._resolved.setdefault(name, set())
         if address not in known:
-            with entered(None):
+            with in_episode(None):
                 try:
                     known |= {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
                 except OSError:
@@ -190,30 +191,38 @@ WATCHED: dict[str, Check] = {
     **dict.fromkeys(("os.chown", "os.utime"), _at((0, 3))),
     **dict.fromkeys(("os.rename", "os.link"), _at((0, 2), (1, 3))),
     "os.symlink": _at((1, 2)),
-    **dict.fromkeys(
-        ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "pty.spawn",
-         "os.startfile", "os.kill", "os.killpg", "webbrowser.open", "builtins.input", "process.start", "process.submit"),
-        _anything,
-    ),
-}  # fmt: skip
-"""Audit event -> its check. What Python raises no event for, `install` wraps and names likewise."""
+    **dict.fromkeys(("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork"), _anything),
+    **dict.fromkeys(("os.forkpty", "pty.spawn", "os.startfile", "os.kill", "os.killpg", "webbrowser.open"), _anything),
+    **dict.fromkeys(("builtins.input", "process.start", "process.submit"), _anything),
+}
+"""Audit event -> its check. What Python raises no event for, `install_guard` wraps and names likewise."""
 
-_SILENT: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+_WITHOUT_EVENT: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (os, "os", ("sendfile", "write", "writev", "mkfifo", "mknod")),
     (socket.socket, "socket", ("send", "sendall", "sendfile")),
     (ssl.SSLSocket, "socket", ("send", "sendall", "write")),
 )
-"""Owner, its name in events, and functions that tell nobody what they do."""
+"""Owner, its name in events, and functions of which Python raises no audit event."""
 
 
-def _hook(event: str, args: Any) -> None:
-    check = WATCHED.get(event)
-    if check is None or (episode := active()) is None or not episode.guarded:
-        return
-    if (target := check(args, episode.allow)) is not None:
-        blocked = Blocked(event, target, user_line())
-        episode.blocked.append(blocked)
-        raise RealAccessBlocked(blocked)
+class Guard:
+    """The guard of one episode: what it allows, and what it stopped."""
+
+    def __init__(self, allow: Allow) -> None:
+        self.allow = allow
+        self.blocked: list[Blocked] = []
+
+    def check(self, event: str, args: Sequence[Any]) -> None:
+        """Raise `RealAccessBlocked` if this audit event would touch what is not allowed."""
+        if (target := WATCHED[event](args, self.allow)) is not None:
+            blocked = Blocked(event, target, user_line())
+            self.blocked.append(blocked)
+            raise RealAccessBlocked(blocked)
+
+
+def _hook(event: str, args: Sequence[Any]) -> None:
+    if event in WATCHED and (episode := active()) is not None and episode.guard is not None:
+        episode.guard.check(event, args)
 
 
 started_by: ContextVar[str] = ContextVar("dreamgym_started_by", default="")
@@ -237,23 +246,26 @@ def user_line() -> str:
 _installed = False
 
 
-def install() -> None:
-    """An audit hook cannot be taken off again, so it is set once; without an episode it is a dictionary look-up."""
+def install_guard() -> None:
+    """Watch this process's audit events; idempotent, and for good: an audit hook cannot be removed.
+
+    Outside of guarded episodes an event costs one dictionary look-up.
+    """
     global _installed
     if _installed:
         return
     _installed = True
     sys.addaudithook(_hook)
-    for owner, event, names in _SILENT:
+    for owner, event, names in _WITHOUT_EVENT:
         for name in names:
             if original := getattr(owner, name, None):  # not every system has each
-                setattr(owner, name, _told(f"{event}.{name}", original, connected=event == "socket"))
-    dispatch(BaseProcess, "start", _process("process.start"))
-    dispatch(ProcessPoolExecutor, "submit", _process("process.submit"))
-    dispatch(logging.Handler, "handle", _logged)
+                setattr(owner, name, _with_event(f"{event}.{name}", original, connected=event == "socket"))
+    dispatch(BaseProcess, "start", _start_or_submit("process.start"))
+    dispatch(ProcessPoolExecutor, "submit", _start_or_submit("process.submit"))
+    dispatch(logging.Handler, "handle", _handle_record)
 
 
-def _told(event: str, original: Method, *, connected: bool) -> Method:
+def _with_event(event: str, original: Method, *, connected: bool) -> Method:
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         if active() is not None:
@@ -263,15 +275,15 @@ def _told(event: str, original: Method, *, connected: bool) -> Method:
     return function
 
 
-def _process(event: str) -> Any:
-    def start(episode: Any, original: Method, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _start_or_submit(event: str) -> Handler:
+    def start(episode: ActiveEpisode, original: Method, owner: Any, args: Args, kwargs: Kwargs) -> Any:
         _hook(event, args or (owner,))
         return original(owner, *args, **kwargs)
 
     return start
 
 
-def _logged(episode: Any, original: Method, handler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _handle_record(episode: ActiveEpisode, original: Method, handler: Any, args: Args, kwargs: Kwargs) -> Any:
     """A log's own files are opened late and rolled over: no doing of the agent's. Logs that go elsewhere are stopped."""
-    with entered(None if isinstance(handler, logging.FileHandler) else episode):
+    with in_episode(None if isinstance(handler, logging.FileHandler) else episode):
         return original(handler, *args, **kwargs)

@@ -11,12 +11,13 @@ import pytest
 import torch
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.transformers import engine as transformers_engine
-from dreamgym_lg.integrations.transformers.batch import Batch, Request
+from dreamgym_lg.integrations.transformers.batch import Batch
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+from dreamgym_lg.integrations.transformers.requests import Request
+from dreamgym_lg.integrations.transformers.tiny_models import CHAT_TEMPLATE, create_model, create_tokenizer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment
 
@@ -26,6 +27,13 @@ TEXTS = [
     "put the apple in the fridge – très bien, 料理",
 ]
 WORDS = ["the", "kitchen", "holds", "a", "red", "apple", "on", "its", "table", "and", "you", "take", "it"]
+
+CALL_TEXTS = [
+    '{"type": "function", "function": {"name": "look", "description": "Look at a place.", "parameters": {"properties": '
+    '{"place": {"type": "string"}, "times": {"default": 1, "type": "integer"}}, "required": ["place"], "type": "object"}}}',
+    '<tool_call>\n{"name": "look", "arguments": {"times":0, "place":"box" }}\n</tool_call>',
+    '{"name" : "look",  "parameters": {"times":0, "place":"box" }}',
+] * 3
 
 torch.set_num_threads(1)  # models this small take twice as long on two
 
@@ -56,7 +64,7 @@ MISTRAL_TEMPLATE = (
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of what shares a batch: a busy machine may take longer than `IDLE_SECONDS` to make the calls."""
+    """For tests that count batches: a busy machine may take longer than `IDLE_SECONDS` to make the calls. Each batch waits."""
     monkeypatch.setattr(transformers_engine, "IDLE_SECONDS", 0.1)
 
 
@@ -124,8 +132,8 @@ def _forward_error_fixture() -> Callable[[LocalChatModel, Segment], float]:
 def steer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Request], str | Sequence[int]]], None]:
     """Have the models say what a function of the request says, instead of what they would draw.
 
-    Everything else is as it is: forward passes, log-probabilities, stop strings. A text is sampled character by character,
-    as no tokenizer would encode it.
+    Everything else is as it is: forward passes, log-probabilities, stop strings. A text is sampled as no tokenizer would
+    encode it: `_spell` says how.
     """
 
     def install(say: Callable[[Request], str | Sequence[int]]) -> None:
@@ -138,7 +146,7 @@ def steer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Request], str 
 
 
 def _next(batch: Batch, i: int, say: Callable[[Request], str | Sequence[int]]) -> int:
-    row, tokenizer = batch.rows[i], batch.engine.tokenizer
+    row, tokenizer = batch.rows[i], batch.decoder.tokenizer
     said = say(row.request)
     if isinstance(said, str):
         assert said.startswith(row.request.forced), f"{said!r} does not begin with {row.request.forced!r}"
@@ -146,10 +154,17 @@ def _next(batch: Batch, i: int, say: Callable[[Request], str | Sequence[int]]) -
     return [*said, tokenizer.eos_token_id][len(row.sampled)]
 
 
+SPELLED = 6
+"""So many characters at either end of a text are sampled one by one."""
+
+
 @functools.cache
 def _spell(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """The ends character by character, the middle as the tokenizer has it: few tokens, and other ones than the tokenizer's."""
     special = next((token for token in tokenizer.added_tokens_encoder if text.startswith(token)), "")
-    pieces = [*filter(None, [special]), *text[len(special) :]]
+    rest = text[len(special) :]
+    end = max(len(rest) - SPELLED, SPELLED)
+    pieces = filter(None, [special, *rest[:SPELLED], rest[SPELLED:end], *rest[end:]])
     return [id for piece in pieces for id in tokenizer(piece, add_special_tokens=False)["input_ids"]]
 
 
@@ -172,17 +187,24 @@ TEMPLATES: dict[str, tuple[str | None, str]] = {
 
 @pytest.fixture
 def of_template() -> Callable[[str], LocalChatModel]:
-    """A model with the chat template of this family, its special tokens in the vocabulary."""
+    """A chat model with the template of this family, its special tokens in the vocabulary. Its weights and tokenizer are
+    shared by all tests, its engine and caches are new."""
 
     def make(family: str) -> LocalChatModel:
-        template, end = TEMPLATES[family]
-        tokenizer = create_tokenizer(TEXTS, vocab_size=320)
-        tokenizer.add_special_tokens({"eos_token": end})
-        if family == "mistral":
-            tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
-        if template is not None:
-            tokenizer.chat_template = template
-        model = create_model(tokenizer, hidden_size=32, layers=1, max_tokens=8192)
+        model, tokenizer = _model_of_template(family)
         return LocalChatModel(model=model, tokenizer=tokenizer, name_or_path=family, max_new_tokens=400)
 
     return make
+
+
+@functools.cache
+def _model_of_template(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    template, end = TEMPLATES[family]
+    # template and calls are one text of few tokens each: what is read and sampled is short
+    tokenizer = create_tokenizer([*TEXTS, *CALL_TEXTS, CHAT_TEMPLATE, *filter(None, [template])], vocab_size=1500)
+    tokenizer.add_special_tokens({"eos_token": end})
+    if family == "mistral":
+        tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
+    if template is not None:
+        tokenizer.chat_template = template
+    return create_model(tokenizer, hidden_size=32, layers=1, max_tokens=8192), tokenizer

@@ -10,8 +10,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
-from dreamgym_lg.integrations.transformers.batch import Request
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.requests import Request
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 
 
@@ -26,7 +26,7 @@ def example(schema: dict[str, Any], asked: str) -> dict[str, Any]:
 def competent(request: Request) -> str:
     """Calls the first tool it may, answers in JSON where it has to, and with words otherwise."""
     asked = next(message["content"] for message in reversed(request.conversation) if message["role"] == "user")
-    if request.names and (request.forced or request.conversation[-1]["role"] == "user"):
+    if request.tool_names and (request.forced or request.conversation[-1]["role"] == "user"):
         functions = {tool["function"]["name"]: tool["function"] for tool in request.tools or ()}
         name = next((name for name in functions if f'"{name}"' in request.forced), next(iter(functions)))
         arguments = json.dumps(example(functions[name]["parameters"], asked), ensure_ascii=False)
@@ -42,7 +42,15 @@ def params() -> dict[str, Any]:
     return {"model": model, "tokenizer": tokenizer, "name_or_path": "tiny", "max_new_tokens": 300}
 
 
+STANDARD = {"temperature": 0}
+"""The suites' own have `max_tokens`, `stop`, `timeout`, `max_retries` and `api_key` too, which are refused by name here."""
+
+
 class TestUnit(ChatModelUnitTests):
+    @property
+    def standard_chat_model_params(self) -> dict[str, Any]:
+        return dict(STANDARD)
+
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
         return LocalChatModel
@@ -59,6 +67,10 @@ class TestIntegration(ChatModelIntegrationTests):
     @pytest.fixture(autouse=True)
     def competence(self, steer: Callable[[Callable[[Request], Any]], None]) -> None:
         steer(competent)
+
+    @property
+    def standard_chat_model_params(self) -> dict[str, Any]:
+        return dict(STANDARD)
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:

@@ -19,13 +19,12 @@ from transformers import PreTrainedTokenizerFast
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers import engine as transformers_engine
 from dreamgym_lg.integrations.transformers import prefix_cache as transformers_cache
-from dreamgym_lg.integrations.transformers.batch import Generated, Request
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.engine import LocalEngine
+from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.transformers.tool_format import to_entry
 from dreamgym_lg.token_recorder import TokenRecorder
-
-pytestmark = pytest.mark.usefixtures("patient")
 
 
 @contextmanager
@@ -98,12 +97,12 @@ async def test_a_conversation_too_long_fails_alone(policy: LocalChatModel, openi
 async def test_calls_that_nobody_waits_for_do_not_harm_the_others(
     policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]
 ) -> None:
-    engine = policy._engine
+    engine = policy.engine
     gone = Request([{"role": "user", "content": "the kitchen " * 300}])
-    with transformers_engine._one_batch_at_a_time:  # the engine waits here until all four are in
+    with transformers_engine._one_batch_at_a_time:  # the engine waits here until all three are in
         futures: list[Future[Generated]] = [engine.submit(Request([{"role": "user", "content": "hm"}], seed=0))]
-        gone.future.cancel()
         futures += [engine.submit(request) for request in (gone, Request([{"role": "user", "content": "hm"}], seed=0))]
+        futures[1].cancel()
     assert futures[0].result(30).text == futures[2].result(30).text
     call = asyncio.create_task(policy.ainvoke(opening(1), max_new_tokens=200))
     await asyncio.sleep(0)
@@ -123,11 +122,12 @@ def test_a_stream_whose_loop_is_gone_does_not_harm_the_others(
 
 
 async def test_concurrent_calls_share_forward_passes(
-    policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]
+    policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with counted_forwards(policy.model) as separate:
         for i in range(8):
             await policy.ainvoke(opening(i), seed=i)
+    monkeypatch.setattr(transformers_engine, "IDLE_SECONDS", 0.1)  # as in `patient`
     with counted_forwards(policy.model) as shared:
         await asyncio.gather(*(policy.ainvoke(opening(i), seed=i) for i in range(32)))
     assert max(shared) == 32
@@ -135,11 +135,13 @@ async def test_concurrent_calls_share_forward_passes(
     assert len(separate) >= 6 * len(shared), "8 calls one by one take more than 32 at once"
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_batch_holds_at_most_max_batch_size(
     tokenizer: PreTrainedTokenizerFast, opening: Callable[[int], list[BaseMessage]]
 ) -> None:
     model = create_model(tokenizer, hidden_size=32, layers=1)
-    policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=2, max_batch_size=3)
+    engine = LocalEngine(model, tokenizer, max_batch_size=3)
+    policy = LocalChatModel(engine=engine, tokenizer=tokenizer, max_new_tokens=2)
     with counted_forwards(model) as sizes:
         await asyncio.gather(*(policy.ainvoke(opening(i)) for i in range(8)))
     assert max(sizes) == 3
@@ -153,8 +155,8 @@ async def test_a_full_cache_is_exact_and_splits_no_segment(
 ) -> None:
     monkeypatch.setattr(transformers_cache, "CACHED_BYTES", 300_000)
     recorders = await converse_all(policy, 16, turns=4)
-    held = [prefix.added for prefix in policy._engine.prefixes.prefixes.values()]
-    assert 0 < sum(held) == policy._engine.prefixes.cached_bytes <= 300_000
+    held = [prefix.added for prefix in policy.engine.prefixes.prefixes.values()]
+    assert 0 < sum(held) == policy.engine.prefixes.cached_bytes <= 300_000
     assert {len(recorder.segments()) for recorder in recorders} == {1}
     assert max(forward_error(policy, recorder.segments()[0]) for recorder in recorders) < 1e-4
 
@@ -175,7 +177,7 @@ def test_an_engine_goes_with_its_model(tokenizer: PreTrainedTokenizerFast, openi
     before = threading.enumerate()
     policy = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1), tokenizer=tokenizer)
     policy.with_temperature(0).invoke(opening(1))
-    engine = weakref.ref(policy._engine)
+    engine = weakref.ref(policy.engine)
     (thread,) = set(threading.enumerate()) - set(before)
     del policy
     gc.collect()
@@ -183,6 +185,7 @@ def test_an_engine_goes_with_its_model(tokenizer: PreTrainedTokenizerFast, openi
     assert engine() is None and not thread.is_alive()
 
 
+@pytest.mark.usefixtures("patient")
 async def test_two_models_take_turns_with_whole_batches(
     tokenizer: PreTrainedTokenizerFast, opening: Callable[[int], list[BaseMessage]]
 ) -> None:
@@ -226,7 +229,7 @@ def test_what_is_sampled_has_the_models_distribution(tokenizer: PreTrainedTokeni
     drawn: Counter[int] = Counter()
     logprobs: dict[int, float] = {}
     for start in range(0, 4000, 100):
-        futures = [model._engine.submit(Request(conversation, max_new_tokens=1, seed=start + n)) for n in range(100)]
+        futures = [model.engine.submit(Request(conversation, max_new_tokens=1, seed=start + n)) for n in range(100)]
         for future in futures:
             reply = future.result(60)
             drawn.update(reply.sampled_ids)

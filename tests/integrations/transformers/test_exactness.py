@@ -24,8 +24,6 @@ from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment
 
-pytestmark = pytest.mark.usefixtures("patient")
-
 SIZE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512}
 NARROW = {**SIZE, "num_key_value_heads": 2, "intermediate_size": 96}
 FAMILIES = {
@@ -53,6 +51,7 @@ def of_family(config: Any, tokenizer: PreTrainedTokenizerFast) -> LocalChatModel
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.usefixtures("patient")
 async def test_cached_batches_of_many_conversations_are_exact(
     policy: LocalChatModel, temperature: float, converse_all: Callable[..., Any], forward_error: Callable[..., float]
 ) -> None:
@@ -87,6 +86,7 @@ async def test_greedy_answers_are_those_of_generate(policy: LocalChatModel, conv
             given = torch.tensor([call.given_ids])
             out = policy.model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=12, do_sample=False)
             assert out[0, given.shape[1] :].tolist() == call.sampled_ids
+            assert call.temperature == 0
 
 
 async def test_temperature_zero_repeats_itself(policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]) -> None:
@@ -109,7 +109,7 @@ async def test_changed_weights_answer_at_once_if_the_cache_is_dropped(
         if dropped:
             policy.weights_changed()
         await policy.ainvoke(messages)
-    given, sampled, logprobs = recorder.calls[-1][1:]
+    given, sampled, logprobs = recorder.calls[-1][1:4]
     masked = [0] * len(given) + [1] * len(sampled), [0.0] * len(given) + list(logprobs)
     segment = Segment(token_ids=[*given, *sampled], sampled=masked[0], logprobs=masked[1])
     assert (forward_error(policy, segment) < 1e-4) == dropped

@@ -25,7 +25,7 @@ PARENT = """
 import sys, time
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 model = LocalChatModel.from_path(sys.argv[1], own_process=True)
-print(model._engine._child.pid, flush=True)
+print(model.engine._child.pid, flush=True)
 time.sleep(600)
 """
 
@@ -47,10 +47,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeni
 @pytest.fixture(scope="module")
 def beside(folder: Path) -> Iterator[LocalChatModel]:
     model = LocalChatModel.from_path(folder, max_new_tokens=12, own_process=True)
-    child = model._engine._child
+    child = model.engine._child
     yield model
     assert child.poll() is None, "it outlived all that was asked of it"
-    model._engine = None  # type: ignore[assignment]
+    model.engine = None  # type: ignore[assignment]
     assert child.poll() is not None, "it ends with its user"
 
 
@@ -68,7 +68,7 @@ async def test_it_says_what_it_would_say_here(
     calls = [model.bind_tools([look], tool_choice="look").invoke("Where?", seed=1) for model in (here, beside)]
     assert calls[0].content == calls[1].content and calls[0].tool_calls == calls[1].tool_calls
     now = time.perf_counter()
-    assert beside.passes and all(now - 600 < start < end < now for start, end in beside.passes)
+    assert beside.engine.passes and all(now - 600 < start < end < now for start, end in beside.engine.passes)
 
 
 async def test_an_error_there_is_an_error_here(beside: LocalChatModel, opening: Callable[[int], list[BaseMessage]]) -> None:
@@ -83,10 +83,10 @@ async def test_an_error_there_is_an_error_here(beside: LocalChatModel, opening: 
 async def test_a_call_that_nobody_waits_for_does_not_harm_the_others(
     beside: LocalChatModel, opening: Callable[[int], list[BaseMessage]]
 ) -> None:
-    pid = beside._engine._child.pid
+    pid = beside.engine._child.pid
     os.kill(pid, signal.SIGSTOP)  # so that it answers after the call was given up
     calls = [asyncio.ensure_future(beside.ainvoke(opening(i))) for i in range(4)]
-    while len(beside._engine._asked) < 4:
+    while len(beside.engine._asked) < 4:
         await asyncio.sleep(0.01)
     calls[0].cancel()
     await asyncio.sleep(0)
@@ -98,7 +98,7 @@ async def test_a_call_that_nobody_waits_for_does_not_harm_the_others(
 
 def test_a_killed_process_says_so(folder: Path) -> None:
     model = LocalChatModel.from_path(folder, max_new_tokens=12, own_process=True)
-    child = model._engine._child
+    child = model.engine._child
     os.kill(child.pid, signal.SIGSTOP)
     with pytest.raises(ProcessLost, match="status -9"):
         asyncio.run(_killed_meanwhile(model, child.pid))

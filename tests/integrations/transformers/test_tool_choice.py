@@ -15,8 +15,8 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers.batch import Request
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.requests import Request
 from dreamgym_lg.token_recorder import TokenRecorder
 
 Make = Callable[[str], LocalChatModel]
@@ -165,7 +165,7 @@ def test_a_stop_string_is_sought_in_what_is_sampled(of_template: Make, steer: St
 def test_structured_output(schema: Any, method: str, of_template: Make, steer: Steer) -> None:
     policy = of_template("qwen2.5")
     answer = '{"item": "apple", "number": 2}'
-    steer(lambda request: f"{request.forced} {answer}}}\n</tool_call>" if request.names else answer)
+    steer(lambda request: f"{request.forced} {answer}}}\n</tool_call>" if request.tool_names else answer)
     model = policy.with_structured_output(schema, method=method)
     expected = Answer(item="apple", number=2)
     assert model.invoke("What?") == (expected if schema is Answer else expected.model_dump())

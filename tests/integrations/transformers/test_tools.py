@@ -11,8 +11,8 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from dreamgym_lg.integrations.transformers.batch import Request
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.requests import Request
 from dreamgym_lg.integrations.transformers.tool_format import ToolDialect
 from dreamgym_lg.token_recorder import TokenRecorder
 
@@ -43,12 +43,12 @@ def odd_call(family: str, number: int) -> str:
     return f"Well. <tool_call>{call}</tool_call>\n<tool_call>\n{call}</tool_call>"
 
 
-def three_looks(family: str) -> Callable[[Request], str]:
-    """Calls a tool three times, then answers; and so again when it is asked again."""
+def two_looks(family: str) -> Callable[[Request], str]:
+    """Calls a tool twice, then answers; and so again when it is asked again."""
 
     def say(request: Request) -> str:
         answered = sum(1 for message in request.conversation if message["role"] == "assistant")
-        return odd_call(family, answered) if answered % 4 < 3 else "Nothing there."
+        return odd_call(family, answered) if answered % 3 < 2 else "Nothing there."
 
     return say
 
@@ -59,7 +59,7 @@ async def test_an_agent_that_appends_is_one_segment(
     family: str, streamed: bool, of_template: Make, steer: Steer, forward_error: Callable[..., float]
 ) -> None:
     policy = of_template(family)
-    steer(three_looks(family))
+    steer(two_looks(family))
     agent = create_agent(policy, [look, wait], system_prompt="Search.", name="searcher", checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "1"}}
     with TokenRecorder(seed=1) as recorder:
@@ -72,9 +72,9 @@ async def test_an_agent_that_appends_is_one_segment(
                 await agent.ainvoke(given, config)
     messages: list[AnyMessage] = (await agent.aget_state(config)).values["messages"]
     calls = [call for message in messages if isinstance(message, AIMessage) for call in message.tool_calls]
-    assert len(recorder.calls) == 8
+    assert len(recorder.calls) == 6
     assert calls[0]["name"] == "look" and calls[0]["args"] == {"times": 0, "place": "box"}
-    assert len({call["id"] for call in calls}) == len(calls) >= 6
+    assert len({call["id"] for call in calls}) == len(calls) >= 4
     assert messages[1].name == "searcher" and messages[-1].text == "Nothing there."
     (segment,) = recorder.segments()
     assert segment.trainable == sum(len(call.sampled_ids) for call in recorder.calls)
@@ -83,16 +83,21 @@ async def test_an_agent_that_appends_is_one_segment(
 
 async def test_ids_come_from_the_seed(of_template: Make, steer: Steer) -> None:
     policy = of_template("from scratch")
-    steer(three_looks("from scratch"))
+    steer(two_looks("from scratch"))
 
-    async def ids(seed: int | None) -> list[str | None]:
+    model = policy.bind_tools([look])
+
+    async def ids(seed: int | None) -> set[str | None]:
         with TokenRecorder(seed=seed):
-            state = await create_agent(policy, [look]).ainvoke({"messages": [HumanMessage("Look.")]})
-        return [call["id"] for message in state["messages"] if isinstance(message, AIMessage) for call in message.tool_calls]
+            calls = [call for _ in range(2) for call in (await model.ainvoke("Look.")).tool_calls]
+        found = {call["id"] for call in calls}
+        assert len(found) == len(calls) == 4, "the second question is the same and has calls of its own"
+        return found
 
-    assert await ids(1) == await ids(1)
-    assert not set(await ids(1)) & set(await ids(2))
-    assert not set(await ids(None)) & set(await ids(None))
+    first = await ids(1)
+    assert await ids(1) == first
+    assert not await ids(2) & first
+    assert not await ids(None) & await ids(None)
 
 
 def copies(message: AIMessage) -> AIMessage:
@@ -113,7 +118,7 @@ def renames(message: AIMessage) -> AIMessage:
 @pytest.mark.parametrize("change", [copies, checkpoints, renames])
 async def test_a_message_is_known_again(change: Callable[[AIMessage], AIMessage], of_template: Make, steer: Steer) -> None:
     policy = of_template("from scratch")
-    steer(three_looks("from scratch"))
+    steer(two_looks("from scratch"))
     model = policy.bind_tools([look])
     with TokenRecorder(seed=0) as recorder:
         first = change(await model.ainvoke("Look."))
@@ -126,7 +131,7 @@ async def test_an_edited_call_is_written_as_it_was_edited(
     of_template: Make, steer: Steer, forward_error: Callable[..., float]
 ) -> None:
     policy = of_template("qwen2.5")
-    steer(three_looks("qwen2.5"))
+    steer(two_looks("qwen2.5"))
     model = policy.bind_tools([look])
     with TokenRecorder(seed=0) as recorder:
         first = await model.ainvoke("Look.")
@@ -144,7 +149,7 @@ async def test_a_trimmed_history_reads_the_calls_as_they_were_sampled(
     family: str, of_template: Make, steer: Steer, forward_error: Callable[..., float]
 ) -> None:
     policy = of_template(family)
-    steer(three_looks(family))
+    steer(two_looks(family))
     model = policy.bind_tools([look])
     with TokenRecorder(seed=0) as recorder:
         messages: list[Any] = [HumanMessage("Look.")]
@@ -159,13 +164,16 @@ async def test_a_trimmed_history_reads_the_calls_as_they_were_sampled(
     assert max(forward_error(policy, segment) for segment in segments) < 1e-4
 
 
-async def test_a_template_that_writes_old_calls_otherwise_has_its_way(of_template: Make, steer: Steer) -> None:
+async def test_a_template_that_writes_old_calls_otherwise_has_its_way(
+    of_template: Make, steer: Steer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = of_template("from scratch")
     name = "call.function.name"
-    policy.tokenizer.chat_template = policy.tokenizer.chat_template.replace(
+    written = policy.tokenizer.chat_template.replace(
         f"{{{{ {name} }}}}", f"{{{{ {name} | reverse if messages | length > 4 else {name} }}}}"
     )
-    steer(three_looks("from scratch"))
+    monkeypatch.setattr(policy.tokenizer, "chat_template", written)
+    steer(two_looks("from scratch"))
     with TokenRecorder(seed=0) as recorder:
         await create_agent(policy, [look]).ainvoke({"messages": [HumanMessage("Look.")]})
     assert odd_call("from scratch", 0) in policy.tokenizer.decode(recorder.calls[1].given_ids)
@@ -237,7 +245,7 @@ def test_training_sees_the_calls_as_the_assistants(of_template: Make) -> None:
 def test_what_is_remembered_is_bounded(of_template: Make, steer: Steer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dreamgym_lg.integrations.transformers.tool_format.REMEMBERED", 2)
     policy = of_template("from scratch")
-    steer(three_looks("from scratch"))
+    steer(two_looks("from scratch"))
     replies = [policy.bind_tools([look]).invoke("Look.") for _ in range(3)]
     dialect: ToolDialect = copy.copy(policy._tools)
     assert [dialect._recall(reply) is not None for reply in replies] == [False, True, True]

@@ -10,7 +10,7 @@ from worlds import TASK, Answers
 from zoo import KINDS, Built, Kind, World, signed, view
 from zoo.policy import policy_for
 
-from dreamgym_lg.simulate import Episode, simulated
+from dreamgym_lg.simulate import SimulatedEpisode, simulated
 
 RACING = ("send_fan_out", "batch_of_runs", "thread_pool")
 """Kinds in which threads act at once: whose call comes first is open, so the world must answer all the same."""
@@ -18,7 +18,7 @@ RACING = ("send_fan_out", "batch_of_runs", "thread_pool")
 MODES = [(kind, mode) for kind in KINDS for mode in ("sync", "async")]
 
 
-def dream(built: Built, mode: str, episode: Episode) -> Any:
+def dream(built: Built, mode: str, episode: SimulatedEpisode) -> Any:
     """The user's own way to run it, inside of the episode."""
 
     async def run() -> Any:

@@ -1,0 +1,57 @@
+"""What every command shares: the console, how errors and progress are shown."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from dreamgym_lg.errors import DreamGymError
+
+console = Console()
+
+
+@contextmanager
+def errors_shown() -> Iterator[None]:
+    """An error of this library ends the command with its message alone and exit code 2; Ctrl-C with 130."""
+    try:
+        yield
+    except DreamGymError as error:
+        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from here", style="yellow")
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def progress_shown() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each stage; called with (label, how much is done, of how much). Without a terminal, a line every tenth."""
+    columns = TextColumn("{task.description:<44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as bars:
+        shown: dict[str, TaskID] = {}
+        told: dict[str, int] = {}
+
+        def report(label: str, done: int, total: int) -> None:
+            stage = label.split(" (")[0].split(":")[0]
+            if stage not in shown:
+                for other in shown.values():
+                    bars.stop_task(other)  # a stage that is over must not go on counting seconds
+                shown[stage] = bars.add_task(label, total=total)
+            tenth = 10 * done // max(total, 1)
+            if not console.is_terminal and told.get(stage) != tenth:
+                told[stage] = tenth
+                console.print(f"{label}: {done}/{total}", highlight=False)
+            bars.update(shown[stage], description=label, completed=done, total=total)
+
+        yield report
+
+
+def quiet_libraries() -> None:
+    """Defaults of the environment for local models: no telemetry, no download, no spinning threads."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two models take turns: a waiting thread must not burn a core
+    for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        os.environ.setdefault(name, "1")

@@ -1,0 +1,218 @@
+"""The folder of an experiment: its settings, replay buffer, models and stages."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from langchain_core.language_models import BaseChatModel
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experience.chat_models import to_experience_model
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.world import World
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.rollout import rollout
+from dreamgym_lg.types import Split, Task, Trajectory
+
+if TYPE_CHECKING:
+    from dreamgym_lg.integrations.transformers import LocalChatModel
+
+RaisedLater = {"iterations"}
+"""Settings that may change between two runs in the same folder."""
+
+
+class Workspace:
+    """What the stages of an experiment share. Every stage leaves its result here and is skipped once that is there.
+
+    Args:
+        world: What the experiment is about.
+        out: The folder; made when the first stage begins.
+        settings: Default: the world's.
+        replay_buffer: Where traces are and episodes go. Default: `replay.db` in the folder.
+        experience_model: An `ExperienceModel`, any chat model or a name like `openai:gpt-5-mini`. Default: the local one that
+            `train_experience` trains.
+        progress: Called throughout with a label, how much is done, and of how much.
+        say: Called with one line at each evaluation and whenever something should be known at once.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        out: str | Path,
+        settings: Settings | None = None,
+        *,
+        replay_buffer: ReplayBuffer | None = None,
+        experience_model: ExperienceModel | BaseChatModel | str | None = None,
+        progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.world, self.out, self.settings = world, Path(out), settings or world.settings
+        self.progress, self.say = progress, say
+        self._buffer, self._prefix = replay_buffer, "" if replay_buffer is None else None
+        self._given: ExperienceModel | None = None
+        if experience_model is not None:
+            s = self.settings
+            self._given = to_experience_model(
+                experience_model,
+                self.replay_buffer,
+                demonstrations=s.retrieved,
+                demonstration_characters=s.retrieved_characters,
+                hidden_facts=world.hidden_facts,
+            )
+        self._processes: dict[str, LocalChatModel] = {}
+
+    # --- the folder ------------------------------------------------------------------------------------------------------
+
+    @property
+    def models(self) -> Path:
+        return self.out / "models"
+
+    @property
+    def replay_buffer(self) -> ReplayBuffer:
+        if self._buffer is None:
+            self.out.mkdir(parents=True, exist_ok=True)
+            self._buffer = ReplayBuffer(self.out / "replay.db")
+        return self._buffer
+
+    def open(self) -> None:
+        """Make the folder, or check that it was made with this world and these settings.
+
+        Raises `ConfigurationError` otherwise; settings that may be raised later are taken over.
+        """
+        self.models.mkdir(parents=True, exist_ok=True)
+        file = self.out / "settings.json"
+        wanted = json.loads(json.dumps({"world": self.world.name, **asdict(self.settings)}))
+        if file.exists():
+            found = json.loads(file.read_text())
+            changed = sorted(key for key in wanted if key not in RaisedLater and found.get(key) != wanted[key])
+            if changed:
+                told = ", ".join(f"{key} {found.get(key)!r}, not {wanted[key]!r}" for key in changed[:4])
+                raise ConfigurationError(f"{self.out} holds an experiment with another {told}: keep to it, or take another out")
+        file.write_text(json.dumps(wanted, indent=2))
+
+    def run_name(self, name: str) -> str:
+        """The name under which episodes and metrics are recorded; in a shared buffer it begins with this folder's."""
+        if self._prefix is None:
+            file = self.out / "run"
+            if not file.exists():
+                self.out.mkdir(parents=True, exist_ok=True)
+                file.write_text(f"{self.out.name}-{uuid4().hex[:8]}/")
+            self._prefix = file.read_text()
+        return f"{self._prefix}{name}"
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[bool]:
+        """Whether the stage is still to do; its wall time is recorded when it ends."""
+        self.open()
+        if self.seconds(name) is not None:
+            yield False
+            return
+        start = time.perf_counter()
+        yield True
+        self.replay_buffer.record_metrics(self.run_name(f"stage/{name}"), 0, {"seconds": time.perf_counter() - start})
+
+    def seconds(self, name: str) -> float | None:
+        """Wall time of a finished stage; None for one that has not ended."""
+        return next((row["seconds"] for row in self.replay_buffer.metrics(self.run_name(f"stage/{name}"))), None)
+
+    # --- tasks, models, episodes -------------------------------------------------------------------------------------------
+
+    def tasks(self, split: Split) -> list[Task]:
+        """The world's real tasks of a split, without those of its further panels."""
+        found = self.replay_buffer.tasks(split=split, origin="real", environment=self.world.name)
+        return [task for task in found if "panel" not in task.metadata]
+
+    def panels(self) -> dict[str, list[Task]]:
+        """The tasks of the world's further panels, by name."""
+        found: dict[str, list[Task]] = {}
+        for task in self.replay_buffer.tasks(origin="real", environment=self.world.name):
+            if "panel" in task.metadata:
+                found.setdefault(str(task.metadata["panel"]), []).append(task)
+        return found
+
+    def policy(self, name: str, temperature: float = 1.0) -> "LocalChatModel":
+        """A policy of the folder: `base`, `supervised`, `trained`, or another in `models`."""
+        return self.policy_at(self.models / name, temperature)
+
+    def policy_at(self, path: str | Path, temperature: float = 1.0) -> "LocalChatModel":
+        """A model folder or hub name as a policy, with weights that can be trained (float32)."""
+        from dreamgym_lg.integrations.transformers import LocalChatModel
+
+        tokens = self.settings.policy_tokens
+        return LocalChatModel.from_path(path, temperature=temperature, max_new_tokens=tokens, dtype="float32")
+
+    def experience(self, name: str | None = None, *, own_process: bool = True) -> ExperienceModel:
+        """The experience model: the given one, else one of the folder, by default the newest.
+
+        In a process of its own a local one computes beside the policy. `name=""` is one without weights, which prepares
+        training data.
+        """
+        if self._given is not None:
+            return self._given
+        name = self.newest_experience() if name is None else name
+        return ExperienceModel(
+            self._local(name, own_process) if name else None,
+            replay_buffer=self.replay_buffer,
+            demonstrations=self.settings.retrieved,
+            demonstration_characters=self.settings.retrieved_characters,
+            instructions="",  # a model that is trained on the format needs none
+            hidden_facts=self.world.hidden_facts,
+            retries=0,
+            version=name,
+        )
+
+    def _local(self, name: str, own_process: bool) -> "LocalChatModel":
+        from dreamgym_lg.integrations.transformers import LocalChatModel
+
+        own_process = own_process and (os.cpu_count() or 1) > 1
+        if name not in self._processes or not own_process:
+            tokens = self.settings.experience_tokens
+            model = LocalChatModel.from_path(
+                self.models / name, temperature=0, max_new_tokens=tokens, own_process=own_process
+            )
+            if not own_process:
+                return model
+            self._processes = {name: model}
+        return self._processes[name]
+
+    def newest_experience(self) -> str:
+        """The name of the experience model trained last; "" before one."""
+        found = [path.name for path in self.models.glob("experience-*[0-9]")]
+        return max(found, key=lambda name: int(name.split("-")[1]), default="")
+
+    def play(
+        self,
+        name: str,
+        policy: BaseChatModel,
+        tasks: Sequence[Task],
+        *,
+        experience: ExperienceModel | None = None,
+        iteration: int = 0,
+    ) -> list[Trajectory]:
+        """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`.
+
+        What cannot be played is tried three times, and comes back with its `error` then.
+        """
+        dreamed = experience is not None
+        episodes = rollout(
+            self.world.agent(policy, real=not dreamed),
+            tasks,
+            (lambda: self.world.create_dream(experience)) if experience is not None else self.world.create_environment,
+            source="synthetic" if dreamed else "real",
+            run=self.run_name(name),
+            iteration=iteration,
+            seed=self.settings.seed,
+            concurrency=self.settings.concurrency,
+            attempts=3,
+            replay_buffer=self.replay_buffer,
+            experience_version=experience.version if experience is not None else "",
+        )
+        return run_lasting(episodes)

@@ -1,0 +1,86 @@
+"""`World`: what an experiment is about."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+
+from langchain_core.language_models import BaseChatModel
+
+from dreamgym_lg.curriculum.curriculum import VaryTask
+from dreamgym_lg.environment import CheckAction, Environment
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
+from dreamgym_lg.experience.hidden_facts import HiddenFacts
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.rollout import Agent
+from dreamgym_lg.types import Split, Task, Trajectory
+
+Messages = list[dict[str, str]]
+"""A conversation as chat templates take it: `role` and `content` of each message."""
+
+
+class World(ABC):
+    """What an `Experiment` is about: its tasks, its real environment, and what else is known of it.
+
+    An `Environment` says how to step. A world says what an experiment needs around it. A subclass gives `name`, `tasks` and
+    `create_environment`; everything else has a default.
+    """
+
+    name: str
+    """The `environment` of its tasks, e.g. `textworld_express/peckingorder`."""
+    settings: Settings = Settings()
+    """What an experiment on this world uses unless it is told otherwise."""
+    max_steps: int = 30
+    """Actions after which an episode is cut short, in the dream and in reality."""
+    check_action: CheckAction | None = None
+    """What refuses invalid actions from the observations alone, in the dream and in reality (`Environment.check_action`)."""
+    rewards: Rewards = "outcome"
+    """What a dreamed episode pays: 1 for a success, or the change of the environment's own score (`DreamEnvironment`)."""
+    hidden_facts: HiddenFacts | None = None
+    """What of a world is drawn once by its seed; a plain function in a class body has to be a `staticmethod`."""
+
+    @abstractmethod
+    def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> Sequence[Task]:
+        """The real tasks of a split. The splits share no task.
+
+        Args:
+            limit: At most so many tasks, of all splits together; None for all there are.
+            seed: Which of a world's unlimited tasks; a world with a fixed set ignores it.
+        """
+
+    @abstractmethod
+    def create_environment(self) -> Environment:
+        """A real environment for one episode. Called in the event loop: it must not block."""
+
+    def create_dream(self, experience: ExperienceModel) -> Environment:
+        """The dream of one episode, played by the experience model."""
+        return DreamEnvironment(experience, check_action=self.check_action, rewards=self.rewards)
+
+    def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterable[Trajectory]:
+        """Real offline trajectories by scripted policies. Args: `episodes`, how many of each scripted policy."""
+        raise ConfigurationError(
+            f"the world {self.name} has no scripted policies to collect trajectories with: import recorded traces into the "
+            "replay buffer (`load_traces`, `dreamgym import`)"
+        )
+
+    def agent(self, policy: BaseChatModel, *, real: bool) -> Agent:
+        """What plays an episode. Default: the episode graph, whose policy acts in text. Args: `real`, not in the dream."""
+        from dreamgym_lg.graphs.episode import create_episode_graph
+
+        return create_episode_graph(policy, max_steps=self.max_steps).compile()
+
+    def panels(self, *, limit: int, seed: int = 0) -> Mapping[str, Sequence[Task]]:
+        """Further real tasks that the proof reports in rows of their own, by name, e.g. of objects never seen in training."""
+        return {}
+
+    def task_generator(self, tasks: Sequence[Task]) -> VaryTask | None:
+        """What writes variations of tasks for the curriculum, from the training tasks `tasks`; None: nothing does."""
+        return None
+
+    def conversation(self, trajectory: Trajectory) -> Messages:
+        """A trajectory as the conversation that its policy held, for supervised training. Default: of the episode graph."""
+        first = trajectory.steps[0].observation
+        messages = [{"role": "system", "content": trajectory.task.instruction}, {"role": "user", "content": first}]
+        for step in trajectory.steps:
+            messages += [{"role": "assistant", "content": step.action}, {"role": "user", "content": step.next_observation}]
+        return messages[:-1]

@@ -1,0 +1,80 @@
+"""Load a causal language model and its tokenizer from a folder or the Hugging Face hub."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from dreamgym_lg.errors import ConfigurationError
+
+HUB_OPTIONS = frozenset({"revision", "token", "trust_remote_code"})
+"""Arguments of `from_pretrained` for the model and its tokenizer."""
+
+MODEL_OPTIONS = frozenset({"attn_implementation", "device_map", "quantization_config"})
+"""Arguments of `from_pretrained` for the model alone."""
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+
+
+def load_tokenizer(path: str | Path, **options: Any) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model; of `options`, those of `HUB_OPTIONS` concern it.
+
+    Raises `ConfigurationError` if there is none.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(path, **{name: options[name] for name in HUB_OPTIONS & options.keys()})
+    except (OSError, ValueError) as error:
+        raise _not_loaded(path, error) from error
+
+
+def load_model(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    **options: Any,
+) -> PreTrainedModel:
+    """Load a model's weights onto a device.
+
+    Args:
+        path: Folder or hub name.
+        device: `auto`: the GPU if there is one, else the CPU; or a name of PyTorch's, like `cuda:1`.
+        dtype: Of the weights: `auto` as they were saved, or one of `DTYPES`.
+        options: Of `HUB_OPTIONS` and `MODEL_OPTIONS`, as `from_pretrained` takes them.
+
+    Raises `ConfigurationError` if the path is no model, and for a device or dtype that cannot be had.
+    """
+    if isinstance(dtype, str) and dtype not in DTYPES:
+        raise ConfigurationError.unknown("dtype", dtype, DTYPES)
+    if "device_map" in options and device != "auto":
+        raise ConfigurationError(f"device={device!r} and device_map={options['device_map']!r} both place the model: give one")
+    device = resolve_device(device)
+    if "quantization_config" in options:  # quantized weights cannot be moved: they are loaded where they shall be
+        options.setdefault("device_map", {"": device})
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
+    except (OSError, ValueError, ImportError) as error:
+        raise _not_loaded(path, error) from error
+    return model if "device_map" in options else model.to(device)
+
+
+def resolve_device(device: str) -> str:
+    """`auto` is the GPU if there is one, else the CPU.
+
+    Raises `ConfigurationError` for a GPU where there is none, and for what is no device.
+    """
+    available = torch.cuda.is_available()
+    if device == "auto":
+        return "cuda" if available else "cpu"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigurationError(f"device={device!r} is no device; give 'auto', 'cpu', 'cuda' or 'cuda:<number>'") from error
+    if kind == "cuda" and not available:
+        raise ConfigurationError(f"device={device!r}, but PyTorch finds no GPU here: give 'auto' or 'cpu'")
+    return device
+
+
+def _not_loaded(path: str | Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"no model with a tokenizer could be loaded from {str(path)!r}: {error}")

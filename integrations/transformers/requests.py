@@ -1,0 +1,71 @@
+"""What is asked of a language model and what it answers, token by token; and the protocol of whatever answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from langchain_core.messages.ai import UsageMetadata
+
+
+@dataclass(slots=True)
+class Request:
+    """One call: a conversation in, a reply out."""
+
+    conversation: Sequence[dict[str, Any]]
+    """`{"role", "content"}` messages, as chat templates take them; with tools also `tool_calls`, `tool_call_id`, `name`."""
+    temperature: float = 1.0
+    max_new_tokens: int = 64
+    seed: int | None = None
+    """Fixes what is sampled, independent of the batch this call happens to share."""
+    stop: tuple[str, ...] = ()
+    owner: int | None = None
+    """The episode of the call. Episodes with the same text may have sampled it as different tokens."""
+    tools: list[dict[str, Any]] | None = None
+    """For the chat template, in OpenAI's format."""
+    tool_names: frozenset[str] | None = None
+    """The tools that may be called; None: the reply is text, whatever it looks like."""
+    wants_json: bool = False
+    splices: Mapping[str, str] = field(default_factory=dict)
+    """Rendered text to replace by what was sampled there."""
+    forced: str = ""
+    """The beginning of the reply, given and not sampled."""
+    skipped_ids: frozenset[int] | None = None
+    """Special tokens to leave out of the text; None: all."""
+    on_text: Callable[[str], None] | None = None
+    """Called from the engine's thread with each new piece of text."""
+
+
+@dataclass(slots=True, frozen=True)
+class Generated:
+    """The reply, with the exact tokens read and sampled."""
+
+    text: str
+    """The whole reply, what was forced included."""
+    given_ids: list[int]
+    sampled_ids: list[int]
+    logprobs: list[float]
+    """Natural log-probability of each sampled token at the request's temperature (at 0: at temperature 1)."""
+    finish_reason: str
+    """`stop` at an end token or stop string, `length` at `max_new_tokens`."""
+
+    @property
+    def usage(self) -> UsageMetadata:
+        """The token counts, as LangChain reports them."""
+        given, sampled = len(self.given_ids), len(self.sampled_ids)
+        return UsageMetadata(input_tokens=given, output_tokens=sampled, total_tokens=given + sampled)
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Generates the replies of one model: in this process, in a process of its own, or on a server. Thread-safe."""
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a reply."""
+
+    def submit(self, request: Request) -> "Future[Generated]":
+        """Ask for a reply; returns at once. What goes wrong is the future's exception."""
+
+    def clear(self) -> None:
+        """Forget every cached key and value: the weights that made them have changed."""

@@ -1,0 +1,153 @@
+"""What holds for an experiment on any world: its folder, its stages, the policy it keeps, how worlds are found."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, Step, StepResult, Task, Trajectory, World
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment import worlds
+from dreamgym_lg.experiment.evaluation import count_real_steps, validate
+from dreamgym_lg.experiment.worlds import load_world, open_folder
+
+
+class Door(Environment):
+    """Open the door: `open` succeeds, anything else is invalid."""
+
+    def reset(self, task: Task) -> str:
+        return "A closed door."
+
+    def step(self, action: str) -> StepResult:
+        if action == "open":
+            return StepResult("It is open.", 1.0, True, False, {"success": True, "valid": True})
+        return StepResult("What?", 0.0, False, False, {"success": False, "valid": False})
+
+
+class Doors(World):
+    name = "tests/doors"
+    settings = Settings(episodes={"opens": 3, "fails": 2}, evaluate_tasks=2, policy_tokens=8)
+    max_steps = 2
+
+    def tasks(self, split: Any, *, limit: int | None = None, seed: int = 0) -> list[Task]:
+        counts = {"train": 4, "validation": 2, "test": 2}
+        return [self._task(f"{split}-{number}", split) for number in range(counts[split])]
+
+    def _task(self, id: str, split: Any) -> Task:
+        meta = {"observation": "A closed door."}
+        return Task(id=id, instruction="Open the door.", environment=self.name, split=split, metadata=meta)
+
+    def create_environment(self) -> Environment:
+        return Door()
+
+    def panels(self, *, limit: int, seed: int = 0) -> Mapping[str, Sequence[Task]]:
+        return {"iron doors": [self._task("iron", "test")]}
+
+    def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterable[Trajectory]:
+        for kind, count in episodes.items():
+            for index in range(count):
+                action = "open" if kind == "opens" else "kick"
+                said = Door().step(action)
+                step = Step(observation="A closed door.", action=action, next_observation=said.observation,
+                            reward=said.reward, terminated=said.terminated, valid=bool(said.info["valid"]))  # fmt: skip
+                yield Trajectory(task=tasks[index], steps=[step], success=kind == "opens", rollout_index=ord(kind[0]) + index)
+
+
+class Shut(World):
+    """The least that a world gives."""
+
+    name = "tests/shut"
+    tasks, create_environment = Doors.tasks, Doors.create_environment
+    _task = Doors._task
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Experiment:
+    return Experiment(Doors(), tmp_path / "run")
+
+
+def test_collecting_stores_tasks_panels_and_trajectories_once(work: Experiment) -> None:
+    work.collect()
+    work.collect()
+    assert [len(work.tasks(split)) for split in ("train", "validation", "test")] == [4, 2, 2]
+    assert {name: [task.id for task in tasks] for name, tasks in work.panels().items()} == {"iron doors": ["iron"]}
+    assert len(work.offline()) == 5 and work.seconds("collect") is not None
+    assert count_real_steps(work) == {"offline": 5, "train": 0, "refresh": 0, "evaluation": 0}
+
+
+def test_a_world_without_scripted_policies_says_what_to_do(tmp_path: Path) -> None:
+    bare = Experiment(Shut(), tmp_path)
+    bare.collect()
+    assert len(bare.tasks("train")) == 4 and bare.offline() == []
+    with pytest.raises(ConfigurationError, match="no scripted policies .*load_traces"):
+        Experiment(Shut(), tmp_path / "other", Settings(episodes={"random": 1})).collect()
+    with pytest.raises(ConfigurationError, match="no offline trajectory is a success"):
+        bare._demonstrations(1)
+
+
+def test_a_folder_keeps_its_settings_and_only_iterations_may_change(work: Experiment, tmp_path: Path) -> None:
+    work.collect()
+    Experiment(Doors(), work.out, replace(work.settings, iterations=99)).open()
+    assert json.loads((work.out / "settings.json").read_text())["iterations"] == 99
+    with pytest.raises(ConfigurationError, match="another num_tasks 8, not 3: keep to it"):
+        Experiment(Doors(), work.out, replace(work.settings, num_tasks=3)).collect()
+    with pytest.raises(ConfigurationError, match="another .*world 'tests/doors'"):
+        Experiment(Shut(), work.out).open()
+
+
+def test_names_in_a_shared_buffer_are_this_folders_own(work: Experiment, tmp_path: Path) -> None:
+    assert work.run_name("train") == "train"
+    buffer = ReplayBuffer(tmp_path / "shared.db")
+    names = [Experiment(Doors(), tmp_path / out, replay_buffer=buffer).run_name("train") for out in ("a", "b", "a")]
+    assert names[0] == names[2] != names[1] and names[0].startswith("a-") and names[0].endswith("/train")
+
+
+def test_real_validation_plays_the_real_environment_and_counts_its_steps(work: Experiment, scripted: Any) -> None:
+    from dreamgym_lg import ExperienceModel
+
+    work.collect()
+    flatters = scripted(reply=lambda _: "valid, it completes the task\nreward 1, success\nIt is open.")
+    experience = ExperienceModel(flatters, retries=0)
+    figures = validate(work, scripted(reply=lambda _: "kick"), experience, 1)
+    assert figures["eval_dream_successes"] == 2 and figures["eval_real_successes"] == 0
+    assert figures["eval_invalid_recall"] == 0 and figures["eval_invalid_count"] == 4
+    assert count_real_steps(work)["evaluation"] == 4
+    work.settings = replace(work.settings, real_evaluation=False)
+    assert not any(name.startswith("eval_real") for name in validate(work, scripted(reply=lambda _: "kick"), experience, 2))
+
+
+def test_no_proof_without_a_trained_policy_or_a_held_out_task(work: Experiment) -> None:
+    with pytest.raises(ConfigurationError, match="holds no trained policy: call train"):
+        work.prove()
+    (work.models / "trained").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match="no task of the split 'test'"):
+        work.prove()
+
+
+def test_training_needs_a_base_policy(work: Experiment) -> None:
+    work.collect()
+    with pytest.raises(ConfigurationError, match="holds no base policy: call train_base"):
+        work.train()
+    with pytest.raises(ConfigurationError, match="cannot be trained"):
+        work.train(Random())  # type: ignore[arg-type]
+
+
+def test_worlds_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch, work: Experiment) -> None:
+    points = [EntryPoint("doors", "tests_doors:Doors", worlds.GROUP), EntryPoint("wrong", "builtins:dict", worlds.GROUP)]
+    monkeypatch.setattr(worlds, "entry_points", lambda group: points)
+    monkeypatch.setitem(__import__("sys").modules, "tests_doors", __import__("types").SimpleNamespace(Doors=Doors))
+    assert isinstance(load_world("doors"), Doors)
+    with pytest.raises(ConfigurationError, match="it has to be a World"):
+        load_world("wrong")
+    with pytest.raises(ConfigurationError, match="unknown world 'dors'.*Did you mean 'doors'"):
+        load_world("dors")
+    work.collect()
+    again = open_folder(work.out, iterations=7)
+    assert again.settings == replace(work.settings, iterations=7) and len(again.offline()) == 5
+    with pytest.raises(ConfigurationError, match="has no settings.json"):
+        open_folder(work.out / "models")
