@@ -28,7 +28,7 @@ class Learner(Protocol):
         """Train on one iteration's groups, save, and return metrics."""
 
     def close(self) -> None:
-        """Release what the learner holds; everything is saved already."""
+        """End what runs beside the caller; everything is saved already."""
 
 
 class TrainingRow(NamedTuple):

@@ -5,37 +5,34 @@ ids never travel in messages: those end up in checkpoints and streams, and text 
 """
 
 import threading
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 from uuid import UUID
+
+from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.types import Segment
 
 
-@runtime_checkable
-class TrainablePolicy(Protocol):
-    """What a learner needs of a policy: its weights and tokenizer, how it samples, and to be told of an update.
+class TrainablePolicy(BaseChatModel):
+    """A chat model whose weights a learner can change, and which reports what it samples to the `TokenRecorder`.
 
-    `integrations.transformers.chat_model.LocalChatModel` is one. The graphs need it to be a chat model too, which reports its
-    calls to the `TokenRecorder`.
+    `integrations.transformers.chat_model.LocalChatModel` is one. A base class, because a protocol cannot ask for a chat model.
     """
 
-    @property
-    def model(self) -> object:
-        """The `transformers.PreTrainedModel` whose weights a learner changes in place; None if it cannot be trained here."""
+    model: Any
+    """The `transformers.PreTrainedModel` whose weights a learner changes in place; None if it cannot be trained here."""
+    tokenizer: Any
+    """The model's `transformers.PreTrainedTokenizerBase`."""
+    temperature: float
+    """Divides the logits before a token is drawn; a learner has to compute its log-probabilities at the same one."""
 
-    @property
-    def tokenizer(self) -> object:
-        """The model's `transformers.PreTrainedTokenizerBase`."""
-
-    @property
-    def temperature(self) -> float:
-        """Divides the logits before a token is drawn; the learner has to compute its log-probabilities at the same one."""
-
+    @abstractmethod
     def weights_changed(self) -> None:
-        """Called after each update: what was computed with the old weights is dropped."""
+        """Called after each update: drop what was computed with the old weights."""
 
 
 class TokenCall(NamedTuple):

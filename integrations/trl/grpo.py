@@ -246,8 +246,9 @@ class GRPOLearner:
         return dict(self._progress.get("metrics", {}))
 
     def update(self, groups: Groups) -> dict[str, float]:
-        """One iteration: train on the groups, save, return the metrics (means over its optimiser steps).
+        """One iteration: train on the groups, save, return the metrics.
 
+        They are means over its passes and optimiser steps, in which tokens weigh as in the loss (`kl`, `entropy`, ...).
         Groups that are all uniform leave the weights as they are (`skipped` is 1). Raises `NothingToTrain` if no episode
         holds a trainable token, `ConfigurationError` for tokens sampled at another temperature, and whatever the trainer
         raised; after that, `RuntimeError`: the weights are in an unknown state, a new learner on the same path goes on from

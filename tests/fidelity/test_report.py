@@ -14,8 +14,7 @@ pytest.importorskip("jinja2")
 import typer
 from typer.testing import CliRunner
 
-import dreamgym_lg.gym
-from dreamgym_lg.cli.fidelity import fidelity
+import dreamgym_lg.cli.fidelity as command
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.fidelity import measure, write_fidelity
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -23,7 +22,7 @@ from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Step, Task, Trajectory
 
 app = typer.Typer()
-app.command()(fidelity)
+app.command()(command.fidelity)
 
 
 def episode(name: str, **fields: Any) -> Trajectory:
@@ -114,11 +113,11 @@ def test_the_command_on_anybodys_buffer(
         buffer.extend([episode("t0"), *(episode(f"t{n}", source="real", run="eval/real") for n in range(1, 4))])
     named: list[str] = []
 
-    def to_experience(model: str, replay_buffer: ReplayBuffer) -> ExperienceModel:
+    def to_experience_model(model: str, replay_buffer: ReplayBuffer) -> ExperienceModel:
         named.append(model)
         return ExperienceModel(scripted(reply=door_world), replay_buffer=replay_buffer, demonstrations=1)
 
-    monkeypatch.setattr(dreamgym_lg.gym, "to_experience", to_experience)
+    monkeypatch.setattr(command, "to_experience_model", to_experience_model)
     options = ["--replay-buffer", str(file), "--experience-model", "test:door", "--limit", "2", "--without", "retrieval"]
     done = CliRunner().invoke(app, options)
     assert done.exit_code == 0, done.output
@@ -137,9 +136,9 @@ def test_the_command_on_anybodys_buffer(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "give either a run folder or --replay-buffer"),
+        ([], "give either an experiment or --replay-buffer"),
         (["--replay-buffer", "replay.db"], "--replay-buffer needs --experience-model"),
-        (["."], "is no run folder"),
+        (["."], "unknown world '.'"),
     ],
 )
 def test_the_command_says_what_is_missing(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
-from dreamgym_lg.experience.model import DreamEnvironment
+from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.graphs.training import create_training_graph, describe
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
@@ -179,8 +179,9 @@ def test_a_run_ends_early_only_if_told_to_and_while_nothing_is_learned(process: 
     (tmp_path / "turns").mkdir()
 
     def reply(messages: Any) -> str:
-        said = turns[mixed.nodes[-1][1]]
-        return said or ("open door" if TokenRecorder.current().next_seed() % 2 else "jump")  # type: ignore[union-attr]
+        jumps = TokenRecorder.current().next_seed() % 2  # type: ignore[union-attr]
+        leaves = "jump" if jumps else "open door" if len(messages) == 2 else "go north"
+        return turns[mixed.nodes[-1][1]] or leaves
 
     mixed = process(tmp_path / "turns", reply, stop_after_uniform=2)
     mixed.run(tmp_path / "turns")

@@ -35,6 +35,8 @@ class Learner:
         self.iteration += 1
         return {}
 
+    def close(self) -> None: ...
+
 
 def bare(episode: Trajectory) -> list[Step]:
     return [replace(step, reasoning="") for step in episode.steps]
