@@ -28,7 +28,7 @@ demo: install  ## train a small policy in the dream and judge it in the real env
 	$(BIN)/dreamgym demo $(ARGS)
 
 test: install $(ALFWORLD)  ## run every test; ARGS= goes to pytest
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(ARGS)
 
 test-fast: install  ## run the tests that are not marked slow; ARGS= goes to pytest
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)

@@ -12,10 +12,9 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from dreamgym_lg import ReplayBuffer, Task, Trajectory
@@ -25,8 +24,8 @@ from dreamgym_lg.fidelity import Fidelity, measure, write_fidelity
 from dreamgym_lg.fidelity.ask import ABLATIONS
 from dreamgym_lg.integrations.alfworld.data import load_tasks
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
-from dreamgym_lg.integrations.alfworld.scripted_policies import collect
-from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.alfworld.scripted_policies import scripted_trajectories
+from dreamgym_lg.integrations.transformers import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.sft import fine_tune, save_model
 
@@ -42,14 +41,18 @@ console = Console()
 
 
 def play(tasks: Sequence[Task], episodes: int, environment: ALFWorld, progress: Progress, label: str) -> list[Trajectory]:
-    """Real trajectories in the shares of KINDS; `collect` takes train tasks alone, so held-out ones pass as such here and are
-    stored nowhere."""
+    """Real trajectories in the shares of KINDS.
+
+    `scripted_trajectories` takes train tasks alone, so held-out ones pass as such here and are stored nowhere.
+    """
     parts = [tasks[start : start + AT_ONCE] for start in range(0, len(tasks), AT_ONCE)]
     counts = {kind: max(1, episodes * share // sum(KINDS.values()) // len(parts)) for kind, share in KINDS.items()}
     played = (
         trajectory
         for number, part in enumerate(parts)
-        for trajectory in collect([replace(task, split="train") for task in part], environment, episodes=counts, seed=number)
+        for trajectory in scripted_trajectories(
+            [replace(task, split="train") for task in part], environment, episodes=counts, seed=number
+        )
     )
     return list(progress.track(played, total=len(parts) * sum(counts.values()), description=label))
 
@@ -67,10 +70,15 @@ def train(out: Path, buffer: ReplayBuffer, shown: Sequence[Trajectory], steps: i
     save_model(create_model(tokenizer, max_tokens=MAX_TOKENS), tokenizer, out / "scratch")
     bar = progress.add_task("experience model", total=steps)
     fine_tune(
-        out / "scratch", out / "experience", conversations * -(-16 * steps // len(conversations)), steps=steps, batch_size=16,
-        learning_rate=2e-3, first_lines_weight=2.0,
+        out / "scratch",
+        out / "experience",
+        conversations * -(-16 * steps // len(conversations)),
+        steps=steps,
+        batch_size=16,
+        learning_rate=2e-3,
+        first_lines_weight=2.0,
         on_step=lambda step, loss: progress.update(bar, completed=step, description=f"experience model (loss {loss:.2f})"),
-    )  # fmt: skip
+    )
     return out / "experience"
 
 
@@ -109,18 +117,19 @@ def walk_through(games: str, out: Path, *, quick: bool) -> None:
         model = LocalChatModel.from_path(path, temperature=0, max_new_tokens=40 if quick else 100)
         experience = ExperienceModel(
             model, replay_buffer=buffer, demonstrations=1, demonstration_characters=300, instructions="", retries=0
-        )  # fmt: skip
-        bars: dict[str, Any] = {}
+        )
+        bars: dict[str, TaskID] = {}
 
         def report(label: str, done: int, total: int) -> None:
             if label not in bars:
                 bars[label] = progress.add_task(label, total=total)
             progress.update(bars[label], completed=done)
 
-        measured = measure(experience, unseen, without=ABLATIONS, on_progress=report, notes=[
+        note = (
             f"ALFWorld: {len(offline):,} trajectories of train games in the buffer; held out: {len(unseen):,} trajectories of "
-            "games of other rooms or other tasks. The model was trained with all parts and is asked without one of them.",
-        ])  # fmt: skip
+            "games of other rooms or other tasks. The model was trained with all parts and is asked without one of them."
+        )
+        measured = measure(experience, unseen, without=ABLATIONS, on_progress=report, notes=[note])
     show(measured)
     html, figures = write_fidelity(measured, out)
     console.print(f"report: {html}\nfigures: {figures}", soft_wrap=True)

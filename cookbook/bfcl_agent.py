@@ -30,7 +30,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from dreamgym_lg import DreamEnvironment, DreamGym, ExperienceModel, Prediction, ReplayBuffer, Step, Task
 from dreamgym_lg.actions import ToolCall, parse_action, render_call
 from dreamgym_lg.integrations.bfcl import (
-    BFCLWorld,
+    BFCLApis,
     arun_turns,
     create_agent_graph,
     ground_truth,
@@ -39,7 +39,7 @@ from dreamgym_lg.integrations.bfcl import (
     run_turns,
 )
 from dreamgym_lg.integrations.bfcl.data import SYSTEM_PROMPT
-from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.sft import train_sft
 
@@ -59,27 +59,27 @@ class Production(BaseChatModel):
 
 
 class Desk:
-    """The agent with its user: one conversation of several user turns, on the tools of a fresh world."""
+    """The agent with its user: one conversation of several user turns, on the tools of a fresh apis."""
 
     def __init__(self, model: BaseChatModel, example: Task) -> None:
         self.model = model
-        self.graph = create_agent_graph(model, BFCLWorld(example))  # each world has its own; this one is for `examine`
+        self.graph = create_agent_graph(model, BFCLApis(example))  # each apis has its own; this one is for `examine`
         self.real_answers = 0
         """How often a real tool has answered so far."""
 
     def invoke(self, task: Task) -> dict[str, Any]:
-        world = BFCLWorld(task)
-        messages = run_turns(create_agent_graph(self.model, world), world, recursion_limit=20)
-        return self._ended(messages, world)
+        apis = BFCLApis(task)
+        messages = run_turns(create_agent_graph(self.model, apis), apis, recursion_limit=20)
+        return self._ended(messages, apis)
 
     async def ainvoke(self, task: Task) -> dict[str, Any]:
-        world = BFCLWorld(task)
-        messages = await arun_turns(create_agent_graph(self.model, world), world, recursion_limit=20)
-        return self._ended(messages, world)
+        apis = BFCLApis(task)
+        messages = await arun_turns(create_agent_graph(self.model, apis), apis, recursion_limit=20)
+        return self._ended(messages, apis)
 
-    def _ended(self, messages: Sequence[BaseMessage], world: BFCLWorld) -> dict[str, Any]:
-        self.real_answers += len(world.answers)
-        return {"messages": messages, "world": world}
+    def _ended(self, messages: Sequence[BaseMessage], apis: BFCLApis) -> dict[str, Any]:
+        self.real_answers += len(apis.answers)
+        return {"messages": messages, "apis": apis}
 
 
 class NearestRecorded(ExperienceModel):
@@ -110,7 +110,7 @@ def tool_of(action: str) -> str:
 def calls_made(task: Task, state: Any) -> float:
     """The reward in the dream: the share of the ground truth's calls that were made. It does not ask what else was done.
 
-    The real tools cannot be asked there: they did not run. In reality `world.success()` compares their state.
+    The real tools cannot be asked there: they did not run. In reality `apis.success()` compares their state.
     """
     said = [message for message in state["messages"] if isinstance(message, AIMessage)]
     made = Counter(render_call(call["name"], call["args"]) for message in said for call in message.tool_calls)
@@ -122,31 +122,31 @@ def compare_answers(experience: ExperienceModel, tasks: Sequence[Task]) -> tuple
     """(equal, all) answers of dream and reality to the ground truth's calls, each knowing its own past."""
     equal = total = 0
     for task in tasks:
-        world, dream = BFCLWorld(task), DreamEnvironment(experience)
+        apis, dream = BFCLApis(task), DreamEnvironment(experience)
         dream.reset(task)
-        dream.show_tools([convert_to_openai_tool(tool) for tool in world.tools])
+        dream.show_tools([convert_to_openai_tool(tool) for tool in apis.tools])
         for turn in ground_truth(task):
             for call in turn:
-                real = world.call(call.name, call.arguments).text
+                real = apis.call(call.name, call.arguments).text
                 equal += dream.step(render_call(call.name, call.arguments)).observation == real
                 total += 1
-            world.end_turn()
+            apis.end_turn()
     return equal, total
 
 
 def demonstration(task: Task) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The ground truth as a conversation of the agent, as chat templates take it, and its tools."""
-    world = BFCLWorld(task)
+    apis = BFCLApis(task)
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
-    for text, turn in zip(world.user_turns, ground_truth(task), strict=True):
+    for text, turn in zip(apis.user_turns, ground_truth(task), strict=True):
         messages.append({"role": "user", "content": text})
         for call in turn:
             asked = {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
             messages.append({"role": "assistant", "content": "", "tool_calls": [asked]})
-            messages.append({"role": "tool", "content": world.call(call.name, call.arguments).text, "name": call.name})
+            messages.append({"role": "tool", "content": apis.call(call.name, call.arguments).text, "name": call.name})
         messages.append({"role": "assistant", "content": "Done."})
-        world.end_turn()
-    return messages, [convert_to_openai_tool(tool) for tool in world.tools]
+        apis.end_turn()
+    return messages, [convert_to_openai_tool(tool) for tool in apis.tools]
 
 
 def base_policy(tasks: Sequence[Task], *, steps: int) -> LocalChatModel:
@@ -193,15 +193,19 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
     buffer.extend(offline_trajectories(load_tasks(split="train"), failures=1))
     desk = Desk(Production(), train[0])
     gym = DreamGym(
-        desk, replay_buffer=buffer, experience_model=experience_model or NearestRecorded(buffer),
-        tasks=[*train, *held_out], payload=lambda task: task,
-        verify=calls_made, verify_real=lambda task, state: state["world"].success(),
-    )  # fmt: skip
+        desk,
+        replay_buffer=buffer,
+        experience_model=experience_model or NearestRecorded(buffer),
+        tasks=[*train, *held_out],
+        payload=lambda task: task,
+        verify=calls_made,
+        verify_real=lambda task, state: state["apis"].success(),
+    )
 
     show("what a dream makes of this agent")
-    fates = Counter((finding.kind, finding.fate) for finding in gym.examine().findings)
-    for (kind, fate), count in fates.items():
-        print(f"  {count:3} {kind}: {fate}")
+    parts = Counter((part.kind, part.handling) for part in gym.examine().parts)
+    for (kind, handling), count in parts.items():
+        print(f"  {count:3} {kind}: {handling}")
     print(f"  problems: {len(gym.examine().problems)}")
 
     show(f"a dream's answers on unseen tasks, from {buffer.count('steps'):,} recorded steps")

@@ -3,7 +3,7 @@
 Run: python cookbook/own_environment.py
 
 A scripted chat model stands in for policy and experience model, so that this runs anywhere in a second; put any LangChain
-chat model in their places. What it leaves out: training, which `dreamgym_lg/demo.py` shows whole.
+chat model in their places. What it leaves out: training, which `dreamgym_lg/experiment/experiment.py` shows whole.
 """
 
 import asyncio
@@ -53,9 +53,7 @@ def main() -> None:
 
     buffer = ReplayBuffer(":memory:")
     agent = create_episode_graph(scripted("unlock door", "open door"), max_steps=5).compile()
-    [real] = asyncio.run(
-        rollout(agent, [task], Door, source="real", run="cookbook", replay_buffer=buffer)
-    )  # fmt: skip
+    [real] = asyncio.run(rollout(agent, [task], Door, source="real", run="cookbook", replay_buffer=buffer))
     print("real:", [(step.action, step.next_observation) for step in real.steps], "success:", real.success)
 
     other = Task(id="gate", instruction="Open the gate.", environment="door", metadata={"observation": "A locked gate."})

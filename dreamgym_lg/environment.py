@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from dreamgym_lg.errors import ContractBroken
 from dreamgym_lg.types import Step, StepResult, Task
 
 INVALID_REWARD = 0.0
@@ -114,38 +115,64 @@ def refused(answer: str) -> StepResult:
 
 
 def check_environment(environment: Environment, task: Task, actions: Sequence[str]) -> None:
-    """Raise `AssertionError`, naming the broken rule, unless `environment` keeps the contract on this task.
+    """Check that `environment` keeps the contract on this task: to be called in the tests of every adapter.
 
-    Plays `actions` (until termination) twice and a nonsense action once. Run it in the tests of every adapter.
+    Plays `actions` (until the episode ends) twice, takes a step too many if they end the task, and plays one action that
+    makes no sense. Raises `ContractBroken` with the first rule that is broken and what was seen.
     """
-
-    def play() -> tuple[str, list[StepResult]]:
-        first = environment.reset(task)
-        results: list[StepResult] = []
-        for action in actions:
-            results.append(environment.step(action))
-            if results[-1].terminated or results[-1].truncated:
-                break
-        return first, results
-
-    first, results = play()
-    assert isinstance(first, str) and first.strip(), f"reset must return a non-empty text, got {first!r}"
+    first, results = _play(environment, task, actions)
+    _require(isinstance(first, str) and first.strip(), f"reset must return a non-empty text, got {first!r}")
     for result in results:
-        assert isinstance(result.observation, str), f"an observation must be text, got {type(result.observation).__name__}"
-        assert isinstance(result.reward, (int, float)), f"a reward must be a number, got {result.reward!r}"
-        assert not (result.terminated and result.truncated), "terminated and truncated exclude each other"
-        assert result.terminated or not result.info.get("success", False), "success only with termination"
-    assert (first, results) == play(), "the same task and actions must give the same observations and rewards"
-    if results and results[-1].terminated:
-        try:
-            environment.step(actions[-1])
-        except RuntimeError:
-            pass
-        else:
-            raise AssertionError("a step after the end must raise RuntimeError")
-    environment.reset(task)
+        _check_result(result)
+    again = _play(environment, task, actions)
+    _require(
+        (first, results) == again,
+        f"the same task and actions must give the same observations and rewards, got {(first, results)} and then {again}",
+    )
+    if results and (results[-1].terminated or results[-1].truncated):
+        _check_end(environment, actions[-1])
+    _check_nonsense(environment, environment.reset(task))
+
+
+def _play(environment: Environment, task: Task, actions: Sequence[str]) -> tuple[str, list[StepResult]]:
+    first, results = environment.reset(task), list[StepResult]()
+    for action in actions:
+        results.append(environment.step(action))
+        if results[-1].terminated or results[-1].truncated:
+            break
+    return first, results
+
+
+def _require(kept: object, rule: str) -> None:
+    if not kept:
+        raise ContractBroken(rule)
+
+
+def _check_result(result: StepResult) -> None:
+    observation, reward = result.observation, result.reward
+    _require(isinstance(observation, str), f"an observation must be text, got {type(observation).__name__}")
+    _require(isinstance(reward, (int, float)), f"a reward must be a number, got {reward!r}")
+    _require(not (result.terminated and result.truncated), "a step must not be both terminated and truncated")
+    _require(
+        result.terminated or not result.info.get("success", False),
+        "info['success'] must be True only in the step that terminates the episode",
+    )
+
+
+def _check_end(environment: Environment, action: str) -> None:
+    try:
+        environment.step(action)
+    except RuntimeError:
+        return
+    raise ContractBroken("a step after the end must raise RuntimeError")
+
+
+def _check_nonsense(environment: Environment, first: str) -> None:
     nonsense = "zzqx unheard-of"
     answer = environment.check_action(nonsense, [first])
     result = refused(answer) if answer is not None else environment.step(nonsense)
-    assert not result.info.get("valid", True), "an action that makes no sense must be marked info['valid'] = False"
-    assert result.reward <= 0, f"an invalid action must not be rewarded, got {result.reward}"
+    _require(
+        not result.info.get("valid", True),
+        f"an action that makes no sense must be marked info['valid'] = False, got {result.info} for {nonsense!r}",
+    )
+    _require(result.reward <= 0, f"an invalid action must not be rewarded, got {result.reward}")

@@ -3,6 +3,7 @@
 DreamGymError
 ├── ConfigurationError      an argument, an option or an unknown name: nothing was started
 ├── MissingDependency       something to install first: an extra, a Java runtime
+├── ContractBroken          an environment breaks a rule of the contract that `check_environment` checks
 ├── EnvironmentFailed       a real environment broke: recorded as the rollout's cause
 ├── PredictionFailed        the experience model's answer could not be used: recorded as the rollout's cause
 ├── ModelUnavailable        a hosted model did not answer, or refused the request: recorded as the rollout's cause
@@ -42,6 +43,10 @@ class MissingDependency(DreamGymError, ImportError):
     @classmethod
     def extra(cls, package: str, extra: str) -> "MissingDependency":
         return cls(f"{package} is not installed; run: pip install 'dreamgym-lg[{extra}]'")
+
+
+class ContractBroken(DreamGymError):
+    """An environment breaks a rule that every `Environment` keeps. Raised by `check_environment` alone, for its author."""
 
 
 class EnvironmentFailed(DreamGymError):

@@ -5,37 +5,34 @@ ids never travel in messages: those end up in checkpoints and streams, and text 
 """
 
 import threading
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 from uuid import UUID
+
+from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.types import Segment
 
 
-@runtime_checkable
-class TrainablePolicy(Protocol):
-    """What a learner needs of a policy: its weights and tokenizer, how it samples, and to be told of an update.
+class TrainablePolicy(BaseChatModel):
+    """A chat model whose weights a learner can change, and which reports what it samples to the `TokenRecorder`.
 
-    `integrations.transformers.chat_model.LocalChatModel` is one. The graphs need it to be a chat model too, which reports its
-    calls to the `TokenRecorder`.
+    `integrations.transformers.chat_model.LocalChatModel` is one. A base class, because a protocol cannot ask for a chat model.
     """
 
-    @property
-    def model(self) -> object:
-        """The `transformers.PreTrainedModel` whose weights a learner changes in place; None if it cannot be trained here."""
+    model: Any
+    """The `transformers.PreTrainedModel` whose weights a learner changes in place; None if it cannot be trained here."""
+    tokenizer: Any
+    """The model's `transformers.PreTrainedTokenizerBase`."""
+    temperature: float
+    """Divides the logits before a token is drawn; a learner has to compute its log-probabilities at the same one."""
 
-    @property
-    def tokenizer(self) -> object:
-        """The model's `transformers.PreTrainedTokenizerBase`."""
-
-    @property
-    def temperature(self) -> float:
-        """Divides the logits before a token is drawn; the learner has to compute its log-probabilities at the same one."""
-
+    @abstractmethod
     def weights_changed(self) -> None:
-        """Called after each update: what was computed with the old weights is dropped."""
+        """Called after each update: drop what was computed with the old weights."""
 
 
 class TokenCall(NamedTuple):
@@ -48,6 +45,8 @@ class TokenCall(NamedTuple):
     sampled_ids: Sequence[int]
     logprobs: Sequence[float]
     """Natural log-probability of each sampled token under the distribution it was drawn from."""
+    temperature: float
+    """At which the tokens were sampled; 0 is greedy."""
 
 
 class Capture(NamedTuple):
@@ -118,26 +117,29 @@ class TokenRecorder:
         """The recorded calls, merged by exact token prefix.
 
         A call whose given tokens begin with everything an earlier segment holds continues that segment (the longest such
-        one); any other call begins a new segment. No token is ever re-encoded.
+        one of its temperature); any other call begins a new segment. No token is ever re-encoded.
         """
         with self._lock:
             calls = list(self.calls)
-        open_rows: list[tuple[list[int], list[int], list[float]]] = []
+        open_rows: list[tuple[float, list[int], list[int], list[float]]] = []
         for call in calls:
             if not call.sampled_ids:
                 continue
             given = list(call.given_ids)
-            fits = [row for row in open_rows if len(row[0]) <= len(given) and given[: len(row[0])] == row[0]]
+            fits = [row for row in open_rows if row[0] == call.temperature and given[: len(row[1])] == row[1]]
             if fits:
-                ids, sampled, logprobs = max(fits, key=lambda row: len(row[0]))
+                _, ids, sampled, logprobs = max(fits, key=lambda row: len(row[1]))
             else:
                 ids, sampled, logprobs = [], [], []
-                open_rows.append((ids, sampled, logprobs))
+                open_rows.append((call.temperature, ids, sampled, logprobs))
             new = given[len(ids) :] + list(call.sampled_ids)
             ids += new
             sampled += [0] * (len(new) - len(call.sampled_ids)) + [1] * len(call.sampled_ids)
             logprobs += [0.0] * (len(new) - len(call.sampled_ids)) + list(call.logprobs)
-        return [Segment(token_ids=ids, sampled=sampled, logprobs=logprobs) for ids, sampled, logprobs in open_rows]
+        return [
+            Segment(token_ids=ids, sampled=sampled, logprobs=logprobs, temperature=temperature)
+            for temperature, ids, sampled, logprobs in open_rows
+        ]
 
 
 @contextmanager

@@ -85,6 +85,8 @@ class Segment:
     """Same length: 1 where the policy sampled the token (trainable), 0 where it was given."""
     logprobs: Sequence[float]
     """Same length: natural-log probability under the sampling distribution; 0.0 where `sampled` is 0."""
+    temperature: float | None = None
+    """At which all its tokens were sampled; 0 is greedy. None: recorded before this was (by no learner taken)."""
 
     @property
     def trainable(self) -> int:

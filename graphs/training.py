@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import wraps
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig
@@ -30,6 +30,7 @@ from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import create_episode_graph
+from dreamgym_lg.learner import Learner
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent, real_steps, rollout
 from dreamgym_lg.types import Source, Trajectory
@@ -37,21 +38,6 @@ from dreamgym_lg.types import Source, Trajectory
 logger = logging.getLogger(__name__)
 
 Metrics = Mapping[str, float | int | str | None]
-
-
-class Learner(Protocol):
-    """What trains the policy, e.g. `integrations.trl.grpo.GRPOLearner`."""
-
-    @property
-    def iteration(self) -> int:
-        """How many iterations' updates are in the weights."""
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """What the last update returned, also after a restart."""
-
-    def update(self, groups: Sequence[Sequence[Trajectory]]) -> Mapping[str, float]:
-        """Train on one iteration's groups, durably, and return metrics."""
 
 
 class TrainingState(TypedDict, total=False):

@@ -57,7 +57,7 @@ def policy(scripted: Any) -> Any:
         recorder = TokenRecorder.current()
         assert recorder is not None
         seed = recorder.next_seed()
-        recorder.record(TokenCall(None, [len(recorder.calls)], [7], [-0.5]))
+        recorder.record(TokenCall(None, [len(recorder.calls)], [7], [-0.5], 1.0))
         return f"say {seed}"
 
     return scripted(reply=reply)
@@ -193,8 +193,9 @@ def test_what_failed_is_played_again_and_replaced(policy: Any, buffer: ReplayBuf
     again = play(policy, num_generations=2, replay_buffer=buffer, source=source)
     assert len(policy.asked) - asked == 2 * 3, "only these two"
     assert [actions(each) for each in again] == [actions(each) for each in whole]
-    stored = {(each.task.id, each.rollout_index): each for each in buffer.trajectories(segments=True)}
-    assert buffer.count("trajectories") == 6 == len(stored) and buffer.count("steps") == 18
+    stored = {(each.task.id, each.rollout_index): each for each in buffer.trajectories(run="r", segments=True)}
+    assert buffer.count("trajectories", run="r") == 6 == len(stored) and buffer.count("steps", run="r") == 18
+    assert buffer.count("trajectories") == 8, "the failed ones are kept aside, with their causes"
     for each in again:
         kept = stored[each.task.id, each.rollout_index]
         assert (list(kept.steps), kept.error, len(kept.segments)) == (list(each.steps), None, len(each.segments))
@@ -222,7 +223,7 @@ def test_attempts_are_rounds_within_one_call(policy: Any, buffer: ReplayBuffer) 
         )  # fmt: skip
         assert sum(each.error is not None for each in found) == errors
         assert len(told) == 3 * min(attempts, failures + 1)
-    assert buffer.count("trajectories") == 9
+    assert [buffer.count("trajectories", run=run) for run in ("2/3", "3/3", "1/1")] == [3, 3, 3]
 
 
 def test_an_unreadable_answer_of_the_dream_is_an_outcome(policy: Any) -> None:
@@ -275,7 +276,7 @@ def test_what_failed_may_be_played_again_with_another_model(policy: Any, buffer:
     play(policy, TASKS[:1], create_environment=lambda: broken, replay_buffer=buffer, experience_version="away")
     (found,) = play(policy, TASKS[:1], replay_buffer=buffer, experience_version="back")
     assert (found.experience_version, found.error) == ("back", None)
-    assert [each.experience_version for each in buffer.trajectories()] == ["back"]
+    assert [each.experience_version for each in buffer.trajectories(run="r")] == ["back"]
 
 
 def test_a_task_given_twice_is_played_once(policy: Any) -> None:

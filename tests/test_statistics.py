@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.statistics import Rate, intervals_apart, wilson
+from dreamgym_lg.statistics import FEW_EPISODES, Rate, clustered_interval, intervals_apart, wilson
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,72 @@ def test_wilson_narrows_with_trials_and_widens_with_z():
 def test_wilson_refuses_impossible_counts(successes, n):
     with pytest.raises(ConfigurationError, match="between 0 and n"):
         wilson(successes, n)
+
+
+def drawn(rng, episodes, rate, alike):
+    """Episodes of 5 to 14 steps, each episode with its own chance of a right one (beta); `alike` is their correlation."""
+    chances = rng.beta(rate * (1 / alike - 1), (1 - rate) * (1 / alike - 1), size=episodes)
+    return [(rng.random(rng.integers(5, 15)) < chance).tolist() for chance in chances]
+
+
+@pytest.mark.parametrize(("episodes", "rate"), [(5, 0.8), (10, 0.5), (20, 0.8), (50, 0.95)])
+def test_clustered_intervals_hold_the_true_rate_where_independent_steps_do_not(episodes, rate):
+    rng, trials, naive, clustered = np.random.default_rng(7), 300, 0, 0
+    for _ in range(trials):
+        steps = drawn(rng, episodes, rate, alike=0.4)
+        low, high = wilson(sum(map(sum, steps)), sum(map(len, steps)))
+        naive += low <= rate <= high
+        low, high = clustered_interval(steps, top=1)
+        assert 0 <= low < high <= 1
+        clustered += low <= rate <= high
+    assert naive / trials < 0.75, "steps of one episode are not independent"
+    assert clustered / trials >= 0.89
+
+
+def test_a_clustered_interval_is_that_of_the_mean_over_steps_and_always_the_same():
+    steps = drawn(np.random.default_rng(1), 40, 0.7, alike=0.3)
+    low, high = clustered_interval(steps, top=1)
+    value = sum(map(sum, steps)) / sum(map(len, steps))
+    assert low < value < high and (low, high) == clustered_interval([*steps, []], top=1)
+    # a score of 0..2 is the same share on another scale; without `top` it is the bootstrap alone
+    assert clustered_interval([[2 * each for each in found] for found in steps], top=2) == pytest.approx((2 * low, 2 * high))
+    free = clustered_interval(steps)
+    assert free is not None and low <= free[0] < value < free[1] <= high
+
+
+def test_steps_that_agree_across_episodes_get_no_interval_below_wilsons():
+    steps = [[True, False]] * 30  # every episode has the same share: the bootstrap sees no spread at all
+    assert clustered_interval(steps, top=1) == wilson(15, 30)
+    mixed = [[True, True, False, False], [True, False, False, False], [True, True, True, False]] * 10
+    low, high = clustered_interval(mixed, top=1)
+    wide = wilson(60, 120)
+    assert low <= wide[0] and high >= wide[1]
+
+
+@pytest.mark.parametrize(("outcome", "successes"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize("episodes", [1, 2, FEW_EPISODES, 60])
+def test_without_spread_the_number_of_episodes_is_the_sample_size(outcome, successes, episodes):
+    low, high = clustered_interval([[outcome] * 25] * episodes, top=1)
+    assert (low, high) == pytest.approx(wilson(successes * episodes, episodes)) and high - low > 0.05
+    assert clustered_interval([[float(outcome)] * 25] * episodes) is None
+
+
+def test_few_episodes_get_wilsons_interval_for_so_many_trials():
+    few = [[True] * 9 + [False], [False] * 10, [True] * 10]
+    assert clustered_interval(few, top=1) == pytest.approx(wilson(3 * 19 / 30, 3))
+    assert clustered_interval(few) is None
+    assert clustered_interval([], top=1) == (0.0, 1.0) and clustered_interval([[]]) is None
+
+
+def test_one_step_an_episode_is_the_ordinary_interval():
+    assert clustered_interval([[True]] * 8 + [[False]] * 12, top=1) == wilson(8, 20)
+
+
+def test_many_episodes_are_drawn_in_parts(monkeypatch):
+    steps = drawn(np.random.default_rng(3), 50, 0.6, alike=0.3)
+    whole = clustered_interval(steps, top=1)
+    monkeypatch.setattr("dreamgym_lg.statistics._DRAWN_AT_ONCE", 1000)
+    assert clustered_interval(steps, top=1) == pytest.approx(whole)  # the same draws, twenty episodes at a time
 
 
 def test_intervals_apart():

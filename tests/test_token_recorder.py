@@ -13,8 +13,8 @@ from dreamgym_lg.token_recorder import TokenCall, TokenRecorder, unrecorded
 from dreamgym_lg.types import Segment
 
 
-def call(given: Sequence[int], sampled: Sequence[int]) -> TokenCall:
-    return TokenCall(None, given, sampled, [-0.01 * token for token in sampled])
+def call(given: Sequence[int], sampled: Sequence[int], temperature: float = 1.0) -> TokenCall:
+    return TokenCall(None, given, sampled, [-0.01 * token for token in sampled], temperature)
 
 
 def segments(*calls: TokenCall) -> list[Segment]:
@@ -54,6 +54,15 @@ def test_fan_out_gives_a_segment_to_each_branch_and_each_is_continued() -> None:
     branches = [call([1, 2], [3]), call([1, 2], [4])]
     found = segments(*branches, call([1, 2, 4, 7], [8]), call([1, 2, 3, 5], [6]))
     assert [s.token_ids for s in found] == [[1, 2, 3, 5, 6], [1, 2, 4, 7, 8]]
+
+
+def test_a_segment_has_one_temperature() -> None:
+    """A call at another one reads the tokens before it and adds none to their segment."""
+    found = segments(call([1], [2]), call([1, 2], [3], 0.0), call([1, 2, 3], [4]), call([1, 2, 3, 5], [6], 0.0))
+    assert [(s.temperature, s.token_ids, s.sampled) for s in found] == [
+        (1.0, [1, 2, 3, 4], [0, 1, 0, 1]),
+        (0.0, [1, 2, 3, 5, 6], [0, 0, 1, 0, 1]),
+    ]
 
 
 def test_the_longest_segment_that_fits_is_continued() -> None:
@@ -167,9 +176,9 @@ def test_seeds_follow_from_the_episode_seed_and_the_number_of_the_call_alone() -
 
 def test_a_capture_says_what_was_dropped_and_why() -> None:
     recorder = TokenRecorder()
-    recorder.record(TokenCall(None, [1, 2], [3, 4], [-0.1, -0.2]))
-    recorder.record(TokenCall(None, [1, 2, 3, 4, 5], [], []))
-    recorder.record(TokenCall(None, [1, 2, 3, 4, 5], [6], [-0.3]))
+    recorder.record(TokenCall(None, [1, 2], [3, 4], [-0.1, -0.2], 1.0))
+    recorder.record(TokenCall(None, [1, 2, 3, 4, 5], [], [], 1.0))
+    recorder.record(TokenCall(None, [1, 2, 3, 4, 5], [6], [-0.3], 1.0))
     capture = recorder.capture(asked=5)
     assert capture == (3, 1, 5, {"the policy reports no tokens (is it a LocalChatModel?)": 2, "its reply was empty": 1})
     assert str(capture).startswith("3 trainable tokens in 1 segments from 5 calls; 2 calls dropped because the policy")

@@ -58,8 +58,8 @@ def fidelity(
                 assert replay_buffer is not None
                 measured, folder = _of_buffer(replay_buffer, experience_model, options), replay_buffer.parent
         html, figures = write_fidelity(measured, out or folder)
-    for finding in measured.findings:
-        console.print(f"[{_COLOUR[finding.level]}]{finding.level:>5}[/]  {finding.sentence}", highlight=False, soft_wrap=True)
+    for level, sentence in measured.conclusions:
+        console.print(f"[{_COLOUR[level]}]{level:>5}[/]  {sentence}", highlight=False, soft_wrap=True)
     console.print(f"report: {html}\nfigures: {figures}", soft_wrap=True)
 
 

@@ -84,7 +84,7 @@ class LineFormat:
         demonstration_characters: How much of each text of a demonstration is shown.
     """
 
-    schema = None
+    schema: Mapping[str, Any] | None = None
 
     def __init__(self, instructions: str | None = None, demonstration_characters: int = 1000) -> None:
         self.instructions = load_prompt(LINE_PROMPT) if instructions is None else instructions

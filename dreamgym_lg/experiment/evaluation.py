@@ -13,8 +13,9 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.workspace import Workspace
-from dreamgym_lg.fidelity.verdicts import judge, summarise
-from dreamgym_lg.rollout import real_steps
+from dreamgym_lg.fidelity.verdicts import measure_verdicts, summarise
+from dreamgym_lg.replay.schema import FAILED
+from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.types import Trajectory
 
 MODES = {"greedy": 0.0, "sampled": 1.0}
@@ -27,12 +28,12 @@ STAGES = ("collect", "experience", "base", "supervised", "train", "prove")
 def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
     """The policy on the validation tasks, dreamed and (with `real_evaluation`) real; metrics of the training graph."""
     tasks = work.tasks("validation")[: work.settings.evaluate_tasks]
-    dreamed = work.play("validate/dream", policy, tasks, iteration=iteration, experience=experience)
+    dreamed = check_played(work.play("validate/dream", policy, tasks, iteration=iteration, experience=experience))
     figures: dict[str, Any] = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
     told = f"after {iteration} iterations: dream {sum(t.success for t in dreamed)}/{len(dreamed)}"
     if work.settings.real_evaluation:
-        real = work.play("validate/real", policy, tasks, iteration=iteration)
-        verdicts = run_lasting(judge(experience, real, check_action=work.world.check_action))
+        real = check_played(work.play("validate/real", policy, tasks, iteration=iteration))
+        verdicts = run_lasting(measure_verdicts(experience, real, check_action=work.world.check_action))
         gap = _counts(dreamed)["successes"] / len(dreamed) - _counts(real)["successes"] / len(real)
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
         figures |= {
@@ -90,15 +91,15 @@ def prove(work: Workspace) -> dict[str, Any]:
 def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, experience: ExperienceModel) -> None:
     """One policy in one mode on all panels; an episode that is stored already is not played again."""
     policy, held_out = work.policy(name, MODES[mode]), work.tasks("test")[: work.settings.proof_tasks]
-    real = work.play(f"proof/real/{name}/{mode}", policy, held_out)
-    verdicts = run_lasting(judge(experience, real, check_action=work.world.check_action))
+    real = check_played(work.play(f"proof/real/{name}/{mode}", policy, held_out))
+    verdicts = run_lasting(measure_verdicts(experience, real, check_action=work.world.check_action))
     asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
     figures["real"].setdefault(name, {})[mode] = summarise(real) | asked
     if name != "supervised":  # it has no dream to be compared with
-        dreamed = work.play(f"proof/dream/{name}/{mode}", policy, held_out, experience=experience)
+        dreamed = check_played(work.play(f"proof/dream/{name}/{mode}", policy, held_out, experience=experience))
         figures["dream"].setdefault(name, {})[mode] = summarise(dreamed)
     for panel, tasks in work.panels().items():
-        found = work.play(f"proof/{panel}/{name}/{mode}", policy, tasks)
+        found = check_played(work.play(f"proof/{panel}/{name}/{mode}", policy, tasks))
         figures["panels"][panel].setdefault(name, {})[mode] = summarise(found)
 
 
@@ -107,7 +108,7 @@ def count_real_steps(work: Workspace) -> dict[str, int]:
     counted = {"offline": 0, "train": 0, "refresh": 0, "evaluation": 0}
     for source in ("offline", "real"):
         for trajectory in work.replay_buffer.trajectories(source=source):
-            name = trajectory.run.rpartition("/")[2] if trajectory.run else "offline"
+            name = trajectory.run.partition(FAILED)[0].rpartition("/")[2]
             kind = "offline" if source == "offline" else name if name in counted else "evaluation"
             counted[kind] += real_steps([trajectory], work.world.check_action)
     return counted

@@ -19,7 +19,7 @@ from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.experiment.world import Messages, World
 from dreamgym_lg.learner import Learner
-from dreamgym_lg.rollout import real_steps
+from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.token_recorder import TrainablePolicy
 from dreamgym_lg.types import Task, Trajectory
 
@@ -38,8 +38,9 @@ def create_grpo_learner(policy: TrainablePolicy, path: Path, settings: Settings,
     """GRPO by TRL. Args: `options`, further arguments of `GRPOLearner`."""
     from dreamgym_lg.integrations.trl.grpo import GRPOLearner
 
+    if settings.num_generations < 2:
+        raise ConfigurationError(f"num_generations={settings.num_generations}: a group needs at least 2 episodes to compare")
     given = {
-        "num_generations": settings.num_generations,
         "learning_rate": settings.learning_rate,
         "beta": settings.beta,
         "temperature": policy.temperature,
@@ -167,7 +168,7 @@ class Experiment(Workspace):
         if step % CHECKED and step != self.settings.supervised_steps:
             return False
         best, policy = _Best(self, "supervised"), self._wrapped(model, tokenizer)
-        episodes = self.play("validate/supervised", policy, self._panel(), iteration=step)
+        episodes = check_played(self.play("validate/supervised", policy, self._panel(), iteration=step))
         successes = sum(trajectory.success for trajectory in episodes)
         best.offer(step, successes, sum(t.reward for t in episodes) / max(len(episodes), 1), policy)
         self.say(f"supervised for {step} steps: real {successes}/{len(episodes)}")

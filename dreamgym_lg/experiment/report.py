@@ -9,12 +9,12 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from importlib.util import find_spec
-from io import BytesIO
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.plots import DREAM, FAINT, INK, PAIR, REAL, TICKS, draw_png, whiskers
 from dreamgym_lg.statistics import Rate, intervals_apart, wilson
 from dreamgym_lg.types import Trajectory
 
@@ -29,16 +29,6 @@ MODES = {"sampled": "temperature 1", "greedy": "greedy"}  # how actions were cho
 NODES = ("curriculum", "rollout", "update_policy", "evaluate", "refresh")
 STEPS = {"offline": "offline", "train": "in training", "refresh": "refresh", "evaluation": "evaluation"}
 POLICIES = ("base", "supervised", "trained")
-
-# Okabe and Ito's colours, told apart with any colour vision. Real and dream keep theirs everywhere.
-REAL, DREAM, PAIR, INK, FAINT = "#0072B2", "#D55E00", ("#008060", "#8C4A86"), "#222222", "#666666"
-STYLE = {
-    "font.size": 15, "text.color": INK, "text.parse_math": False, "axes.edgecolor": "#999999", "axes.axisbelow": True,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 17, "axes.titleweight": "bold",
-    "axes.titlelocation": "left", "axes.titlepad": 12, "grid.color": "#E6E6E6", "legend.frameon": False,
-    "legend.fontsize": 14,
-}  # fmt: skip
-TICKS = [0, 0.25, 0.5, 0.75, 1]
 NOTE = "Whiskers and bands: 95 % intervals. Uniform groups: all rollouts earned the same. V: variance of reward."
 
 
@@ -202,15 +192,7 @@ def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajec
 
 
 def _picture(result: Mapping[str, Any], history: History) -> bytes:
-    """The PNG. A plain `Figure`, not pyplot: no backend is chosen, no global state changes."""
-    from matplotlib import style
-    from matplotlib.figure import Figure
-
-    with style.context(["default", STYLE]):  # "default" first: a user's own style must not leak in
-        figure, buffer = Figure(figsize=(16, 10), dpi=100, facecolor="white"), BytesIO()
-        _draw(figure, result, history)
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return draw_png(lambda figure: _draw(figure, result, history), width=16, height=10)
 
 
 def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None:
@@ -265,10 +247,8 @@ def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _draw_rates(axes: "Axes", rates: Mapping[Any, Rate], **look: Any) -> None:
-    """With whiskers: a given interval need not hold the rate, and an arm must not be negative."""
-    arms = [[max(0.0, r.value - r.low) for r in rates.values()], [max(0.0, r.high - r.value) for r in rates.values()]]
     look = {"ms": 9, "mew": 2.2, "elinewidth": 1.6, "capsize": 4, "capthick": 1.6, "clip_on": False, **look}
-    axes.errorbar(list(rates), [rate.value for rate in rates.values()], arms, **look)
+    axes.errorbar(list(rates), [rate.value for rate in rates.values()], whiskers(rates.values()), **look)
 
 
 def _draw_progress(axes: "Axes", history: History) -> None:

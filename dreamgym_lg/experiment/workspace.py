@@ -19,11 +19,14 @@ from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import check_played, rollout
+from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import Split, Task, Trajectory
 
 if TYPE_CHECKING:
-    from dreamgym_lg.integrations.transformers import LocalChatModel
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+    from dreamgym_lg.integrations.transformers.requests import Engine
+
+    CreateEngine = Callable[[Path], Engine]
 
 RaisedLater = {"iterations"}
 """Settings that may change between two runs in the same folder."""
@@ -39,6 +42,8 @@ class Workspace:
         replay_buffer: Where traces are and episodes go. Default: `replay.db` in the folder.
         experience_model: An `ExperienceModel`, any chat model or a name like `openai:gpt-5-mini`. Default: the local one that
             `train_experience` trains.
+        engine: Creates what generates the policy's replies from the folder of its weights; it has to follow them when
+            `Engine.clear` is called. Default: the weights in this process.
         progress: Called throughout with a label, how much is done, and of how much.
         say: Called with one line at each evaluation and whenever something should be known at once.
     """
@@ -51,11 +56,12 @@ class Workspace:
         *,
         replay_buffer: ReplayBuffer | None = None,
         experience_model: ExperienceModel | BaseChatModel | str | None = None,
+        engine: "CreateEngine | None" = None,
         progress: Callable[[str, int, int], None] = lambda label, done, total: None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.world, self.out, self.settings = world, Path(out), settings or world.settings
-        self.progress, self.say = progress, say
+        self.engine, self.progress, self.say = engine, progress, say
         self._buffer, self._prefix = replay_buffer, "" if replay_buffer is None else None
         self._given: ExperienceModel | None = None
         if experience_model is not None:
@@ -147,7 +153,8 @@ class Workspace:
         from dreamgym_lg.integrations.transformers import LocalChatModel
 
         tokens = self.settings.policy_tokens
-        return LocalChatModel.from_path(path, temperature=temperature, max_new_tokens=tokens, dtype="float32")
+        policy = LocalChatModel.from_path(path, dtype="float32", temperature=temperature, max_new_tokens=tokens)
+        return policy if self.engine is None else policy.model_copy(update={"engine": self.engine(Path(path))})
 
     def experience(self, name: str | None = None, *, own_process: bool = True) -> ExperienceModel:
         """The experience model: the given one, else one of the folder, by default the newest.
@@ -199,7 +206,7 @@ class Workspace:
     ) -> list[Trajectory]:
         """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`.
 
-        Raises `EpisodesMissing` if an episode could not be played in three attempts: nothing is concluded from the others.
+        What cannot be played is tried three times, and comes back with its `error` then.
         """
         dreamed = experience is not None
         episodes = rollout(
@@ -215,4 +222,4 @@ class Workspace:
             replay_buffer=self.replay_buffer,
             experience_version=experience.version if experience is not None else "",
         )
-        return check_played(run_lasting(episodes))
+        return run_lasting(episodes)

@@ -1,7 +1,8 @@
 """How far a dream can be trusted: its answers against real steps, its verdicts on a policy, and the report of both."""
 
-from dreamgym_lg.fidelity.measure import Fidelity, ameasure, measure
+from dreamgym_lg.fidelity.measure import ameasure, measure
 from dreamgym_lg.fidelity.page import write_fidelity
-from dreamgym_lg.fidelity.verdicts import Verdicts, judge, summarise
+from dreamgym_lg.fidelity.records import Fidelity
+from dreamgym_lg.fidelity.verdicts import Verdicts, measure_verdicts, summarise
 
-__all__ = ["Fidelity", "Verdicts", "ameasure", "judge", "measure", "summarise", "write_fidelity"]
+__all__ = ["Fidelity", "Verdicts", "ameasure", "measure", "measure_verdicts", "summarise", "write_fidelity"]

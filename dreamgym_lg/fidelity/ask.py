@@ -1,5 +1,5 @@
-"""Real episodes put to an experience model: teacher-forced, behind what really happened, and teacher-free, behind its own
-answers."""
+"""An experience model asked about the steps of real episodes: after the real history (teacher-forced) and after its own
+answers (teacher-free)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -45,6 +45,10 @@ class Answered:
             return None
         return "success" if self.answer.success else "failure" if self.answer.terminated else "continues"
 
+    @property
+    def called_invalid(self) -> bool:
+        return self.answer is not None and not self.answer.valid
+
 
 class Replay(NamedTuple):
     """The actions of a real episode, played again in the dream."""
@@ -66,7 +70,7 @@ class Asker(NamedTuple):
     without: Ablation | None = None
 
     async def forced(self, trajectory: Trajectory) -> list[Answered]:
-        """Every step that reaches the model (`check_action` refuses the others), each behind the real history."""
+        """Ask about every step after the real history; steps that `check_action` refuses are not asked."""
         trajectory = dreamable(trajectory)
         exchanges = recorded_exchanges(self.experience, trajectory, self.check_action)
         numbered = self.asked(trajectory)
@@ -78,7 +82,7 @@ class Asker(NamedTuple):
         return [_answered(trajectory, *each, answer) for each, answer in zip(numbered, answers, strict=True)]
 
     async def free(self, trajectory: Trajectory) -> Replay:
-        """The same actions, each behind the dream's own answers: how an episode drifts."""
+        """Play the recorded actions again in the dream, each after the dream's own answers: how an episode drifts."""
         trajectory = dreamable(trajectory)
         history: list[Exchange] = []
         steps: list[Step] = []
@@ -135,7 +139,7 @@ class Asker(NamedTuple):
 
 
 def dreamable(trajectory: Trajectory) -> Trajectory:
-    """With the first observation in its task's metadata, where a dream begins; imported traces may lack it."""
+    """The trajectory with its first observation in the task's metadata, where a dream begins; imported traces may lack it."""
     if trajectory.task.metadata.get("observation") or not trajectory.steps:
         return trajectory
     metadata = {**trajectory.task.metadata, "observation": trajectory.steps[0].observation}
@@ -148,6 +152,11 @@ def _answered(trajectory: Trajectory, number: int, step: Step, answer: Predictio
 
 def _dreamed(action: str, observation: str, answer: Prediction) -> Step:
     return Step(
-        observation=observation, action=action, next_observation=answer.observation, reward=answer.reward,
-        terminated=answer.terminated, valid=answer.valid, reasoning=answer.reasoning,
-    )  # fmt: skip
+        observation=observation,
+        action=action,
+        next_observation=answer.observation,
+        reward=answer.reward,
+        terminated=answer.terminated,
+        valid=answer.valid,
+        reasoning=answer.reasoning,
+    )

@@ -1,15 +1,32 @@
-"""Figures that carry their number of samples and interval; from no sample there is none."""
+"""Rates and means that carry their number of samples and interval; from no sample there is none."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import sqrt
 from typing import NamedTuple
 
-from dreamgym_lg.statistics import Rate, wilson
+from dreamgym_lg.statistics import Rate, clustered_interval, wilson
 
 # Chinese and Japanese are written without spaces, so there each character is a word (as in retrieval).
 _WORD = re.compile(r"[^\W\u3040-\u30ff\u3400-\u9fff]+|[\u3040-\u30ff\u3400-\u9fff]")
+
+
+class StepRate(NamedTuple):
+    """The share of steps that something is true of, with the 95 % interval of `clustered_interval`."""
+
+    successes: int
+    steps: int
+    episodes: int
+    """How many episodes the steps are from. A sample of many steps from few episodes says little."""
+    low: float
+    high: float
+
+    @property
+    def value(self) -> float:
+        return self.successes / self.steps
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 class Mean(NamedTuple):
@@ -17,6 +34,9 @@ class Mean(NamedTuple):
 
     value: float
     n: int
+    """How many values: one a step, or one an episode."""
+    episodes: int
+    """How many episodes they are from."""
     low: float | None = None
     high: float | None = None
 
@@ -24,27 +44,45 @@ class Mean(NamedTuple):
         return f"{self.value:.2f}" + ("" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]")
 
 
+Figure = Rate | StepRate | Mean
+"""Any figure with its number of samples and its interval."""
+
+
 def rate(outcomes: Iterable[bool]) -> Rate | None:
-    """The share of true ones with its Wilson interval; None of no outcome."""
+    """The share of episodes (or tasks) that something is true of, with its Wilson interval; None of no outcome."""
     given = [bool(outcome) for outcome in outcomes]
     return Rate(sum(given), len(given), *wilson(sum(given), len(given))) if given else None
 
 
-def mean(values: Sequence[float], *, top: float | None = None) -> Mean | None:
-    """The mean with its interval; None of no value.
+def step_rate(episodes: Iterable[Iterable[bool]]) -> StepRate | None:
+    """The share of steps that something is true of, with the interval of `clustered_interval`; None of no step.
 
-    Args: `top`, where every value lies between 0 and it: the interval is then Wilson's for a rate of that size, wider than
-    need be and never empty. Otherwise it is 1.96 standard errors, and there is none for values that do not vary.
+    Args: `episodes`, for each episode the outcomes of those of its steps that count; an episode without one does not count.
     """
-    n = len(values)
+    given = [outcomes for each in episodes if (outcomes := [bool(outcome) for outcome in each])]
+    interval = clustered_interval(given, top=1)
+    if not given or interval is None:
+        return None
+    return StepRate(sum(map(sum, given)), sum(map(len, given)), len(given), *interval)
+
+
+def mean(values: Sequence[float], *, top: float | None = None) -> Mean | None:
+    """The mean of one value an episode; None of no value. `top` as in `step_mean`."""
+    return step_mean([[value] for value in values], top=top)
+
+
+def step_mean(episodes: Iterable[Iterable[float]], *, top: float | None = None) -> Mean | None:
+    """The mean over steps, with the interval of `clustered_interval`; None of no value.
+
+    Args:
+        episodes: For each episode the values of those of its steps that count.
+        top: Where every value lies between 0 and it, there always is an interval, inside 0..top.
+    """
+    given = [values for each in episodes if (values := list(each))]
+    n = sum(map(len, given))
     if not n:
         return None
-    value = sum(values) / n
-    if top is not None:
-        low, high = wilson(min(sum(values) / top, n), n)  # type: ignore[arg-type]  # a fraction of a success, bounded alike
-        return Mean(value, n, low * top, high * top)
-    margin = 1.96 * sqrt(sum((each - value) ** 2 for each in values) / (n - 1) / n) if n > 1 else 0.0
-    return Mean(value, n, value - margin, value + margin) if margin else Mean(value, n)
+    return Mean(sum(map(sum, given)) / n, n, len(given), *(clustered_interval(given, top=top) or (None, None)))
 
 
 def normalised(text: str) -> str:

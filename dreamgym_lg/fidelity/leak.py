@@ -1,4 +1,4 @@
-"""The leak check: evaluation tasks, and evaluated steps, that retrieval has nearly the same of."""
+"""The leak check: evaluation tasks and steps that have a near-duplicate among what retrieval can show."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.fidelity.figures import normalised, rate
+from dreamgym_lg.fidelity.figures import StepRate, normalised, rate, step_rate
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.retrieval import phi
 from dreamgym_lg.statistics import Rate
@@ -43,18 +43,25 @@ class Leaks:
     tasks_exact: Rate | None
     twins: tuple[Twin, ...]
     """The nearest pairs at or above the threshold, most alike first; not more than 20."""
-    steps_near: Rate | None
+    steps_near: StepRate | None
     """Measured steps whose nearest retrievable step, of another task, is a near-duplicate in observation and action."""
-    steps_answered: Rate | None
+    steps_answered: StepRate | None
     """Measured steps whose nearest retrievable step shows the very next observation: copying it would be right."""
 
 
 def find_leaks(
-    experience: ExperienceModel, evaluated: Sequence[tuple[Task, Step]], tasks: Sequence[Task] = (), *, near: float = NEAR
+    experience: ExperienceModel,
+    evaluated: Sequence[tuple[Task, Sequence[Step]]],
+    tasks: Sequence[Task] = (),
+    *,
+    near: float = NEAR,
 ) -> Leaks | None:
-    """Near-duplicates of evaluation tasks and of the `evaluated` steps; None without a replay buffer to look in.
+    """Search the replay buffer for near-duplicates of evaluation tasks and steps; None without a replay buffer.
 
-    Args: `tasks`, evaluation tasks beyond those of the steps and of the buffer.
+    Args:
+        evaluated: For each measured episode its task and those of its steps that the experience model was asked about.
+        tasks: Evaluation tasks beyond those and the buffer's.
+        near: Cosine, up to 1, from which on two texts are near-duplicates.
     """
     buffer = experience.replay_buffer
     if buffer is None:
@@ -64,7 +71,8 @@ def find_leaks(
     held_out = list({task.id: task for task in given if task.split != "train"}.values())
     twins = _nearest(held_out, training)
     close = sorted((twin for twin in twins if twin.cosine >= near), key=lambda twin: (-twin.cosine, twin.evaluation))
-    shared = [_retrievable(buffer, task, step, near) for task, step in evaluated] if buffer.count("steps") else []
+    searched = evaluated if buffer.count("steps") else ()
+    shared = [[_retrievable(buffer, task, step, near) for step in steps] for task, steps in searched]
     return Leaks(
         near=near,
         evaluation_tasks=len(held_out),
@@ -72,8 +80,8 @@ def find_leaks(
         tasks_near=rate(twin.cosine >= near for twin in twins),
         tasks_exact=rate(twin.exact for twin in twins),
         twins=tuple(close[:_LISTED]),
-        steps_near=rate(same for same, _ in shared),
-        steps_answered=rate(answer for _, answer in shared),
+        steps_near=step_rate([same for same, _ in episode] for episode in shared),
+        steps_answered=step_rate([answer for _, answer in episode] for episode in shared),
     )
 
 

@@ -1,10 +1,11 @@
 """`measure`: everything that a report says of an experience model, from the trajectories of a replay buffer."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
+from functools import wraps
 from random import Random
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 
@@ -14,98 +15,43 @@ from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.fidelity.ask import ABLATIONS, Ablation, Answered, Asker, Replay
-from dreamgym_lg.fidelity.figures import Mean
-from dreamgym_lg.fidelity.findings import Finding, findings
-from dreamgym_lg.fidelity.leak import Leaks, find_leaks
-from dreamgym_lg.fidelity.policies import Comparison, DreamToReal, compare, dream_to_real
+from dreamgym_lg.fidelity.conclusions import draw_conclusions
+from dreamgym_lg.fidelity.leak import find_leaks
+from dreamgym_lg.fidelity.policies import DreamToReal, compare_success_rates, dream_to_real
+from dreamgym_lg.fidelity.records import Fidelity, Group, Variant
 from dreamgym_lg.fidelity.rubric import Rubric, check_other, judge_episodes
-from dreamgym_lg.fidelity.steps import Drift, OneStep, drift, one_step
-from dreamgym_lg.fidelity.theorem import Theorem, theorem
-from dreamgym_lg.statistics import Rate
+from dreamgym_lg.fidelity.steps import drift, one_step
 from dreamgym_lg.types import Trajectory
 
+P = ParamSpec("P")
+Result = TypeVar("Result")
 OnProgress = Callable[[str, int, int], None]
 """(what, how many done, of how many)."""
 
 GROUPS = {"offline": "offline data", "real": "the policy's own actions"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """One kind of real trajectories, as one variant of the experience model answers them."""
-
-    name: str
-    episodes: int
-    of: int
-    """Episodes of this kind there were; `episodes` of them were drawn."""
-    refused: int
-    """Steps that `check_action` refuses in dream and reality alike: not asked, in no figure."""
-    one_step: OneStep
-    drift: Drift
-    theorem: Theorem | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """The experience model as it is (`without` None) or without one of its inputs."""
-
-    without: Ablation | None
-    groups: tuple[Group, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fidelity:
-    """What is known of an experience model. What was not measured is None or empty, never a number."""
-
-    experience_model: str
-    version: str
-    retrieved: int
-    """Demonstrations shown with every step."""
-    retrieves: bool
-    """Whether there is a real transition of a train task to retrieve."""
-    left_out: int
-    """Real trajectories that failed to be played or have no step."""
-    variants: tuple[Variant, ...]
-    """The first is the model as it is; empty without a real trajectory."""
-    comparisons: tuple[Comparison, ...]
-    dream_to_real: DreamToReal | None
-    rubric: Rubric | None
-    leaks: Leaks | None
-    notes: tuple[str, ...]
-
-    @property
-    def grounded(self) -> bool:
-        """Whether there was a real trajectory to measure against."""
-        return bool(self.variants)
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """Those of the experience model as it is."""
-        return self.variants[0].groups if self.variants else ()
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What to read first, worst first."""
-        return findings(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable: a rate as successes, n, value, low and high; None for what was not measured."""
-        return {"grounded": self.grounded, "findings": _plain(self.findings), **_plain(self)}
-
-
-def measure(experience: ExperienceModel, trajectories: Iterable[Trajectory], **options: Any) -> Fidelity:
-    """`ameasure`, for code that has no event loop."""
-    return run_lasting(ameasure(experience, trajectories, **options))
-
-
 async def ameasure(
-    experience: ExperienceModel, trajectories: Iterable[Trajectory], *, group: Callable[[Trajectory], str] | None = None,
-    limit: int | None = 100, check_action: CheckAction | None = None, without: Sequence[Ablation] = (),
-    create_environment: CreateEnvironment | None = None, judge_model: BaseChatModel | None = None, judge_limit: int = 20,
-    seed: int = 0, concurrency: int = 32, notes: Sequence[str] = (), on_progress: OnProgress = lambda *_: None,
-) -> Fidelity:  # fmt: skip
-    """Measure `experience` on held-out `trajectories`: those of source `offline` and `real` are put to it, those of source
-    `synthetic` are compared with the same policy's real ones, replayed and judged. The same input gives the same result.
+    experience: ExperienceModel,
+    trajectories: Iterable[Trajectory],
+    *,
+    group: Callable[[Trajectory], str] | None = None,
+    limit: int | None = 100,
+    check_action: CheckAction | None = None,
+    without: Sequence[Ablation] = (),
+    create_environment: CreateEnvironment | None = None,
+    judge_model: BaseChatModel | None = None,
+    judge_limit: int = 20,
+    seed: int = 0,
+    concurrency: int = 32,
+    notes: Sequence[str] = (),
+    on_progress: OnProgress = lambda *_: None,
+) -> Fidelity:
+    """Measure how far an experience model can be trusted, on held-out trajectories.
+
+    Trajectories of source `offline` and `real` are put to it step by step; those of source `synthetic` are compared with the
+    same policy's real ones, replayed and judged. The same input gives the same result. Every interval is a 95 % one; those
+    over steps are `clustered_interval`'s, which allows for the steps of one episode being alike.
 
     Args:
         group: What kind a real trajectory is of; by default offline data and the policy's own actions, by its source.
@@ -133,24 +79,39 @@ async def ameasure(
     for ablation in dict.fromkeys([None, *without]) if usable else ():
         asker = Asker(experience, asyncio.Semaphore(concurrency), check_action, ablation)
         measured = [await _group(asker, name, chosen, of, on_progress) for name, (chosen, of) in drawn.items()]
-        variants.append(Variant(without=ablation, groups=tuple(each for each, _, _ in measured)))
+        variants.append(Variant(without=ablation, groups=tuple(each for each, _ in measured)))
         if ablation is None:
-            replays = [replay for _, _, found in measured for replay in found]
-            asked = [(replay.real.task, each.step) for replay in replays for each in replay.answered]
+            replays = [replay for _, found in measured for replay in found]
+            asked = [(replay.real.task, [each.step for each in replay.answered]) for replay in replays]
     dreamed = [each for each in given if each.source == "synthetic" and each.error is None and each.steps]
-    return Fidelity(
+    found = Fidelity(
         experience_model=name_of(experience.model),
         version=experience.version,
         retrieved=experience.k,
         retrieves=bool(experience.k and experience.replay_buffer and experience.replay_buffer.count("steps", split="train")),
         left_out=len(real) - len(usable),
         variants=tuple(variants),
-        comparisons=compare(given),
+        comparisons=compare_success_rates(given),
         dream_to_real=await _replayed(dreamed, create_environment, limit, rng, concurrency, on_progress),
         rubric=await _judged(judge_model, dreamed or [each.dreamed for each in replays], judge_limit, rng, on_progress),
         leaks=find_leaks(experience, asked),
         notes=tuple(notes),
     )
+    return replace(found, conclusions=draw_conclusions(found))
+
+
+def _blocking(function: Callable[P, Coroutine[Any, Any, Result]]) -> Callable[P, Result]:
+    """The same function for code that has no event loop."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+        return run_lasting(function(*args, **kwargs))
+
+    call.__name__ = function.__name__.removeprefix("a")
+    return call
+
+
+measure = _blocking(ameasure)
 
 
 def _drawn(
@@ -171,7 +132,7 @@ def _sample(found: Sequence[Trajectory], limit: int | None, rng: Random) -> list
 
 async def _group(
     asker: Asker, name: str, chosen: Sequence[Trajectory], of: int, on_progress: OnProgress
-) -> tuple[Group, list[Answered], list[Replay]]:
+) -> tuple[Group, list[Replay]]:
     asker.experience.retrieve(chosen)
     label, done = f"{name}, without {asker.without}" if asker.without else name, 0
 
@@ -183,25 +144,29 @@ async def _group(
         return both
 
     answers = await asyncio.gather(*map(one, chosen))
-    forced = [each for found, _ in answers for each in found]
+    episodes = [forced for forced, _ in answers]
+    forced = [each for episode in episodes for each in episode]
     replays = [replay for _, replay in answers if replay.answered]
-    figures = one_step(forced)
-    refused = sum(len(trajectory.steps) for trajectory in chosen) - len(forced)
-    rewards = [each.step.reward for each in forced]
-    return (
-        Group(
-            name=name, episodes=len(chosen), of=of, refused=refused, one_step=figures,
-            drift=drift(forced, replays), theorem=theorem(figures, rewards),
-        ),
-        forced,
-        replays,
-    )  # fmt: skip
+    measured = Group(
+        name=name,
+        episodes=len(chosen),
+        of=of,
+        refused=sum(len(trajectory.steps) for trajectory in chosen) - len(forced),
+        rewarded=any(each.step.reward for each in forced),
+        one_step=one_step(episodes),
+        drift=drift(forced, replays),
+    )
+    return measured, replays
 
 
 async def _replayed(
-    dreamed: Sequence[Trajectory], create_environment: CreateEnvironment | None, limit: int | None, rng: Random,
-    concurrency: int, on_progress: OnProgress,
-) -> DreamToReal | None:  # fmt: skip
+    dreamed: Sequence[Trajectory],
+    create_environment: CreateEnvironment | None,
+    limit: int | None,
+    rng: Random,
+    concurrency: int,
+    on_progress: OnProgress,
+) -> DreamToReal | None:
     if create_environment is None:
         return None
     chosen, done = _sample([each for each in dreamed if each.success], limit, rng), 0
@@ -227,17 +192,3 @@ async def _judged(
         on_progress("judge", done, len(chosen))
 
     return await judge_episodes(judge, chosen, on_episode=on_episode)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Rate):
-        return {"successes": value.successes, "n": value.episodes, "value": value.value, "low": value.low, "high": value.high}
-    if isinstance(value, (Mean, Finding)):
-        return value._asdict()
-    if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return value

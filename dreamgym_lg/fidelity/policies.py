@@ -16,7 +16,7 @@ Parting = Literal["none", "hidden", "verdict"]
 """Where dream and reality first part: nowhere; in the observation alone, which the dream may have been free to choose (or
 only worded otherwise); in a verdict - validity, reward or end."""
 
-_WORLDS = {"real", "dream"}
+_SIDES = {"real", "dream"}
 _CASES = 12
 MEANS_LITTLE = 0.2
 """Share of replays that part in the observation alone, from which on the success of replays says little."""
@@ -24,7 +24,7 @@ MEANS_LITTLE = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One policy at one moment, on the same tasks in both worlds."""
+    """One policy at one moment, on the same tasks in dream and reality."""
 
     policy: str
     iteration: int
@@ -41,10 +41,11 @@ class Comparison:
         return intervals_apart((self.real.low, self.real.high), (self.dream.low, self.dream.high))
 
 
-def compare(trajectories: Sequence[Trajectory]) -> tuple[Comparison, ...]:
-    """Runs recorded in both worlds: the same run name but for a part `real` or `dream`, the same iteration and policy.
+def compare_success_rates(trajectories: Sequence[Trajectory]) -> tuple[Comparison, ...]:
+    """Compare the success rates of policies that were recorded both in the dream and in the real environment.
 
-    Only tasks that both played count; a failed rollout counts as no success.
+    Runs belong together that have the same name but for a part `real` or `dream`, the same iteration and policy version.
+    Only tasks that were played in both count; a failed rollout counts as no success.
     """
     found: dict[tuple[str, int, str], dict[bool, list[Trajectory]]] = defaultdict(lambda: {True: [], False: []})
     for each in trajectories:
@@ -62,7 +63,7 @@ def compare(trajectories: Sequence[Trajectory]) -> tuple[Comparison, ...]:
 
 
 def _policy(run: str) -> str:
-    return "/".join(part for part in run.split("/") if part not in _WORLDS)
+    return "/".join(part for part in run.split("/") if part not in _SIDES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +104,12 @@ class DreamToReal:
 
 
 async def dream_to_real(
-    dreamed: Sequence[Trajectory], create_environment: CreateEnvironment, *, concurrency: int = 8,
+    dreamed: Sequence[Trajectory],
+    create_environment: CreateEnvironment,
+    *,
+    concurrency: int = 8,
     on_replay: Callable[[], None] = lambda: None,
-) -> DreamToReal:  # fmt: skip
+) -> DreamToReal:
     """Play the actions of `dreamed` (successes; others are ignored) in real environments. Spends their real steps."""
     successes = [trajectory for trajectory in dreamed if trajectory.success]
     real = [trajectory for trajectory in successes if trajectory.task.origin == "real"]
@@ -139,17 +143,24 @@ async def _play(environment: Environment, trajectory: Trajectory) -> Replayed:
     seen, success = [str(trajectory.task.metadata.get("observation", ""))], False
     parting: Parting = "none"
     at: tuple[int | None, str, str, str] = (None, "", "", "")
-    for number, step in enumerate(trajectory.steps, start=1):
+    for position, step in enumerate(trajectory.steps, start=1):
         real, success, _ = await aplay_action(environment, step.action, seen)
         seen.append(real.next_observation)
         if parting == "none" and (kind := _parting(step, real)) != "none":
-            parting, at = kind, (number, step.action, step.next_observation, real.next_observation)
+            parting, at = kind, (position, step.action, step.next_observation, real.next_observation)
         if real.terminated or real.truncated:
             break
+    number, action, dreamed_observation, real_observation = at
     return Replayed(
-        task=trajectory.task.id, run=trajectory.run, success=success, parting=parting,
-        number=at[0], action=at[1], dreamed=at[2], real=at[3],
-    )  # fmt: skip
+        task=trajectory.task.id,
+        run=trajectory.run,
+        success=success,
+        parting=parting,
+        number=number,
+        action=action,
+        dreamed=dreamed_observation,
+        real=real_observation,
+    )
 
 
 def _parting(dreamed: Step, real: Step) -> Parting:

@@ -51,9 +51,13 @@ def check_other(judge: BaseChatModel, model: BaseChatModel | None) -> None:
 
 
 async def judge_episodes(
-    judge: BaseChatModel, dreamed: Sequence[Trajectory], *, concurrency: int = 8, retries: int = 2,
+    judge: BaseChatModel,
+    dreamed: Sequence[Trajectory],
+    *,
+    concurrency: int = 8,
+    retries: int = 2,
     on_episode: Callable[[], None] = lambda: None,
-) -> Rubric | None:  # fmt: skip
+) -> Rubric | None:
     """Score dreamed episodes; None if there are none. Args: `retries`, further tries after an answer not in the form."""
     if not dreamed:
         return None
@@ -112,11 +116,15 @@ def _episode(trajectory: Trajectory) -> str:
     """JSON, so that nothing in an action or observation can pass for an instruction to the judge."""
     steps = [
         {
-            "action": step.action, "valid": step.valid, "reward": step.reward, "ends": step.terminated,
-            "observation": step.next_observation, "reasoning": step.reasoning,
+            "action": step.action,
+            "valid": step.valid,
+            "reward": step.reward,
+            "ends": step.terminated,
+            "observation": step.next_observation,
+            "reasoning": step.reasoning,
         }
         for step in trajectory.steps
-    ]  # fmt: skip
+    ]
     first = trajectory.steps[0].observation if trajectory.steps else ""
     episode = {"task": trajectory.task.instruction, "first_observation": first, "steps": steps, "success": trajectory.success}
     return json.dumps(episode, ensure_ascii=False)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dreamgym_lg.environment import CheckAction
 from dreamgym_lg.errors import PredictionFailed
@@ -12,7 +12,7 @@ from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Trajectory
 
 
-def summarise(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+def summarise(trajectories: Sequence[Trajectory]) -> dict[str, int | float | list[float]]:
     """Successes with their Wilson 95 % interval, invalid-action share and failed rollouts (which count as no success)."""
     successes, episodes = sum(trajectory.success for trajectory in trajectories), len(trajectories)
     steps = sum(len(trajectory.steps) for trajectory in trajectories)
@@ -43,10 +43,14 @@ class Verdicts(NamedTuple):
         return self.invalid_recognised / self.invalid if self.invalid else None
 
 
-async def judge(
+async def measure_verdicts(
     experience: ExperienceModel, trajectories: Sequence[Trajectory], *, check_action: CheckAction | None = None
 ) -> Verdicts:
-    """Ask `experience` about every step of real trajectories, each given the real history before it."""
+    """Count how often an experience model recognises real invalid actions and rewards.
+
+    It is asked about every step of the real `trajectories`, each given the real history before it; an answer that cannot be
+    read is a wrong one. Whatever else the model's server raises is raised.
+    """
     right, answers = [], []
     for trajectory in trajectories:
         exchanges = recorded_exchanges(experience, trajectory, check_action)

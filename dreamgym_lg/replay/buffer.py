@@ -250,7 +250,7 @@ class ReplayBuffer:
         for id, *row in self._rows(f"SELECT trajectory_id, {STEP_COLUMNS} FROM steps {part}", given):
             steps[id].append(step_of(row))
         if segments:
-            sql = f"SELECT trajectory_id, token_ids, sampled, logprobs FROM segments {part}"
+            sql = f"SELECT trajectory_id, {storage.SEGMENT_COLUMNS} FROM segments {part}"
             for id, *row in self._rows(sql, given):
                 tokens[id].append(storage.segment_of(row))
         columns = f"trajectories.id, {TRAJECTORY_COLUMNS}, {TASK_COLUMNS}"

@@ -22,6 +22,10 @@ TASK_COLUMNS = "tasks.id, instruction, environment, metadata, origin, parent_id,
 TRAJECTORY_COLUMNS = (
     "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version, annotation"
 )
+SEGMENT_COLUMNS = "token_ids, sampled, logprobs, temperature"
+
+FAILED = "/failed/"
+"""Stands between the run and the id in the run name of a failed episode that was played again."""
 
 _SMALLEST = 512
 """No SQLite file has fewer bytes."""
@@ -59,6 +63,12 @@ def _tables(db: Database) -> None:
 @migrations(name="0002_annotation")
 def _annotation(db: Database) -> None:
     db.execute("ALTER TABLE trajectories ADD COLUMN annotation TEXT")
+
+
+@migrations(name="0003_temperature")
+def _temperature(db: Database) -> None:
+    # NULL for what was recorded before: nobody knows at which temperature.
+    db.execute("ALTER TABLE segments ADD COLUMN temperature REAL")
 
 
 def wrapped(connection: sqlite3.Connection) -> Database:
@@ -118,16 +128,13 @@ def check_ours(db: Database, name: str) -> None:
 def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) -> int:
     """Store trajectories, their tasks included, and return how many were stored.
 
-    One that is there already under its key is kept, unless it failed: then the new one takes its place.
+    One that is there already under its key is kept, unless it failed: then the new one takes its place, and the failed one is
+    set aside.
     """
     store_tasks(connection, [trajectory.task for trajectory in trajectories])
     stored: dict[int, Trajectory] = {}
     for each in trajectories:
-        if (id := _store_row(connection, each)) is None and (failed := _failed_row(connection, each)) is not None:
-            for table in ("steps", "segments"):
-                connection.execute(f"DELETE FROM {table} WHERE trajectory_id = ?", (failed,))
-            connection.execute("DELETE FROM trajectories WHERE id = ?", (failed,))
-            stored.pop(failed, None)
+        if (id := _store_row(connection, each)) is None and _set_failed_aside(connection, each):
             id = _store_row(connection, each)
         if id is not None:
             stored[id] = each
@@ -136,7 +143,7 @@ def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) ->
         [(id, position, *_step_row(step)) for id, each in stored.items() for position, step in enumerate(each.steps)],
     )
     connection.executemany(
-        "INSERT INTO segments (trajectory_id, position, token_ids, sampled, logprobs) VALUES (?, ?, ?, ?, ?)",
+        f"INSERT INTO segments (trajectory_id, position, {SEGMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
         [(id, position, *_segment_row(one)) for id, each in stored.items() for position, one in enumerate(each.segments)],
     )
     return len(stored)
@@ -154,14 +161,17 @@ def _store_row(connection: sqlite3.Connection, each: Trajectory) -> int | None:
     return cursor.lastrowid if cursor.rowcount else None
 
 
-def _failed_row(connection: sqlite3.Connection, each: Trajectory) -> int | None:
-    """The id of the row of this trajectory's key if it records a failed episode."""
-    found = connection.execute(
-        "SELECT id FROM trajectories "
+def _set_failed_aside(connection: sqlite3.Connection, each: Trajectory) -> bool:
+    """Whether the row of this trajectory's key recorded a failed episode: it is kept, as run `RUN/failed/ID`.
+
+    Kept and not deleted, because a failed rollout is data, and because ids of steps must never be used again (`Retriever`).
+    """
+    changed = connection.execute(
+        "UPDATE trajectories SET run = run || ? || id "
         "WHERE run = ? AND iteration = ? AND task_id = ? AND rollout_index = ? AND error IS NOT NULL",
-        (each.run, each.iteration, each.task.id, each.rollout_index),
-    ).fetchone()
-    return found[0] if found else None
+        (FAILED, each.run, each.iteration, each.task.id, each.rollout_index),
+    )
+    return changed.rowcount > 0
 
 
 def store_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> int:
@@ -192,20 +202,21 @@ def _step_row(step: Step) -> tuple[Any, ...]:
     return (*texts, step.reward, step.terminated, step.truncated, step.valid, as_text(step.reasoning))
 
 
-def _segment_row(segment: Segment) -> tuple[bytes, bytes, bytes]:
+def _segment_row(segment: Segment) -> tuple[bytes, bytes, bytes, float | None]:
     # Little-endian whatever the machine, so that a file may be moved.
     return (
         np.asarray(segment.token_ids, "<i4").tobytes(),
         np.asarray(segment.sampled, "u1").tobytes(),
         np.asarray(segment.logprobs, "<f4").tobytes(),
+        segment.temperature,
     )
 
 
-def segment_of(row: Sequence[bytes]) -> Segment:
-    kinds = ("<i4", "u1", "<f4")
-    arrays = (np.frombuffer(blob, kind) for blob, kind in zip(row, kinds, strict=True))
+def segment_of(row: Sequence[Any]) -> Segment:
+    *blobs, temperature = row
+    arrays = (np.frombuffer(blob, kind) for blob, kind in zip(blobs, ("<i4", "u1", "<f4"), strict=True))
     token_ids, sampled, logprobs = (tuple(array.tolist()) for array in arrays)
-    return Segment(token_ids=token_ids, sampled=sampled, logprobs=logprobs)
+    return Segment(token_ids=token_ids, sampled=sampled, logprobs=logprobs, temperature=temperature)
 
 
 def task_of(row: Sequence[Any]) -> Task:

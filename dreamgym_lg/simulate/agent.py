@@ -160,7 +160,7 @@ class SimulatedAgent:
         answer = render_answer(final_answer(final))
         result, reward, success = episode.last, 0.0, False
         if not episode.truncated and self.verify is not None:
-            result, reward = None, self._verified(task, final)
+            result, reward = None, _verified(self.verify, task, final)
             success = reward >= 1
         elif not episode.truncated:
             result = episode.last or await episode.environment.astep(answer)
@@ -177,12 +177,12 @@ class SimulatedAgent:
         )
         return {"steps": [*steps, last], "success": success}
 
-    def _verified(self, task: Task, final: Any) -> float:
-        assert self.verify is not None
-        reward = float(self.verify(task, final))
-        if not 0 <= reward <= 1:
-            raise ConfigurationError(f"verify returned {reward:g} for task {task.id}; a reward is 0 to 1, 1 a success")
-        return reward
+
+def _verified(verify: Verify, task: Task, final: Any) -> float:
+    reward = float(verify(task, final))
+    if not 0 <= reward <= 1:
+        raise ConfigurationError(f"verify returned {reward:g} for task {task.id}; a reward is 0 to 1, 1 a success")
+    return reward
 
 
 def _reasoning(result: StepResult | None) -> str:

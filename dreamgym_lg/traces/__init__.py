@@ -14,7 +14,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.traces import checkpoints, langsmith, otel, rows
-from dreamgym_lg.traces.episode import finite, to_trajectory, verdict
+from dreamgym_lg.traces.conversation import finite, to_trajectory, verdict
 from dreamgym_lg.traces.rows import Conversation, Rejected
 from dreamgym_lg.types import Split, Trajectory
 
@@ -25,7 +25,7 @@ Reward = Callable[[Sequence[BaseMessage]], float]
 """The score of a recorded conversation: any finite number, above 0 for a success."""
 
 _Found = Iterator[Conversation | Rejected]
-_READERS: Mapping[str, Callable[[Iterator[rows.Row | Rejected]], _Found]] = {
+_READERS: Mapping[str, Callable[[Iterator[rows.TraceRow | Rejected]], _Found]] = {
     "messages": rows.conversations,
     "langsmith": langsmith.conversations,
     "otel": otel.conversations,
@@ -146,7 +146,7 @@ def _of_file(path: Path, format: str) -> _Found:
         yield from _READERS[format](found)
 
 
-def _format_of(value: Any) -> str:
+def _format_of(value: object) -> str:
     if isinstance(value, Mapping) and "run_type" in value:
         return "langsmith"
     if otel.is_span(value):

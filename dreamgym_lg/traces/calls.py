@@ -1,4 +1,4 @@
-"""A conversation put together from the model and tool calls of one trace."""
+"""Puts a conversation together from the model and tool calls of one trace."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
 
-from dreamgym_lg.traces.episode import Episode
+from dreamgym_lg.traces.conversation import ParsedConversation
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ToolRun:
 
 
 def rebuilt(calls: Iterable[ModelCall], tools: Iterable[ToolRun]) -> list[BaseMessage]:
-    """The longest conversation that the calls, in the order of their start, held; missing tool answers from the runs.
+    """Join model calls, in the order of their start, to the longest conversation they hold; tool runs give missing answers.
 
     A call goes on with the conversation whose last reply it was shown, whatever was trimmed before it. So the calls of a
     router, a guard or another agent in the same trace stay apart.
@@ -52,9 +52,9 @@ def asks_tools(messages: Iterable[BaseMessage]) -> bool:
 
 
 def around(agent: ModelCall, tools: Sequence[ToolRun]) -> list[BaseMessage]:
-    """The conversation of an agent whose own model calls were not recorded: question, tool runs, answer.
+    """Join an agent's question, its tool runs and its answer, where its own model calls were not recorded.
 
-    Nothing if its messages leave the calls out and a tool's arguments are unknown: that would be another conversation.
+    Empty if its messages leave the calls out and a tool's arguments are unknown: that would be another conversation.
     """
     whole = [*agent.shown, *agent.reply]
     if asks_tools(whole):
@@ -81,7 +81,7 @@ def _news(messages: Sequence[BaseMessage], shown: Sequence[BaseMessage]) -> Sequ
     return shown if shown and all(isinstance(message, ToolMessage) for message in shown) else None
 
 
-def _act(message: BaseMessage) -> Any:
+def _act(message: BaseMessage) -> tuple[str, list[tuple[str, dict[str, Any]]]] | None:
     if not isinstance(message, AIMessage):
         return None
     return message.text, [(call["name"], call["args"]) for call in message.tool_calls]
@@ -125,13 +125,16 @@ def with_system(messages: Sequence[BaseMessage], called: Sequence[BaseMessage]) 
 
 
 def best(candidates: Iterable[Sequence[BaseMessage]]) -> list[BaseMessage]:
-    """The first that ends in an answer, else the longest that can be read; `ValueError` if none can."""
+    """Choose among readings of one trace: the first that ends in an answer, else the longest that can be read.
+
+    Raises `ValueError` if none can be read.
+    """
     readable: list[list[BaseMessage]] = []
     problem: ValueError | None = None
     for messages in candidates:
         if messages:
             try:
-                ended = Episode.of(messages).ended
+                ended = ParsedConversation.parse(messages).ended
             except ValueError as error:
                 problem = problem or error
                 continue
@@ -143,13 +146,16 @@ def best(candidates: Iterable[Sequence[BaseMessage]]) -> list[BaseMessage]:
     raise problem or ValueError("no model call with messages is in it (were inputs and outputs recorded?)")
 
 
-def moment(value: Any) -> float:
-    """A start time, in seconds: nanoseconds since 1970 or an ISO date; 0 for None. `ValueError` for anything else."""
+def moment(value: object) -> float:
+    """Read a start time, given in nanoseconds since 1970 or as an ISO date, as seconds since 1970; 0 for None.
+
+    Raises `ValueError` for anything else.
+    """
     if value is None:
         return 0.0
     try:
         if isinstance(value, int) or str(value).isdigit():
-            return int(value) / 1e9
+            return (value if isinstance(value, int) else int(str(value))) / 1e9
         found = datetime.fromisoformat(str(value))
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError) as error:

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 from langchain_core.messages import HumanMessage, ToolMessage
 
 from dreamgym_lg.traces.calls import ModelCall, ToolRun, asks_tools, best, moment, rebuilt, with_system
-from dreamgym_lg.traces.episode import finite
+from dreamgym_lg.traces.conversation import finite
 from dreamgym_lg.traces.messages import as_content, messages_of
-from dreamgym_lg.traces.rows import Conversation, Rejected, Row
+from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
 
 
 class _Run(NamedTuple):
@@ -19,7 +19,7 @@ class _Run(NamedTuple):
     fields: Mapping[str, Any]
 
 
-def conversations(rows: Iterator[Row | Rejected]) -> Iterator[Conversation | Rejected]:
+def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation | Rejected]:
     """One conversation a trace: the root run's messages if they end in an answer, else put together from its calls."""
     traces: dict[str, list[_Run]] = {}
     for row in rows:
@@ -27,7 +27,7 @@ def conversations(rows: Iterator[Row | Rejected]) -> Iterator[Conversation | Rej
             yield row
             continue
         try:
-            _collect(row, traces)
+            _file_runs(row, traces)
         except ValueError as error:
             yield Rejected(row.line, str(error))
     while traces:
@@ -39,7 +39,7 @@ def conversations(rows: Iterator[Row | Rejected]) -> Iterator[Conversation | Rej
             yield Rejected(runs[0].line, f"trace {trace}: {error}")
 
 
-def _collect(row: Row, traces: dict[str, list[_Run]]) -> None:
+def _file_runs(row: TraceRow, traces: dict[str, list[_Run]]) -> None:
     """File a run, and the runs inside it, under its trace."""
     top = row.value if isinstance(row.value, Mapping) else {}
     pending, found = [(top, str(top.get("parent_run_id") or ""))], []
@@ -97,7 +97,7 @@ def _tool_run(fields: Mapping[str, Any]) -> ToolRun:
     return ToolRun(name, as_content(result))
 
 
-def _score(stats: Any) -> float | None:
+def _score(stats: object) -> float | None:
     """The mean of the averages of all feedback that has a number."""
     stats = stats.values() if isinstance(stats, Mapping) else ()
     averages = [each.get("avg") for each in stats if isinstance(each, Mapping)]

@@ -19,7 +19,7 @@ _CALLS, _RESULTS = {"tool_call", "tool_use"}, {"tool_call_response", "tool_resul
 _HOLDERS = ("messages", "generations", "choices", "message", "output", "input")
 
 
-def is_message(value: Any) -> bool:
+def is_message(value: object) -> bool:
     """Whether `value` looks like one message, in any form."""
     if not isinstance(value, Mapping):
         return isinstance(value, BaseMessage)
@@ -28,7 +28,7 @@ def is_message(value: Any) -> bool:
     return _role(value) in _ROLES and not {"content", "parts", "data", "tool_calls"}.isdisjoint(value)
 
 
-def messages_of(value: Any) -> list[BaseMessage]:
+def messages_of(value: object) -> list[BaseMessage]:
     """The messages in the inputs or outputs of a call, wherever its framework puts them; the first choice of several."""
     if is_message(value):
         return to_messages([value])
@@ -39,7 +39,7 @@ def messages_of(value: Any) -> list[BaseMessage]:
     return []
 
 
-def to_messages(values: Any) -> list[BaseMessage]:
+def to_messages(values: object) -> list[BaseMessage]:
     """Messages in LangChain's `messages_to_dict`, `model_dump` or `dumpd` form, or in OpenAI's, Anthropic's or OpenTelemetry's.
 
     Raises `ValueError` that names the first one that is none of these.
@@ -133,7 +133,7 @@ def _block(part: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": str(part.get("modality") or part["type"])}
 
 
-def decoded(value: Any) -> Any:
+def decoded(value: object) -> Any:
     """`value`, or what it holds if it is a text of JSON."""
     try:
         return json.loads(value, strict=False) if isinstance(value, str) else value
@@ -141,17 +141,18 @@ def decoded(value: Any) -> Any:
         return value
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """What a tool returned, as an agent is shown it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def as_content(value: Any) -> str | list[Any]:
+def as_content(value: object) -> str | list[Any]:
     """A tool's result as a message's content: its content blocks, or text."""
-    blocks = isinstance(value, list) and value and all(isinstance(each, dict) and "type" in each for each in value)
-    return value if blocks else "" if value is None else as_text(value)
+    if isinstance(value, list) and value and all(isinstance(each, dict) and "type" in each for each in value):
+        return value
+    return "" if value is None else as_text(value)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage, SystemMessage, ToolMessage
 
 from dreamgym_lg.traces.calls import ModelCall, ToolRun, around, asks_tools, best, moment, rebuilt
-from dreamgym_lg.traces.episode import finite
+from dreamgym_lg.traces.conversation import finite
 from dreamgym_lg.traces.messages import as_content, as_text, decoded, messages_of, to_messages
-from dreamgym_lg.traces.rows import Conversation, Rejected, Row
+from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
 
 _HOLDERS = ("resourceSpans", "batches", "scopeSpans", "instrumentationLibrarySpans", "spans")
 _MODEL_CALLS = {"chat", "generate_content", "text_completion"}
@@ -43,14 +43,14 @@ class _Span(NamedTuple):
         return "chat" if not name and any(key.startswith("gen_ai.") for key in self.attributes) else "other"
 
 
-def is_span(value: Any) -> bool:
+def is_span(value: object) -> bool:
     """Whether a JSON value is a span or holds some."""
     if not isinstance(value, Mapping):
         return False
     return not value.keys().isdisjoint(_HOLDERS) or ("attributes" in value and bool(_trace(value)))
 
 
-def conversations(rows: Iterator[Row | Rejected]) -> Iterator[Conversation | Rejected]:
+def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation | Rejected]:
     """One conversation a trace, put together from its model and tool calls."""
     traces: dict[str, list[_Span]] = {}
     for row in rows:
@@ -73,7 +73,7 @@ def conversations(rows: Iterator[Row | Rejected]) -> Iterator[Conversation | Rej
             yield Rejected(spans[0].line, f"trace {trace}: {error}")
 
 
-def _spans(value: Any) -> Iterator[Mapping[str, Any]]:
+def _spans(value: object) -> Iterator[Mapping[str, Any]]:
     if not isinstance(value, Mapping):
         raise ValueError("not a span: it is no JSON object")
     held = [value[key] for key in _HOLDERS if key in value]
@@ -112,7 +112,7 @@ def _text(fields: Mapping[str, Any], *names: str) -> str:
     return next((str(place[name]) for name in names for place in places if place.get(name)), "")
 
 
-def _plain_attributes(given: Any) -> dict[str, Any] | None:
+def _plain_attributes(given: object) -> dict[str, Any] | None:
     """Attributes by name, from OTLP's list of keys and typed values or from a plain object."""
     if isinstance(given, Mapping):
         return dict(given)
@@ -174,7 +174,7 @@ def _model_call(span: _Span) -> ModelCall:
     return ModelCall(*_of_events(span.events))
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[Any]:
     """A list, or what holds one as JSON; none for None."""
     value = decoded(value)
     if value is None or isinstance(value, list):
@@ -182,7 +182,7 @@ def _list(value: Any) -> list[Any]:
     raise ValueError(f"{str(value)[:40]!r} where a list should be")
 
 
-def _system(instructions: Any) -> list[BaseMessage]:
+def _system(instructions: object) -> list[BaseMessage]:
     parts = instructions if isinstance(instructions, list) else [instructions] if instructions else []
     texts = [str(part.get("content", "")) if isinstance(part, Mapping) else str(part) for part in parts]
     return [SystemMessage("\n\n".join(texts))] if texts else []

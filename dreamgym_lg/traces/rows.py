@@ -20,7 +20,7 @@ class Rejected(NamedTuple):
     reason: str
 
 
-class Row(NamedTuple):
+class TraceRow(NamedTuple):
     """One JSON value of the file, and the line on which it begins."""
 
     line: int
@@ -36,7 +36,7 @@ class Conversation(NamedTuple):
     """The row's own verdict: `reward` or `score` (a number), `success` (a boolean). None reads as absent."""
 
 
-def read_rows(path: Path) -> Iterator[Row | Rejected]:
+def read_rows(path: Path) -> Iterator[TraceRow | Rejected]:
     """The rows of a file, in order. A list that is no conversation counts as its elements.
 
     JSON Lines are read a line at a time; JSON that runs over lines is held whole.
@@ -46,8 +46,8 @@ def read_rows(path: Path) -> Iterator[Row | Rejected]:
         file.seek(0)
         found = _of_document(file) if _runs_over_lines(head) else _of_lines(file)
         for row in found:
-            if isinstance(row, Row) and isinstance(row.value, list) and row.value and not is_message(row.value[0]):
-                yield from (Row(row.line, value) for value in row.value)
+            if isinstance(row, TraceRow) and isinstance(row.value, list) and row.value and not is_message(row.value[0]):
+                yield from (TraceRow(row.line, value) for value in row.value)
             else:
                 yield row
 
@@ -59,16 +59,16 @@ def _runs_over_lines(head: bytes) -> bool:
     return isinstance(_parsed(1, head), Rejected)
 
 
-def _of_lines(file: IO[bytes]) -> Iterator[Row | Rejected]:
+def _of_lines(file: IO[bytes]) -> Iterator[TraceRow | Rejected]:
     for number, line in enumerate(file, 1):
         line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         if line.strip():
             yield _parsed(number, line)
 
 
-def _parsed(number: int, line: bytes) -> Row | Rejected:
+def _parsed(number: int, line: bytes) -> TraceRow | Rejected:
     try:
-        return Row(number, json.loads(line.decode()))
+        return TraceRow(number, json.loads(line.decode()))
     except UnicodeDecodeError as error:
         return Rejected(number, f"not UTF-8 text: {error.reason} at byte {error.start}")
     except json.JSONDecodeError as error:
@@ -77,7 +77,7 @@ def _parsed(number: int, line: bytes) -> Row | Rejected:
         return Rejected(number, f"not JSON that can be read: {error}")
 
 
-def _of_document(file: IO[bytes]) -> Iterator[Row | Rejected]:
+def _of_document(file: IO[bytes]) -> Iterator[TraceRow | Rejected]:
     """Values one after the other; the elements of an outer array one by one, so that a cut-off one loses only its end."""
     try:
         text = file.read().decode("utf-8-sig")
@@ -102,7 +102,7 @@ def _of_document(file: IO[bytes]) -> Iterator[Row | Rejected]:
         except (ValueError, RecursionError) as error:
             yield Rejected(line, f"not JSON that can be read: {error}; nothing after it could be read")
             return
-        yield Row(line, value)
+        yield TraceRow(line, value)
         at = _skip(text, at, "," if inside else "")
     if inside:
         yield Rejected(line + text.count("\n", counted), "the array is cut off: it has no closing bracket")
@@ -121,7 +121,7 @@ def _is_conversation(text: str, at: int) -> bool:
         return False
 
 
-def conversations(rows: Iterator[Row | Rejected]) -> Iterator[Conversation | Rejected]:
+def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation | Rejected]:
     """The format `messages`: `{"messages": [...]}`, with the row's verdict beside it, or the bare list."""
     for row in rows:
         if isinstance(row, Rejected):

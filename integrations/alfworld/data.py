@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.alfworld.text import first_observation
-from dreamgym_lg.integrations.textworld_express.text import digest
+from dreamgym_lg.integrations.text_games.text import digest
 from dreamgym_lg.types import Split, Task
 
 OfficialSplit = Literal["train", "valid_train", "valid_seen", "valid_unseen"]

@@ -8,11 +8,11 @@ from copy import deepcopy
 from functools import cache, lru_cache, wraps
 from typing import Any
 
-from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, MissingDependency
 from dreamgym_lg.integrations.alfworld import data
 from dreamgym_lg.integrations.alfworld.text import check_action, without_frame
-from dreamgym_lg.integrations.textworld_express.text import one_line
+from dreamgym_lg.integrations.text_games.environment import TextGame
+from dreamgym_lg.integrations.text_games.text import one_line
 from dreamgym_lg.types import StepResult, Task
 
 try:
@@ -57,7 +57,7 @@ _LOADING = threading.Lock()
 _PARSING = threading.RLock()
 
 
-class ALFWorld(Environment):
+class ALFWorld(TextGame):
     """One episode at a time of any task of `data.load_tasks`; instances may live in different threads.
 
     Reward 1 on success, which ends the episode, else 0; an episode is truncated after `max_steps` steps (the paper's 50).
@@ -83,27 +83,31 @@ class ALFWorld(Environment):
         self._over = True
         with _LOADING:
             speed_up()
+            engine, self._engine = self._engine, None  # see `step`
             try:
-                self._engine = self._engine or (_IDLE.pop() if _IDLE else _Engine())
-                first = self._engine.start(game)
+                engine = engine or (_IDLE.pop() if _IDLE else _Engine())
+                first = engine.start(game)
             except (Exception, SystemExit) as error:  # the translator ends the process over what it cannot read
-                self._engine = None
                 raise EnvironmentFailed(f"ALFWorld cannot build {task.id}: {error!r}") from error
+        self._engine = engine
         self._steps, self._over = 0, False
         return without_frame(first)
 
     def step(self, action: str) -> StepResult:
         if self._over or self._engine is None:
             raise RuntimeError("step called before reset or after the end of the episode")
-        self._over, action = True, action.strip()  # should the engine fail now, the episode has ended
-        valid = action in self._engine.admissible
+        # Out of reach of `close` meanwhile: a cancelled episode leaves its thread behind in the engine. And should the
+        # engine fail now, the episode has ended and the engine is not used again.
+        engine, self._engine, self._over = self._engine, None, True
+        action = action.strip()
+        valid = action in engine.admissible
         try:
-            observation = one_line(self._engine.step(action))
+            observation = one_line(engine.step(action))
         except Exception as error:
-            self._engine = None
             raise EnvironmentFailed(f"ALFWorld failed in {action!r}: {error!r}") from error
+        self._engine = engine
         self._steps += 1
-        success = self._engine.won
+        success = engine.won
         truncated = not success and self._steps >= self.max_steps
         self._over = success or truncated
         return StepResult(observation, float(success), success, truncated, {"success": success, "valid": valid})
@@ -112,12 +116,7 @@ class ALFWorld(Environment):
         return check_action(action, observations)
 
     def valid_actions(self) -> list[str]:
-        """What the game knows now, sorted: for behaviour policies and tests, not for a policy under evaluation."""
         return self._engine.admissible if self._engine is not None else []
-
-    def walkthrough(self, task: Task) -> list[str]:
-        """The stored solution of `task`; a running episode goes on."""
-        return data.walkthrough(task)
 
     def close(self) -> None:
         engine, self._engine, self._over = self._engine, None, True

@@ -1,17 +1,16 @@
-"""Scripted policies for ALFWorld: who is right there, and how one errs."""
+"""Scripted policies for ALFWorld: its demonstrator, and the mistakes one can make there."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
+from dreamgym_lg.integrations.alfworld.data import walkthrough
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
 from dreamgym_lg.integrations.alfworld.text import names
-from dreamgym_lg.integrations.text_games import scripted_policies as behaviour
-from dreamgym_lg.integrations.text_games.scripted_policies import KINDS, Kind, Mistakes, Oracle, View
-from dreamgym_lg.types import Step, Task, Trajectory
-
-__all__ = ["KINDS", "Kind", "collect", "oracle"]
+from dreamgym_lg.integrations.text_games import scripted_policies
+from dreamgym_lg.integrations.text_games.scripted_policies import Mistakes, Oracle, View
+from dreamgym_lg.types import Task, Trajectory
 
 _TAKE = re.compile(r"take (.+) from (.+)")
 _MOVE = re.compile(r"move (.+) to (.+)")
@@ -32,9 +31,9 @@ class _Goal(NamedTuple):
     """How the answer to it begins."""
 
 
-def _goals(walkthrough: Sequence[str]) -> list[_Goal]:
+def _goals(actions: Sequence[str]) -> list[_Goal]:
     goals, place = list[_Goal](), ""
-    for action in walkthrough:
+    for action in actions:
         if action.startswith("go to "):
             place = action.removeprefix("go to ")
         elif take := _TAKE.fullmatch(action):
@@ -54,12 +53,13 @@ def _approach(action: str, place: str, valid: Sequence[str], tried: int) -> str:
     return next((step for step in (action, f"go to {place}", f"open {place}") if step in valid), away[tried % len(away)])
 
 
-def oracle(walkthrough: Sequence[str]) -> Oracle:
-    """Plays the walkthrough and finds back from a detour: to the place, to an empty hand, to the thing that is needed.
+def create_oracle(task: Task) -> Oracle:
+    """The demonstrator of `task`: it plays the stored solution.
 
-    A detour that undoes what was done, such as heating what was cooled, sends it through the whole walkthrough again.
+    It finds back from a detour: to the place, to an empty hand, to the thing that is needed. After one that undoes what
+    was done, such as heating what was cooled, it plays the whole solution again.
     """
-    goals = _goals(walkthrough)
+    goals = _goals(walkthrough(task))
 
     def right(seen: Sequence[str], valid: Sequence[str]) -> str:
         done, held, lies, homes = 0, "", dict[str, str](), dict[str, str]()
@@ -105,7 +105,7 @@ def _wrong(view: View, rng: Random) -> str:
     return chosen if chosen != view.right else rng.choice(others)
 
 
-_MISTAKES = Mistakes(
+MISTAKES = Mistakes(
     wrong=_wrong,
     verbs=("go", "take", "move", "open", "close", "use", "heat", "cool", "clean", "look", "put", "pick", "examine", "grab"),
     prepositions=("to", "from", "with"),
@@ -113,18 +113,23 @@ _MISTAKES = Mistakes(
 )
 
 
-def collect(
+def scripted_trajectories(
     tasks: Sequence[Task], environment: ALFWorld, *, episodes: Mapping[str, int], seed: int, run: str = "offline"
 ) -> Iterator[Trajectory]:
     """`episodes[kind]` trajectories of each `Kind`, the tasks taken in turn; the same arguments give the same ones.
 
-    A game is loaded anew for each kind, which takes longer than to play it: few tasks with many episodes are quicker.
-    Raises `ConfigurationError`, before anything is played, for an unknown kind or a task of an evaluation split.
+    They are played while they are iterated over. A game is loaded anew for each kind, which takes longer than to play it:
+    few tasks with many episodes are quicker.
+    Raises `ConfigurationError`, before anything is played, for an unknown kind, no task, or one of an evaluation split.
     """
     words = sorted(names([str(task.metadata.get("observation", "")) for task in tasks])) or ["lamp 1"]
-
-    def play(kind: Kind, task: Task, rng: Random) -> tuple[list[Step], bool]:
-        right = oracle(environment.walkthrough(task))
-        return behaviour.behave(kind, environment, task, rng, oracle=right, mistakes=_MISTAKES, words=words)
-
-    return behaviour.collect(tasks, play, episodes=episodes, seed=seed, run=run)
+    return scripted_policies.scripted_trajectories(
+        tasks,
+        environment,
+        episodes=episodes,
+        seed=seed,
+        run=run,
+        create_oracle=lambda task, rng: create_oracle(task),
+        mistakes=MISTAKES,
+        words=words,
+    )

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from dreamgym_lg.integrations.textworld_express.text import one_line
+from dreamgym_lg.integrations.text_games.text import one_line
 
 NOTHING_HAPPENS = "Nothing happens."
 """The environment's answer to an action that is impossible here and to one that it does not understand, alike."""

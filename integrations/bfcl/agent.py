@@ -7,8 +7,8 @@ from langgraph.errors import GraphRecursionError
 from langgraph.graph.state import CompiledStateGraph
 
 from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.integrations.bfcl.apis import BFCLApis
 from dreamgym_lg.integrations.bfcl.data import SYSTEM_PROMPT
-from dreamgym_lg.integrations.bfcl.world import BFCLWorld
 
 try:
     from langchain.agents import create_agent
@@ -16,43 +16,43 @@ except ImportError as error:
     raise MissingDependency.extra("langchain", "bfcl") from error
 
 
-def create_agent_graph(model: str | BaseChatModel, world: BFCLWorld) -> CompiledStateGraph:
-    """`langchain.agents.create_agent` with the tools of `world`, which the graph is bound to, and nothing of ours."""
-    return create_agent(model, world.tools, system_prompt=SYSTEM_PROMPT)
+def create_agent_graph(model: str | BaseChatModel, apis: BFCLApis) -> CompiledStateGraph:
+    """`langchain.agents.create_agent` with the tools of `apis`, to which the graph is bound."""
+    return create_agent(model, apis.tools, system_prompt=SYSTEM_PROMPT)
 
 
-def run_turns(graph: CompiledStateGraph, world: BFCLWorld, *, recursion_limit: int = 100) -> list[AnyMessage]:
-    """Say the user's turns to `graph` one after another and return all messages; ask `world.success()` then.
+def run_turns(graph: CompiledStateGraph, apis: BFCLApis, *, recursion_limit: int = 100) -> list[AnyMessage]:
+    """Say the user's turns to `graph` one after another and return all messages; ask `apis.success()` then.
 
     A turn of more than `recursion_limit` steps (two a tool call) ends the conversation, which then has not succeeded.
     """
     messages: list[AnyMessage] = []
-    text: str | None = world.user_turns[world.turn]
+    text: str | None = apis.user_turns[apis.turn]
     while text is not None:
         messages = [*messages, HumanMessage(text)]
         try:  # streamed, so that the messages of a turn without end are kept
             for values in graph.stream({"messages": messages}, _config(recursion_limit), stream_mode="values"):
                 messages = values["messages"]
         except GraphRecursionError:
-            world.cut_short = True
+            apis.cut_short = True
             break
-        text = world.end_turn()
+        text = apis.end_turn()
     return messages
 
 
-async def arun_turns(graph: CompiledStateGraph, world: BFCLWorld, *, recursion_limit: int = 100) -> list[AnyMessage]:
+async def arun_turns(graph: CompiledStateGraph, apis: BFCLApis, *, recursion_limit: int = 100) -> list[AnyMessage]:
     """`run_turns` on the event loop."""
     messages: list[AnyMessage] = []
-    text: str | None = world.user_turns[world.turn]
+    text: str | None = apis.user_turns[apis.turn]
     while text is not None:
         messages = [*messages, HumanMessage(text)]
         try:
             async for values in graph.astream({"messages": messages}, _config(recursion_limit), stream_mode="values"):
                 messages = values["messages"]
         except GraphRecursionError:
-            world.cut_short = True
+            apis.cut_short = True
             break
-        text = world.end_turn()
+        text = apis.end_turn()
     return messages
 
 

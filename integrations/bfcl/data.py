@@ -17,7 +17,12 @@ from dreamgym_lg.types import Split, Task
 try:
     import mpmath  # noqa: F401 (the maths API needs it, and would only say so in the middle of an episode)
     from bfcl_eval.constants.default_prompts import DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC as MORE_TOOLS
-    from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING, MULTI_TURN_FUNC_DOC_FILE_MAPPING
+    from bfcl_eval.constants.executable_backend_config import (
+        CLASS_FILE_PATH_MAPPING,
+        MULTI_TURN_FUNC_DOC_FILE_MAPPING,
+        STATELESS_CLASSES,  # noqa: F401 (for `apis`: all of bfcl_eval is imported behind this one guard)
+    )
+    from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import response_checker, state_checker  # noqa: F401
 except ImportError as error:
     # no extra can say "without its dependencies", and those pin numpy 1.26 and every provider's client
     raise MissingDependency(
@@ -47,7 +52,7 @@ def load_tasks(category: str = "multi_turn_base", *, split: Split | None = None)
     """
     if split is not None and split not in get_args(Split):
         raise ConfigurationError.unknown("split", split, get_args(Split))
-    tasks = [_task(entry, category) for id, entry in _entries(category).items() if id not in UNSOLVABLE]
+    tasks = [_task(entry) for id, entry in _entries(category).items() if id not in UNSOLVABLE]
     return [task for task in tasks if split in (None, task.split)]
 
 
@@ -56,7 +61,8 @@ def ground_truth(task: Task) -> list[list[ToolCall]]:
 
     It is looked up by the entry's id and no part of the task, so that no prompt made from a task can show it.
     """
-    entry, category = task.metadata["entry_id"], task.environment.removeprefix("bfcl/")
+    entry = str(task.metadata["entry_id"])
+    category = entry.rpartition("_")[0]
     known = _entries(category)
     if entry not in known:
         raise ConfigurationError.unknown("BFCL entry", entry, known)
@@ -107,7 +113,7 @@ def _read(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.strip()]
 
 
-def _task(entry: Mapping[str, Any], category: str) -> Task:
+def _task(entry: Mapping[str, Any]) -> Task:
     # a turn without a message is the one at which tools become available: BFCL says then what MORE_TOOLS says
     turns = ["\n".join(message["content"] for message in turn) or MORE_TOOLS for turn in entry["question"]]
     withheld = {name: int(turn) for turn, names in entry.get("missed_function", {}).items() for name in names}
@@ -124,7 +130,7 @@ def _task(entry: Mapping[str, Any], category: str) -> Task:
     return Task(
         id=entry["id"],
         instruction=f"{SYSTEM_PROMPT}\n\nThe user's first request: {turns[0]}",
-        environment=f"bfcl/{category}",
+        environment="bfcl",
         metadata=metadata,
         split="train" if place < 60 else "validation" if place < 80 else "test",
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.environment import INVALID_REWARD, Environment, refused
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.bfcl.world import BFCLWorld, check_call
+from dreamgym_lg.integrations.bfcl.apis import BFCLApis, check_call
 from dreamgym_lg.types import StepResult, Task
 
 OVER = "The user has no further request."
@@ -22,41 +22,41 @@ class BFCLEnvironment(Environment):
         if max_calls < 1:
             raise ConfigurationError(f"max_calls={max_calls}; allowed: 1 or more")
         self.max_calls = max_calls
-        self._world: BFCLWorld | None = None
+        self._apis: BFCLApis | None = None
         self._calls = 0
 
     def reset(self, task: Task) -> str:
         """Raises `ConfigurationError` for a task that is not one of `load_tasks`."""
-        self._world, self._calls = BFCLWorld(task), 0
-        return self._world.user_turns[0]
+        self._apis, self._calls = BFCLApis(task), 0
+        return self._apis.user_turns[0]
 
     def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-        world = self._playing()
-        return check_call(world.task, action, turn=world.turn)
+        apis = self._playing()
+        return check_call(apis.task, action, turn=apis.turn)
 
     def step(self, action: str) -> StepResult:
-        world = self._playing()
+        apis = self._playing()
         refusal = self.check_action(action, [])
         call = parse_action(action) if refusal is None else None
         if isinstance(call, str):
-            return self._answered(world)
+            return self._answered(apis)
         self._calls += 1
         truncated = self._calls > self.max_calls
         if truncated:
-            self._world = None
+            self._apis = None
         if not isinstance(call, ToolCall):
             return refused(refusal or "")._replace(truncated=truncated)
-        answer = world.call(call.name, call.arguments)
+        answer = apis.call(call.name, call.arguments)
         return StepResult(answer.text, INVALID_REWARD, False, truncated, {"success": False, "valid": answer.valid})
 
-    def _answered(self, world: BFCLWorld) -> StepResult:
-        self._calls, request = 0, world.end_turn()
+    def _answered(self, apis: BFCLApis) -> StepResult:
+        self._calls, request = 0, apis.end_turn()
         if request is not None:
             return StepResult(request, 0.0, False, False, {"success": False, "valid": True})
-        self._world = None
-        return StepResult(OVER, world.reward(), True, False, {"success": world.success(), "valid": True})
+        self._apis = None
+        return StepResult(OVER, apis.reward(), True, False, {"success": apis.success(), "valid": True})
 
-    def _playing(self) -> BFCLWorld:
-        if self._world is None:
+    def _playing(self) -> BFCLApis:
+        if self._apis is None:
             raise RuntimeError("no episode is under way: call reset first")
-        return self._world
+        return self._apis

@@ -42,7 +42,7 @@ def offline_trajectories(
     """
     for task in tasks:
         if task.split != "train":
-            raise ConfigurationError(f"task {task.id} is a {task.split} task: collecting on it would leak it")
+            raise ConfigurationError(f"task {task.id} is a {task.split} task: offline trajectories of it would leak it")
 
     def play() -> Iterator[Trajectory]:
         for task in tasks:

@@ -1,194 +1,82 @@
-"""One BFCL entry as a world: its stateful APIs, their methods as LangChain tools, and whether the user got what was asked."""
+"""BFCL multi-turn as the world of an experiment, its tool calls written as text."""
 
-import copy
-import inspect
-import json
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
-from bfcl_eval.constants.executable_backend_config import STATELESS_CLASSES
-from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import response_checker, state_checker
-from langchain_core.tools import BaseTool, StructuredTool
-from langgraph.prebuilt.tool_node import INVALID_TOOL_NAME_ERROR_TEMPLATE, ToolInvocationError
-from pydantic import ValidationError
-
-from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.actions import is_answer
+from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.bfcl.data import api, documents, ground_truth
-from dreamgym_lg.integrations.bfcl.schema import arguments_schema
-from dreamgym_lg.types import Task
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.predictions import Exchange
+from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.world import World
+from dreamgym_lg.integrations.bfcl.apis import check_call
+from dreamgym_lg.integrations.bfcl.data import load_tasks
+from dreamgym_lg.integrations.bfcl.environment import BFCLEnvironment
+from dreamgym_lg.integrations.bfcl.scripted_policies import offline_trajectories
+from dreamgym_lg.types import Split, Task, Trajectory
 
-_ONE_CALL = threading.Lock()
-"""Held during a call: the maths API sets the precision of the whole process, and parallel calls of one world share state."""
+KINDS = ("demonstration", "mistaken")
+"""The ground truth's calls, and the same with mistakes that make the episode fail."""
 
 
-class Answer(NamedTuple):
-    """What a tool answered."""
+class BFCLDream(DreamEnvironment):
+    """A dream that refuses the calls that the tools' own schemas refuse."""
 
-    text: str
-    valid: bool
-    """False if the text reports an error."""
+    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
+        task = self._playing()
+        ended = sum(is_answer(exchange.action) for exchange in self._history)
+        return check_call(task, action, turn=ended)
 
 
-class BFCLWorld:
-    """The APIs of `task`, as the entry says they begin. Worlds share nothing; calls of several threads do not mix.
+def next_request(task: Task, history: Sequence[Exchange], seed: int) -> list[str]:
+    """`HiddenFacts` of BFCL: what the scripted user says next, before each step; "" once the last request was made."""
+    requests = [*task.metadata.get("user_turns", ())[1:], ""]
+    facts, ended = list[str](), 0
+    for exchange in history:
+        facts.append(requests[min(ended, len(requests) - 1)])
+        ended += is_answer(exchange.action)
+    return [*facts, requests[min(ended, len(requests) - 1)]]
 
-    Whoever plays it calls tools (`tools`, or `call` below them) and says when a user turn ends (`end_turn`).
-    Raises `ConfigurationError` for a task that is not one of `load_tasks`.
+
+class BFCLWorld(World):
+    """One category of BFCL's multi-turn entries, played as text by `BFCLEnvironment`.
+
+    Args:
+        category: One of `data.CATEGORIES`.
+        max_steps: Actions of an episode, calls and answers, after which it is cut short.
     """
 
-    def __init__(self, task: Task) -> None:
-        missing = [key for key in ("entry_id", "involved_classes", "initial_config") if key not in task.metadata]
-        if missing or task.origin == "synthetic":
-            why = f"lacks metadata[{missing[0]!r}]" if missing else "is synthetic: its world exists in the dream only"
-            raise ConfigurationError(f"task {task.id} {why}; take a task of load_tasks")
-        self.task = task
-        self.turn = 0
-        """How many user turns have ended."""
-        self.cut_short = False
-        """Set by whoever gives up on the conversation: it then cannot have succeeded."""
-        self.answers: list[str] = []
-        """Every answer of a tool, in order."""
-        self._apis = {name: _instance(task, name) for name in task.metadata["involved_classes"]}
-        self._methods = {name: getattr(self._apis[owner], name) for name, owner in _owners(task).items()}
+    name = "bfcl"
+    settings = Settings(
+        episodes={"demonstration": 100, "mistaken": 300},
+        retrieved=2,
+        retrieved_characters=500,
+        learning_rate=3e-4,
+    )
+    hidden_facts = staticmethod(next_request)
 
-    @property
-    def user_turns(self) -> Sequence[str]:
-        """What the user says, turn by turn."""
-        return list(self.task.metadata["user_turns"])
+    def __init__(self, category: str = "multi_turn_base", *, max_steps: int = 40) -> None:
+        load_tasks(category)  # an unknown one is named at once
+        self.category, self.max_steps = category, max_steps
 
-    @cached_property
-    def tools(self) -> list[BaseTool]:
-        """Every method of the APIs. A tool that the entry withholds until a later turn answers until then as one that
-        does not exist; what else a wrong call is answered is LangChain's matter and stands in `check_call`."""
-        return [self._tool(name, owner) for name, owner in _owners(self.task).items()]
+    def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
+        return [task for task in load_tasks(self.category)[:limit] if task.split == split]
 
-    def _tool(self, name: str, owner: str) -> BaseTool:
-        def call(**arguments: Any) -> str:
-            return self.call(name, arguments).text
+    def create_environment(self) -> BFCLEnvironment:
+        return BFCLEnvironment()
 
-        async def acall(**arguments: Any) -> str:  # on the loop: parallel calls stay in the model's order, and it is quicker
-            return call(**arguments)
+    def create_dream(self, experience: ExperienceModel) -> Environment:
+        return BFCLDream(experience, rewards=self.rewards)
 
-        schema, description = arguments_schema(owner, name), documents(owner)[name]["description"]
-        return StructuredTool(name=name, description=description, args_schema=schema, func=call, coroutine=acall)
-
-    def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
-        """Call a tool of this world, its arguments unchecked. Text and errors are those of BFCL's own execution."""
-        if name not in self._methods:
-            raise ConfigurationError.unknown("tool", name, self._methods)
-        if self.turn < self.task.metadata["withheld"].get(name, 0):
-            return Answer(_unknown(name, self.task, self.turn), False)
-        method = self._methods[name]
-        with _ONE_CALL:
-            answer = _execute(method, arguments if inspect.signature(method).parameters else {})  # as LangChain does
-            self.answers.append(answer.text)
-        return answer
-
-    def end_turn(self) -> str | None:
-        """The agent has answered the user: what the user says next, None if that was the last turn."""
-        self.turn += 1
-        return self.user_turns[self.turn] if self.turn < len(self.user_turns) else None
-
-    @cached_property
-    def reference(self) -> "BFCLWorld":
-        """The world after its ground truth."""
-        world = BFCLWorld(self.task)
-        for calls in ground_truth(self.task):
-            for call in calls:
-                world.call(call.name, call.arguments)
-            world.end_turn()
-        return world
-
-    def state_matches(self) -> bool:
-        """Whether every API now is in the state in which the ground truth leaves it (BFCL's `state_checker`)."""
-        return bool(state_checker(self._apis, self.reference._apis)["valid"])
-
-    def success(self) -> bool:
-        """Whether the state matches and every answer that the ground truth gets was got (BFCL's `response_checker`).
-
-        The answers count because 11 of 200 entries only ask for information: to do nothing would solve them. It is judged
-        once, at the end; BFCL's leaderboard judges after every turn, so success here is a little more common.
-        """
-        if self.cut_short or not self.state_matches():
-            return False
-        return bool(response_checker(self.answers, self.reference.answers, self.turn)["valid"])
-
-    def reward(self) -> float:
-        """1.0 for success, else 0.0."""
-        return float(self.success())
-
-
-def check_call(task: Task, action: str, *, turn: int | None = None) -> str | None:
-    """What production answers to an action that no world of `task` accepts; None for a call to be played or an answer.
-
-    It is ToolNode's text for an unknown tool and for arguments that are missing, unknown, of a wrong type or not among
-    the allowed values; it quotes the arguments in the action's order, which `render_call` makes alphabetical.
-    Args: `turn`, how many user turns have ended; with it, tools withheld until later are refused.
-    """
-    try:
-        call = parse_action(action)
-    except ValueError:
-        return "Error: this is neither a tool call nor an answer."
-    if not isinstance(call, ToolCall):
-        return None
-    owner = _owners(task).get(call.name)
-    if owner is None:
-        return _unknown(call.name, task)
-    schema, arguments = arguments_schema(owner, call.name), dict(call.arguments)
-    if schema.model_fields:  # LangChain ignores whatever is passed to a tool without parameters
-        try:
-            schema.model_validate(arguments)
-        except ValidationError as error:
-            return ToolInvocationError(call.name, error, arguments, error.errors()).message
-    if turn is not None and turn < task.metadata["withheld"].get(call.name, 0):
-        return _unknown(call.name, task, turn)
-    return None
-
-
-def _owners(task: Task) -> dict[str, str]:
-    """Tool -> the class it belongs to; no two classes of an entry share a name."""
-    return {name: owner for owner in task.metadata["involved_classes"] for name in documents(owner)}
-
-
-def _unknown(name: str, task: Task, turn: int | None = None) -> str:
-    withheld = task.metadata["withheld"]
-    known = [tool for tool in _owners(task) if turn is None or turn >= withheld.get(tool, 0)]
-    return INVALID_TOOL_NAME_ERROR_TEMPLATE.format(requested_tool=name, available_tools=", ".join(known))
-
-
-def _instance(task: Task, class_name: str) -> Any:
-    instance = api(class_name)()
-    if class_name not in STATELESS_CLASSES:
-        scenario = copy.deepcopy(task.metadata["initial_config"].get(class_name, {}))
-        instance._load_scenario(scenario, long_context="long_context" in task.metadata["entry_id"])
-    return instance
-
-
-def _execute(method: Callable[..., Any], arguments: Mapping[str, Any]) -> Answer:
-    """BFCL's own rendering of a result, without its `eval`."""
-    try:
-        bound = inspect.signature(method).bind(**arguments)
-        bound.apply_defaults()
-        # copies: the methods keep what they are given in their state, their own mutable defaults included, which would
-        # carry the mentions of one world's post into the next world's
-        result = method(**copy.deepcopy(bound.arguments))
-        return Answer(_render(result), not _is_error(result))
-    except Exception as error:
-        return Answer(f"Error during execution: {error}", False)
-
-
-def _render(result: Any) -> str:
-    if isinstance(result, dict):
-        try:
-            return json.dumps(result)
-        except (TypeError, ValueError):  # BFCL: some functions return what JSON cannot hold
-            pass
-    return str(result)
-
-
-def _is_error(result: Any) -> bool:
-    found = result[0] if isinstance(result, list) and result else result
-    return "error" in found if isinstance(found, dict) else isinstance(found, str) and found.startswith("Error")
+    def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
+        """`episodes[kind]` trajectories of each of `KINDS`, at most one demonstration of a task."""
+        for kind in episodes:
+            if kind not in KINDS:
+                raise ConfigurationError.unknown("kind", kind, KINDS)
+        left = {True: episodes.get("demonstration", 0), False: episodes.get("mistaken", 0)}
+        failures = -(-left[False] // max(len(tasks), 1))
+        for trajectory in offline_trajectories(tasks, failures=failures, seed=seed, answers=True):
+            if left[trajectory.success] > 0:
+                left[trajectory.success] -= 1
+                yield trajectory

@@ -1,16 +1,17 @@
-"""Behaviour policies for text environments: offline trajectories that teach an experience model what fails, and how.
+"""Scripted policies for text games: offline trajectories that teach an experience model what fails, and how.
 
-A model that saw only demonstrations believes that everything succeeds, so the kinds below err on purpose. An adapter
-brings what only its game knows: who is right (`Oracle`), and how one errs there (`Mistakes`).
+A model that saw only demonstrations believes that everything succeeds, so most of the kinds below err on purpose. An
+adapter brings what only its game knows: which action is right (`Oracle`), and how one errs there (`Mistakes`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
-from typing import Literal, NamedTuple, Protocol, cast, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 from dreamgym_lg.environment import play_action
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.types import Step, StepResult, Task, Trajectory
+from dreamgym_lg.integrations.text_games.environment import TextGame
+from dreamgym_lg.types import Step, Task, Trajectory
 
 Kind = Literal["demonstration", "noisy", "random", "malformed", "fluent_wrong", "mixture"]
 """`demonstration`: the shortest solution.  `noisy`: a solution with stray actions in between.  `random`: valid actions.
@@ -20,16 +21,21 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class View(NamedTuple):
-    """What a behaviour policy chooses from: all observations, the valid actions, the right one, items of any world."""
+    """What a scripted policy chooses its next action from."""
 
     seen: Sequence[str]
+    """All observations of the episode, oldest first."""
     valid: Sequence[str]
     right: str
+    """The oracle's action."""
     words: Sequence[str]
+    """Names of things of any world of the game, at least one."""
 
 
 Oracle = Callable[[Sequence[str], Sequence[str]], str]
-"""`(observations, valid actions) -> right action`."""
+"""The demonstrator of one task: `(observations, valid actions) -> right action`."""
+CreateOracle = Callable[[Task, Random], Oracle]
+"""The demonstrator of a task; where several solutions are right, `Random` chooses."""
 
 
 class Mistakes(NamedTuple):
@@ -45,19 +51,8 @@ class Mistakes(NamedTuple):
     """Others, which take their place."""
 
 
-class Playable(Protocol):
-    """An `Environment` that tells what is valid."""
-
-    max_steps: int
-
-    def reset(self, task: Task) -> str: ...
-    def step(self, action: str) -> StepResult: ...
-    def check_action(self, action: str, observations: Sequence[str]) -> str | None: ...
-    def valid_actions(self) -> list[str]: ...
-
-
 def corrupt(action: str, mistakes: Mistakes, rng: Random) -> str:
-    """A broken version of a command, as a weak policy utters them."""
+    """A broken version of a command, as a weak policy writes them."""
     words = action.split(" ")
     at = rng.randrange(len(words))
     before, word, after = words[:at], words[at], words[at + 1 :]
@@ -84,7 +79,11 @@ def corrupt(action: str, mistakes: Mistakes, rng: Random) -> str:
 
 
 def choose(kind: Kind, view: View, mistakes: Mistakes, rng: Random, *, gone_wrong: bool = False) -> str:
-    """The action of one step. Args: `gone_wrong`, whether a `fluent_wrong` episode has passed its turning point."""
+    """The action of one step of a scripted policy.
+
+    Args:
+        gone_wrong: A `fluent_wrong` episode has passed its turning point.
+    """
     match kind:
         case "demonstration":
             return view.right
@@ -103,55 +102,75 @@ def choose(kind: Kind, view: View, mistakes: Mistakes, rng: Random, *, gone_wron
             return choose(rng.choice(KINDS[:-1]), view, mistakes, rng, gone_wrong=True)
 
 
-def behave(
-    kind: Kind, environment: Playable, task: Task, rng: Random, *, oracle: Oracle, mistakes: Mistakes, words: Sequence[str]
+def play_scripted(
+    kind: Kind,
+    environment: TextGame,
+    task: Task,
+    rng: Random,
+    *,
+    create_oracle: CreateOracle,
+    mistakes: Mistakes,
+    words: Sequence[str],
 ) -> tuple[list[Step], bool]:
-    """Play one episode, checked as in production, and return its steps and whether it succeeded.
+    """Play one episode with a scripted policy and return its steps and whether it succeeded.
 
-    A refused action costs a step of the policy, of which there are `environment.max_steps`, but no real step.
+    Actions are checked as a policy's are: a refused one costs a step of the policy, of which there are
+    `environment.max_steps`, but no real step.
     """
+    oracle = create_oracle(task, rng)
     turn = min(rng.randrange(6), rng.randrange(6))
     seen, steps = [environment.reset(task)], list[Step]()
     while True:
         valid = environment.valid_actions()
         view = View(seen, valid, oracle(seen, valid), words)
         action = choose(kind, view, mistakes, rng, gone_wrong=len(steps) >= turn)
-        step, success, _ = play_action(environment, action, seen, last=len(steps) + 1 >= environment.max_steps)  # type: ignore[arg-type]
+        step, success, _ = play_action(environment, action, seen, last=len(steps) + 1 >= environment.max_steps)
         steps.append(step)
         seen.append(step.next_observation)
         if step.terminated or step.truncated:
             return steps, success
 
 
-def collect(
+def scripted_trajectories(
     tasks: Sequence[Task],
-    play: Callable[[Kind, Task, Random], tuple[list[Step], bool]],
+    environment: TextGame,
     *,
     episodes: Mapping[str, int],
     seed: int,
     run: str,
+    create_oracle: CreateOracle,
+    mistakes: Mistakes,
+    words: Sequence[str],
 ) -> Iterator[Trajectory]:
-    """`episodes[kind]` trajectories of each `Kind`, the tasks taken in turn; `play` plays one.
+    """`episodes[kind]` trajectories of each `Kind`, the tasks taken in turn; played while they are iterated over.
 
-    Raises `ConfigurationError`, before anything is played, for an unknown kind or a task of an evaluation split.
+    Raises `ConfigurationError`, before anything is played, for an unknown kind, no task, or one of an evaluation split.
     """
     for kind in episodes:
         if kind not in KINDS:
             raise ConfigurationError.unknown("kind", kind, KINDS)
     for task in tasks:
         if task.split != "train":
-            raise ConfigurationError(f"task {task.id} is a {task.split} task: collecting on it would leak it")
+            raise ConfigurationError(f"task {task.id} is a {task.split} task: offline trajectories of it would leak it")
     if not tasks:
-        raise ConfigurationError("collect needs at least one task")
+        raise ConfigurationError("scripted_trajectories needs at least one task of the train split, got none")
 
-    def trajectories() -> Iterator[Trajectory]:
+    def play() -> Iterator[Trajectory]:
         played = dict.fromkeys((task.id for task in tasks), 0)
         for kind, wanted in episodes.items():
             order = Random(f"{seed} {kind}").sample(tasks, len(tasks))
             for number in range(wanted):
                 task, rng = order[number % len(order)], Random(f"{seed} {kind} {number}")
-                steps, success = play(cast(Kind, kind), task, rng)
+                steps, success = play_scripted(
+                    cast(Kind, kind),
+                    environment,
+                    task,
+                    rng,
+                    create_oracle=create_oracle,
+                    mistakes=mistakes,
+                    words=words,
+                )
                 yield Trajectory(task=task, steps=steps, success=success, run=run, rollout_index=played[task.id])
                 played[task.id] += 1
 
-    return trajectories()
+    return play()

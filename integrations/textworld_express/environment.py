@@ -1,38 +1,20 @@
 """TextWorld-Express as an `Environment`: one Java process serves all concurrent episodes."""
 
 import json
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
-from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.text_games.environment import TextGame
+from dreamgym_lg.integrations.text_games.text import digest, one_line
 from dreamgym_lg.integrations.textworld_express.java import Interface
-from dreamgym_lg.integrations.textworld_express.text import (
-    GAMES,
-    UNKNOWN_ACTION,
-    Check,
-    check_action,
-    digest,
-    one_line,
-    world_split,
-)
+from dreamgym_lg.integrations.textworld_express.text import GAMES, UNKNOWN_ACTION, Check, check_action, world_split
 from dreamgym_lg.types import StepResult, Task
 
+Answer = TypeVar("Answer")
 
-class RealSteps:
-    """Counts what was asked of real environments, over all of them and over threads: the cost that reports quote."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.resets = 0
-        self._lock = threading.Lock()
-
-    def add(self, *, steps: int = 0, resets: int = 0) -> None:
-        with self._lock:
-            self.steps += steps
-            self.resets += resets
+_IDLE: list[Interface] = []
+"""Closed environments leave their game slot here for the next one: making a slot and loading a game into it takes time."""
 
 
 def _world(task: Task) -> dict[str, Any]:
@@ -52,17 +34,24 @@ def _world(task: Task) -> dict[str, Any]:
     return world
 
 
-class TextWorldExpress(Environment):
-    """One episode at a time of any of `GAMES`; instances share one Java process and may live in different threads.
+class TextWorldExpress(TextGame):
+    """One episode at a time of any of `GAMES`; instances may live in different threads and share one Java process.
 
-    A task's metadata names the world: `game`, `params`, `seed` and `fold` (train, dev or test, which share no
-    objects). An episode is truncated after `max_steps` real steps.
+    `functools.partial(TextWorldExpress, max_steps=...)` creates as many as are asked for and never blocks. Each holds a
+    slot of the Java process from its first `reset` to its `close`, which leaves the slot to the next one.
+
+    Args:
+        max_steps: An episode is truncated after so many real steps; at least 1.
+        check: How much `check_action` knows, see `text.check_action`.
+
+    A task's metadata names the world: `game`, `params`, `seed` and `fold` (train, dev or test, which share no objects).
     """
 
-    def __init__(self, *, max_steps: int = 10, check: Check = "names", counter: RealSteps | None = None) -> None:
+    def __init__(self, *, max_steps: int = 10, check: Check = "names") -> None:
+        if max_steps < 1:
+            raise ConfigurationError(f"max_steps={max_steps}; allowed: 1 or more")
         self.max_steps, self.check = max_steps, check
-        self.counter = counter or RealSteps()
-        self._interface = Interface()
+        self._slot: Interface | None = None
         self._game = ""
         self._state: dict[str, Any] = {}
         self._steps = 0
@@ -72,8 +61,7 @@ class TextWorldExpress(Environment):
         """Raises `ConfigurationError` for metadata that names no world, `EnvironmentFailed` if Java breaks."""
         world = _world(task)
         self._over = True
-        self._state = self._interface.start(world)
-        self.counter.add(resets=1)
+        self._state = self._ask(lambda slot: slot.start(world))
         self._game, self._steps, self._over = world["game"], 0, False
         return one_line(self._state["observation"])
 
@@ -87,9 +75,9 @@ class TextWorldExpress(Environment):
             raise RuntimeError("step called before reset or after the end of the episode")
         self._over, before = True, self._state["score"]  # should Java fail now, the episode has ended
         # A lone surrogate cannot be sent to Java; no valid action holds one, so any replacement is answered alike.
-        self._state = json.loads(self._interface.call("stepJSON", action.strip().encode("utf-8", "replace").decode()))
+        sent = action.strip().encode("utf-8", "replace").decode()
+        self._state = json.loads(self._ask(lambda slot: slot.call("stepJSON", sent)))
         self._steps += 1
-        self.counter.add(steps=1)
         success, failure = self._state["tasksuccess"], self._state["taskfailure"]
         truncated = self._steps >= self.max_steps and not (success or failure)
         self._over = success or failure or truncated
@@ -102,12 +90,11 @@ class TextWorldExpress(Environment):
         return check_action(self._game, action, observations, check=self.check) if self._game else None
 
     def valid_actions(self) -> list[str]:
-        """What the game accepts now, sorted: for behaviour policies and tests, not for a policy under evaluation."""
         return sorted(set(self._state.get("validActions", ())))
 
     def instruction(self) -> str:
         """What the game of the last reset asks for."""
-        return one_line(self._interface.call("getTaskDescription"))
+        return one_line(self._ask(lambda slot: slot.call("getTaskDescription")))
 
     def gold_path(self, task: Task) -> list[str]:
         """The game's own solution of `task` without its needless first `look around`; ends a running episode.
@@ -115,78 +102,32 @@ class TextWorldExpress(Environment):
         Through several rooms (`coin`, `twc` with `numLocations` above 1) the game finds another one each time.
         """
         self._over = True
-        self._state = self._interface.start(_world(task), gold=True)
-        path = [str(action) for action in self._interface.call("getGoldActionSequence")]
+        self._state = self._ask(lambda slot: slot.start(_world(task), gold=True))
+        path = [str(action) for action in self._ask(lambda slot: slot.call("getGoldActionSequence"))]
         return path[1:] if path[:1] == ["look around"] else path
 
     def close(self) -> None:
-        self._interface, self._over = Interface(), True
+        slot, self._slot, self._over = self._slot, None, True
+        if slot is not None:
+            _IDLE.append(slot)
+
+    def _ask(self, question: Callable[[Interface], Answer]) -> Answer:
+        """The answer of this instance's slot.
+
+        The slot is out of reach of `close` meanwhile: a cancelled episode leaves its thread behind in the game, and the
+        next episode must not get that slot. One whose game failed is not used again either.
+        """
+        slot, self._slot = self._slot or _idle_slot(), None
+        answer = question(slot)
+        self._slot = slot
+        return answer
 
 
-class TextWorldExpressPool:
-    """At most `size` environments at once, all in one Java process; safe to share between threads."""
-
-    def __init__(
-        self, size: int = 64, *, max_steps: int = 10, check: Check = "names", counter: RealSteps | None = None
-    ) -> None:
-        if size < 1:
-            raise ConfigurationError(f"size must be at least 1, got {size}")
-        self.counter = counter or RealSteps()
-        self._max_steps, self._check = max_steps, check
-        self._free = threading.BoundedSemaphore(size)
-        self._lock = threading.Lock()
-        self._idle: list[Interface] = []
-        self._lent: set[TextWorldExpress] = set()
-        self._closed = False
-
-    def create(self) -> TextWorldExpress:
-        """One whose `close` gives its place back. Waits while `size` are lent; `RuntimeError` on a closed pool."""
-        self._free.acquire()
-        environment = _Lent(self, max_steps=self._max_steps, check=self._check, counter=self.counter)
-        with self._lock:
-            if self._closed:
-                self._free.release()
-                raise RuntimeError("the pool is closed")
-            if self._idle:
-                environment._interface = self._idle.pop()
-            self._lent.add(environment)
-        return environment
-
-    acquire = create
-
-    def release(self, environment: TextWorldExpress) -> None:
-        """Take an environment back; one that is not lent (any more) is ignored."""
-        with self._lock:
-            if environment not in self._lent:
-                return
-            self._lent.remove(environment)
-            if not self._closed:
-                self._idle.append(environment._interface)
-        TextWorldExpress.close(environment)
-        self._free.release()
-
-    @contextmanager
-    def lend(self) -> Iterator[TextWorldExpress]:
-        environment = self.create()
-        try:
-            yield environment
-        finally:
-            self.release(environment)
-
-    def close(self) -> None:
-        """Lend no more; who waits for a place gets `RuntimeError` once one is free. What is lent stays usable."""
-        with self._lock:
-            self._closed = True
-            self._idle.clear()
-
-
-class _Lent(TextWorldExpress):
-    def __init__(self, pool: TextWorldExpressPool, **options: Any) -> None:
-        super().__init__(**options)
-        self._pool = pool
-
-    def close(self) -> None:
-        self._pool.release(self)
+def _idle_slot() -> Interface:
+    try:
+        return _IDLE.pop()
+    except IndexError:  # asking first whether there is one would race with other threads
+        return Interface()
 
 
 def make_tasks(

@@ -1,16 +1,15 @@
-"""Scripted policies for TextWorld-Express: who is right there, and how one errs."""
+"""Scripted policies for TextWorld-Express: its demonstrators, and the mistakes one can make there."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from random import Random
 
-from dreamgym_lg.integrations.text_games import scripted_policies as behaviour
-from dreamgym_lg.integrations.text_games.scripted_policies import KINDS, Kind, Mistakes, Oracle, View
+from dreamgym_lg.integrations.text_games import scripted_policies
+from dreamgym_lg.integrations.text_games.scripted_policies import Mistakes, Oracle, View
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress
 from dreamgym_lg.integrations.textworld_express.text import movable_items
-from dreamgym_lg.types import Step, Task, Trajectory
-
-__all__ = ["KINDS", "Kind", "View", "behave", "collect", "corrupt", "oracle"]
+from dreamgym_lg.types import Task, Trajectory
 
 _PUT = re.compile(r"You put the (.+) in the (.+)\.")
 
@@ -41,7 +40,7 @@ def _tidied(goals: Mapping[str, str], seen: Sequence[str], valid: Sequence[str])
     return "look around"
 
 
-def oracle(environment: TextWorldExpress, task: Task, rng: Random) -> Oracle:
+def create_oracle(environment: TextWorldExpress, task: Task, rng: Random) -> Oracle:
     """The demonstrator of `task`.
 
     `peckingorder` only needs its book. `twc` in one room brings the items, in random order, to where the gold path puts
@@ -81,23 +80,7 @@ MISTAKES = Mistakes(
 )
 
 
-def corrupt(action: str, rng: Random) -> str:
-    """A broken version of a command, as a weak policy utters them."""
-    return behaviour.corrupt(action, MISTAKES, rng)
-
-
-def behave(
-    kind: Kind, environment: TextWorldExpress, task: Task, rng: Random, *, words: Sequence[str] = ("lamp",)
-) -> tuple[list[Step], bool]:
-    """Play one episode, checked as in production, and return its steps and whether it succeeded.
-
-    A refused action costs a step of the policy, of which there are `environment.max_steps`, but no real step.
-    """
-    right = oracle(environment, task, rng)
-    return behaviour.behave(kind, environment, task, rng, oracle=right, mistakes=MISTAKES, words=words)
-
-
-def collect(
+def scripted_trajectories(
     tasks: Sequence[Task],
     environment: TextWorldExpress,
     *,
@@ -105,14 +88,19 @@ def collect(
     seed: int,
     run: str = "offline",
 ) -> Iterator[Trajectory]:
-    """`episodes[kind]` trajectories of each `Kind`, the tasks taken in turn.
+    """`episodes[kind]` trajectories of each `Kind`, the tasks taken in turn; played while they are iterated over.
 
     The same arguments give the same trajectories, except where gold paths vary (`TextWorldExpress.gold_path`).
-    Raises `ConfigurationError`, before anything is played, for an unknown kind or a task of an evaluation split.
+    Raises `ConfigurationError`, before anything is played, for an unknown kind, no task, or one of an evaluation split.
     """
     words = sorted({item for task in tasks for item in movable_items(str(task.metadata["observation"]))}) or ["lamp"]
-
-    def play(kind: Kind, task: Task, rng: Random) -> tuple[list[Step], bool]:
-        return behave(kind, environment, task, rng, words=words)
-
-    return behaviour.collect(tasks, play, episodes=episodes, seed=seed, run=run)
+    return scripted_policies.scripted_trajectories(
+        tasks,
+        environment,
+        episodes=episodes,
+        seed=seed,
+        run=run,
+        create_oracle=partial(create_oracle, environment),
+        mistakes=MISTAKES,
+        words=words,
+    )

@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from hashlib import blake2b
 from random import Random
 from typing import Any, Literal, get_args
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.text_games.text import digest, one_line
 from dreamgym_lg.types import Split, Task
 
 GAMES: Mapping[str, str] = {
@@ -174,16 +174,6 @@ def check_action(game: str, action: str, observations: Sequence[str], *, check: 
 
 
 # --- Tasks -----------------------------------------------------------------------------------------------------------
-
-
-def one_line(text: str) -> str:
-    """The text with every run of white space made one space: how observations are kept and compared."""
-    return " ".join(text.split())
-
-
-def digest(*parts: str) -> str:
-    """16 hexadecimal digits that stand for `parts`, on every machine and for ever."""
-    return blake2b("\x1f".join(parts).encode(), digest_size=8).hexdigest()
 
 
 def world_split(observation: str, *, test_share: float = 0.15, validation_share: float = 0.1) -> Split:

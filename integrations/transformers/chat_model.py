@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
+from langchain_core.language_models import LangSmithParams, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
@@ -28,10 +28,12 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.engine_process import ProcessEngine
 from dreamgym_lg.integrations.transformers.loading import HUB_OPTIONS, MODEL_OPTIONS, load_model, load_tokenizer
-from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Request
+from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Request, ToolChoice
 from dreamgym_lg.integrations.transformers.structured_output import json_parser, to_response_format, with_raw
 from dreamgym_lg.integrations.transformers.tool_format import ToolDialect, has_calls, to_entry
-from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
+from dreamgym_lg.token_recorder import TokenCall, TokenRecorder, TrainablePolicy
+
+_RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None
 
 _FULL_DISTRIBUTION = (
     "it would cut the distribution, and the recorded log-probabilities, which training divides by, are of the whole one; "
@@ -51,7 +53,7 @@ _ELSEWHERE = {
 """What other libraries call an argument, or take as one, and what to do here."""
 
 
-class LocalChatModel(BaseChatModel):
+class LocalChatModel(TrainablePolicy):
     """A Hugging Face causal language model as a LangChain chat model that records every token it samples.
 
     ```python
@@ -75,6 +77,8 @@ class LocalChatModel(BaseChatModel):
     """0 takes the most likely token; recorded log-probabilities are those of the distribution sampled from (at 0: of 1)."""
     max_new_tokens: int = Field(default=64, gt=0)
     """The most tokens of one reply."""
+    stop: list[str] = Field(default_factory=list)
+    """A reply ends before the first of these; `stop` of a call takes their place."""
     streaming: bool = False
     """Whether `invoke` tells callbacks each piece of text as it comes, as `stream` does."""
     _tools: ToolDialect = PrivateAttr()
@@ -107,7 +111,8 @@ class LocalChatModel(BaseChatModel):
         """
         loading = {name: options.pop(name) for name in sorted((HUB_OPTIONS | MODEL_OPTIONS) & options.keys())}
         known = {"device", "dtype", "own_process", "max_batch_size", *HUB_OPTIONS, *MODEL_OPTIONS}
-        _check_names("option of LocalChatModel.from_path", options, known | cls.model_fields.keys() - {"model", "tokenizer"})
+        known |= cls.model_fields.keys() - {"model", "tokenizer", "engine"}
+        _check_names("option of LocalChatModel.from_path", options, known)
         tokenizer = load_tokenizer(path, **loading)
         loading |= {"device": device, "dtype": dtype}
         if own_process:
@@ -151,21 +156,24 @@ class LocalChatModel(BaseChatModel):
         return self.model_copy(update={"temperature": temperature})
 
     def weights_changed(self) -> None:
-        """Drop every cached key and value; call it after the model's weights have changed."""
+        """Drop every cached key and value; called after the model's weights have changed."""
         self.engine.clear()
 
     def bind_tools(
         self,
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
         *,
-        tool_choice: Any = None,
+        tool_choice: ToolChoice = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Let the model call tools.
 
-        `tool_choice`: `auto` or None, the model decides; `none`, it reads of the tools, but its reply is text; `any` or
-        `required`, a call of some tool; a tool's name or `{"type": "function", "function": {"name": ...}}`, a call of that
-        one. What is not the model's choice is given to it as the beginning of its reply: no training rewards it for that.
+        Args:
+            tools: Functions, LangChain tools, pydantic classes, or OpenAI's JSON.
+            tool_choice: `auto`, False or None: the model decides. `none`: it reads of the tools, but its reply is text. `any`,
+                `required` or True: a call of some tool. A tool's name or `{"type": "function", "function": {"name": ...}}`: a
+                call of that one. What is not the model's choice is given to it as the beginning of its reply, and is not
+                trained on.
         """
         converted = [convert_to_openai_tool(tool) for tool in tools]
         return self.bind(tools=converted, **({} if tool_choice is None else {"tool_choice": tool_choice}), **kwargs)
@@ -178,9 +186,10 @@ class LocalChatModel(BaseChatModel):
         method: str = "function_calling",
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
-        """Answers of this form: `function_calling` by a forced tool call, `json_schema` and `json_mode` as JSON text.
+        """Answers that fit a schema: `function_calling` by a forced tool call, `json_schema` and `json_mode` as JSON text.
 
-        Nothing but the first characters is forced: an answer that does not fit raises when it is parsed.
+        Nothing but the first characters is forced: an answer that does not fit raises `OutputParserException`, and with
+        `include_raw` it has `parsed` None.
         """
         if method == "function_calling":
             return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
@@ -200,18 +209,19 @@ class LocalChatModel(BaseChatModel):
             temperature=kwargs.get("temperature", self.temperature),
             max_new_tokens=kwargs.get("max_new_tokens", self.max_new_tokens),
             seed=recorder.next_seed() if seed is None and recorder is not None else seed,
-            stop=tuple(stop or ()),
+            stop=tuple(stop or self.stop),
             owner=id(recorder) if recorder is not None else None,
         )
         if not plain:
             self._tools.prepare(request, messages, tools=tools, choice=choice, response_format=response_format)
         return request
 
-    def _finish(self, request: Request, generated: Generated, run_manager: Any) -> AIMessage:
+    def _finish(self, request: Request, generated: Generated, run_manager: _RunManager) -> AIMessage:
         recorder = TokenRecorder.current()
         if recorder is not None:
             run_id = run_manager.run_id if run_manager else None
-            recorder.record(TokenCall(run_id, generated.given_ids, generated.sampled_ids, generated.logprobs))
+            tokens = generated.given_ids, generated.sampled_ids, generated.logprobs
+            recorder.record(TokenCall(run_id, *tokens, temperature=request.temperature))
         return AIMessage(
             **self._tools.read(request, generated),
             response_metadata={"model_name": self.name_or_path, "finish_reason": generated.finish_reason},

@@ -7,6 +7,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from langchain_core.messages.ai import UsageMetadata
 
+ToolChoice = str | bool | dict[str, Any] | None
+"""Which tool a reply has to call, as OpenAI and LangChain write it; `LocalChatModel.bind_tools` says what each value means."""
+
+ResponseFormat = dict[str, Any] | type | None
+"""What a reply has to look like: OpenAI's `response_format`, or a pydantic class or other schema."""
+
 
 @dataclass(slots=True)
 class Request:

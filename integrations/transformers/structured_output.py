@@ -11,10 +11,14 @@ from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.requests import ResponseFormat
 
 
 def to_response_format(schema: dict[str, Any] | type, method: str) -> dict[str, Any]:
-    """The `response_format` of a schema; `method` is `json_schema` or `json_mode`."""
+    """OpenAI's `response_format` for a schema.
+
+    Raises `ConfigurationError` for a `method` other than `json_schema` and `json_mode`.
+    """
     if method == "json_mode":
         return {"type": "json_object"}
     if method != "json_schema":
@@ -47,13 +51,16 @@ def with_raw(model: Runnable[Any, Any], parser: Runnable[AIMessage, Any]) -> Run
     return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
 
 
-def json_section(response_format: Any) -> str | None:
-    """What the system message says about the answer's form; None if it is free. Raises `ConfigurationError`."""
+def json_section(response_format: ResponseFormat) -> str | None:
+    """The instruction for the system message to answer in JSON, with its schema; None if the answer is free text.
+
+    Raises `ConfigurationError` for an unknown type of response format.
+    """
     if isinstance(response_format, type):
         response_format = to_response_format(response_format, "json_schema")
-    kind = "text" if response_format is None else response_format["type"]
-    if kind == "text":
+    if response_format is None or response_format["type"] == "text":
         return None
+    kind = response_format["type"]
     if kind not in ("json_object", "json_schema"):
         raise ConfigurationError.unknown("type of response_format", kind, ("json_object", "json_schema", "text"))
     section = "Answer with one JSON object and nothing else."

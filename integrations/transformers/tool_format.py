@@ -9,17 +9,19 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.messages.tool import invalid_tool_call, tool_call
+from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers.requests import Generated, Request
+from dreamgym_lg.integrations.transformers.requests import Generated, Request, ResponseFormat, ToolChoice
 from dreamgym_lg.integrations.transformers.structured_output import json_section, parse_json
 from dreamgym_lg.integrations.transformers.tool_parsing import MARKERS, Call, parse_reply
 
@@ -37,6 +39,8 @@ CALL_HEAD, CALL_MIDDLE, CALL_TAIL = '<tool_call>\n{"name": "', '", "arguments": 
 RESULT_HEAD, RESULT_TAIL = "<tool_response>\n", "\n</tool_response>"
 
 Message = dict[str, Any]
+Tool = dict[str, Any] | type | Callable[..., Any] | BaseTool
+"""What `convert_to_openai_tool` takes."""
 
 
 class _CallFormat(NamedTuple):
@@ -63,7 +67,7 @@ class ToolDialect:
     plain text, its tool section in the system message.
     """
 
-    def __init__(self, tokenizer: Any, ends: Iterable[int]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Iterable[int]) -> None:
         self._tokenizer, self._ends = tokenizer, frozenset(ends)
         self._sampled: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
@@ -81,18 +85,28 @@ class ToolDialect:
         return None if len(skipped) == len(special) else skipped
 
     def prepare(
-        self, request: Request, messages: Sequence[BaseMessage], *, tools: Sequence[Any], choice: Any, response_format: Any
+        self,
+        request: Request,
+        messages: Sequence[BaseMessage],
+        *,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        response_format: ResponseFormat,
     ) -> None:
-        """Write the conversation with its tools into the request. Raises `ConfigurationError` for what cannot be had."""
-        tools = [_checked(tool) for tool in tools]
-        names = frozenset(tool["function"]["name"] for tool in tools)
+        """Write the conversation with its tools into the request.
+
+        Raises `ConfigurationError` for a choice of no known tool, a tool that runs at its provider, and an unknown response
+        format.
+        """
+        functions = [_checked(tool) for tool in tools]
+        names = frozenset(tool["function"]["name"] for tool in functions)
         forced = _chosen(choice, names)
         sections = []
-        if tools and self._call_format is None:
-            sections.append(tools_section(tools))
-        elif tools:
-            request.tools = list(tools)
-        if tools and forced != "none":
+        if functions and self._call_format is None:
+            sections.append(tools_section(functions))
+        elif functions:
+            request.tools = functions
+        if functions and forced != "none":
             request.tool_names, request.skipped_ids = names, self._skipped_ids
             request.forced = self._beginning(forced, names)
         if (section := json_section(response_format)) is not None:
@@ -110,8 +124,8 @@ class ToolDialect:
             salt = (uuid4() if request.seed is None else request.seed, generated.given_ids, generated.sampled_ids)
             calls = [tool_call(name=call.name, args=call.arguments, id=_id(salt, i)) for i, call in enumerate(reply.calls)]
             bad = [
-                invalid_tool_call(name=unread.name, args=unread.text, id=_id(salt, -i), error=unread.reason)
-                for i, unread in enumerate(reply.unread, 1)
+                invalid_tool_call(name=invalid.name, args=invalid.text, id=_id(salt, -i), error=invalid.reason)
+                for i, invalid in enumerate(reply.invalid, 1)
             ]
             if calls or bad:
                 fields |= {"content": reply.content, "tool_calls": calls, "invalid_tool_calls": bad}
@@ -176,7 +190,7 @@ class ToolDialect:
         return written
 
 
-def render(tokenizer: Any, request: Request) -> str:
+def render(tokenizer: PreTrainedTokenizerBase, request: Request) -> str:
     """The conversation as the model reads it, up to the first token to sample."""
     text = _apply(tokenizer, list(request.conversation), request.tools)
     if any(text.count(placeholder) != 1 for placeholder in request.splices):  # the template writes this one otherwise
@@ -187,7 +201,7 @@ def render(tokenizer: Any, request: Request) -> str:
     return text + request.forced
 
 
-def tools_section(tools: Sequence[Any]) -> str:
+def tools_section(tools: Sequence[dict[str, Any]]) -> str:
     """The tools for a system message, in Hermes' format."""
     return TOOLS_HEAD + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + TOOLS_TAIL
 
@@ -197,13 +211,15 @@ def call_text(function: dict[str, Any]) -> str:
     return f"{CALL_HEAD}{function['name']}{CALL_MIDDLE}{json.dumps(function['arguments'], ensure_ascii=False)}{CALL_TAIL}"
 
 
-def _apply(tokenizer: Any, conversation: list[Message], tools: list[Any] | None, *, prompt: bool = True) -> str:
+def _apply(
+    tokenizer: PreTrainedTokenizerBase, conversation: list[Message], tools: list[Any] | None, *, prompt: bool = True
+) -> str:
     text = tokenizer.apply_chat_template(conversation, tools=tools, tokenize=False, add_generation_prompt=prompt)
     assert isinstance(text, str)
     return text
 
 
-def _probe(tokenizer: Any, ends: Iterable[str]) -> _CallFormat | None:
+def _probe(tokenizer: PreTrainedTokenizerBase, ends: Iterable[str]) -> _CallFormat | None:
     """Render a call and see what stands around its name."""
     name, id = "\ue000", "000000000"  # Mistral's templates take ids of nine letters and digits only
     tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
@@ -265,14 +281,14 @@ def _id(salt: Any, number: int) -> str:
     return base64.b32encode(digest).decode().lower()[:9]  # what Mistral's templates take
 
 
-def _checked(tool: Any) -> dict[str, Any]:
+def _checked(tool: Tool) -> dict[str, Any]:
     tool = tool if isinstance(tool, dict) and "function" in tool else convert_to_openai_tool(tool)
     if "function" not in tool:
         raise ConfigurationError(f"a tool of type {tool.get('type')!r} runs at its provider; a local model takes functions")
     return dict(tool)
 
 
-def _chosen(choice: Any, names: frozenset[str]) -> str | None:
+def _chosen(choice: ToolChoice, names: frozenset[str]) -> str | None:
     """`none`, `any`, a tool's name, or None: the model decides."""
     if isinstance(choice, dict):
         choice = choice.get("function", choice).get("name") or choice.get("type")

@@ -20,8 +20,8 @@ class Call(NamedTuple):
     arguments: dict[str, Any]
 
 
-class Unread(NamedTuple):
-    """What was meant as a call and is none."""
+class InvalidCall(NamedTuple):
+    """What was meant as a tool call and cannot be read as one."""
 
     name: str | None
     """The tool's name, where it can be told."""
@@ -32,12 +32,12 @@ class Unread(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A reply, taken apart."""
+    """A sampled reply as text and tool calls."""
 
     content: str
     """The text before the first call, as it was sampled; what follows a call is in no message."""
     calls: list[Call]
-    unread: list[Unread]
+    invalid: list[InvalidCall]
 
 
 def parse_reply(text: str, names: frozenset[str]) -> Reply:
@@ -55,7 +55,7 @@ def parse_reply(text: str, names: frozenset[str]) -> Reply:
             reply.calls.append(_call(found))
         except ValueError as error:
             name = _NAME.search(raw)
-            reply.unread.append(Unread(name and name[1], raw.removeprefix("{"), str(error)))
+            reply.invalid.append(InvalidCall(name and name[1], raw.removeprefix("{"), str(error)))
     return reply
 
 

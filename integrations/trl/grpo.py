@@ -8,65 +8,115 @@ import json
 import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, NothingToTrain
-from dreamgym_lg.integrations.trl.rows import Rows, to_rows
-from dreamgym_lg.types import Segment, Trajectory
+from dreamgym_lg.learner import Credit, Groups, TrainingRow, group_credit
 
 try:
     from datasets import IterableDataset
-    from transformers import PrinterCallback, TrainerCallback
+    from transformers import (
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        PrinterCallback,
+        TrainerCallback,
+        TrainerControl,
+        TrainerState,
+        TrainingArguments,
+    )
     from trl import GRPOConfig, GRPOTrainer
     from trl.trainer.utils import pad
 except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
-for _name in ("_generate_and_score_completions", "_get_per_token_logps_and_entropies"):
+from dreamgym_lg.integrations.trl.options import LOSS_TYPES, check_grpo, precision
+
+for _name in ("_compute_loss", "_get_per_token_logps_and_entropies"):
     if not hasattr(GRPOTrainer, _name):
         raise MissingDependency(f"this TRL has no GRPOTrainer.{_name}; run: pip install 'trl>=1.16,<1.17'")
+
+_SETTINGS: Mapping[str, Any] = {
+    "max_steps": 1_000_000,
+    # TRL refuses groups of one; no prompt of a batch is ever looked at
+    "num_generations": 2,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 1,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "save_total_limit": 2,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "ignore_data_skip": True,
+}
+
 
 class _Stopped(Exception):
     """Ends the trainer's thread."""
 
 
+class _Update(NamedTuple):
+    """What one optimiser step is made of."""
+
+    rows: Sequence[TrainingRow]
+    scale: float
+    """The loss is this times the weighted sum over the rows."""
+    last: bool
+    """The last of its iteration: a checkpoint follows."""
+
+
 class _Trainer(GRPOTrainer):
-    """Takes rows from a queue where TRL would generate and score."""
+    """Takes rows from a queue where TRL would generate and score, and splits them into forward passes itself."""
 
-    feed: "queue.SimpleQueue[Rows | None]"
+    feed: "queue.SimpleQueue[_Update | None]"
+    micro_batch: int
 
-    def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
-        rows = self.feed.get()
-        if rows is None:
+    def training_step(
+        self, model: PreTrainedModel, inputs: object, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        update = self.feed.get()
+        if update is None:
             raise _Stopped
-        self.model.train()  # while this waited, the engine may have put it into evaluation mode
-        missing = -len(rows) % self.args.steps_per_generation
-        # the batch is split into equal parts: rows without a trainable token fill it up and add nothing to the loss
-        filler = (Segment(token_ids=rows[0][0].token_ids, sampled=(), logprobs=()), 0.0)
-        return self._batch([*rows, *[filler] * missing])
+        self.control.should_save = update.last
+        rows = sorted(update.rows, key=lambda row: len(row.segment.token_ids))  # of like length: little padding
+        passes = -(-len(rows) // self.micro_batch)
+        # not Trainer's accumulation: that has a fixed number of passes, to which rows would have to be added
+        self._step, self.current_gradient_accumulation_steps = 0, passes
+        bounds = [len(rows) * i // passes for i in range(passes + 1)]
+        loss = torch.zeros((), device=self.accelerator.device)
+        for first, end in zip(bounds, bounds[1:], strict=False):
+            loss += super().training_step(model, self._batch(rows[first:end], update.scale * passes), None)
+        return loss
 
-    def _batch(self, rows: Rows) -> dict[str, torch.Tensor]:
-        prompts, completions, masks, logprobs = [], [], [], []
-        for segment, _ in rows:
-            first = list(segment.sampled).index(1) if segment.trainable else len(segment.token_ids) - 1
+    def _prepare_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return inputs
+
+    def _batch(self, rows: Sequence[TrainingRow], scale: float = 1.0) -> dict[str, torch.Tensor]:
+        """Inputs of `_compute_loss`: with one pass and its loss types `dapo` or `cispo`, `scale` times the weighted sum."""
+        prompts, completions, masks, logprobs, advantages = [], [], [], [], []
+        largest = 1 / min(row.weight for row in rows)
+        for segment, given, weight in rows:
+            first = list(segment.sampled).index(1)
             prompts.append(torch.tensor(segment.token_ids[:first]))
             completions.append(torch.tensor(segment.token_ids[first:]))
-            masks.append(torch.tensor(segment.sampled[first:] if segment.trainable else [0]))
-            logprobs.append(torch.tensor(segment.logprobs[first:] if segment.trainable else [0.0]))
+            # TRL divides the sum under its mask by the number of items: weights in the mask give the weighted sum. None is
+            # below 1, so that the lower bounds of TRL's denominators do not come in
+            masks.append(torch.tensor(segment.sampled[first:]) * (weight * largest * scale))
+            logprobs.append(torch.tensor(segment.logprobs[first:]))
+            advantages.append(torch.tensor(given[first:]))
         token = self._tokenizer.pad_token_id
-        tool_mask = pad(masks, padding_value=0)
         output = {
             "prompt_ids": pad(prompts, padding_value=token, padding_side="left"),
             "prompt_mask": pad([torch.ones_like(ids) for ids in prompts], padding_value=0, padding_side="left"),
             "completion_ids": pad(completions, padding_value=token),
             "completion_mask": pad([torch.ones_like(ids) for ids in completions], padding_value=0),
-            "tool_mask": tool_mask,
+            "tool_mask": pad(masks, padding_value=0.0),
             "old_per_token_logps": pad(logprobs, padding_value=0.0),
-            "advantages": torch.tensor([advantage for _, advantage in rows]),
-            "num_items_in_batch": tool_mask.sum(),
+            "advantages": pad(advantages, padding_value=0.0),
+            "num_items_in_batch": torch.tensor(largest),
         }
         output = {key: value.to(self.accelerator.device) for key, value in output.items()}
         if self.beta != 0.0:
@@ -77,25 +127,27 @@ class _Trainer(GRPOTrainer):
     def _reference(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-        kept = batch["completion_ids"].size(1)
-        return self._get_per_token_logps_and_entropies(self.ref_model, ids, mask, kept, batch_size=16)[0]
+        return self._get_per_token_logps_and_entropies(self.ref_model, ids, mask, batch["completion_ids"].size(1))[0]
 
 
-class _Steps(TrainerCallback):
-    """Saves after the last optimiser step of an update, then reports its metrics."""
+class _Results(TrainerCallback):
+    """Reports the metrics of an iteration's optimiser steps once they are saved."""
 
-    def __init__(self, steps: int, done: "queue.SimpleQueue[Any]") -> None:
-        self.steps, self.done, self.count = steps, done, 0
+    def __init__(self, done: "queue.SimpleQueue[tuple[str, dict[str, float]] | BaseException]") -> None:
+        self.done = done
         self.logs: list[dict[str, float]] = []
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.count += 1
-        control.should_save = self.count % self.steps == 0
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
         self.logs.append(logs or {})
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         names = {name for logs in self.logs for name in logs}
         shown = {name: [logs[name] for logs in self.logs if isinstance(logs.get(name), (int, float))] for name in names}
         self.logs = []
@@ -103,60 +155,80 @@ class _Steps(TrainerCallback):
         self.done.put((f"checkpoint-{state.global_step}", metrics))
 
 
-_SETTINGS: Mapping[str, Any] = {
-    "max_steps": 1_000_000,
-    "lr_scheduler_type": "constant",
-    "loss_type": "grpo",
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "save_total_limit": 2,
-    "report_to": "none",
-    "disable_tqdm": True,
-    "bf16": False,
-    "activation_checkpointing": False,
-    "ignore_data_skip": True,
-}
-
-
 class GRPOLearner:
     """Trains a local policy on groups of recorded episodes, resumable after any crash.
 
+    On a GPU, weights are float32 and passes are computed under bf16 autocast; the model's device is the one trained on. An
+    episode's weight in the loss, KL term included, does not depend on its number of segments (`group_credit`).
+
     Args:
-        model: The policy's `PreTrainedModel`, trained in place.
+        model: The policy's model, trained in place. Its weights have to be float32.
         tokenizer: Its tokenizer.
         path: Folder of the checkpoints; an unfinished run found there is taken up, optimiser included.
-        num_generations: Episodes per group, at least 2.
-        updates: Optimiser steps per iteration; every row is used once.
-        micro_batch: Parts a step's rows are split into (gradient accumulation), for memory.
-        config: Anything else of TRL's `GRPOConfig`.
+        updates: Optimiser steps per iteration. Each takes its share of the rows (segments), and every row is used once.
+        micro_batch: Rows in one forward and backward pass, at most. It decides the memory that a step needs, not its
+            gradient: the passes of a step are added up.
+        beta: Coefficient of the KL term against the policy that training began with.
+        temperature: At which the policy samples; tokens sampled at another one are refused.
+        loss_type: One of `LOSS_TYPES`. With `dr_grpo`, `max_completion_length` is its constant.
+        config: Other arguments of TRL's `GRPOConfig` that concern an optimiser step (`epsilon`, `weight_decay`, ...).
+
+    Raises `ConfigurationError` for an option that is unknown, set already or without effect here, and for a model in half
+    precision.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, path: str | Path, *, num_generations: int = 8, updates: int = 1, micro_batch: int = 2,
-        learning_rate: float = 1e-6, beta: float = 0.02, temperature: float = 1.0, seed: int = 0, **config: Any,
-    ) -> None:  # fmt: skip
-        if num_generations < 2:
-            raise ConfigurationError(f"num_generations={num_generations}: a group needs at least 2 episodes to compare")
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        path: str | Path,
+        *,
+        updates: int = 1,
+        micro_batch: int = 16,
+        learning_rate: float = 1e-6,
+        beta: float = 0.02,
+        temperature: float = 1.0,
+        loss_type: str = "grpo",
+        seed: int = 0,
+        **config: Any,
+    ) -> None:
+        check_grpo(updates, micro_batch, temperature, loss_type, config)
         if beta and not model.config._name_or_path:
             raise ConfigurationError(
                 f"beta={beta} needs the reference policy's weights, and this model was made in memory: save it and load it "
                 "with LocalChatModel.from_path, or set beta=0"
             )
-        self.model, self.path = model, Path(path)
+        self.model, self.path, self.temperature, self._updates = model, Path(path), temperature, updates
+        length = config.pop("max_completion_length", GRPOConfig.max_completion_length)
+        self._credit: Credit = partial(group_credit, normalise=LOSS_TYPES[loss_type], length=length)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        args: dict[str, Any] = {
-            **_SETTINGS, "output_dir": str(self.path), "num_generations": num_generations, "learning_rate": learning_rate,
-            "per_device_train_batch_size": num_generations, "steps_per_generation": updates * micro_batch,
-            "gradient_accumulation_steps": micro_batch, "beta": beta, "temperature": temperature, "seed": seed,
-            "use_cpu": model.device.type == "cpu", **config,
-        }  # fmt: skip
+        self._done: queue.SimpleQueue[tuple[str, dict[str, float]] | BaseException] = queue.SimpleQueue()
+        args = GRPOConfig(
+            **{
+                **_SETTINGS,
+                **precision(model, config),
+                "output_dir": str(self.path),
+                "learning_rate": learning_rate,
+                "lr_scheduler_type": "constant_with_warmup" if "warmup_steps" in config else "constant",
+                "beta": beta,
+                "temperature": temperature,
+                "seed": seed,
+                # the sum over all tokens that TRL knows by the name dapo; the rows' weights make any other of it
+                "loss_type": "cispo" if loss_type == "cispo" else "dapo",
+                **config,
+            }
+        )
+        args._n_gpu = min(args.n_gpu, 1)  # one process trains on one GPU, whatever else is visible
         self._trainer = _Trainer(
-            model=model, reward_funcs=_scored_elsewhere, args=GRPOConfig(**args), processing_class=tokenizer,
-            train_dataset=IterableDataset.from_generator(_prompts), callbacks=[_Steps(updates, self._done)],
-        )  # fmt: skip
+            model=model,
+            reward_funcs=_scored_elsewhere,
+            args=args,
+            processing_class=tokenizer,
+            train_dataset=IterableDataset.from_generator(_prompts),
+            callbacks=[_Results(self._done)],
+        )
         self._trainer.remove_callback(PrinterCallback)
-        self._trainer.feed = queue.SimpleQueue()
+        self._trainer.feed, self._trainer.micro_batch = queue.SimpleQueue(), micro_batch
         self._progress = self._read_progress()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -173,12 +245,14 @@ class GRPOLearner:
         """What the last update returned, also after a restart."""
         return dict(self._progress.get("metrics", {}))
 
-    def update(self, groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
-        """One iteration: train on the groups, save, return the metrics (means over its optimiser steps).
+    def update(self, groups: Groups) -> dict[str, float]:
+        """One iteration: train on the groups, save, return the metrics.
 
+        They are means over its passes and optimiser steps, in which tokens weigh as in the loss (`kl`, `entropy`, ...).
         Groups that are all uniform leave the weights as they are (`skipped` is 1). Raises `NothingToTrain` if no episode
-        holds a trainable token, and whatever the trainer raised; after that, `RuntimeError`: the weights are in an unknown
-        state, a new learner on the same path goes on from the last checkpoint.
+        holds a trainable token, `ConfigurationError` for tokens sampled at another temperature, and whatever the trainer
+        raised; after that, `RuntimeError`: the weights are in an unknown state, a new learner on the same path goes on from
+        the last checkpoint.
         """
         if self._failure is not None:
             raise RuntimeError(
@@ -192,13 +266,16 @@ class GRPOLearner:
                 f"{sum(map(len, groups))} episodes gave 0 trainable tokens. "
                 + (f"Causes: {'; '.join(sorted(causes)[:3])}" if causes else "Is the policy a LocalChatModel?")
             )
-        rows = to_rows(groups)
+        rows = self._credit(groups)
+        _check_temperature(rows, self.temperature)
         metrics: dict[str, float] = {"trainable_tokens": float(tokens), "skipped": float(not rows)}
         checkpoint = self._progress["checkpoint"]
         if rows:
             if self._thread is None:
                 self._start()
-            self._trainer.feed.put(rows)
+            steps = min(self._updates, len(rows))
+            for i in range(steps):
+                self._trainer.feed.put(_Update(rows[i::steps], steps, last=i == steps - 1))
             checkpoint, logs = self._result()
             metrics |= logs
         self._write_progress({"iteration": self.iteration + 1, "checkpoint": checkpoint, "metrics": metrics})
@@ -223,7 +300,7 @@ class GRPOLearner:
         ready = threading.Event()
 
         class Ready(TrainerCallback):
-            def on_train_begin(self, *_: Any, **__: Any) -> None:
+            def on_train_begin(self, *_: object, **__: object) -> None:
                 ready.set()
 
         self._trainer.add_callback(Ready())
@@ -236,6 +313,8 @@ class GRPOLearner:
     def _train(self, ready: threading.Event) -> None:
         checkpoint = self._progress["checkpoint"]
         try:
+            if self.model.device.type == "cuda":
+                torch.cuda.set_device(self.model.device)  # each thread has its own current device
             self._trainer.train(resume_from_checkpoint=str(self.path / checkpoint) if checkpoint else None)
             self._done.put(RuntimeError(f"the trainer ended by itself at step {self._trainer.state.global_step}"))
         except _Stopped:
@@ -262,11 +341,24 @@ class GRPOLearner:
         self._progress = progress
 
 
+def _check_temperature(rows: Sequence[TrainingRow], temperature: float) -> None:
+    others = {row.segment.temperature for row in rows} - {temperature}
+    if not others:
+        return
+    found = ", ".join(sorted("an unknown one" if other is None else str(other) for other in others))
+    raise ConfigurationError(
+        f"tokens were sampled at temperature {found}, and the learner computes their probabilities at {temperature}: most "
+        "would be clipped before any update. Make both the same: GRPOLearner(..., temperature=policy.temperature), and no "
+        "temperature bound in the agent's own code. Greedy (0) replies cannot be trained on at all. Episodes stored already "
+        "stay as they were sampled: begin the training in a new folder"
+    )
+
+
 def _prompts() -> Iterator[dict[str, str]]:
     """The trainer insists on prompts; the rows bring their own."""
     while True:
         yield {"prompt": ""}
 
 
-def _scored_elsewhere(**_: Any) -> list[float]:
+def _scored_elsewhere(**_: object) -> list[float]:
     raise AssertionError("rewards come with the recorded trajectories")

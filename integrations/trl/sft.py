@@ -3,10 +3,11 @@
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 
@@ -14,19 +15,42 @@ from dreamgym_lg.errors import MissingDependency, NothingToTrain
 
 try:
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        PrinterCallback,
+        TrainerCallback,
+        TrainerControl,
+        TrainerState,
+        TrainingArguments,
+    )
+    from transformers.modeling_outputs import CausalLMOutputWithPast
     from trl import SFTConfig, SFTTrainer
     from trl.chat_template_utils import get_training_chat_template
 except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
-Row = dict[str, list[Any]]
-"""`input_ids`, `labels` (-100 where nothing is learned) and optionally `weights`, the loss weight of each token."""
+from dreamgym_lg.integrations.trl.options import check_options, precision
+
+Conversation = Sequence[Mapping[str, str]]
+"""Messages with `role` and `content`."""
+
+
+class TokenizedConversation(TypedDict):
+    """A row of supervised training; all lists have the length of the conversation in tokens."""
+
+    input_ids: list[int]
+    labels: list[int]
+    """-100 where nothing is learned."""
+    weights: NotRequired[list[float]]
+    """The loss weight of each token; 1 without it."""
 
 
 def tokenize(
-    tokenizer: Any, conversations: Sequence[Sequence[dict[str, str]]], *, everything: bool = False
-) -> list[Row]:
+    tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Conversation], *, everything: bool = False
+) -> list[TokenizedConversation]:
     """Conversations as training rows: `labels` hold the assistant's replies, or all tokens with `everything` (pretraining).
 
     A chat template without `{% generation %}` marks is replaced by TRL's training version of it, where TRL has one.
@@ -43,10 +67,12 @@ def tokenize(
     ]
 
 
-def weigh_first_lines(tokenizer: Any, rows: Sequence[Row], *, lines: int, weight: float) -> list[Row]:
+def weigh_first_lines(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[TokenizedConversation], *, lines: int, weight: float
+) -> list[TokenizedConversation]:
     """The rows with `weight` on the first `lines` lines of every reply and 1 elsewhere."""
     breaks = {id for token, id in tokenizer.get_vocab().items() if "\n" in tokenizer.convert_tokens_to_string([token])}
-    weighed = []
+    weighed: list[TokenizedConversation] = []
     for row in rows:
         weights, left, learning = [], 0, False
         for token, label in zip(row["input_ids"], row["labels"], strict=True):
@@ -66,8 +92,12 @@ class _WeightedTrainer(SFTTrainer):
         self._signature_columns = ["input_ids", "labels", "weights"]
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+        self,
+        model: PreTrainedModel,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, CausalLMOutputWithPast]:
         labels, weights = inputs["labels"][:, 1:], inputs["weights"][:, 1:]
         outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False)
         learned = labels != -100
@@ -81,18 +111,25 @@ class _Progress(TrainerCallback):
     def __init__(self, report: Callable[[int, float], None], until: Callable[[int], bool] | None) -> None:
         self.report, self.until = report, until
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if self.until is not None and self.until(state.global_step):
             control.should_training_stop = True
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
         if logs and "loss" in logs:
             self.report(state.global_step, logs["loss"])
 
 
-def _collate(pad_id: int) -> Callable[[list[Row]], dict[str, torch.Tensor]]:
-    def collate(rows: list[Row]) -> dict[str, torch.Tensor]:
-        def pad(values: list[list[Any]], fill: float, dtype: torch.dtype) -> torch.Tensor:
+def _collate(pad_id: int) -> Callable[[list[TokenizedConversation]], dict[str, torch.Tensor]]:
+    def collate(rows: list[TokenizedConversation]) -> dict[str, torch.Tensor]:
+        def pad(values: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
             tensors = [torch.tensor(value, dtype=dtype) for value in values]
             return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=fill)
 
@@ -116,23 +153,49 @@ _SETTINGS: Mapping[str, Any] = {
     "save_strategy": "no",
     "report_to": "none",
     "disable_tqdm": True,
-    "bf16": False,
-    "activation_checkpointing": False,
     "dataset_kwargs": {"skip_prepare_dataset": True},
     "remove_unused_columns": False,
 }
 
+_ADVICE: Mapping[str, str] = {
+    "max_steps": "give `steps`",
+    "num_train_epochs": "give `steps`",
+    "per_device_train_batch_size": "give `batch_size`",
+    "output_dir": "nothing is saved while it trains; `fine_tune` and `save_model` write the trained model",
+    "use_cpu": "it trains where the model is: load the model on that device",
+    "gradient_checkpointing": "transformers calls it `activation_checkpointing` now (on by default on a GPU)",
+    "max_length": "cut the rows: they are trained on as they are",
+    "packing": "the rows are trained on as they are",
+    "assistant_only_loss": "the rows' labels say what is learned (`tokenize`)",
+    "completion_only_loss": "the rows' labels say what is learned (`tokenize`)",
+    "dataset_kwargs": "the rows are tokenized already",
+    "remove_unused_columns": "the rows' weights are needed",
+}
+"""What of TRL's `SFTConfig` is not taken, and what to do instead."""
+
 
 def train_sft(
-    model: Any, tokenizer: Any, rows: Sequence[Row], *, steps: int, batch_size: int = 24, learning_rate: float = 1e-3,
-    seed: int = 0, on_step: Callable[[int, float], None] | None = None, until: Callable[[int], bool] | None = None,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[TokenizedConversation],
+    *,
+    steps: int,
+    batch_size: int = 24,
+    learning_rate: float = 1e-3,
+    seed: int = 0,
+    on_step: Callable[[int, float], None] | None = None,
+    until: Callable[[int], bool] | None = None,
     **config: Any,
-) -> float:  # fmt: skip
+) -> float:
     """Train `model` in place for `steps` optimiser steps; returns the mean loss of the last tenth.
 
     `until` is asked after every step, with its number, and ends the training early.
-    Rows of like length share a batch. `config` goes to TRL's `SFTConfig`. Raises `NothingToTrain` if no row has a label.
+    Rows of like length share a batch. The model is trained where it is, on a GPU under bf16 autocast. `config` goes to TRL's
+    `SFTConfig`. Raises `NothingToTrain` if no row has a label, `ConfigurationError` for an option that is unknown or set
+    already and for a model whose weights are in half precision.
     """
+    taken = {field.name for field in fields(SFTConfig)} - set(_ADVICE)
+    check_options("train_sft", config, known=taken, advice=_ADVICE, config=SFTConfig)
     usable = [{"weights": [1.0] * len(row["labels"]), **row} for row in rows if any(x != -100 for x in row["labels"])]
     if not usable:
         raise NothingToTrain(f"none of the {len(rows)} rows has a token to learn: check the labels")
@@ -145,14 +208,26 @@ def train_sft(
 
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {
-            **_SETTINGS, "output_dir": folder, "max_steps": steps, "seed": seed, "learning_rate": learning_rate,
-            "per_device_train_batch_size": min(batch_size, len(usable)), "warmup_steps": min(20, steps // 10),
-            "use_cpu": model.device.type == "cpu", **config,
-        }  # fmt: skip
+            **_SETTINGS,
+            **precision(model, config),
+            "output_dir": folder,
+            "max_steps": steps,
+            "seed": seed,
+            "learning_rate": learning_rate,
+            "per_device_train_batch_size": min(batch_size, len(usable)),
+            "warmup_steps": min(20, steps // 10),
+            **config,
+        }
+        args = SFTConfig(**settings)
+        args._n_gpu = min(args.n_gpu, 1)  # one process trains on one GPU, whatever else is visible
         trainer = _WeightedTrainer(
-            model=model, args=SFTConfig(**settings), train_dataset=Dataset.from_list(usable),
-            data_collator=_collate(tokenizer.pad_token_id), processing_class=tokenizer, callbacks=[_Progress(note, until)],
-        )  # fmt: skip
+            model=model,
+            args=args,
+            train_dataset=Dataset.from_list(usable),
+            data_collator=_collate(tokenizer.pad_token_id),
+            processing_class=tokenizer,
+            callbacks=[_Progress(note, until)],
+        )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     model.eval()
@@ -163,7 +238,7 @@ def train_sft(
 def fine_tune(
     start: str | Path,
     to: Path,
-    conversations: Sequence[Sequence[dict[str, str]]],
+    conversations: Sequence[Conversation],
     *,
     steps: int,
     learning_rate: float,
@@ -172,29 +247,40 @@ def fine_tune(
     first_lines_weight: float = 1.0,
     seed: int = 0,
     on_step: Callable[[int, float], None] | None = None,
-    until: Callable[[Any, Any, int], bool] | None = None,
+    until: Callable[[PreTrainedModel, PreTrainedTokenizerBase, int], bool] | None = None,
     **config: Any,
 ) -> float:
     """Fine-tune the model at `start` on conversations drawn in random order, and write it to `to`; returns the loss.
 
+    It is loaded in float32, on the first GPU where there is one.
     `until(model, tokenizer, step)` may end it early.
     `first_lines_weight` is the loss weight of every reply's first two lines. The folder `to` is either whole or not there.
     """
     tokenizer = AutoTokenizer.from_pretrained(start)
-    model = AutoModelForCausalLM.from_pretrained(start)
+    # "auto", the default, would be bfloat16 for most models
+    model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     order = list(conversations)
     Random(seed).shuffle(order)
     rows = tokenize(tokenizer, order[: batch_size * steps], everything=everything)
     rows = weigh_first_lines(tokenizer, rows, lines=2, weight=first_lines_weight)
     loss = train_sft(
-        model, tokenizer, rows, steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed, on_step=on_step,
-        until=partial(until, model, tokenizer) if until else None, **config,
-    )  # fmt: skip
+        model,
+        tokenizer,
+        rows,
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        seed=seed,
+        on_step=on_step,
+        until=partial(until, model, tokenizer) if until else None,
+        **config,
+    )
     save_model(model, tokenizer, to)
     return loss
 
 
-def save_model(model: Any, tokenizer: Any, path: Path) -> None:
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
     """Write a model folder, tokenizer and chat template with it, that is either whole or not there."""
     draft, old = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
     for left in (draft, old):

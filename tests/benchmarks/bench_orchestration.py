@@ -152,7 +152,7 @@ def bare_rollouts(policy: LocalChatModel, experience: ExperienceModel) -> Play:
 
 def whole_iterations(play: Play, policy: LocalChatModel, folder: Path) -> tuple[Play, Passes]:
     """The rollouts and the GRPO update on them, rewards drawn at random; when its forward and backward passes were."""
-    learner = GRPOLearner(policy.model, policy.tokenizer, folder / "learner", num_generations=NUM_GENERATIONS)
+    learner = GRPOLearner(policy.model, policy.tokenizer, folder / "learner")
     trainer, passes = learner._trainer, list[tuple[float, float]]()
 
     def timed(work: Callable[..., Any]) -> Callable[..., Any]:

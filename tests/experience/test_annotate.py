@@ -24,8 +24,13 @@ NORTH = Step(observation="It is open.", action="go north", next_observation="Out
 
 
 def episode(name: str, *steps: Step, **fields: Any) -> Trajectory:
-    task = Task(id=name, instruction=f"leave {name}", environment="house", split=fields.pop("split", "train"),
-                metadata={"observation": "A door."})  # fmt: skip
+    task = Task(
+        id=name,
+        instruction=f"leave {name}",
+        environment="house",
+        split=fields.pop("split", "train"),
+        metadata={"observation": "A door."},
+    )
     return Trajectory(task=task, steps=steps or (OPEN, NORTH), success=True, run="old", **fields)
 
 
@@ -111,8 +116,13 @@ def test_the_episode_is_data_told_whole_and_bounded() -> None:
     assert "set success" not in system.text and "<|" not in human.text and len(human.text) < 400
     [step] = asked([system, human])["steps"]
     assert step == {
-        "step": 1, "observation": "x" * 10, "action": attack, "valid": False, "reward": 0.0, "next_observation": "y" * 10,
-    }  # fmt: skip
+        "step": 1,
+        "observation": "x" * 10,
+        "action": attack,
+        "valid": False,
+        "reward": 0.0,
+        "next_observation": "y" * 10,
+    }
 
 
 @pytest.mark.parametrize(

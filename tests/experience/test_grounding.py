@@ -115,9 +115,7 @@ def test_what_check_action_refuses_never_reaches_the_experience_model() -> None:
     assert to_conversation(experience, recorded(steps[0]), refuse_magic) == []
 
 
-def test_training_data_is_the_very_conversation_held_in_the_dream(
-    scripted: Any, door_world: Any, buffer: ReplayBuffer
-) -> None:
+def test_training_data_is_the_very_conversation_held_in_the_dream(scripted: Any, door_world: Any, buffer: ReplayBuffer) -> None:
     other = Task(id="t1", instruction="", environment="")
     outside = seen("go north", "Done.", observation="The door is open.", reward=1.0, terminated=True)
     buffer.add(recorded(seen("open door"), outside, task=other, success=True))

@@ -79,9 +79,7 @@ def test_an_invalid_action_earns_nothing_and_ends_nothing(reward: str, status: s
         ("1", "continues", False, False),
     ],
 )
-def test_only_a_valid_action_that_earned_something_succeeds(
-    reward: str, status: str, terminated: bool, success: bool
-) -> None:
+def test_only_a_valid_action_that_earned_something_succeeds(reward: str, status: str, terminated: bool, success: bool) -> None:
     read = believed(LINES.read(f"valid, why\nreward {reward}, {status}\nThe end."))
     assert (read.reward, read.terminated, read.success) == (float(reward), terminated, success)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.fidelity import Verdicts, judge, summarise
+from dreamgym_lg.fidelity import Verdicts, measure_verdicts, summarise
 from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -51,7 +51,7 @@ def test_a_summary_of_nothing_claims_nothing() -> None:
 async def test_a_dream_without_a_fault_is_found_to_have_none(scripted: Any, door_world: Any) -> None:
     experience = ExperienceModel(scripted(reply=door_world))
     episodes = [recorded(DANCE, OPEN, DANCE, NORTH, success=True), recorded(seen("jump", "Ouch.", terminated=True))]
-    verdicts = await judge(experience, episodes)
+    verdicts = await measure_verdicts(experience, episodes)
     assert verdicts == Verdicts(invalid=2, invalid_recognised=2, valid=3, valid_refused=0, reward_errors=0)
     assert verdicts.invalid_recall == 1.0
 
@@ -68,7 +68,7 @@ async def test_each_kind_of_fault_is_counted(scripted: Any, asked_action: Any) -
     figures = {}
     for action in replies:
         for name, valid in really.items():
-            figures[action, name] = await judge(experience, [recorded(seen(action, "o", valid=valid))])
+            figures[action, name] = await measure_verdicts(experience, [recorded(seen(action, "o", valid=valid))])
     assert figures == {
         ("accepted", "valid"): Verdicts(0, 0, 1, 0, 0),
         ("accepted", "invalid"): Verdicts(1, 0, 0, 0, 0),
@@ -80,20 +80,20 @@ async def test_each_kind_of_fault_is_counted(scripted: Any, asked_action: Any) -
         ("garbled", "invalid"): Verdicts(1, 0, 0, 0, 1),
     }
     both = [recorded(seen("refused", "o", valid=False)), recorded(seen("accepted", "o", valid=False))]
-    assert (await judge(experience, both)).invalid_recall == 0.5
+    assert (await measure_verdicts(experience, both)).invalid_recall == 0.5
 
 
 async def test_without_an_invalid_action_there_is_nothing_to_recognise(scripted: Any, door_world: Any) -> None:
     experience = ExperienceModel(scripted(reply=door_world))
-    assert (await judge(experience, [recorded(OPEN, NORTH, success=True)])).invalid_recall is None
-    assert (await judge(experience, [recorded(error="died")])) == (0, 0, 0, 0, 0)
-    assert (await judge(experience, [])).invalid_recall is None
+    assert (await measure_verdicts(experience, [recorded(OPEN, NORTH, success=True)])).invalid_recall is None
+    assert (await measure_verdicts(experience, [recorded(error="died")])) == (0, 0, 0, 0, 0)
+    assert (await measure_verdicts(experience, [])).invalid_recall is None
 
 
 @pytest.mark.parametrize(("real", "wrong"), [(0.5, 0), (0.505, 0), (0.52, 1), (0.0, 1), (-0.5, 1)])
 async def test_a_reward_may_be_off_by_a_hundredth(scripted: Any, door_world: Any, real: float, wrong: int) -> None:
     experience = ExperienceModel(scripted(reply=door_world))
-    verdicts = await judge(experience, [recorded(seen("open door", "The door is open.", real))])
+    verdicts = await measure_verdicts(experience, [recorded(seen("open door", "The door is open.", real))])
     assert verdicts.reward_errors == wrong
 
 
@@ -104,7 +104,7 @@ async def test_each_step_is_judged_behind_what_really_happened_before_it(scripte
         return f"valid, why\nreward {0.5 if really_open else 0}, continues\nThe door is stuck."
 
     model = scripted(reply=stubborn)
-    verdicts = await judge(ExperienceModel(model), [recorded(OPEN, NORTH, success=True)])
+    verdicts = await measure_verdicts(ExperienceModel(model), [recorded(OPEN, NORTH, success=True)])
     assert verdicts == Verdicts(invalid=0, invalid_recognised=0, valid=2, valid_refused=0, reward_errors=1)
     assert "The door is stuck." not in "".join(message.text for message in model.asked[-1])
 
@@ -114,6 +114,6 @@ async def test_actions_refused_before_any_model_are_not_asked_about(scripted: An
         return "What?" if action == "dance" else None
 
     model = scripted(reply=door_world)
-    verdicts = await judge(ExperienceModel(model), [recorded(DANCE, OPEN, DANCE, NORTH)], check_action=no_dancing)
+    verdicts = await measure_verdicts(ExperienceModel(model), [recorded(DANCE, OPEN, DANCE, NORTH)], check_action=no_dancing)
     assert (verdicts.invalid, verdicts.valid, verdicts.invalid_recall) == (0, 2, None)
     assert len(model.asked) == 2 and "dance" not in "".join(message.text for asked in model.asked for message in asked)

@@ -14,15 +14,15 @@ pytest.importorskip("jinja2")
 import typer
 from typer.testing import CliRunner
 
-import dreamgym_lg.gym
-from dreamgym_lg.cli.fidelity import fidelity
+import dreamgym_lg.cli.fidelity as command
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.fidelity import measure, write_fidelity
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Step, Task, Trajectory
 
 app = typer.Typer()
-app.command()(fidelity)
+app.command()(command.fidelity)
 
 
 def episode(name: str, **fields: Any) -> Trajectory:
@@ -60,9 +60,10 @@ def test_a_dream_that_never_completes_the_task_is_found_out_at_first_sight(
     said, read = text_of(html), json.loads(figures.read_text())
     assert "never says that the task is completed: it recognised 0 of 12 steps" in said
     assert "understates the policy in 1 of 1 comparisons" in said and "dreamed 0/12, real 12/12" in said
-    assert read["findings"][0]["level"] == "bad" and "never says" in read["findings"][0]["sentence"]
+    assert read["conclusions"][0]["level"] == "bad" and "never says" in read["conclusions"][0]["sentence"]
     (group,) = read["variants"][0]["groups"]
     one = group["one_step"]
+    assert said.count("36 steps of 12 episodes") > 3 and one["exact"]["episodes"] == 12
     assert one["success_recalled"]["n"] == 12 and one["success_recalled"]["successes"] == 0
     assert one["normalised"]["value"] == 1 and one["invalid_recall"]["value"] == 1  # all else is right
     assert one["confusion"]["success"] == {"continues": 12, "failure": 0, "success": 0, "unreadable": 0}
@@ -74,8 +75,8 @@ def test_a_dream_that_never_completes_the_task_is_found_out_at_first_sight(
 
 def test_a_faultless_dream_is_called_good_and_nothing_else_but_unretrieved(scripted: Any, door_world: Any) -> None:
     found = measure(ExperienceModel(scripted(reply=door_world)), [episode(f"t{n}", source="real") for n in range(12)])
-    assert [finding.level for finding in found.findings if finding.level != "good"] == ["watch"]
-    assert "No real transition is retrieved" in found.findings[0].sentence and len(found.findings) > 3
+    assert [each.level for each in found.conclusions if each.level != "good"] == ["watch"]
+    assert "No real transition is retrieved" in found.conclusions[0].sentence and len(found.conclusions) > 3
 
 
 def test_without_a_trajectory_the_dream_is_ungrounded_and_no_number_is_made_up(scripted: Any, tmp_path: Path) -> None:
@@ -112,11 +113,11 @@ def test_the_command_on_anybodys_buffer(
         buffer.extend([episode("t0"), *(episode(f"t{n}", source="real", run="eval/real") for n in range(1, 4))])
     named: list[str] = []
 
-    def to_experience(model: str, replay_buffer: ReplayBuffer) -> ExperienceModel:
+    def to_experience_model(model: str, replay_buffer: ReplayBuffer) -> ExperienceModel:
         named.append(model)
         return ExperienceModel(scripted(reply=door_world), replay_buffer=replay_buffer, demonstrations=1)
 
-    monkeypatch.setattr(dreamgym_lg.gym, "to_experience", to_experience)
+    monkeypatch.setattr(command, "to_experience_model", to_experience_model)
     options = ["--replay-buffer", str(file), "--experience-model", "test:door", "--limit", "2", "--without", "retrieval"]
     done = CliRunner().invoke(app, options)
     assert done.exit_code == 0, done.output
@@ -124,8 +125,9 @@ def test_the_command_on_anybodys_buffer(
     read = json.loads((tmp_path / "fidelity.json").read_text())
     groups = {group["name"]: group for group in read["variants"][0]["groups"]}
     assert groups["the policy's own actions"]["episodes"] == 2 and groups["the policy's own actions"]["of"] == 3
+    low, high = wilson(1, 1)  # one episode: its three steps count as one
     assert groups["offline data"]["one_step"]["exact"] == pytest.approx(
-        {"successes": 3, "n": 3, "value": 1.0, "low": groups["offline data"]["one_step"]["exact"]["low"], "high": 1.0}
+        {"successes": 3, "n": 3, "episodes": 1, "value": 1.0, "low": low, "high": high}
     )
     assert [variant["without"] for variant in read["variants"]] == [None, "retrieval"]
     assert read["leaks"]["steps_answered"]["successes"] == read["leaks"]["steps_answered"]["n"]  # the same world throughout
@@ -134,9 +136,9 @@ def test_the_command_on_anybodys_buffer(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "give either a run folder or --replay-buffer"),
+        ([], "give either an experiment or --replay-buffer"),
         (["--replay-buffer", "replay.db"], "--replay-buffer needs --experience-model"),
-        (["."], "is no run folder"),
+        (["."], "unknown world '.'"),
     ],
 )
 def test_the_command_says_what_is_missing(

@@ -1,16 +1,16 @@
 """What is said of single steps and of whole replays, against figures worked out by hand."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.fidelity import measure
-from dreamgym_lg.fidelity.figures import Mean, mean, normalised, rate, token_f1
-from dreamgym_lg.fidelity.measure import Group
+from dreamgym_lg.fidelity.figures import Mean, StepRate, mean, normalised, rate, step_mean, step_rate, token_f1
+from dreamgym_lg.fidelity.records import Group
 from dreamgym_lg.fidelity.steps import reliability
-from dreamgym_lg.fidelity.theorem import theorem
 from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
@@ -55,28 +55,32 @@ def test_token_f1_by_hand(given: str, right: str, f1: float) -> None:
 
 def test_figures_know_their_samples_and_none_comes_from_none() -> None:
     assert rate([]) is None and mean([]) is None and mean([], top=1) is None
+    assert step_rate([]) is None and step_rate([[], []]) is None and step_mean([[], []]) is None
     found = rate([True, False, True])
     assert found and (found.successes, found.episodes, found.low, found.high) == (2, 3, *wilson(2, 3))
-    assert mean([3.0]) == Mean(3.0, 1) and mean([2.0, 2.0]) == Mean(2.0, 2)
-    assert mean([0.0, 2.0]) == pytest.approx((1.0, 2, 1 - 1.96, 1 + 1.96))
+    steps = step_rate([[True, True], [], [False, True]])
+    assert steps and (*steps[:3], steps.value) == (3, 4, 2, 0.75)
+    assert mean([3.0]) == Mean(3.0, 1, 1) and mean([2.0, 2.0]) == Mean(2.0, 2, 2)
+    assert step_mean([[0.0, 1.0], [5.0]]) == Mean(2.0, 3, 2)  # two episodes do not tell how much episodes differ
     low, high = wilson(2, 4)  # four values of 0.5 are as two successes in four
-    assert mean([1, 1, 1, 1], top=2) == pytest.approx((1.0, 4, 2 * low, 2 * high))
+    assert mean([1, 1, 1, 1], top=2) == pytest.approx((1.0, 4, 4, 2 * low, 2 * high))
 
 
 def test_a_faultless_dream_has_faultless_figures(scripted: Any, door_world: Any) -> None:
     group = only(ExperienceModel(scripted(reply=door_world)), recorded(DANCE, OPEN, NORTH, success=True, source="real"))
     one, drift = group.one_step, group.drift
-    for each in (one.exact, one.normalised, one.terminated, one.success, one.success_recalled, one.reward_right,
-                 one.invalid_recall, one.invalid_precision, drift.agreed, drift.success_recalled):  # fmt: skip
+    for each in (one.exact, one.normalised, one.terminated, one.success, one.success_recalled, one.reward_right):
         assert each and each.value == 1
+    for rare in (one.invalid_recall, one.invalid_precision, drift.agreed, drift.success_recalled):
+        assert rare and rare.value == 1
+    assert one.exact and (one.exact.low, one.exact.high) == wilson(1, 1)  # three steps of one episode are one sample
     assert one.token_f1 and one.token_f1.value == 1 and one.token_f1.n == 3
     assert one.success_false and one.success_false.successes == 0
     assert one.confusion["continues"] == {"continues": 2, "failure": 0, "success": 0, "unreadable": 0}
     assert one.confusion["success"] == {"continues": 0, "failure": 0, "success": 1, "unreadable": 0}
-    assert one.reward_error == Mean(0.0, 3) and one.calibration_error == 0 and one.unreadable == 0
-    assert [(at.number, at.forced.value, at.free.value) for at in drift.by_number if at.forced and at.free] == [
-        (1, 1, 1), (2, 1, 1), (3, 1, 1)
-    ]  # fmt: skip
+    assert one.reward_error == Mean(0.0, 3, 1) and one.calibration_error == 0 and one.unreadable == 0
+    right = [(at.number, at.forced.value, at.free.value) for at in drift.by_number if at.forced and at.free]
+    assert right == [(1, 1, 1), (2, 1, 1), (3, 1, 1)]
     assert group.name == "the policy's own actions" and (group.episodes, group.of, group.refused) == (1, 1, 0)
 
 
@@ -95,12 +99,10 @@ def test_every_known_fault_is_in_its_figure(scripted: Any, asked_action: Any) ->
     jump = Step(observation="The door is open.", action="jump", next_observation="Ouch.", terminated=True)
     group = only(experience, recorded(DANCE, OPEN, NORTH, success=True), recorded(jump))
     one = group.one_step
-    counts = {
-        name: (each.successes, each.episodes)
-        for name in ("exact", "normalised", "terminated", "success", "success_recalled", "success_false", "reward_right",
-                     "transition_error", "invalid_recall", "invalid_precision", "success_if_said", "success_if_not_said")
-        if (each := getattr(one, name))
-    }  # fmt: skip
+    shares = (getattr(one, field.name) for field in fields(one))
+    names = [field.name for field in fields(one)]
+    found = {name: each for name, each in zip(names, shares, strict=True) if isinstance(each, StepRate)}
+    counts = {name: (each.successes, each.steps) for name, each in found.items()}
     assert counts == {
         "exact": (0, 4),
         "normalised": (1, 4),  # open door
@@ -115,7 +117,7 @@ def test_every_known_fault_is_in_its_figure(scripted: Any, asked_action: Any) ->
         "success_if_said": (0, 1),
         "success_if_not_said": (1, 3),
     }
-    assert one.unreadable == 1
+    assert (one.unreadable, one.steps, one.episodes) == (1, 4, 2)
     assert one.confusion == {
         "continues": {"continues": 1, "failure": 0, "success": 1, "unreadable": 0},
         "failure": {"continues": 0, "failure": 0, "success": 0, "unreadable": 1},
@@ -139,8 +141,8 @@ def test_recall_and_precision_of_invalid_actions(scripted: Any, asked_action: An
     experience = told(scripted, asked_action, {"a": no, "b": no, "c": no, "d": yes, "e": yes})
     steps = [Step(observation="", action=action, next_observation="o", valid=valid) for action, valid in really.items()]
     one = only(experience, recorded(*steps)).one_step
-    assert one.invalid_recall and (one.invalid_recall.successes, one.invalid_recall.episodes) == (1, 2)  # a, not d
-    assert one.invalid_precision and (one.invalid_precision.successes, one.invalid_precision.episodes) == (1, 3)  # a of a, b, c
+    assert one.invalid_recall and (one.invalid_recall.successes, one.invalid_recall.steps) == (1, 2)  # a, not d
+    assert one.invalid_precision and (one.invalid_precision.successes, one.invalid_precision.steps) == (1, 3)  # a of a, b, c
 
 
 def test_drift_counts_the_steps_after_the_dreams_own_end_as_lost(scripted: Any, asked_action: Any) -> None:
@@ -182,10 +184,8 @@ def test_teacher_free_each_answer_stands_behind_the_dreams_own(scripted: Any) ->
 
 def test_what_the_check_refuses_is_never_asked(scripted: Any, door_world: Any) -> None:
     model = scripted(reply=door_world)
-    group = only(
-        ExperienceModel(model), recorded(DANCE, OPEN, NORTH, success=True),
-        check_action=lambda action, seen: "What?" if action == "dance" else None,
-    )  # fmt: skip
+    refuse = {"check_action": lambda action, seen: "What?" if action == "dance" else None}
+    group = only(ExperienceModel(model), recorded(DANCE, OPEN, NORTH, success=True), **refuse)
     assert group.refused == 1 and group.one_step.steps == 2 and group.one_step.invalid_recall is None
     assert [each.number for each in group.drift.by_number] == [2, 3]
     assert "dance" not in "".join(message.text for asked in model.asked for message in asked)
@@ -210,23 +210,31 @@ def test_offline_data_and_the_policys_own_actions_are_apart(scripted: Any, asked
 
 
 def test_reliability_has_a_row_for_each_value_or_for_each_tenth() -> None:
-    few = reliability([(1.0, 0.0), (0.5, 0.5), (1.0, 1.0)])
+    few = reliability([[(1.0, 0.0), (0.5, 0.5), (1.0, 1.0)]])
     assert [(each.low, each.high, each.real.value, each.real.n) for each in few] == [(0.5, 0.5, 0.5, 1), (1, 1, 0.5, 2)]
-    many = reliability([(place / 100, 0.0) for place in range(100)])
+    many = reliability([[(place / 100, 0.0) for place in range(100)]])
     assert len(many) == 10 and all(each.real.n == 10 for each in many)
     assert (many[0].low, many[0].high, many[-1].high) == (0.0, 0.09, 0.99)
     assert reliability([]) == ()
 
 
-def test_the_theorems_two_errors_and_its_bound(scripted: Any, asked_action: Any) -> None:
-    experience = told(
-        scripted, asked_action, {"open door": "valid, it brings progress\nreward 0.4, continues\nThe door is ajar."}
-    )
-    group = only(experience, recorded(OPEN))
-    assert group.theorem and group.theorem.reward_error.value == pytest.approx(0.1)
-    assert group.theorem.transition_error.value == 1 and group.theorem.largest_reward == 0.5
-    assert group.theorem.penalty == pytest.approx(2 * (0.1 / 0.01 + 2 * 0.99 * 0.5 * 1 / 0.01**2)) and group.theorem.vacuous
-    assert theorem(group.one_step, [0.0, 0.0]) is None  # nothing was ever earned: no largest reward
+def test_where_nothing_was_earned_no_reward_is_praised(scripted: Any, asked_action: Any) -> None:
+    answers = {"open door": "valid, no progress\nreward 0, continues\nThe door is open."}
+    unpaid = Step(observation="A closed door.", action="open door", next_observation="The door is open.")
+    for step, rewarded in ((unpaid, False), (OPEN, True)):
+        found = measure(told(scripted, asked_action, answers), [recorded(step)])
+        assert found.groups[0].rewarded is rewarded
+        assert any("predicted rewards" in each.sentence for each in found.conclusions) is rewarded
+
+
+def test_many_steps_of_few_episodes_make_nobody_sure(scripted: Any, asked_action: Any) -> None:
+    """With each step as a trial of its own, twenty right ones of two episodes would give [0.84, 1.00] and be called good."""
+    right = {"open door": "valid, it brings progress\nreward 0.5, continues\nThe door is open."}
+    found = measure(told(scripted, asked_action, right), [recorded(*[OPEN] * 10), recorded(*[OPEN] * 10)])
+    exact = found.groups[0].one_step.exact
+    assert exact and (exact.successes, exact.steps, exact.episodes) == (20, 20, 2)
+    assert (exact.low, exact.high) == wilson(2, 2)
+    assert all(each.level != "good" for each in found.conclusions)
 
 
 async def test_a_server_that_is_down_is_not_the_models_fault(scripted: Any) -> None:

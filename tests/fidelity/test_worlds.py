@@ -11,7 +11,7 @@ from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, Prediction
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.fidelity import ameasure, measure
 from dreamgym_lg.fidelity.leak import find_leaks
-from dreamgym_lg.fidelity.policies import compare, dream_to_real
+from dreamgym_lg.fidelity.policies import compare_success_rates, dream_to_real
 from dreamgym_lg.fidelity.rubric import RUBRICS, judge_episodes, parse_scores, prompt
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, StepResult, Task, Trajectory
@@ -45,7 +45,7 @@ def test_a_policy_is_compared_on_the_tasks_that_it_played_in_both_worlds() -> No
         played("proof/real/base", "real", "t1", False),
         played("proof/dream/base", "synthetic", "t1", True),
     ]
-    first, second = compare([*real, *dream, *others])
+    first, second = compare_success_rates([*real, *dream, *others])
     assert (first.policy, first.iteration) == ("validate", 10)
     assert (first.real.successes, first.real.episodes) == (2, 3) and (first.dream.successes, first.dream.episodes) == (3, 3)
     assert first.gap == pytest.approx(1 / 3) and not first.apart
@@ -57,7 +57,7 @@ def test_worlds_that_are_provably_apart_are_said_to_be(scripted: Any) -> None:
     dream = [played("eval/dream", "synthetic", f"t{n}", False) for n in range(32)]
     found = measure(ExperienceModel(scripted(reply=str)), [*real, *dream])
     assert found.comparisons[0].apart
-    (said,) = [finding for finding in found.findings if "understates" in finding.sentence]
+    (said,) = [each for each in found.conclusions if "understates" in each.sentence]
     assert said.level == "bad" and "0/32" in said.sentence and "32/32" in said.sentence
 
 
@@ -135,12 +135,12 @@ def test_twins_of_evaluation_tasks_are_listed(scripted: Any) -> None:
     changed = step("take orange", "It rolls away.", before="You see an orange.")
     unlike = step("fly", "You fall.", before="A tower.")
     experience = ExperienceModel(scripted(reply=str), replay_buffer=buffer, demonstrations=1)
-    leaks = find_leaks(experience, [(twin, again), (twin, changed), (twin, unlike), (known, again)])
+    leaks = find_leaks(experience, [(twin, [again, changed, unlike]), (known, [again])])
     assert leaks and (leaks.evaluation_tasks, leaks.training_tasks) == (3, 1)
     assert [(each.evaluation, each.training, each.exact) for each in leaks.twins] == [("test-1", "train-1", True)]
     assert leaks.tasks_near and leaks.tasks_near.successes == 1 and leaks.tasks_exact and leaks.tasks_exact.successes == 1
     # a task's own step is not retrievable for it
-    assert leaks.steps_near and (leaks.steps_near.successes, leaks.steps_near.episodes) == (2, 4)
+    assert leaks.steps_near and tuple(leaks.steps_near[:3]) == (2, 4, 2)
     assert leaks.steps_answered and leaks.steps_answered.successes == 1
     assert find_leaks(ExperienceModel(scripted(reply=str)), []) is None
 
@@ -172,12 +172,15 @@ async def test_a_judge_that_cannot_be_read_is_told_and_then_left_out(scripted: A
 @pytest.mark.parametrize(
     "answer",
     [
-        "2", "[]", "```json\n" + json.dumps(SCORES) + "\n```", json.dumps(SCORES | {"extra": 1}),
-        json.dumps(SCORES | {"diversity": 3}), json.dumps(SCORES | {"diversity": True}),
-        json.dumps(SCORES | {"diversity": 1.0}),
-        json.dumps(SCORES | {"diversity": "2"}), json.dumps(SCORES | {"reason": None}), json.dumps({"reason": "x"}),
+        "2",
+        "[]",
+        "```json\n" + json.dumps(SCORES) + "\n```",
+        json.dumps(SCORES | {"extra": 1}),
+        *(json.dumps(SCORES | {"diversity": wrong}) for wrong in (3, True, 1.0, "2")),
+        json.dumps(SCORES | {"reason": None}),
+        json.dumps({"reason": "x"}),
     ],
-)  # fmt: skip
+)
 def test_scores_are_read_strictly(answer: str) -> None:
     assert parse_scores(json.dumps(SCORES)) == dict.fromkeys(RUBRICS, 2)
     with pytest.raises(PredictionFailed):

@@ -48,6 +48,8 @@ class StubLearner:
     def metrics(self) -> dict[str, float]:
         return {"loss": 1 / self.iteration}
 
+    def close(self) -> None: ...
+
 
 class Process:
     """A training run, built from what is in the folder: everything that a killed process loses."""
@@ -66,7 +68,7 @@ class Process:
             policy=policy,
             learner=self.learner,
             experience=self.experience,
-            create_environment=lambda: DreamEnvironment(self.experience),
+            create_environment=lambda: DreamEnvironment(self.experience, rewards="score"),
             curriculum=curriculum,
             replay_buffer=self.buffer,
             **{"source": "synthetic", "num_tasks": 2, "num_generations": 3, "max_steps": 4, "concurrency": 1, **options},

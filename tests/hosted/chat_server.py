@@ -32,10 +32,14 @@ def door(messages: list[dict[str, Any]]) -> str:
     known = out or action == "open door"
     return json.dumps(
         {
-            "reasoning": "it follows", "valid": known, "reward": 0.5 if known else 0, "terminated": out, "success": out,
+            "reasoning": "it follows",
+            "valid": known,
+            "reward": 0.5 if known else 0,
+            "terminated": out,
+            "success": out,
             "observation": "You are outside." if out else "It is open." if known else "What?",
         }
-    )  # fmt: skip
+    )
 
 
 def annotation(steps: int) -> str:
@@ -59,9 +63,13 @@ class ChatServer:
     """`ChatServer(reply).start()`; `requests` holds the bodies that came, `most` how many were under way at once."""
 
     def __init__(
-        self, reply: Callable[[list[dict[str, Any]]], str] = door, *, fault: Callable[[int], str] = lambda number: "",
-        latency: float = 0.0, usage: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        reply: Callable[[list[dict[str, Any]]], str] = door,
+        *,
+        fault: Callable[[int], str] = lambda number: "",
+        latency: float = 0.0,
+        usage: bool = True,
+    ) -> None:
         self.reply, self.fault, self.latency, self.usage = reply, fault, latency, usage
         self.requests: list[dict[str, Any]] = []
         self.under_way = self.most = 0
@@ -130,9 +138,12 @@ class ChatServer:
             key = "observation" if "observation" in json.loads(text) else "overall_plan"
             text = json.dumps({**json.loads(text), key: f"You sent {headers['authorization']}."})
         found: dict[str, Any] = {
-            "id": "x", "object": "chat.completion", "created": 0, "model": body["model"],
+            "id": "x",
+            "object": "chat.completion",
+            "created": 0,
+            "model": body["model"],
             "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
-        }  # fmt: skip
+        }
         if self.usage:
             found["usage"] = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
         if fault == "null":

@@ -47,9 +47,13 @@ async def test_it_works_cold_and_nothing_real_is_touched(serve: Any, chat_model:
         experience = ExperienceModel(chat_model(server), replay_buffer=buffer, demonstrations=3, hosted=Hosted(attempts=1))
         assert not experience.grounded
         episodes = await rollout(
-            SimulatedAgent(graph, policy), tasks, lambda: DreamEnvironment(experience),
-            source="synthetic", run="cold", replay_buffer=buffer,
-        )  # fmt: skip
+            SimulatedAgent(graph, policy),
+            tasks,
+            lambda: DreamEnvironment(experience),
+            source="synthetic",
+            run="cold",
+            replay_buffer=buffer,
+        )
     assert [episode.error for episode in episodes] == [None, None]
     assert [episode.steps[0].next_observation for episode in episodes] == ['{"room": 4}', '{"room": 6}']
     assert all(episode.success and episode.reward == 1 and len(episode.steps) == 2 for episode in episodes)
@@ -66,9 +70,12 @@ def test_connections_outlive_an_evaluation(serve: Any, chat_model: Any, tmp_path
     tasks = [Task(id=city, instruction=f"Find a room in {city}", environment="hotel", split="test") for city in "abcd"]
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         gym = DreamGym(
-            create_agent(policy, [find_room]), replay_buffer=buffer, experience_model=chat_model(server), tasks=tasks,
+            create_agent(policy, [find_room]),
+            replay_buffer=buffer,
+            experience_model=chat_model(server),
+            tasks=tasks,
             verify=lambda task, state: float("done" in state["messages"][-1].text),
-        )  # fmt: skip
+        )
         for _ in range(3):
             rate, episodes = gym.evaluate(policy, real=True, concurrency=2)
             assert [episode.error for episode in episodes] == [None] * 4

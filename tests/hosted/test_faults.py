@@ -23,11 +23,15 @@ TASKS, GENERATIONS = 24, 2
 
 async def play(policy: Any, experience: ExperienceModel, buffer: ReplayBuffer) -> list[Trajectory]:
     return await rollout(
-        create_episode_graph(policy, max_steps=4).compile(), houses(TASKS),
+        create_episode_graph(policy, max_steps=4).compile(),
+        houses(TASKS),
         lambda: DreamEnvironment(experience),
-        num_generations=GENERATIONS, source="synthetic", run="train", replay_buffer=buffer,
+        num_generations=GENERATIONS,
+        source="synthetic",
+        run="train",
+        replay_buffer=buffer,
         experience_version=experience.version,
-    )  # fmt: skip
+    )
 
 
 def check_stored_once(buffer: ReplayBuffer, played: list[Trajectory]) -> list[Trajectory]:

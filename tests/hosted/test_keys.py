@@ -35,6 +35,8 @@ class Learner:
         self.iteration += 1
         return {}
 
+    def close(self) -> None: ...
+
 
 def bare(episode: Trajectory) -> list[Step]:
     return [replace(step, reasoning="") for step in episode.steps]
@@ -57,10 +59,16 @@ async def test_no_file_and_no_log_holds_the_key(
         experience.hosted._wait = lambda state: 0.0
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         training = Training(
-            policy=walker, learner=Learner(), source="synthetic", experience=experience,
-            num_tasks=12, num_generations=2, replay_buffer=buffer,
-            create_environment=lambda: DreamEnvironment(experience), curriculum=Curriculum(houses(12)),
-        )  # fmt: skip
+            policy=walker,
+            learner=Learner(),
+            source="synthetic",
+            experience=experience,
+            num_tasks=12,
+            num_generations=2,
+            replay_buffer=buffer,
+            create_environment=lambda: DreamEnvironment(experience),
+            curriculum=Curriculum(houses(12)),
+        )
         with SqliteSaver.from_conn_string(str(tmp_path / "training.db")) as saver:
             graph = create_training_graph(training).compile(checkpointer=saver)
             config: Any = {"configurable": {"thread_id": "train"}}

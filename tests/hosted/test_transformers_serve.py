@@ -29,13 +29,16 @@ TIMEOUT = 5.0
 """Seconds until a call is given up: more than a call of this model takes, less than a slow one."""
 
 RESPONSE_TEMPLATE = {
-    "defaults": {"role": "assistant"}, "start_anchor": "<|assistant|>",
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|assistant|>",
     "fields": {"content": {"close": "<|end|>", "content": "text"}},
-}  # fmt: skip
+}
 """How the server reads the model's answers. Without one it takes any Qwen2 for ChatML, and gives the prompt back with them."""
 
-HOUSES = [Task(id=f"house {n}", instruction=f"leave house {n}", environment="house", metadata={"observation": "A door."})
-          for n in range(TASKS)]  # fmt: skip
+HOUSES = [
+    Task(id=f"house {n}", instruction=f"leave house {n}", environment="house", metadata={"observation": "A door."})
+    for n in range(TASKS)
+]
 
 
 def left(task: Task) -> Trajectory:
@@ -79,8 +82,20 @@ def served(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("log") / "serve.log"
-    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", "--host", "127.0.0.1", "--port", str(port),
-               "--device", "cpu", "--log-level", "error"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "transformers.cli.transformers",
+        "serve",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--device",
+        "cpu",
+        "--log-level",
+        "error",
+    ]
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
@@ -116,10 +131,15 @@ async def play(policy: Any, experience: ExperienceModel, file: Path) -> tuple[li
     started = time.perf_counter()
     with ReplayBuffer(file) as buffer:
         played = await rollout(
-            create_episode_graph(policy, max_steps=4).compile(), HOUSES, lambda: DreamEnvironment(experience, rewards="score"),
-            num_generations=GENERATIONS, source="synthetic", run="train", replay_buffer=buffer,
+            create_episode_graph(policy, max_steps=4).compile(),
+            HOUSES,
+            lambda: DreamEnvironment(experience, rewards="score"),
+            num_generations=GENERATIONS,
+            source="synthetic",
+            run="train",
+            replay_buffer=buffer,
             experience_version=experience.version,
-        )  # fmt: skip
+        )
         seconds = time.perf_counter() - started
         stored = list(buffer.trajectories(run="train"))
     wanted = sorted((task.id, index) for task in HOUSES for index in range(GENERATIONS))

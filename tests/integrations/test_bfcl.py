@@ -18,7 +18,7 @@ from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_utils import execute_mult
 
 from dreamgym_lg.integrations.bfcl import (
     CATEGORIES,
-    BFCLWorld,
+    BFCLApis,
     check_call,
     ground_truth,
     load_tasks,
@@ -44,7 +44,7 @@ def test_tasks_are_serialisable_and_split_alike_in_every_category(category: str)
     tasks = load_tasks(category)
     assert len(tasks) == 200 - sum(entry.startswith(f"{category}_") for entry in UNSOLVABLE)
     assert all(json.loads(json.dumps(task.metadata)) == task.metadata for task in tasks)
-    assert all(task.environment == f"bfcl/{category}" and task.metadata["user_turns"][0] in task.instruction for task in tasks)
+    assert all(task.environment == "bfcl" and task.metadata["user_turns"][0] in task.instruction for task in tasks)
     by_split = {split: load_tasks(category, split=split) for split in ("train", "validation", "test")}
     assert {task.id for some in by_split.values() for task in some} == {task.id for task in tasks}
     assert 100 < len(by_split["train"]) < 140 and min(len(by_split["validation"]), len(by_split["test"])) > 25
@@ -63,7 +63,7 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="unknown split"):
         load_tasks(split="dev")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="metadata\\['entry_id'\\]"):
-        BFCLWorld(Task(id="x", instruction="", environment="bfcl/multi_turn_base"))
+        BFCLApis(Task(id="x", instruction="", environment="bfcl"))
 
 
 def test_ground_truth_names_positional_arguments() -> None:
@@ -81,15 +81,15 @@ def test_ground_truth_names_positional_arguments() -> None:
 def test_ground_truth_succeeds_without_an_error_and_nothing_else_does(category: str) -> None:
     calls = 0
     for task in load_tasks(category):
-        turns, world, idle = ground_truth(task), BFCLWorld(task), BFCLWorld(task)
+        turns, apis, idle = ground_truth(task), BFCLApis(task), BFCLApis(task)
         for turn, expected in enumerate(turns):
             for call in expected:
                 assert check_call(task, render_call(*call), turn=turn) is None
-                answer = world.call(*call)
+                answer = apis.call(*call)
                 assert answer.valid and "Error" not in answer.text[:6], (task.id, call, answer)
                 calls += 1
-            assert (world.end_turn() is None) == (turn == len(turns) - 1) == (idle.end_turn() is None)
-        assert world.success() and world.reward() == 1.0, task.id
+            assert (apis.end_turn() is None) == (turn == len(turns) - 1) == (idle.end_turn() is None)
+        assert apis.success() and apis.reward() == 1.0, task.id
         assert not idle.success() and idle.reward() == 0.0, task.id  # also where only information is asked for
     assert calls > 1100
 
@@ -106,7 +106,7 @@ def test_entries_left_out_are_those_whose_tools_refuse_the_ground_truth(entry: s
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_answers_are_those_of_bfcl_itself(category: str) -> None:
     for task in load_tasks(category)[::4]:
-        world = BFCLWorld(task)
+        apis = BFCLApis(task)
         expected, _ = execute_multi_turn_func_call(
             [written(call) for turn in ground_truth(task) for call in turn],
             task.metadata["initial_config"],
@@ -115,56 +115,56 @@ def test_answers_are_those_of_bfcl_itself(category: str) -> None:
             task.id,
             long_context="long_context" in category,
         )
-        assert world.reference.answers == expected
+        assert apis.reference.answers == expected
 
 
 def test_wrong_order_gives_errors() -> None:
     failing = 0
     for task in load_tasks()[:60]:
-        world, turns = BFCLWorld(task), ground_truth(task)
-        answers = [world.call(*call) for turn in reversed(turns) for call in reversed(turn)]
-        failing += not all(answer.valid for answer in answers) and not world.success()
+        apis, turns = BFCLApis(task), ground_truth(task)
+        answers = [apis.call(*call) for turn in reversed(turns) for call in reversed(turn)]
+        failing += not all(answer.valid for answer in answers) and not apis.success()
     assert failing > 30
 
 
 def test_worlds_share_no_state() -> None:
     task = next(task for task in load_tasks() if "TwitterAPI" in task.metadata["involved_classes"])
     config = json.dumps(task.metadata)
-    one, other = BFCLWorld(task), BFCLWorld(task)
+    one, other = BFCLApis(task), BFCLApis(task)
     login = {key: task.metadata["initial_config"]["TwitterAPI"][key] for key in ("username", "password")}
     posted = []
-    for world in (one, other):
-        world.call("authenticate_twitter", login)
-        answer = json.loads(world.call("post_tweet", {"content": "Hello"}).text)
+    for apis in (one, other):
+        apis.call("authenticate_twitter", login)
+        answer = json.loads(apis.call("post_tweet", {"content": "Hello"}).text)
         posted.append(answer)
-        assert world.call("mention", {"tweet_id": answer["id"], "mentioned_usernames": ["@ann"]}).valid
+        assert apis.call("mention", {"tweet_id": answer["id"], "mentioned_usernames": ["@ann"]}).valid
     assert posted[0] == posted[1] and posted[1]["mentions"] == []  # bfcl-eval's default argument is not carried over
     assert json.dumps(task.metadata) == config
 
 
 def test_read_only_entries_need_the_answers() -> None:
-    reading = [task for task in load_tasks() if BFCLWorld(task).state_matches()]
+    reading = [task for task in load_tasks() if BFCLApis(task).state_matches()]
     assert len(reading) == 11
-    assert not any(BFCLWorld(task).success() for task in reading)
+    assert not any(BFCLApis(task).success() for task in reading)
 
 
 def test_api_errors_and_exceptions_are_answers_marked_invalid() -> None:
-    world = BFCLWorld(task_of(0))
-    answer = world.call("cat", {"file_name": "nowhere.txt"})
+    apis = BFCLApis(task_of(0))
+    answer = apis.call("cat", {"file_name": "nowhere.txt"})
     assert answer == ('{"error": "cat: \'nowhere.txt\': No such file or directory"}', False)
-    assert world.call("cat", {}) == ("Error during execution: missing a required argument: 'file_name'", False)
+    assert apis.call("cat", {}) == ("Error during execution: missing a required argument: 'file_name'", False)
 
 
 def test_withheld_tools_work_from_their_turn_on() -> None:
     task = task_of(0, "multi_turn_miss_func")
     assert task.metadata["withheld"] == {"sort": 3}
-    world, call = BFCLWorld(task), ("sort", {"file_name": "final_report.pdf"})
-    refused = world.call(*call)
+    apis, call = BFCLApis(task), ("sort", {"file_name": "final_report.pdf"})
+    refused = apis.call(*call)
     assert not refused.valid and refused.text.startswith("Error: sort is not a valid tool, try one of [")
     assert "sort" not in refused.text.partition("[")[2]
     assert check_call(task, render_call(*call), turn=2) == refused.text and check_call(task, render_call(*call)) is None
-    assert [world.end_turn() for _ in range(3)][-1] == "I have updated some more functions you can choose from. What about now?"
-    assert "is not a valid tool" not in world.call(*call).text
+    assert [apis.end_turn() for _ in range(3)][-1] == "I have updated some more functions you can choose from. What about now?"
+    assert "is not a valid tool" not in apis.call(*call).text
 
 
 # --- schemas --------------------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ pytest.importorskip("langchain", reason="no langchain; run: pip install 'dreamgy
 
 from dreamgym_lg.integrations.bfcl import (
     CATEGORIES,
+    BFCLApis,
     BFCLEnvironment,
-    BFCLWorld,
     arun_turns,
     check_call,
     create_agent_graph,
@@ -101,36 +101,36 @@ def vehicle_task() -> Task:
 @pytest.mark.parametrize(("number", "name", "arguments"), REFUSED)
 def test_check_call_says_what_the_real_graph_says(number: int, name: str, arguments: dict[str, Any]) -> None:
     task = vehicle_task() if number else task_of(number)
-    world = BFCLWorld(task)
+    apis = BFCLApis(task)
     model = Scripted(replies=[calling(ToolCall(name, arguments)), AIMessage("Done.")])
-    messages = create_agent_graph(model, world).invoke({"messages": [HumanMessage("Go.")]})["messages"]
+    messages = create_agent_graph(model, apis).invoke({"messages": [HumanMessage("Go.")]})["messages"]
     answers = [message for message in messages if isinstance(message, ToolMessage)]
     assert [answer.content for answer in answers] == [check_call(task, render_call(name, arguments))]
-    assert answers[0].status == "error" and world.answers == []
+    assert answers[0].status == "error" and apis.answers == []
 
 
 def test_the_real_graph_answers_as_the_environment_does() -> None:
     tasks = [task for task in load_tasks(split="train") if "GorillaFileSystem" in task.metadata["involved_classes"]]
     tasks += [task for task in load_tasks("multi_turn_miss_func", split="train") if task not in tasks]
     for trajectory in offline_trajectories(tasks[::12], failures=1, answers=True):
-        model, world = Scripted(replies=[]), BFCLWorld(trajectory.task)
+        model, apis = Scripted(replies=[]), BFCLApis(trajectory.task)
         for step in trajectory.steps:
             action = parse_action(step.action)
             model.replies.append(calling(action) if isinstance(action, ToolCall) else AIMessage(action))
-        messages = run_turns(create_agent_graph(model, world), world)
+        messages = run_turns(create_agent_graph(model, apis), apis)
         answered = [message.content for message in messages if isinstance(message, ToolMessage)]
         assert answered == [step.next_observation for step in trajectory.steps if "answer" not in step.action[:9]]
-        assert world.success() == trajectory.success
-        assert model.bound == [tool.name for tool in world.tools]
+        assert apis.success() == trajectory.success
+        assert model.bound == [tool.name for tool in apis.tools]
 
 
 def test_arguments_of_a_tool_without_parameters_are_ignored_everywhere() -> None:
     task, environment, call = task_of(0), BFCLEnvironment(), ToolCall("pwd", {"anything": 1})
-    world = BFCLWorld(task)
-    graph = create_agent_graph(Scripted(replies=[calling(call), AIMessage("Done.")]), world)
+    apis = BFCLApis(task)
+    graph = create_agent_graph(Scripted(replies=[calling(call), AIMessage("Done.")]), apis)
     graph.invoke({"messages": [HumanMessage("Go.")]})
     environment.reset(task)
-    assert world.answers == [environment.step(render_call(*call)).observation]
+    assert apis.answers == [environment.step(render_call(*call)).observation]
     assert check_call(task, render_call(*call)) is None
 
 
@@ -141,28 +141,28 @@ def test_arguments_of_a_tool_without_parameters_are_ignored_everywhere() -> None
 @pytest.mark.parametrize("at_once", [False, True])
 def test_ground_truth_through_an_ordinary_agent_graph(category: str, at_once: bool) -> None:
     for task in load_tasks(category)[::20]:
-        world, turns = BFCLWorld(task), ground_truth(task)
-        messages = run_turns(create_agent_graph(scripted(turns, at_once=at_once), world), world)
-        assert world.success(), task.id
+        apis, turns = BFCLApis(task), ground_truth(task)
+        messages = run_turns(create_agent_graph(scripted(turns, at_once=at_once), apis), apis)
+        assert apis.success(), task.id
         said = [message.text for message in messages if isinstance(message, HumanMessage)]
-        assert said == world.user_turns
-        assert world.answers == [message.content for message in messages if isinstance(message, ToolMessage)]
-        assert world.answers == world.reference.answers
+        assert said == apis.user_turns
+        assert apis.answers == [message.content for message in messages if isinstance(message, ToolMessage)]
+        assert apis.answers == apis.reference.answers
 
 
 async def test_concurrent_conversations_stay_apart() -> None:
     tasks = load_tasks()[5:200:15]
-    worlds = [BFCLWorld(task) for task in tasks]
-    graphs = [create_agent_graph(scripted(ground_truth(world.task), at_once=True), world) for world in worlds]
-    await asyncio.gather(*(arun_turns(graph, world) for graph, world in zip(graphs, worlds, strict=True)))
-    assert all(world.success() for world in worlds)
+    worlds = [BFCLApis(task) for task in tasks]
+    graphs = [create_agent_graph(scripted(ground_truth(apis.task), at_once=True), apis) for apis in worlds]
+    await asyncio.gather(*(arun_turns(graph, apis) for graph, apis in zip(graphs, worlds, strict=True)))
+    assert all(apis.success() for apis in worlds)
 
 
 async def test_an_agent_that_never_stops_is_cut_short() -> None:
-    world = BFCLWorld(task_of(0))
-    graph = create_agent_graph(Scripted(replies=[calling(ToolCall("pwd", {}))]), world)
-    for messages in (run_turns(graph, world, recursion_limit=9), await arun_turns(graph, world, recursion_limit=9)):
-        assert world.cut_short and world.turn == 0 and not world.success()
+    apis = BFCLApis(task_of(0))
+    graph = create_agent_graph(Scripted(replies=[calling(ToolCall("pwd", {}))]), apis)
+    for messages in (run_turns(graph, apis, recursion_limit=9), await arun_turns(graph, apis, recursion_limit=9)):
+        assert apis.cut_short and apis.turn == 0 and not apis.success()
         assert sum(isinstance(message, ToolMessage) for message in messages) == 4
 
 
@@ -216,13 +216,13 @@ def collected(category: str = "multi_turn_base", count: int = 40, **options: Any
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_demonstrations_are_the_ground_truth_with_real_answers(category: str) -> None:
     for trajectory in collected(category, failures=0):
-        turns, world = ground_truth(trajectory.task), BFCLWorld(trajectory.task)
+        turns, apis = ground_truth(trajectory.task), BFCLApis(trajectory.task)
         assert [parse_action(step.action) for step in trajectory.steps] == [call for turn in turns for call in turn]
         assert trajectory.success and trajectory.reward == 1.0 and trajectory.source == "offline"
         assert [step.terminated for step in trajectory.steps] == [False] * (len(trajectory.steps) - 1) + [True]
         assert all(step.valid for step in trajectory.steps)
         told = "\n".join(step.observation for step in trajectory.steps)
-        assert all(text in told for text in world.user_turns)
+        assert all(text in told for text in apis.user_turns)
         for before, step in zip(trajectory.steps, trajectory.steps[1:], strict=False):
             assert step.observation.startswith(before.next_observation)
 

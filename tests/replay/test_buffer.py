@@ -13,7 +13,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Segment, Source, Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="eat the apple", environment="kitchen")
-SEGMENT = Segment(token_ids=(1, 151_643, 7), sampled=(0, 1, 1), logprobs=(0.0, -0.5, -2.25))
+SEGMENT = Segment(token_ids=(1, 151_643, 7), sampled=(0, 1, 1), logprobs=(0.0, -0.5, -2.25), temperature=0.7)
 
 
 def step(number: int = 0) -> Step:
@@ -77,21 +77,25 @@ def test_everything_comes_back_as_it_was_after_reopening(path: Path) -> None:
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_failed_episode_is_replaced_and_a_played_one_is_kept(buffer: ReplayBuffer, together: bool) -> None:
+def test_a_failed_episode_gives_way_to_a_played_one_and_is_set_aside(buffer: ReplayBuffer, together: bool) -> None:
     failed = episode(0, steps=1, source="real", error="ConnectionError: away", segments=(SEGMENT,))
     played = episode(0, steps=2, source="real", success=True, segments=(SEGMENT, SEGMENT))
     if together:
-        assert buffer.extend([failed, played]) == 1
+        assert buffer.extend([failed, played]) == 2
     else:
         assert buffer.add(failed) and buffer.add(played)
     assert not buffer.add(failed) and not buffer.add(episode(0, steps=3, source="real"))
-    assert list(buffer.trajectories(segments=True)) == [played] and buffer.count("steps") == 2
+    run = played.run
+    assert list(buffer.trajectories(run=run, segments=True)) == [played] and buffer.count("steps", run=run) == 2
     other = episode(1, steps=1, error="java died")
     assert buffer.add(other) and buffer.add(episode(1, steps=0, error="java died again"))
-    assert [each.error for each in buffer.trajectories()] == [None, "java died again"] and buffer.count("steps") == 2
+    assert [each.error for each in buffer.trajectories(run=run)] == [None, "java died again"]
+    aside = [each for each in buffer.trajectories() if each.run != run]
+    assert [(each.error, len(each.steps)) for each in aside] == [("ConnectionError: away", 1), ("java died", 1)]
+    assert all(each.run.startswith(f"{run}/failed/") for each in aside)
 
 
-def test_a_replaced_episodes_steps_do_not_stand_for_others(buffer: ReplayBuffer) -> None:
+def test_steps_of_an_episode_that_was_set_aside_stand_for_no_others(buffer: ReplayBuffer) -> None:
     """Retrieval remembers steps by their ids: what it has seen must neither vanish nor become another step."""
     before, after = step(1), step(2)
     buffer.add(Trajectory(task=TASK, steps=[before], source="real", error="ConnectionError: away"))

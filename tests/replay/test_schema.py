@@ -251,6 +251,7 @@ def test_a_file_of_a_newer_release_is_refused(path: Path) -> None:
     assert path.read_bytes() == before
 
 
+OLD_SEGMENT = "INSERT INTO segments VALUES (1, 0, x'07000000', x'01', x'000000bf')"
 OLD_ROW = """
     INSERT INTO tasks VALUES (1, 't0', 'eat the apple', 'kitchen', '{}', 'real', NULL, 'train');
     INSERT INTO trajectories VALUES (1, 'r', 0, 't0', 0, 'offline', 1, NULL, '', '');
@@ -261,11 +262,13 @@ OLD_ROW = """
 def test_a_file_of_the_first_release_opens_with_what_it_holds(path: Path) -> None:
     db = Database(path)
     migrations.apply(db, stop_before="0002_annotation")
-    db.executescript(f"PRAGMA application_id = {APPLICATION_ID}; {OLD_ROW}")
+    db.executescript(f"PRAGMA application_id = {APPLICATION_ID}; {OLD_ROW}; {OLD_SEGMENT}")
     db.close()
     whole = {"overall_plan": "eat", "success_mode": "apple", "failure_mode": "none"}
     with ReplayBuffer(path) as buffer:
-        [found] = buffer.trajectories()
+        [found] = buffer.trajectories(segments=True)
+        [segment] = found.segments
+        assert (segment.token_ids, segment.logprobs, segment.temperature) == ((7,), (-0.5,), None)
         assert found.annotation is None and found.success and found.steps[0].reward == 0.5
         buffer.set_reasoning(found, ["it was hungry"], annotation=whole)
     with ReplayBuffer(path) as buffer:

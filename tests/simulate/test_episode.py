@@ -269,8 +269,18 @@ def test_what_cannot_be_meant_is_refused() -> None:
         simulated(None, policy=ScriptedPolicy().bind(stop=["x"]), environment=Answers())  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="recursion_limit=-1: give the most supersteps"):
         simulated(None, policy=ScriptedPolicy(), environment=Answers(), recursion_limit=-1)
+    with pytest.raises(ConfigurationError, match="environment=None.: a dream needs an Environment"):
+        simulated(None, policy=ScriptedPolicy(), environment=None)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="real=True needs verify="):
         SimulatedAgent(None, ScriptedPolicy(), real=True)
+
+
+async def test_without_an_environment_no_real_tool_runs(tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    agent = SimulatedAgent(react(world.model, [toolbox(world)[0]]), ScriptedPolicy())
+    with pytest.raises(ConfigurationError, match="rollout needs create_environment="):
+        await anext(agent.astream({"task": TASK}, context=EpisodeContext()))
+    assert world.effects == []
 
 
 def test_it_is_over_when_it_is_over(tmp_path: Path) -> None:

@@ -14,21 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import TASK, Answers, dreamed, node_of, played
+from worlds import TASK, Answers, dreamed, node_of, played, slow_unless
 from zoo import World
-from zoo.hostile import HOSTILE, Hostile, hostile_agent, hostile_node, scene
+from zoo.hostile import EVERYDAY, HOSTILE, PLAIN, TYPICAL, Hostile, hostile_agent, hostile_node, scene
 from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.simulate import Allow, RealAccessBlocked, SimulatedAgent, simulated
 
 POLICY = ScriptedPolicy()
-CASES = [
-    pytest.param(build, hostile, id=f"{build.__name__}-{hostile.name}", marks=[pytest.mark.slow] * slow)
-    for build in (hostile_node, hostile_agent)
-    for hostile in HOSTILE
-    for slow in [build is hostile_agent and "-" in hostile.name]
-]
+CASES = [slow_unless(hostile in EVERYDAY, hostile_node, hostile) for hostile in HOSTILE]
+CASES += [slow_unless(hostile.name.startswith(TYPICAL), hostile_agent, hostile) for hostile in HOSTILE]
 
 
 @pytest.mark.parametrize(("build", "hostile"), CASES)
@@ -51,7 +47,7 @@ async def test_nothing_hostile_happens_and_it_is_told(build: Any, hostile: Hosti
         assert hostile.happened(world)
 
 
-@pytest.mark.parametrize("hostile", [hostile for hostile in HOSTILE if "-" not in hostile.name], ids=lambda each: each.name)
+@pytest.mark.parametrize("hostile", [slow_unless(hostile.name in TYPICAL, hostile) for hostile in PLAIN])
 async def test_a_simulated_tool_never_gets_there(hostile: Hostile, tmp_path: Path) -> None:
     with scene(tmp_path / "scene") as world:
         built = hostile_agent(hostile, world)

@@ -1,11 +1,10 @@
-"""What is patched in a process: for production the models and tools alone, for a dream the guard too. No import circle."""
+"""What is patched in a process: for production the models and tools alone, for a dream the guard too."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
 
-import dreamgym_lg.simulate
+import pytest
 
 PRODUCTION = """
 import builtins, io, logging, multiprocessing.process, os, socket, ssl, subprocess, sys, threading
@@ -54,30 +53,8 @@ assert with_policy(graph, policy).invoke({"messages": []})["messages"][-1].text 
 """
 
 
+@pytest.mark.slow
 def test_production_patches_no_guard_and_a_later_dream_does() -> None:
     folder = Path(__file__).parent
     done = subprocess.run([sys.executable, "-c", PRODUCTION, folder], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-
-
-def imported(path: Path) -> set[str]:
-    """Modules that a file imports, wherever in it."""
-    found = set[str]()
-    for each in ast.walk(ast.parse(path.read_text())):
-        if isinstance(each, ast.ImportFrom):
-            found |= {str(each.module), *(f"{each.module}.{name.name}" for name in each.names)}
-        elif isinstance(each, ast.Import):
-            found |= {name.name for name in each.names}
-    return found
-
-
-def test_no_file_of_this_room_imports_itself_by_a_circle() -> None:
-    """Imports inside functions and for type checkers only count too."""
-    room = Path(dreamgym_lg.simulate.__file__).parent
-    paths = {path.relative_to(room).with_suffix("").parts: path for path in room.rglob("*.py")}
-    files = {".".join(["dreamgym_lg", "simulate", *parts]): path for parts, path in paths.items()}
-    imports = {name: imported(path) & files.keys() for name, path in files.items()}
-    assert sum(map(len, imports.values())) > 20
-    while leaves := [name for name, below in imports.items() if not below]:
-        imports = {name: below - set(leaves) for name, below in imports.items() if name not in leaves}
-    assert imports == {}

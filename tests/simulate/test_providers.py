@@ -106,8 +106,13 @@ def whole(parts: list[Any]) -> Any:
 
 
 WAYS: dict[str, Callable[[Any, Any], Any]] = {
-    "invoke": _invoke, "ainvoke": _ainvoke, "stream": _stream, "astream": _astream, "batch": _batch, "abatch": _abatch,
-}  # fmt: skip
+    "invoke": _invoke,
+    "ainvoke": _ainvoke,
+    "stream": _stream,
+    "astream": _astream,
+    "batch": _batch,
+    "abatch": _abatch,
+}
 PROVIDER = pytest.mark.parametrize("provider", PROVIDERS)
 WAY = pytest.mark.parametrize("way", WAYS)
 

@@ -37,6 +37,20 @@ class Saying(ScriptedPolicy):
         return AIMessage("", tool_calls=calls)
 
 
+def test_two_calls_of_one_id_are_both_answered(tmp_path: Path) -> None:
+    """A small model's mistake, which LangGraph's own tool node lives with; the call must not wait for itself."""
+
+    class Repeating(Saying):
+        def _answer(self, messages: Any, stop: Any, kwargs: Any) -> AIMessage:
+            message = super()._answer(messages, stop, kwargs)
+            return AIMessage(message.content, tool_calls=[{**call, "id": "same"} for call in message.tool_calls])
+
+    world = World(folder=tmp_path)
+    calls: list[list[tuple[str, Any]]] = [[("book", {"city": "Rome"}), ("book", {"city": "Bonn"})]]
+    episode, _ = dream(react(world.model, [toolbox(world)[0]]), Repeating(says=calls))
+    assert len(episode.steps) == 2
+
+
 # --- parallel calls -----------------------------------------------------------------------------------------------------------
 
 

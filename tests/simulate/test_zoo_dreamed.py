@@ -37,19 +37,22 @@ def test_is_simulated_whole_and_is_itself_afterwards(kind: Kind, mode: str, tmp_
     built = kind.build(world)
     if built.mode not in ("both", mode):
         pytest.skip(f"runs {built.mode} only")
-    policy, environment = policy_for(world), Answers()
     before = sorted(tmp_path.iterdir())
+    seen = []
+    for _ in range(2):
+        policy, environment = policy_for(world), Answers({"book": "booked"} if kind.name in RACING else None)
+        episode = simulated(built.graph, policy=policy, environment=environment, task=TASK, pass_through=built.passthrough)
+        result = dream(built, mode, episode)
 
-    episode = simulated(built.graph, policy=policy, environment=environment, task=TASK, pass_through=built.passthrough)
-    result = dream(built, mode, episode)
-
-    assert world.effects == [] and sorted(tmp_path.iterdir()) == before, "the disk was touched"
-    assert episode.blocked == []
-    assert world.model_calls == 0, "a production model was asked"
-    assert policy.calls == len(episode.calls) > 0
-    assert not signed(result, "production")
-    assert {json.loads(step.action)["name"] for step in episode.steps if step.valid} == set(built.tools)
-    assert set(built.passthrough) >= set(world.passed)
+        assert world.effects == [] and sorted(tmp_path.iterdir()) == before, "the disk was touched"
+        assert episode.blocked == []
+        assert world.model_calls == 0, "a production model was asked"
+        assert policy.calls == len(episode.calls) > 0
+        assert not signed(result, "production")
+        assert {json.loads(step.action)["name"] for step in episode.steps if step.valid} == set(built.tools)
+        assert set(built.passthrough) >= set(world.passed)
+        seen.append((view(result), [(step.observation, step.action, step.next_observation) for step in episode.steps]))
+    assert seen[0] == seen[1], "the same actions and answers give the same episode, and the first left nothing behind"
 
     plain = (
         asyncio.run(built.ainvoke(built.graph, built.payload)) if mode == "async" else built.invoke(built.graph, built.payload)
@@ -57,17 +60,3 @@ def test_is_simulated_whole_and_is_itself_afterwards(kind: Kind, mode: str, tmp_
     built.expect(plain)
     assert signed(plain, "production") and not signed(plain, "policy")
     assert {name for name, _ in world.effects} == set(built.tools)
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_the_same_actions_give_the_same_episode(kind: Kind, tmp_path: Path) -> None:
-    seen = []
-    for number in range(2):
-        world = World(folder=tmp_path / str(number))
-        built = kind.build(world)
-        policy, options = policy_for(world), {"pass_through": built.passthrough}
-        environment = Answers({"book": "booked"} if kind.name in RACING else None)
-        episode = simulated(built.graph, policy=policy, environment=environment, task=TASK, **options)
-        result = dream(built, "sync" if built.mode == "sync" else "async", episode)
-        seen.append((view(result), [(step.observation, step.action, step.next_observation) for step in episode.steps]))
-    assert seen[0] == seen[1]

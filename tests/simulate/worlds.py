@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
 from langgraph.graph import START, StateGraph
 from zoo.base import ask
 from zoo.policy import ScriptedPolicy
@@ -55,6 +56,12 @@ def dream(graph: Any, policy: Any, environment: Any = None, payload: Any = None,
     with simulated(graph, policy=policy, environment=environment or Answers(), task=TASK, **options) as episode:
         state = episode.invoke(payload or ask())
     return episode, state
+
+
+def slow_unless(quick: bool, *values: Any) -> Any:
+    """A pytest parameter that is marked slow unless `quick`."""
+    name = "-".join(each.__name__ if callable(each) else each.name for each in values)
+    return pytest.param(*values, id=name, marks=[] if quick else [pytest.mark.slow])
 
 
 def names(episode: SimulatedEpisode) -> list[str]:

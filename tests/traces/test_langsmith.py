@@ -118,11 +118,11 @@ def test_an_agent_used_as_a_tool_is_no_act_of_its_own(make_agent, write, seen) -
 def test_other_calls_of_the_same_trace_stay_apart(runs, steps, seen, write) -> None:
     llm = next(run for run in runs if run["run_type"] == "llm")
     question = {"role": "user", "content": "Where to?"}
+    said = {"outputs": {"choices": [{"message": {"role": "assistant", "content": "safe"}}]}}
     aside = [
-        llm | {"id": name, "start_time": start, "inputs": {"messages": [{"role": "system", "content": name}, question]}}
-        | {"outputs": {"choices": [{"message": {"role": "assistant", "content": "safe"}}]}}
+        llm | said | {"id": name, "start_time": start, "inputs": {"messages": [{"role": "system", "content": name}, question]}}
         for name, start in (("guard", "2020-01-01T00:00:00"), ("title", "2090-01-01T00:00:00Z"))
-    ]  # fmt: skip
+    ]
     runs[0]["outputs"] = None
     (trajectory,) = load_traces(write(*aside, *runs))
     assert (seen(trajectory), trajectory.task.instruction) == (steps, INSTRUCTION)

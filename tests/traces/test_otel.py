@@ -141,11 +141,20 @@ def model_calls(way: Callable[..., Span], played: list[BaseMessage]) -> list[Spa
 def tool_runs(played: list[BaseMessage], **more: Any) -> list[Span]:
     calls = {c["id"]: c for message in played for c in getattr(message, "tool_calls", ())}
     return [
-        span(20 + number, "execute_tool", {"gen_ai.tool.name": message.name, "gen_ai.tool.call.id": message.tool_call_id}
-             | {"gen_ai.tool.call.arguments": json.dumps(calls[message.tool_call_id]["args"])}
-             | {"gen_ai.tool.call.result": message.content}, parent=1, **more)
+        span(
+            20 + number,
+            "execute_tool",
+            {
+                "gen_ai.tool.name": message.name,
+                "gen_ai.tool.call.id": message.tool_call_id,
+                "gen_ai.tool.call.arguments": json.dumps(calls[message.tool_call_id]["args"]),
+                "gen_ai.tool.call.result": message.content,
+            },
+            parent=1,
+            **more,
+        )
         for number, message in enumerate(message for message in played if message.type == "tool")
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -14,7 +14,7 @@ from dreamgym_lg.environment import check_environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.integrations.alfworld.data import load_tasks, walkthrough
 from dreamgym_lg.integrations.alfworld.text import NOTHING_HAPPENS, without_frame
-from dreamgym_lg.integrations.textworld_express.text import one_line
+from dreamgym_lg.integrations.text_games.text import one_line
 from dreamgym_lg.types import StepResult, Task
 
 pytest.importorskip("alfworld", reason="alfworld is not installed: pip install 'dreamgym-lg[alfworld]'")

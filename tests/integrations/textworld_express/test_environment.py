@@ -1,23 +1,33 @@
-"""The TextWorld-Express adapter, its tasks and its pool, against the real game."""
+"""The TextWorld-Express adapter, its tasks and its slots, against the real game."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from itertools import cycle
 from random import Random
 from typing import Any
 
 import pytest
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
 
 from dreamgym_lg.environment import check_environment
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.graphs.episode import create_episode_graph
+from dreamgym_lg.integrations.text_games.scripted_policies import KINDS, play_scripted
 from dreamgym_lg.integrations.textworld_express.text import GAMES, UNKNOWN_ACTION, Check, vary_task, world_split
-from dreamgym_lg.types import Task
+from dreamgym_lg.rollout import rollout
+from dreamgym_lg.types import StepResult, Task
 
 pytest.importorskip("textworld_express")
 
-from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, TextWorldExpressPool, make_tasks
-from dreamgym_lg.integrations.textworld_express.scripted_policies import KINDS, behave
+from dreamgym_lg.integrations.textworld_express import environment as module
+from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
+from dreamgym_lg.integrations.textworld_express.scripted_policies import MISTAKES, create_oracle
 
 Worlds = dict[str, list[Task]]
 World = Callable[..., Task]
@@ -72,7 +82,8 @@ def test_episode_is_truncated_once_and_then_over(world: World) -> None:
     assert [environment.step("inventory").truncated for _ in range(3)] == [False, False, True]
     with pytest.raises(RuntimeError, match="after the end"):
         environment.step("inventory")
-    assert (environment.counter.steps, environment.counter.resets) == (3, 1)
+    with pytest.raises(ConfigurationError, match="max_steps=0; allowed: 1 or more"):
+        TextWorldExpress(max_steps=0)
 
 
 @pytest.mark.parametrize("action", ["", " ", "help", "take \ud800", "take\x00", "é", "a\nb", "x" * 10_000, '"}'])
@@ -83,10 +94,9 @@ def test_any_text_is_answered_as_unknown(environment: TextWorldExpress, world: W
 
 
 @pytest.mark.parametrize(("check", "answer"), [("names", None), ("state", UNKNOWN_ACTION)])
-def test_adapter_and_pool_check_as_much_as_they_are_told(world: World, check: Check, answer: str | None) -> None:
+def test_adapter_checks_as_much_as_it_is_told(world: World, check: Check, answer: str | None) -> None:
     not_held = "put black blanket in chest of drawers"
-    pool = TextWorldExpressPool(1, check=check)
-    for environment in (TextWorldExpress(check=check), pool.create()):
+    with closing(TextWorldExpress(check=check)) as environment:
         assert environment.check_action(not_held, []) is None, "before a reset there is no game to know"
         first = environment.reset(world("twc"))
         assert environment.check_action(not_held, [first]) == answer
@@ -160,39 +170,71 @@ def test_tasks_of_an_unknown_game(environment: TextWorldExpress) -> None:
 
 def test_32_threads_play_what_one_plays(training: Worlds) -> None:
     jobs = [(kind, task) for game in ("twc", "peckingorder") for task in training[game][:16] for kind in KINDS]
-    pool = TextWorldExpressPool(32)
 
     def play(number: int) -> object:
         kind, task = jobs[number]
-        with pool.lend() as environment:
-            return behave(kind, environment, task, Random(number))
+        with closing(TextWorldExpress()) as environment:
+            create = partial(create_oracle, environment)
+            rng = Random(number)
+            return play_scripted(kind, environment, task, rng, create_oracle=create, mistakes=MISTAKES, words=["lamp"])
 
     sequential = [play(number) for number in range(len(jobs))]
-    before = pool.counter.steps
     with ThreadPoolExecutor(32) as threads:
         assert list(threads.map(play, range(len(jobs)))) == sequential
-    assert pool.counter.steps == 2 * before and pool.counter.resets == 2 * len(jobs)
 
 
-def test_pool_is_bounded_and_forgives_a_second_close(world: World) -> None:
-    pool = TextWorldExpressPool(2, max_steps=1)
-    first, second = pool.create(), pool.acquire()
-    waiting: list[TextWorldExpress] = []
-    thread = threading.Thread(target=lambda: waiting.append(pool.create()))
-    thread.start()
-    thread.join(0.05)
-    assert thread.is_alive() and not waiting
+async def test_100_episodes_at_once_in_an_event_loop(training: Worlds) -> None:
+    """More than any pool of slots held: all 100 are open before the first one ends."""
+    tasks = [training["peckingorder"][number % 50] for number in range(100)]
+    open_at_once = asyncio.Barrier(100)
+
+    class Waiting(TextWorldExpress):
+        async def astep(self, action: str) -> StepResult:
+            await open_at_once.wait()
+            return await super().astep(action)
+
+    policy = GenericFakeChatModel(messages=cycle([AIMessage("look around")]))
+    graph = create_episode_graph(policy, max_steps=2).compile()
+    create = partial(Waiting, max_steps=2)
+    async with asyncio.timeout(60):
+        episodes = await rollout(graph, tasks, create, source="real", num_generations=1, concurrency=100)
+    assert [episode.error for episode in episodes] == [None] * 100
+    for task, episode in zip(tasks, episodes, strict=True):
+        assert [step.next_observation for step in episode.steps] == [task.metadata["observation"]] * 2
+
+
+def test_close_gives_the_slot_to_the_next(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_IDLE", [])
+    first, second = TextWorldExpress(), TextWorldExpress()
+    first.reset(world("twc"))
+    slot = first._slot
     first.close()
-    thread.join(20)
-    first.close()  # must not give away the place that `waiting` holds now
-    assert pool._free.acquire(blocking=False) is False
-    for environment in (second, *waiting):
-        environment.reset(world("twc"))
-        assert environment.step("inventory").truncated
-        pool.release(environment)
-    pool.close()
-    pool.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        pool.create()
-    with pytest.raises(ConfigurationError, match="size"):
-        TextWorldExpressPool(0)
+    first.close()
+    assert [slot] == module._IDLE
+    with pytest.raises(RuntimeError, match="step called before reset"):
+        first.step("inventory")
+    second.reset(world("peckingorder"))
+    assert second._slot is slot and not module._IDLE
+
+
+async def test_a_slot_in_use_is_not_given_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled episode is closed while its thread still waits for Java."""
+    monkeypatch.setattr(module, "_IDLE", [])
+    environment = TextWorldExpress()
+    environment.reset(world("twc"))
+    called, answer = threading.Event(), threading.Event()
+
+    def slow(*arguments: object) -> str:
+        called.set()
+        answer.wait(20)
+        raise EnvironmentFailed("too late")
+
+    monkeypatch.setattr(module.Interface, "call", slow)
+    step = asyncio.create_task(environment.astep("inventory"))
+    await asyncio.to_thread(called.wait, 20)
+    step.cancel()
+    environment.close()
+    assert module._IDLE == []
+    answer.set()
+    with pytest.raises(asyncio.CancelledError):
+        await step

@@ -33,6 +33,7 @@ CALL_TEXTS = [
     '{"place": {"type": "string"}, "times": {"default": 1, "type": "integer"}}, "required": ["place"], "type": "object"}}}',
     '<tool_call>\n{"name": "look", "arguments": {"times":0, "place":"box" }}\n</tool_call>',
     '{"name" : "look",  "parameters": {"times":0, "place":"box" }}',
+    '{"arguments":  {"times":0, "place":"box" }, "name":"look"}',
 ] * 3
 
 torch.set_num_threads(1)  # models this small take twice as long on two
@@ -200,8 +201,9 @@ def of_template() -> Callable[[str], LocalChatModel]:
 @functools.cache
 def _model_of_template(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     template, end = TEMPLATES[family]
-    # template and calls are one text of few tokens each: what is read and sampled is short
-    tokenizer = create_tokenizer([*TEXTS, *CALL_TEXTS, CHAT_TEMPLATE, *filter(None, [template])], vocab_size=1500)
+    # templates and calls become few tokens: what is read and sampled is short
+    templates = [other for other, _ in TEMPLATES.values() if other is not None]
+    tokenizer = create_tokenizer([*TEXTS, *CALL_TEXTS, CHAT_TEMPLATE, *templates], vocab_size=1500)
     tokenizer.add_special_tokens({"eos_token": end})
     if family == "mistral":
         tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})

@@ -41,7 +41,7 @@ def test_calls_are_read(text: str, content: str, calls: list[Call]) -> None:
     reply = parse_reply(text, NAMES)
     assert reply.content == content
     assert reply.calls == calls
-    assert reply.unread == []
+    assert reply.invalid == []
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_calls_are_read(text: str, content: str, calls: list[Call]) -> None:
 def test_what_cannot_be_read_says_why(text: str, name: str | None, reason: str) -> None:
     reply = parse_reply(text, NAMES)
     assert (reply.content, reply.calls) == ("", [])
-    (unread,) = reply.unread
-    assert unread.name == name
-    assert reason in unread.reason
-    chunk: Any = tool_call_chunk(name=unread.name, args=unread.text, id="1", index=0)
+    (invalid,) = reply.invalid
+    assert invalid.name == name
+    assert reason in invalid.reason
+    chunk: Any = tool_call_chunk(name=invalid.name, args=invalid.text, id="1", index=0)
     merged = AIMessageChunk("", tool_call_chunks=[chunk], chunk_position="last")
     assert not merged.tool_calls and merged.invalid_tool_calls, "LangChain does not mend it to a call"
 
@@ -76,10 +76,10 @@ def test_what_cannot_be_read_says_why(text: str, name: str | None, reason: str) 
 def test_good_and_bad_calls_stand_side_by_side() -> None:
     reply = parse_reply(f'<tool_call>{LOOK}</tool_call><tool_call>{{"name": "wait"</tool_call><tool_call>{LOOK}', NAMES)
     assert reply.calls == [look, look]
-    assert [unread.name for unread in reply.unread] == ["wait"]
+    assert [invalid.name for invalid in reply.invalid] == ["wait"]
     reply = parse_reply(f"[TOOL_CALLS][{LOOK}, 3]", NAMES)
     assert reply.calls == [look]
-    assert reply.unread[0].text == "[TOOL_CALLS]3"
+    assert reply.invalid[0].text == "[TOOL_CALLS]3"
 
 
 @pytest.mark.parametrize(

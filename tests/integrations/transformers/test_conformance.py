@@ -42,14 +42,18 @@ def params() -> dict[str, Any]:
     return {"model": model, "tokenizer": tokenizer, "name_or_path": "tiny", "max_new_tokens": 300}
 
 
-STANDARD = {"temperature": 0}
-"""The suites' own have `max_tokens`, `stop`, `timeout`, `max_retries` and `api_key` too, which are refused by name here."""
+STANDARD = {"temperature": 0, "stop": []}
+"""The suites' own have `max_tokens`, `timeout`, `max_retries` and `api_key` too, which are refused by name here."""
 
 
 class TestUnit(ChatModelUnitTests):
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:
         return dict(STANDARD)
+
+    @pytest.mark.xfail(reason="its max_tokens= is refused by name: here it is max_new_tokens", strict=True)
+    def test_standard_params(self, model: BaseChatModel) -> None:
+        super().test_standard_params(model)
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:

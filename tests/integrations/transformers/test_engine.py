@@ -65,7 +65,7 @@ async def test_a_reply_ends_where_it_should(
     stopped = await policy.ainvoke(opening(0), seed=3, stop=[stop, "never said"])
     assert stopped.text == free.text[: free.text.index(stop)]
     assert stopped.response_metadata["finish_reason"] == "stop"
-    replies = [await policy.ainvoke(opening(i), seed=i, max_new_tokens=400) for i in range(4)]
+    replies = await asyncio.gather(*(policy.ainvoke(opening(i), seed=i, max_new_tokens=400) for i in range(4)))
     ended = next(reply for reply in replies if reply.usage_metadata["output_tokens"] < 400)
     assert ended.response_metadata["finish_reason"] == "stop"
     assert "<|end|>" not in ended.text

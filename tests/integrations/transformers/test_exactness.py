@@ -86,6 +86,7 @@ async def test_greedy_answers_are_those_of_generate(policy: LocalChatModel, conv
             given = torch.tensor([call.given_ids])
             out = policy.model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=12, do_sample=False)
             assert out[0, given.shape[1] :].tolist() == call.sampled_ids
+            assert call.temperature == 0
 
 
 async def test_temperature_zero_repeats_itself(policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]) -> None:
@@ -108,7 +109,7 @@ async def test_changed_weights_answer_at_once_if_the_cache_is_dropped(
         if dropped:
             policy.weights_changed()
         await policy.ainvoke(messages)
-    given, sampled, logprobs = recorder.calls[-1][1:]
+    given, sampled, logprobs = recorder.calls[-1][1:4]
     masked = [0] * len(given) + [1] * len(sampled), [0.0] * len(given) + list(logprobs)
     segment = Segment(token_ids=[*given, *sampled], sampled=masked[0], logprobs=masked[1])
     assert (forward_error(policy, segment) < 1e-4) == dropped

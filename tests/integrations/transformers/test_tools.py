@@ -83,8 +83,7 @@ async def test_an_agent_that_appends_is_one_segment(
 
 async def test_ids_come_from_the_seed(of_template: Make, steer: Steer) -> None:
     policy = of_template("from scratch")
-    steer(two_looks("from scratch"))
-
+    steer(lambda _: '<tool_call>{"name":"look"}</tool_call><tool_call>{"name":"look"}</tool_call>')
     model = policy.bind_tools([look])
 
     async def ids(seed: int | None) -> set[str | None]:

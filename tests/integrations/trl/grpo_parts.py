@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ def model_of(tokenizer: PreTrainedTokenizerFast) -> Any:
 
 
 def learner_of(model: Any, tokenizer: PreTrainedTokenizerFast, path: Path, **options: Any) -> GRPOLearner:
-    settings: dict[str, Any] = {"num_generations": 4, "learning_rate": 1e-2, "beta": 0.0, **options}
+    settings: dict[str, Any] = {"learning_rate": 1e-2, "beta": 0.0, **options}
     return GRPOLearner(model, tokenizer, path, **settings)
 
 
@@ -34,7 +36,16 @@ def segment(model: Any, seed: int) -> Segment:
     sampled = [i % 2 for i, length in enumerate(lengths) for _ in range(length)]
     truth = torch.log_softmax(model(ids[None]).logits[0, :-1], dim=-1).gather(1, ids[1:, None])[:, 0]
     logprobs = [0.0, *truth.tolist()]
-    return Segment(token_ids=ids.tolist(), sampled=sampled, logprobs=[p * s for p, s in zip(logprobs, sampled, strict=True)])
+    recorded = [p * s for p, s in zip(logprobs, sampled, strict=True)]
+    return Segment(token_ids=ids.tolist(), sampled=sampled, logprobs=recorded, temperature=1.0)
+
+
+def cut(whole: Segment, parts: int) -> list[Segment]:
+    """The same tokens as several segments, every sampled one trainable in exactly one of them."""
+    places = [i for i, sampled in enumerate(whole.sampled) if sampled]
+    shares = [places[len(places) * n // parts : len(places) * (n + 1) // parts] for n in range(parts)]
+    assert all(shares)
+    return [replace(whole, sampled=[int(i in share) for i in range(len(whole.token_ids))]) for share in shares]
 
 
 def trajectory(reward: float, *segments: Segment, task: str = "t", index: int = 0, error: str | None = None) -> Trajectory:
@@ -58,6 +69,18 @@ def groups_of(model: Any, seed: int, *, n: int = 2) -> list[list[Trajectory]]:
 
 def weights(model: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+
+
+def gradient(
+    start: Any, tokenizer: PreTrainedTokenizerFast, path: Path, groups: list[list[Trajectory]], **options: Any
+) -> torch.Tensor:
+    """The gradient of one update, read from the step that plain gradient descent makes of it."""
+    model, rate = deepcopy(start), 100.0
+    plain = {"optim": "sgd", "learning_rate": rate, "max_grad_norm": 0.0, "weight_decay": 0.0}
+    learner = learner_of(model, tokenizer, path, **plain, **options)
+    learner.update(groups)
+    learner.close()
+    return (weights(start) - weights(model)) / rate
 
 
 def moments(learner: GRPOLearner) -> torch.Tensor:
@@ -85,4 +108,4 @@ def promptly(call: Callable[[], Any]) -> BaseException | None:
 
 
 def some(n: int) -> Segment:
-    return Segment(token_ids=[1, n, n], sampled=[0, 1, 1], logprobs=[0.0, -1.0, -1.0])
+    return Segment(token_ids=[1, n, n], sampled=[0, 1, 1], logprobs=[0.0, -1.0, -1.0], temperature=1.0)

@@ -17,18 +17,17 @@ from grpo_parts import (
     learner_of,
     model_of,
     segment,
-    some,
     trajectory,
     weights,
 )
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOTrainer
 
-from dreamgym_lg.errors import ConfigurationError, NothingToTrain
+from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
-from dreamgym_lg.integrations.trl.rows import group_advantages, to_rows
 from dreamgym_lg.integrations.trl.sft import save_model, tokenize, train_sft
+from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment, Trajectory
 
@@ -36,16 +35,21 @@ from dreamgym_lg.types import Segment, Trajectory
 
 
 def test_trl_has_the_private_methods_with_the_parameters_we_use() -> None:
-    assert list(inspect.signature(GRPOTrainer._generate_and_score_completions).parameters) == ["self", "inputs"]
+    found = list(inspect.signature(GRPOTrainer.training_step).parameters)
+    assert found == ["self", "model", "inputs", "num_items_in_batch"]
     found = list(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
     assert found[:6] == ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"]
     assert list(inspect.signature(GRPOTrainer._compute_loss).parameters) == ["self", "model", "inputs"]
 
 
-def plain_loss(model: Any, rows: Sequence[tuple[Segment, float]], *, beta: float = 0.0, clip: float = 0.2) -> torch.Tensor:
-    """GRPO's clipped loss, written out: mean over rows of the mean over their sampled tokens."""
+def row(segment: Segment, advantage: float, episodes: int) -> TrainingRow:
+    return TrainingRow(segment, [advantage] * len(segment.token_ids), 1 / (episodes * segment.trainable))
+
+
+def plain_loss(model: Any, rows: Sequence[TrainingRow], *, clip: float = 0.2) -> torch.Tensor:
+    """GRPO's clipped loss, written out: mean over episodes of the mean over their sampled tokens."""
     losses = []
-    for one, advantage in rows:
+    for one, (advantage, *_), _ in rows:
         ids, mask = torch.tensor([one.token_ids]), torch.tensor(one.sampled[1:]).bool()
         logprobs = torch.log_softmax(model(ids).logits[0, :-1], dim=-1).gather(1, ids[0, 1:, None])[:, 0][mask]
         ratio = (logprobs - torch.tensor(one.logprobs[1:])[mask]).exp()
@@ -57,7 +61,7 @@ def test_the_loss_and_its_gradient_are_grpos_on_the_sampled_tokens_alone(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     model, behaviour = model_of(tokenizer).eval(), create_model(tokenizer, hidden_size=32, layers=1, seed=1)
-    rows = [(segment(behaviour, i), 0.5 * i - 0.6) for i in range(4)]
+    rows = [row(segment(behaviour, i), 0.5 * i - 0.6, 4) for i in range(4)]
     learner = learner_of(model, tokenizer, tmp_path)
 
     def gradient(loss: torch.Tensor) -> torch.Tensor:
@@ -72,7 +76,7 @@ def test_the_loss_and_its_gradient_are_grpos_on_the_sampled_tokens_alone(
 def test_environment_tokens_are_not_trained_on(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     model = model_of(tokenizer).eval()
     learner = learner_of(model, tokenizer, tmp_path)
-    rows = [(segment(model, i), 1.0 - 0.7 * i) for i in range(3)]
+    rows = [row(segment(model, i), 1.0 - 0.7 * i, 3) for i in range(3)]
     batch = learner._trainer._batch(rows)
     loss = learner._trainer._compute_loss(model, batch)
     # probabilities that were never recorded have no say
@@ -86,15 +90,6 @@ def test_environment_tokens_are_not_trained_on(tokenizer: PreTrainedTokenizerFas
     assert learner._trainer._compute_loss(model, batch).item() == pytest.approx(loss.item(), abs=1e-6)
     batch["completion_ids"] = batch["completion_ids"].masked_fill(batch["tool_mask"] == 1, 77)
     assert abs(learner._trainer._compute_loss(model, batch).item() - loss.item()) > 1e-3
-
-
-def test_rows_that_fill_up_a_batch_add_nothing(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    model = model_of(tokenizer).eval()
-    learner = learner_of(model, tokenizer, tmp_path)
-    real = segment(model, 0)
-    filler = Segment(token_ids=real.token_ids, sampled=(), logprobs=())
-    loss = learner._trainer._compute_loss(model, learner._trainer._batch([(real, 1.0), (filler, 0.0)]))
-    assert loss.item() == pytest.approx(plain_loss(model, [(real, 1.0)]).item() / 2, abs=1e-6)
 
 
 def test_the_reference_holds_the_policy_where_it_was(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -111,39 +106,6 @@ def test_the_reference_holds_the_policy_where_it_was(tokenizer: PreTrainedTokeni
         with torch.no_grad():
             moved[beta] = (weights(policy.model) - before).norm().item()
     assert moved[10.0] < moved[0.0]
-
-
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
-def test_group_advantages_are_the_normalised_rewards() -> None:
-    assert group_advantages([1.0, 0.0, 0.0, 1.0]) == pytest.approx([0.8658754, -0.8658754, -0.8658754, 0.8658754])
-    rewards = torch.tensor([0.0, 0.25, 1.0])
-    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
-    assert group_advantages(rewards.tolist()) == pytest.approx(expected.tolist())
-    assert group_advantages([0.5, 0.5]) == [0.0, 0.0]
-    assert group_advantages([0.5]) == [0.0]
-
-
-def test_uniform_groups_give_no_rows() -> None:
-    uniform = [trajectory(1.0, some(i)) for i in range(3)]
-    assert to_rows([uniform, uniform]) == []
-    assert len(to_rows([uniform, [trajectory(float(i), some(i)) for i in range(3)]])) == 3
-
-
-def test_failed_rollouts_are_left_out_of_the_group() -> None:
-    failed = trajectory(9.0, some(9), error="PredictionFailed: unreadable")
-    rows = to_rows([[trajectory(0.0, some(0)), failed, trajectory(1.0, some(1))]])
-    assert [one.token_ids[1] for one, _ in rows] == [0, 1]
-    assert [advantage for _, advantage in rows] == pytest.approx(group_advantages([0.0, 1.0]))
-    assert to_rows([[failed, trajectory(0.0, some(0)), trajectory(0.0, some(0))]]) == []
-    assert to_rows([[trajectory(0.0, some(0)), trajectory(1.0)]]) == [], "an episode without tokens cannot be compared"
-
-
-def test_an_episode_of_several_segments_weighs_as_one() -> None:
-    rows = to_rows([[trajectory(0.0, some(0)), trajectory(1.0, some(1), some(2), some(3))]])
-    low, high = group_advantages([0.0, 1.0])
-    assert [advantage for _, advantage in rows] == pytest.approx([low, high / 3, high / 3, high / 3])
 
 
 # --- updates ----------------------------------------------------------------------------------------------------------
@@ -163,7 +125,7 @@ def test_a_bandit_learns_the_rewarded_word(tokenizer: PreTrainedTokenizerFast, t
     shown = [[QUESTION, {"role": "assistant", "content": word}] for word in WORDS]
     train_sft(model, tokenizer, tokenize(tokenizer, shown), steps=40, learning_rate=1e-2)
     policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=4)
-    learner = learner_of(model, tokenizer, tmp_path, num_generations=8, learning_rate=3e-3)
+    learner = learner_of(model, tokenizer, tmp_path, learning_rate=3e-3)
     shares, metrics = [], {}
     for update in range(25):
         played = asyncio.run(answers(policy, 32, seed=update))
@@ -196,11 +158,6 @@ def test_nothing_to_train_names_the_causes(tokenizer: PreTrainedTokenizerFast, t
     with pytest.raises(NothingToTrain, match="4 episodes gave 0 trainable tokens.*" + (error or "a LocalChatModel")):
         learner.update([episodes])
     assert learner.iteration == 0
-
-
-def test_a_group_needs_two_episodes(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="num_generations=1"):
-        learner_of(model_of(tokenizer), tokenizer, tmp_path, num_generations=1)
 
 
 def test_uniform_groups_leave_the_weights_as_they_are(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_an_error_of_the_trainer_reaches_the_caller_and_stays(
     learner = learner_of(model, tokenizer, tmp_path)
     learner.update(groups)
 
-    def fail(rows: Any) -> Any:
+    def fail(rows: Any, scale: float) -> Any:
         raise ArithmeticError("no batch today")
 
     monkeypatch.setattr(learner._trainer, "_batch", fail)
@@ -124,13 +124,13 @@ from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
 def episode(i):
     step = Step(observation="o", action="a", next_observation="p", reward=float(i % 3 == 0))
-    segment = Segment(token_ids=[7, 8, 9 + i, 11], sampled=[0, 0, 1, 1], logprobs=[0.0, 0.0, -5.0, -5.0])
+    segment = Segment(token_ids=[7, 8, 9 + i, 11], sampled=[0, 0, 1, 1], logprobs=[0.0, 0.0, -5.0, -5.0], temperature=1.0)
     return Trajectory(task=Task(id="t", instruction="i", environment="e"), steps=[step], segments=[segment])
 
 def train(kill):
     tokenizer = create_tokenizer(["a few words"])
     model = create_model(tokenizer, hidden_size=32, layers=1, max_tokens=64)
-    learner = GRPOLearner(model, tokenizer, sys.argv[1], num_generations=4, beta=0.0)
+    learner = GRPOLearner(model, tokenizer, sys.argv[1], beta=0.0)
     print("begun", learner.iteration, learner._trainer.state.global_step, flush=True)
     if kill != 1:
         os.write(told, b"x")
@@ -173,7 +173,7 @@ def test_kills_at_any_moment_lose_no_counted_update(tokenizer: PreTrainedTokeniz
         count = int(iteration)
     assert count > 0
     model = create_model(create_tokenizer(["a few words"]), hidden_size=32, layers=1, max_tokens=64)
-    resumed = GRPOLearner(model, tokenizer, tmp_path, num_generations=4, beta=0.0)
+    resumed = GRPOLearner(model, tokenizer, tmp_path, beta=0.0)
     assert count <= resumed.iteration <= count + 1
     assert promptly(lambda: resumed.update([[trajectory(float(i % 2), some(i + 5)) for i in range(4)]])) is None
     resumed.close()

@@ -97,6 +97,11 @@ def _variants(name: str, act: Act) -> list[Hostile]:
 
 
 HOSTILE: list[Hostile] = [hostile for name, act in ACTS.items() for hostile in _variants(name, act)]
+PLAIN = [hostile for hostile in HOSTILE if hostile.name in ACTS]
+TYPICAL = ("httpx_async", "subprocess_run", "open_write", "sqlite_write")
+"""One act of each kind (network, process, file, database): how it is hidden does not depend on which file is written."""
+EVERYDAY = [hostile for hostile in HOSTILE if hostile.name in ACTS or hostile.name.startswith(TYPICAL)]
+"""Every act plainly, and the typical ones in every disguise: what the quick tests play. The slow ones play all."""
 
 
 @contextmanager

@@ -221,11 +221,13 @@ def other_tool_classes(world: World) -> Built:
             name="note", description="Write a note.", arg_types={"text": str}
         ),
         StructuredTool.from_function(
-            lambda amount: world.insert("pay", amount), apay, name="pay", description="Pay.", args_schema={
-                "type": "object", "properties": {"amount": {"type": "number"}}, "required": ["amount"]
-            }
+            lambda amount: world.insert("pay", amount),
+            apay,
+            name="pay",
+            description="Pay.",
+            args_schema={"type": "object", "properties": {"amount": {"type": "number"}}, "required": ["amount"]},
         ),
-    ]  # fmt: skip
+    ]
     graph = react(world.scripted(per_reply=3), tools)
     return Built(graph=graph, payload=ask(), tools=["search", "note", "pay"], expect=answered(3))
 

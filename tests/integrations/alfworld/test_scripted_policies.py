@@ -1,17 +1,19 @@
-"""The behaviour policies, against the real engine."""
+"""Scripted policies, against the real engine."""
 
 from pathlib import Path
 
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.alfworld.data import walkthrough
 from dreamgym_lg.integrations.alfworld.text import NOTHING_HAPPENS
 from dreamgym_lg.types import Task
 
 pytest.importorskip("alfworld", reason="alfworld is not installed: pip install 'dreamgym-lg[alfworld]'")
 
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
-from dreamgym_lg.integrations.alfworld.scripted_policies import KINDS, collect, oracle
+from dreamgym_lg.integrations.alfworld.scripted_policies import create_oracle, scripted_trajectories
+from dreamgym_lg.integrations.text_games.scripted_policies import KINDS
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def training(tasks: list[Task]) -> list[Task]:
 @pytest.mark.slow
 def test_each_kind_is_recorded_as_it_was_really_answered(environment: ALFWorld, training: list[Task]) -> None:
     episodes = {str(kind): 4 for kind in KINDS}
-    trajectories = list(collect(training, environment, episodes=episodes, seed=3, run="here"))
+    trajectories = list(scripted_trajectories(training, environment, episodes=episodes, seed=3, run="here"))
     assert len({(trajectory.task.id, trajectory.rollout_index) for trajectory in trajectories}) == 4 * len(KINDS)
     for trajectory in trajectories:
         steps, seen = trajectory.steps, [environment.reset(trajectory.task)]
@@ -47,17 +49,17 @@ def test_each_kind_is_recorded_as_it_was_really_answered(environment: ALFWorld, 
 
 def test_the_same_seed_gives_the_same_trajectories(environment: ALFWorld, training: list[Task]) -> None:
     episodes = {"noisy": 3, "fluent_wrong": 3}
-    once = list(collect(training, environment, episodes=episodes, seed=1))
-    assert once == list(collect(training, environment, episodes=episodes, seed=1))
-    assert once != list(collect(training, environment, episodes=episodes, seed=2))
+    once = list(scripted_trajectories(training, environment, episodes=episodes, seed=1))
+    assert once == list(scripted_trajectories(training, environment, episodes=episodes, seed=1))
+    assert once != list(scripted_trajectories(training, environment, episodes=episodes, seed=2))
 
 
 @pytest.mark.slow
 def test_kinds_do_what_they_are_named_after(environment: ALFWorld, training: list[Task]) -> None:
-    played = {kind: list(collect(training, environment, episodes={kind: 12}, seed=9)) for kind in KINDS}
+    played = {kind: list(scripted_trajectories(training, environment, episodes={kind: 12}, seed=9)) for kind in KINDS}
     invalid = {kind: sum(trajectory.invalid_actions for trajectory in found) for kind, found in played.items()}
     for trajectory in played["demonstration"]:
-        assert [step.action for step in trajectory.steps] == environment.walkthrough(trajectory.task)
+        assert [step.action for step in trajectory.steps] == walkthrough(trajectory.task)
         assert trajectory.success and not trajectory.invalid_actions
     assert sum(trajectory.success for trajectory in played["noisy"]) >= 11  # it finds back
     assert sum(len(trajectory.steps) for trajectory in played["noisy"]) > sum(len(t.steps) for t in played["demonstration"])
@@ -65,14 +67,14 @@ def test_kinds_do_what_they_are_named_after(environment: ALFWorld, training: lis
     assert min(invalid["noisy"], invalid["malformed"], invalid["fluent_wrong"], invalid["mixture"]) > 0
     # right in form: refused by the world, not for what they look like
     wrong = [step for trajectory in played["fluent_wrong"] for step in trajectory.steps if not step.valid]
-    assert all(step.action.split(" ")[0] in ("go", "take", "move", "open", "close", "use", "heat", "cool", "clean", "slice",
-                                             "examine") for step in wrong)  # fmt: skip
+    verbs = {"go", "take", "move", "open", "close", "use", "heat", "cool", "clean", "slice", "examine"}
+    assert {step.action.split(" ")[0] for step in wrong} <= verbs
 
 
 @pytest.mark.parametrize("detour", ["take soapbar 1", "go to", "back"])
 def test_the_oracle_finds_back(environment: ALFWorld, training: list[Task], detour: str) -> None:
     task = next(task for task in training if task.metadata["type"] == "pick_two_obj_and_place")
-    right = oracle(environment.walkthrough(task))
+    right = create_oracle(task)
     seen, moved = [environment.reset(task)], False
     for _ in range(29):
         valid = environment.valid_actions()
@@ -88,10 +90,10 @@ def test_the_oracle_finds_back(environment: ALFWorld, training: list[Task], deto
     assert moved and result.info["success"], seen
 
 
-def test_collect_never_touches_evaluation_tasks(packed: Path, environment: ALFWorld, tasks: list[Task]) -> None:
+def test_scripted_policies_never_touch_evaluation_tasks(packed: Path, environment: ALFWorld, tasks: list[Task]) -> None:
     for split in ("validation", "test"):
         chosen = [task for task in tasks if task.split == split]
         with pytest.raises(ConfigurationError, match=f"is a {split} task"):
-            collect(chosen, environment, episodes={"random": 1}, seed=0)
+            scripted_trajectories(chosen, environment, episodes={"random": 1}, seed=0)
     with pytest.raises(ConfigurationError, match="unknown kind 'noise'.*Did you mean 'noisy'"):
-        collect([task for task in tasks if task.split == "train"], environment, episodes={"noise": 1}, seed=0)
+        scripted_trajectories([task for task in tasks if task.split == "train"], environment, episodes={"noise": 1}, seed=0)

@@ -1,17 +1,21 @@
-"""The behaviour policies, against the real game."""
+"""Scripted policies, against the real game."""
 
+from contextlib import closing
 from random import Random
+from typing import get_args
 
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.textworld_express.text import UNKNOWN_ACTION
+from dreamgym_lg.integrations.text_games.scripted_policies import KINDS, corrupt
+from dreamgym_lg.integrations.textworld_express.text import UNKNOWN_ACTION, Check
 from dreamgym_lg.types import Task
 
 pytest.importorskip("textworld_express")
 
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
-from dreamgym_lg.integrations.textworld_express.scripted_policies import KINDS, collect, corrupt
+from dreamgym_lg.integrations.textworld_express.java import Interface
+from dreamgym_lg.integrations.textworld_express.scripted_policies import MISTAKES, scripted_trajectories
 
 PLAYED = ("peckingorder", "twc")
 ROOMS = "numLocations=3,numItemsToPutAway=4,includeDoors=1,limitInventorySize=1"
@@ -23,9 +27,9 @@ def test_collected_trajectories_are_consistent_and_repeatable(
     environment: TextWorldExpress, training: Worlds, game: str
 ) -> None:
     tasks, episodes = training[game], {str(kind): 25 for kind in KINDS}
-    trajectories = list(collect(tasks, environment, episodes=episodes, seed=3))
-    assert trajectories == list(collect(tasks, environment, episodes=episodes, seed=3))
-    assert trajectories != list(collect(tasks, environment, episodes=episodes, seed=4))
+    trajectories = list(scripted_trajectories(tasks, environment, episodes=episodes, seed=3))
+    assert trajectories == list(scripted_trajectories(tasks, environment, episodes=episodes, seed=3))
+    assert trajectories != list(scripted_trajectories(tasks, environment, episodes=episodes, seed=4))
     assert len({(trajectory.task.id, trajectory.rollout_index) for trajectory in trajectories}) == 25 * len(KINDS)
     for trajectory in trajectories:
         steps = trajectory.steps
@@ -41,7 +45,8 @@ def test_collected_trajectories_are_consistent_and_repeatable(
 
 @pytest.mark.parametrize("game", PLAYED)
 def test_kinds_do_what_they_are_named_after(environment: TextWorldExpress, training: Worlds, game: str) -> None:
-    played = {kind: list(collect(training[game], environment, episodes={kind: 60}, seed=9, run=kind)) for kind in KINDS}
+    tasks = training[game]
+    played = {kind: list(scripted_trajectories(tasks, environment, episodes={kind: 60}, seed=9)) for kind in KINDS}
     share = {kind: sum(t.success for t in trajectories) / 60 for kind, trajectories in played.items()}
     invalid = {kind: sum(t.invalid_actions for t in trajectories) for kind, trajectories in played.items()}
     assert share["demonstration"] == 1.0 and all(share[kind] < 1.0 for kind in KINDS[1:])
@@ -56,41 +61,62 @@ def test_demonstration_follows_the_gold_path_through_several_rooms() -> None:
     environment = TextWorldExpress(max_steps=50)
     made = make_tasks("twc", range(12), environment=environment, params=ROOMS)
     tasks = [task for task in made if task.split == "train"]
-    for trajectory in collect(tasks, environment, episodes={"demonstration": len(tasks)}, seed=0):
+    for trajectory in scripted_trajectories(tasks, environment, episodes={"demonstration": len(tasks)}, seed=0):
         assert trajectory.success and not trajectory.invalid_actions
         assert trajectory.steps[0].action != "look around"
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the methods of the real game, in the order in which they were called."""
+    called: list[str] = []
+    call = Interface.call
+
+    def recorded(self: Interface, method: str, *arguments: object) -> object:
+        called.append(method)
+        return call(self, method, *arguments)
+
+    monkeypatch.setattr(Interface, "call", recorded)
+    return called
+
+
 @pytest.mark.parametrize("game", PLAYED)
-def test_a_refused_action_costs_no_real_step_and_changes_nothing_else(training: Worlds, game: str) -> None:
-    names, state = TextWorldExpress(check="names"), TextWorldExpress(check="state")
-    episodes = {"malformed": 30, "fluent_wrong": 30}
-    played = list(collect(training[game], names, episodes=episodes, seed=0))
-    assert played == list(collect(training[game], state, episodes=episodes, seed=0))
-    steps = [step for trajectory in played for step in trajectory.steps]
-    assert sum(step.valid for step in steps) == state.counter.steps < names.counter.steps < len(steps)
-    assert state.counter.resets == names.counter.resets >= 60
+def test_a_refused_action_costs_no_real_step_and_changes_nothing_else(
+    training: Worlds, game: str, asked: list[str]
+) -> None:
+    played, real_steps = {}, {}
+    for check in get_args(Check):
+        with closing(TextWorldExpress(check=check)) as environment:
+            episodes = {"malformed": 30, "fluent_wrong": 30}
+            played[check] = list(scripted_trajectories(training[game], environment, episodes=episodes, seed=0))
+        real_steps[check] = asked.count("stepJSON")
+        asked.clear()
+    assert played["names"] == played["state"]
+    steps = [step for trajectory in played["names"] for step in trajectory.steps]
+    assert sum(step.valid for step in steps) == real_steps["state"] < real_steps["names"] < len(steps)
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_collect_never_touches_evaluation_tasks(worlds: Worlds, training: Worlds, split: str) -> None:
+def test_scripted_policies_never_touch_evaluation_tasks(
+    worlds: Worlds, training: Worlds, split: str, asked: list[str]
+) -> None:
     environment = TextWorldExpress()
     evaluation = [task for task in worlds["twc"] if task.split == split]
     with pytest.raises(ConfigurationError, match=f"is a {split} task"):
-        collect([*training["twc"], evaluation[0]], environment, episodes={"random": 1}, seed=0)
-    assert environment.counter.resets == 0
+        scripted_trajectories([*training["twc"], evaluation[0]], environment, episodes={"random": 1}, seed=0)
+    assert not asked
 
 
-def test_collect_rejects_an_unknown_kind_and_no_tasks(environment: TextWorldExpress, training: Worlds) -> None:
+def test_scripted_policies_reject_an_unknown_kind_and_no_tasks(environment: TextWorldExpress, training: Worlds) -> None:
     with pytest.raises(ConfigurationError, match="unknown kind 'noise'.*Did you mean 'noisy'"):
-        collect(training["twc"], environment, episodes={"noise": 1}, seed=0)
-    with pytest.raises(ConfigurationError, match="at least one task"):
-        collect([], environment, episodes={"noisy": 1}, seed=0)
+        scripted_trajectories(training["twc"], environment, episodes={"noise": 1}, seed=0)
+    with pytest.raises(ConfigurationError, match="at least one task of the train split, got none"):
+        scripted_trajectories([], environment, episodes={"noisy": 1}, seed=0)
 
 
 def test_corruptions_break_most_commands() -> None:
     rng = Random(0)
     commands = ["read instructions book", "put gray cap in shelf", "open wardrobe", "inventory"]
-    broken = [(command, corrupt(command, rng)) for command in commands * 100]
+    broken = [(command, corrupt(command, MISTAKES, rng)) for command in commands * 100]
     assert sum(before != after for before, after in broken) > 360
     assert all(after == after.strip() for _, after in broken)

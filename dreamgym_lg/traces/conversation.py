@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
@@ -27,8 +26,8 @@ class _Act:
 
 
 @dataclass
-class Episode:
-    """A conversation, read message by message; `ValueError` where it is none that an agent could have held."""
+class ParsedConversation:
+    """What an agent saw and did in a recorded conversation, read message by message."""
 
     system: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
@@ -37,20 +36,21 @@ class Episode:
     """The agent's last words, until it is known who answers them; at the end, its final answer."""
 
     @classmethod
-    def of(cls, messages: Sequence[BaseMessage]) -> "Episode":
-        episode = cls()
+    def parse(cls, messages: Sequence[BaseMessage]) -> "ParsedConversation":
+        """Read a whole conversation. Raises `ValueError` where it is none that an agent could have held."""
+        parsed = cls()
         for message in messages:
-            episode._read(message)
-        waiting = [act for act in episode.acts if not act.answered]
+            parsed._read(message)
+        waiting = [act for act in parsed.acts if not act.answered]
         if waiting:
             # Stopped in the middle of a call: what is known of the turn stays, what would have come is not invented.
-            episode.acts = [act for act in episode.acts if act.answered]
-        if not any(episode.asked):
+            parsed.acts = [act for act in parsed.acts if act.answered]
+        if not any(parsed.asked):
             raise ValueError("no human message has a text: there is nothing the agent could have seen first")
-        if not episode.acts and episode.said is None:
+        if not parsed.acts and parsed.said is None:
             lost = f"; its call of {waiting[0].tool!r} was never answered" if waiting else ""
             raise ValueError(f"the agent did nothing: no AI message after the first human one{lost}")
-        return episode
+        return parsed
 
     @property
     def ended(self) -> bool:
@@ -137,8 +137,8 @@ def verdict(conversation: Conversation) -> tuple[float, bool]:
     return 0.0, False
 
 
-def finite(value: Any, name: str) -> float:
-    """`value` as a float; `ValueError` unless it is a finite number or a boolean."""
+def finite(value: object, name: str) -> float:
+    """Read `value` as a float. Raises `ValueError`, which names it, unless it is a finite number or a boolean."""
     if isinstance(value, bool | int | float):
         try:
             if math.isfinite(number := float(value)):
@@ -149,18 +149,21 @@ def finite(value: Any, name: str) -> float:
 
 
 def to_trajectory(conversation: Conversation, environment: str, reward: float, success: bool) -> Trajectory:
-    """The trajectory of a conversation; the reward is on its last step. `ValueError` if there is none."""
-    episode = Episode.of(conversation.messages)
-    steps = episode.steps()
+    """Convert a conversation to a trajectory, with the reward on its last step.
+
+    Raises `ValueError` where it is no conversation that an agent could have held.
+    """
+    parsed = ParsedConversation.parse(conversation.messages)
+    steps = parsed.steps()
     steps[-1] = replace(steps[-1], reward=reward)
-    instruction = "\n\n".join([*episode.system, *episode.asked])
+    instruction = "\n\n".join([*parsed.system, *parsed.asked])
     task = Task(
         id=f"{environment}/{_digest(instruction)[:16]}",
         instruction=instruction,
         environment=environment,
         metadata={
             "observation": steps[0].observation,
-            "tools": sorted({act.tool for act in episode.acts if act.tool}),
+            "tools": sorted({act.tool for act in parsed.acts if act.tool}),
         },
     )
     # The content is the key: a trace that two exports share is stored once, two of the same task are both stored.
@@ -168,7 +171,7 @@ def to_trajectory(conversation: Conversation, environment: str, reward: float, s
     return Trajectory(
         task=task,
         steps=steps,
-        success=success and episode.ended,
+        success=success and parsed.ended,
         run="traces",
         rollout_index=index,
     )

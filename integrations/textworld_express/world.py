@@ -1,0 +1,100 @@
+"""TextWorld-Express as the world of an experiment."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any
+
+from dreamgym_lg.curriculum.curriculum import VaryTask
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.world import World
+from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
+from dreamgym_lg.integrations.textworld_express.hidden_facts import hidden_facts
+from dreamgym_lg.integrations.textworld_express.scripted_policies import scripted_trajectories
+from dreamgym_lg.integrations.textworld_express.text import GAMES, Check, check_action, vary_task
+from dreamgym_lg.types import Split, Task, Trajectory
+
+EPISODES = {"demonstration": 1500, "noisy": 800, "random": 700, "malformed": 500, "fluent_wrong": 5500, "mixture": 1000}
+_OWN: Mapping[str, Mapping[str, Any]] = {"twc": {"tasks": 5000}}
+"""Settings in which a game differs from `TextWorldExpressWorld.settings`."""
+
+
+class TextWorldExpressWorld(World):
+    """One game: its worlds of the train fold, split by a hash of their first observation.
+
+    The panel `unseen objects` holds worlds of the game's own test fold, which shares no object with the train fold.
+
+    Args:
+        game: One of `text.GAMES`.
+        check: How much `check_action` knows, see `text.check_action`. Default: `state` for `twc`, else `names`.
+        max_steps: Actions after which an episode is cut short.
+
+    Raises `ConfigurationError` for an unknown game.
+    """
+
+    settings = Settings(
+        tasks=2500,
+        episodes=EPISODES,
+        retrieved=1,
+        retrieved_characters=80,
+        experience_tokens=256,
+        policy_tokens=16,
+        learning_rate=3e-4,
+    )
+    rewards = "score"
+    hidden_facts = staticmethod(hidden_facts)
+
+    def __init__(self, game: str = "peckingorder", *, check: Check | None = None, max_steps: int = 10) -> None:
+        if game not in GAMES:
+            raise ConfigurationError.unknown("game", game, GAMES)
+        self.game, self.max_steps = game, max_steps
+        self.name = f"textworld_express/{game}"
+        self.settings = replace(self.settings, **_OWN.get(game, {}))
+        self.check: Check = check or ("state" if game == "twc" else "names")
+        self.check_action = partial(check_action, game, check=self.check)
+        self._made: dict[range, list[Task]] = {}
+
+    def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
+        """As `World.tasks`: those with different first observations among `limit` worlds (None: those of `settings`)."""
+        seeds = _seeds(limit or self.settings.tasks or 0, seed)
+        if seeds not in self._made:
+            self._made[seeds] = self._make(seeds, "train")
+        return [task for task in self._made[seeds] if task.split == split]
+
+    def create_environment(self) -> TextWorldExpress:
+        return TextWorldExpress(max_steps=self.max_steps, check=self.check)
+
+    def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
+        """`episodes[kind]` trajectories of each `Kind` of scripted policy."""
+        with closing(self.create_environment()) as environment:
+            yield from scripted_trajectories(tasks, environment, episodes=episodes, seed=seed)
+
+    def panels(self, *, limit: int, seed: int = 0) -> dict[str, list[Task]]:
+        return {"unseen objects": self._make(_seeds(limit, seed), "test")}
+
+    def task_generator(self, tasks: Sequence[Task]) -> VaryTask | None:
+        """Exchanges the items of a task for those of other training tasks (`peckingorder` and `twc`)."""
+        if self.game not in ("peckingorder", "twc"):
+            return None
+        seen = [str(task.metadata["observation"]) for task in tasks]
+
+        def vary(task: Task, rng: Random) -> Task | None:
+            return next((new for _ in range(5) if (new := vary_task(task, rng, seen)) is not None), None)
+
+        return vary
+
+    def _make(self, seeds: range, fold: str) -> list[Task]:
+        with closing(self.create_environment()) as environment:
+            return make_tasks(self.game, seeds, environment=environment, fold=fold)
+
+
+def _seeds(count: int, seed: int) -> range:
+    return range(seed * 100_000, seed * 100_000 + count)
+
+
+def twc() -> TextWorldExpressWorld:
+    """The world `twc` of the command line; `peckingorder` is the class itself."""
+    return TextWorldExpressWorld("twc")

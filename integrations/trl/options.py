@@ -1,0 +1,138 @@
+"""Which of TRL's options a user may set, and the precision that a model is trained in."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+
+import torch
+from transformers import PreTrainedModel, TrainingArguments
+from trl import GRPOConfig
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.learner import Normalisation
+
+LOSS_TYPES: Mapping[str, Normalisation] = {
+    "grpo": "episodes",
+    "dapo": "tokens",
+    "bnpo": "tokens",
+    "cispo": "tokens",
+    "dr_grpo": "length",
+}
+"""TRL's `loss_type`s that this learner has, and what their weights amount to (`group_credit`)."""
+
+_OPTIONS = frozenset(
+    (
+        *("activation_checkpointing", "activation_checkpointing_kwargs", "torch_empty_cache_steps", "trust_remote_code"),
+        *("adam_beta1", "adam_beta2", "adam_epsilon", "optim", "optim_args", "weight_decay", "max_grad_norm", "warmup_steps"),
+        *("bf16", "fp16", "tf32", "cast_lm_head_to_fp32", "disable_dropout", "router_aux_loss_coef"),
+        *("delta", "epsilon", "epsilon_high", "max_completion_length", "use_bias_correction_kl"),
+        *("report_to", "run_name", "save_total_limit"),
+    )
+)
+"""Those of `GRPOConfig` that are passed on."""
+
+_OWN = frozenset(("beta", "learning_rate", "loss_type", "micro_batch", "seed", "temperature", "updates"))
+
+_POLICY = "the policy generates, not TRL: set it where the policy is made"
+_PARTS = "the rows of a forward pass are `micro_batch`, the optimiser steps of an iteration `updates`"
+_SCHEDULE = "how long a run will be is not known to it, so its rate is constant: after `warmup_steps`, if you give them"
+_WHOLE = "it needs an episode as one sequence, and an episode may be several segments"
+_ENTROPY = "it is computed over the rows of one forward pass, so that `micro_batch` would change the gradient"
+_REWARDS = "rewards and advantages come with the recorded episodes (`dreamgym_lg.learner.group_credit`)"
+_SAVING = "it saves after every update, so that a run can go on after a crash"
+
+_ADVICE: Mapping[str, str] = {
+    **dict.fromkeys(("gradient_accumulation_steps", "per_device_train_batch_size", "generation_batch_size"), _PARTS),
+    **dict.fromkeys(("steps_per_generation", "num_iterations", "auto_find_batch_size"), _PARTS),
+    **dict.fromkeys(("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "chat_template_kwargs"), _POLICY),
+    **dict.fromkeys(("use_vllm", "vllm_mode", "cache_implementation", "mask_truncated_completions"), _POLICY),
+    **dict.fromkeys(("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio"), _SCHEDULE),
+    **dict.fromkeys(("importance_sampling_level", "off_policy_mask_threshold"), _WHOLE),
+    **dict.fromkeys(("top_entropy_quantile", "entropy_coef", "use_adaptive_entropy"), _ENTROPY),
+    **dict.fromkeys(("scale_rewards", "reward_weights", "multi_objective_aggregation"), _REWARDS),
+    **dict.fromkeys(("save_strategy", "save_steps", "save_only_model", "resume_from_checkpoint"), _SAVING),
+    **dict.fromkeys(("max_steps", "num_train_epochs"), "the training graph says how many `iterations` there are"),
+    "num_generations": "the rollouts have it (`Settings.num_generations`, `rollout(num_generations=)`)",
+    "output_dir": "the folder of its checkpoints is `path`",
+    "use_cpu": "it trains where the model is: load the model on that device",
+    "gradient_checkpointing": "transformers calls it `activation_checkpointing` now (on by default on a GPU)",
+    "gradient_checkpointing_kwargs": "transformers calls it `activation_checkpointing_kwargs` now",
+    "sync_ref_model": "the reference is the policy that the training began with, also after a restart",
+}
+
+
+def check_options(
+    kind: str,
+    given: Collection[str],
+    *,
+    known: Collection[str],
+    advice: Mapping[str, str],
+    config: type[TrainingArguments],
+) -> None:
+    """Raise `ConfigurationError` for the first option that is not `known`.
+
+    Args:
+        kind: Who takes the options, for the message.
+        advice: What to do instead, for options of TRL that are set already or would have no effect.
+        config: TRL's own class: an option of it without advice is refused as untried, any other as unknown.
+    """
+    for name in sorted(set(given) - set(known)):
+        if name in advice:
+            raise ConfigurationError(f"{kind} does not take {name}: {advice[name]}")
+        if name in {field.name for field in fields(config)}:
+            raise ConfigurationError(
+                f"{kind} does not take TRL's {name}: it has no effect on recorded data, or is not known to work here; leave it "
+                f"out. It takes: {', '.join(sorted(known))}"
+            )
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"its own are in its docstring, TRL's are those of {config.__name__}"
+        raise ConfigurationError(f"{kind} has no option {name!r}; {hint}")
+
+
+def check_grpo(updates: int, micro_batch: int, temperature: float, loss_type: str, config: Mapping[str, object]) -> None:
+    """Raise `ConfigurationError` for what `GRPOLearner` cannot be given."""
+    check_options("GRPOLearner", config, known=_OPTIONS | _OWN, advice=_ADVICE, config=GRPOConfig)
+    for name, given in (("updates", updates), ("micro_batch", micro_batch)):
+        if given < 1:
+            raise ConfigurationError(f"{name}={given}: it has to be at least 1")
+    if temperature <= 0:
+        raise ConfigurationError(
+            f"temperature={temperature}: a policy that always takes the most likely token cannot be trained; "
+            "sample it at a temperature above 0 (policy.with_temperature(1.0))"
+        )
+    if loss_type in ("luspo", "sapo", "vespo"):
+        raise ConfigurationError(
+            f"loss_type={loss_type!r} has a mean or a ratio per row inside TRL, and an episode may be several rows; "
+            f"give one of {', '.join(LOSS_TYPES)}"
+        )
+    if loss_type not in LOSS_TYPES:
+        raise ConfigurationError.unknown("loss_type", loss_type, LOSS_TYPES)
+    warmup = config.get("warmup_steps", 0)
+    if isinstance(warmup, float) and warmup < 1:
+        raise ConfigurationError(f"warmup_steps={warmup}: a share of a run whose length is not known; give a number of steps")
+    if "max_completion_length" in config and loss_type != "dr_grpo":
+        raise ConfigurationError(
+            f"max_completion_length is the constant of loss_type='dr_grpo' and has no effect with {loss_type!r}; how much the "
+            "policy says at most is its own max_new_tokens"
+        )
+
+
+def precision(model: PreTrainedModel, options: Mapping[str, object]) -> dict[str, object]:
+    """The arguments that train float32 weights on the model's device: on a GPU, bf16 autocast and checkpointed activations.
+
+    Raises `ConfigurationError` for trainable weights of fewer bits, to which AdamW's small steps are lost by rounding (at a
+    learning rate of 1e-6, 98 % of the bf16 weights do not move in five updates), and for a GPU that is not the first visible.
+    """
+    narrow = {str(p.dtype) for p in model.parameters() if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)}
+    if narrow:
+        raise ConfigurationError(
+            f"the model's weights are {', '.join(sorted(narrow))}, to which small optimiser steps are lost by rounding: load "
+            'it with dtype="float32" (on a GPU, forward and backward passes still compute in bfloat16)'
+        )
+    device = model.device
+    if device.type == "cuda" and device.index:
+        raise ConfigurationError(
+            f"the model is on {device}, and TRL trains on the first visible GPU: start with CUDA_VISIBLE_DEVICES={device.index}"
+        )
+    gpu = device.type == "cuda"
+    return {"use_cpu": device.type == "cpu", "bf16": gpu and not options.get("fp16"), "activation_checkpointing": gpu}

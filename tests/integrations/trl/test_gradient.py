@@ -1,0 +1,176 @@
+"""What an episode's gradient amounts to: TRL's own for one segment, and the same however it is cut, batched or filled up."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from grpo_parts import cut, gradient, learner_of, model_of, segment, trajectory, weights
+from transformers import PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import pad
+
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.trl.options import LOSS_TYPES
+from dreamgym_lg.integrations.trl.sft import save_model
+from dreamgym_lg.learner import group_advantages
+from dreamgym_lg.types import Trajectory
+
+REWARDS = (0.0, 1.0, 0.25, 1.0)
+LENGTH = {"dr_grpo": {"max_completion_length": 64}}
+
+
+@pytest.fixture(name="moved")
+def _moved(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Any:
+    """A policy that has moved away from its reference, so that the KL term has a gradient."""
+    save_model(model_of(tokenizer), tokenizer, tmp_path / "base")
+    model = LocalChatModel.from_path(tmp_path / "base").model
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.fixture(name="group")
+def _group(tokenizer: PreTrainedTokenizerFast) -> list[Trajectory]:
+    """Four episodes of different lengths, sampled by another model: ratios beyond the clip region on both sides."""
+    behaviour = model_of(tokenizer)
+    return [trajectory(reward, segment(behaviour, 40 + i), index=i) for i, reward in enumerate(REWARDS)]
+
+
+def raw_gradient(
+    start: Any, tokenizer: PreTrainedTokenizerFast, path: Path, group: list[Trajectory], **options: Any
+) -> tuple[torch.Tensor, float]:
+    """The gradient and loss of one update by TRL's trainer as it is, of rows such as it makes itself."""
+    segments = [one.segments[0] for one in group]
+    starts = [list(one.sampled).index(1) for one in segments]
+    prompts = [torch.tensor(one.token_ids[:n]) for one, n in zip(segments, starts, strict=True)]
+    completions = [torch.tensor(one.token_ids[n:]) for one, n in zip(segments, starts, strict=True)]
+    masks = pad([torch.tensor(one.sampled[n:]) for one, n in zip(segments, starts, strict=True)], padding_value=0)
+    logprobs = [torch.tensor(one.logprobs[n:]) for one, n in zip(segments, starts, strict=True)]
+
+    class Raw(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
+            batch = {
+                "prompt_ids": pad(prompts, padding_value=0, padding_side="left"),
+                "prompt_mask": pad([torch.ones_like(ids) for ids in prompts], padding_value=0, padding_side="left"),
+                "completion_ids": pad(completions, padding_value=0),
+                "completion_mask": pad([torch.ones_like(ids) for ids in completions], padding_value=0),
+                "tool_mask": masks,
+                "old_per_token_logps": pad(logprobs, padding_value=0.0),
+                "advantages": torch.tensor(group_advantages([one.reward for one in group])),
+                "num_items_in_batch": masks.sum(),
+            }
+            if self.ref_model is not None:
+                ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+                mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+                with torch.no_grad():
+                    found = self._get_per_token_logps_and_entropies(self.ref_model, ids, mask, masks.size(1))
+                batch["ref_per_token_logps"] = found[0]
+            return batch
+
+    model, rate = deepcopy(start), 100.0
+    args = GRPOConfig(
+        output_dir=str(path), use_cpu=True, bf16=False, activation_checkpointing=False, report_to="none", max_steps=1,
+        per_device_train_batch_size=4, num_generations=4, optim="sgd", learning_rate=rate, lr_scheduler_type="constant",
+        max_grad_norm=0.0, weight_decay=0.0, save_strategy="no", disable_tqdm=True, logging_steps=1, **options,
+    )  # fmt: skip
+    trainer = Raw(
+        model=model,
+        reward_funcs=lambda **_: [0.0],
+        args=args,
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list([{"prompt": ""}] * 4),
+    )
+    trainer.train()
+    return (weights(start) - weights(model)) / rate, trainer.state.log_history[0]["loss"]
+
+
+def off(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize(("loss_type", "beta"), [*((name, 0.5) for name in LOSS_TYPES), ("grpo", 0.0)])
+def test_one_update_is_raw_trls(
+    moved: Any, group: list[Trajectory], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, loss_type: str, beta: float
+) -> None:
+    options = {"loss_type": loss_type, "beta": beta, **LENGTH.get(loss_type, {})}
+    expected, loss = raw_gradient(moved, tokenizer, tmp_path / "raw", group, **options)
+    for micro_batch in (1, 4):
+        path = tmp_path / str(micro_batch)
+        assert off(gradient(moved, tokenizer, path, [group], micro_batch=micro_batch, **options), expected) < 1e-4
+        assert learner_of(deepcopy(moved), tokenizer, path, **options).metrics["loss"] == pytest.approx(loss, rel=1e-3)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_an_episode_weighs_the_same_however_it_is_cut(
+    moved: Any, group: list[Trajectory], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, loss_type: str
+) -> None:
+    """Of the KL term too, which is half of this gradient."""
+    options = {"loss_type": loss_type, "beta": 0.5, **LENGTH.get(loss_type, {})}
+    expected = gradient(moved, tokenizer, tmp_path / "1", [group], **options)
+    most = min(one.segments[0].trainable for one in group)
+    for parts in (2, most):
+        segments = cut(group[1].segments[0], parts)
+        divided = [group[0], trajectory(REWARDS[1], *segments, index=1), *group[2:]]
+        assert off(gradient(moved, tokenizer, tmp_path / str(parts), [divided], **options), expected) < 1e-4
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_the_number_of_passes_does_not_matter(
+    moved: Any, group: list[Trajectory], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, beta: float
+) -> None:
+    """Five rows, which no micro batch but 1 divides, and one that is larger than all of them."""
+    five = [[*group, trajectory(0.5, segment(model_of(tokenizer), 77), index=4)]]
+    found = {n: gradient(moved, tokenizer, tmp_path / str(n), five, micro_batch=n, beta=beta) for n in (1, 2, 4, 16)}
+    assert found[1].norm() > 1e-3
+    assert max(off(each, found[1]) for each in found.values()) < 1e-4
+
+
+def test_more_updates_than_rows_make_no_empty_steps(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """A step without a row would still move the weights, by Adam's momentum."""
+    model = model_of(tokenizer)
+    learner = learner_of(model, tokenizer, tmp_path, updates=8)
+    groups = [[trajectory(float(i), segment(model, i), index=i) for i in range(2)]]
+    learner.update(groups)
+    learner.update(groups)
+    learner.close()
+    assert learner._trainer.state.global_step == 4
+
+
+def test_several_updates_share_the_rows_of_an_iteration(
+    moved: Any, group: list[Trajectory], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """With a rate so small that the first step does not change the second, their mean is the whole gradient."""
+    whole = gradient(moved, tokenizer, tmp_path / "1", [group])
+    model, rate = deepcopy(moved), 1e-2
+    plain = {"optim": "sgd", "learning_rate": rate, "max_grad_norm": 0.0, "weight_decay": 0.0}
+    learner = learner_of(model, tokenizer, tmp_path / "2", updates=2, **plain)
+    learner.update([group])
+    learner.close()
+    assert off((weights(moved) - weights(model)) / rate / 2, whole) < 0.05
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_before_an_update_every_ratio_is_one(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, temperature: float, play: Callable[..., list[list[Trajectory]]]
+) -> None:
+    model = model_of(tokenizer)
+    policy = LocalChatModel(model=model, tokenizer=tokenizer, temperature=temperature, max_new_tokens=12)
+    groups = play(policy)
+    learner = learner_of(model, tokenizer, tmp_path, temperature=policy.temperature)
+    rows = learner._credit(groups)
+    batch = learner._trainer._batch(rows)
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    with torch.no_grad():
+        logps = learner._trainer._get_per_token_logps_and_entropies(model.eval(), ids, mask, batch["completion_ids"].size(1))[0]
+    sampled = batch["tool_mask"] > 0
+    assert sampled.sum() > 20
+    assert (logps - batch["old_per_token_logps"])[sampled].exp() == pytest.approx(1, abs=1e-3)
+    assert learner.update(groups)["clip_ratio/region_mean"] == 0
+    learner.close()
