@@ -22,7 +22,7 @@ from dreamgym_lg.token_recorder import TrainablePolicy
 
 if TYPE_CHECKING:
     from dreamgym_lg.graphs.training import Training
-    from dreamgym_lg.integrations.transformers import LocalChatModel
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 CreateLearner = Callable[[TrainablePolicy, Path, Settings], Learner]
 """Creates what trains a policy, with its checkpoints in a folder, e.g. `create_grpo_learner`."""
@@ -157,7 +157,7 @@ class Experiment(Workspace):
 
     def base_policy(self) -> "LocalChatModel":
         """The policy that training begins with. Raises `ConfigurationError` without one, or for one that cannot be trained."""
-        from dreamgym_lg.integrations.transformers import LocalChatModel
+        from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
         given = self._policy
         if given is None:

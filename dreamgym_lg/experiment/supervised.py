@@ -105,7 +105,7 @@ def _stopped_rising(work: Workspace, model: Any, tokenizer: Any, step: int) -> b
 
 
 def _policy(work: Workspace, model: Any, tokenizer: Any) -> Any:
-    from dreamgym_lg.integrations.transformers import LocalChatModel
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
     return LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=work.settings.policy_tokens)
 

@@ -164,7 +164,7 @@ class Workspace:
 
     def policy_at(self, path: str | Path, temperature: float = 1.0) -> "LocalChatModel":
         """A model folder or hub name as a policy, with weights that can be trained (float32)."""
-        from dreamgym_lg.integrations.transformers import LocalChatModel
+        from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
         tokens = self.settings.policy_tokens
         policy = LocalChatModel.from_path(path, dtype="float32", temperature=temperature, max_new_tokens=tokens)
@@ -191,7 +191,7 @@ class Workspace:
         )
 
     def _local(self, name: str, own_process: bool) -> "LocalChatModel":
-        from dreamgym_lg.integrations.transformers import LocalChatModel
+        from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
         own_process = own_process and (os.cpu_count() or 1) > 1
         if name not in self._processes or not own_process:
