@@ -37,7 +37,6 @@ migrations = Migrations("dreamgym_lg")
 @migrations(name="0001_tables")
 def _tables(db: Database) -> None:
     # Never edited once released, because files made by it exist: a change of the tables is a further migration.
-    # A step's id is never given again (AUTOINCREMENT): a replaced episode's must not pass for those of another step.
     db.executescript("""
         CREATE TABLE tasks (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, instruction TEXT NOT NULL,
             environment TEXT NOT NULL, metadata TEXT NOT NULL, origin TEXT NOT NULL, parent_id TEXT,
@@ -47,7 +46,7 @@ def _tables(db: Database) -> None:
             success INTEGER NOT NULL, error TEXT, policy_version TEXT NOT NULL, experience_version TEXT NOT NULL);
         CREATE UNIQUE INDEX trajectories_key ON trajectories (run, iteration, task_id, rollout_index);
         CREATE INDEX trajectories_task ON trajectories (task_id);
-        CREATE TABLE steps (id INTEGER PRIMARY KEY AUTOINCREMENT, trajectory_id INTEGER NOT NULL REFERENCES trajectories(id),
+        CREATE TABLE steps (id INTEGER PRIMARY KEY, trajectory_id INTEGER NOT NULL REFERENCES trajectories(id),
             position INTEGER NOT NULL, observation TEXT NOT NULL, action TEXT NOT NULL, next_observation TEXT NOT NULL,
             reward REAL NOT NULL, terminated INTEGER NOT NULL, truncated INTEGER NOT NULL, valid INTEGER NOT NULL,
             reasoning TEXT NOT NULL);
