@@ -73,7 +73,7 @@ class _Column:
     """An array that can be appended to, each value copied a constant number of times on average."""
 
     def __init__(self, *shape: int, dtype: type = np.int64) -> None:
-        self._room = np.empty((0, *shape), dtype)
+        self._room: NDArray = np.empty((0, *shape), dtype)
         self.values = self._room
 
     def append(self, values: NDArray) -> None:
