@@ -30,7 +30,7 @@ def train_experience_model(work: Workspace) -> None:
     # with the policy's own texts among them: a word that begins a message is another token than one after a space
     acted = [work.world.conversation(trajectory) for trajectory in offline]
     tokenizer = create_tokenizer(m["content"] for conversation in [*conversations, *acted] for m in conversation)
-    save_model(create_model(tokenizer, seed=s.seed), tokenizer, work.models / "scratch")
+    save_model(create_model(tokenizer, max_tokens=s.context_tokens, seed=s.seed), tokenizer, work.models / "scratch")
     _fine_tune(
         work,
         "experience model",
