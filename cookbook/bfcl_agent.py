@@ -197,6 +197,7 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
         replay_buffer=buffer,
         experience_model=experience_model or NearestRecorded(buffer),
         tasks=[*train, *held_out],
+        out=out / "run",
         payload=lambda task: task,
         verify=calls_made,
         verify_real=lambda task, state: state["apis"].success(),
@@ -210,9 +211,10 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
 
     show(f"a dream's answers on unseen tasks, from {buffer.count('steps'):,} recorded steps")
     unseen = load_tasks(split="test")[: 5 if quick or experience_model else None]
-    equal, total = compare_answers(gym.experience, unseen)
+    experience = gym.experience()
+    equal, total = compare_answers(experience, unseen)
     share = f"{equal} of {total} answers equal to the real ones ({equal / total:.0%})"
-    print(f"  {gym.experience.version}: {share}, {len(unseen)} tasks")
+    print(f"  {experience.version}: {share}, {len(unseen)} tasks")
 
     show("the base policy reads demonstrations")
     policy = base_policy(train, steps=3 if quick else 40)
@@ -220,21 +222,22 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
 
     show("GRPO in the dream, nothing real is touched")
     before = desk.real_answers
-    gym.train(policy, 1 if quick else 3, out=out / "run", num_tasks=2, num_generations=4, learning_rate=1e-3, beta=0.0)
-    for metrics in buffer.metrics(gym.run):
+    learned = gym.train(policy, 1 if quick else 3, num_tasks=2, num_generations=4, learning_rate=1e-3, beta=0.0)
+    run = gym.run_name("train")
+    for metrics in buffer.metrics(run):
         print(
             f"  iteration {metrics['iteration']}: reward {metrics['reward_mean']:.2f}, {metrics['steps_mean']:.1f} steps, "
             f"{metrics['failed_episodes']} failed, {metrics['trainable_tokens']:.0f} tokens to train on, "
             + ("skipped: every group's rewards were equal" if metrics["skipped"] else "trained")
         )
-    print(f"  dreamed steps: {buffer.count('steps', run=gym.run)}, answers of real tools: {desk.real_answers - before}")
+    print(f"  dreamed steps: {buffer.count('steps', run=run)}, answers of real tools: {desk.real_answers - before}")
 
     show("on the real tools, held-out tasks, greedy")
-    trained, _ = gym.evaluate(gym.policy.with_temperature(0), real=True, tasks=held_out)
+    trained, _ = gym.evaluate(learned.with_temperature(0), real=True, tasks=held_out)
     for name, rate in [("base", base), ("trained in the dream", trained)]:
         print(f"  {name}: success {rate.successes} of {rate.episodes}, {rate}")
-    production = Desk(gym.policy, train[0])  # an object and no graph: the policy goes back by being given to it
-    print(f"  back in production: {type(production.model).__name__} of {gym.policy.model.num_parameters():,} parameters")
+    production = Desk(learned, train[0])  # an object and no graph: the policy goes back by being given to it
+    print(f"  back in production: {type(production.model).__name__} of {learned.model.num_parameters():,} parameters")
 
 
 if __name__ == "__main__":

@@ -142,6 +142,14 @@ class Experiment(Workspace):
         Random(self.settings.seed).shuffle(found)
         return found
 
+    def held_out_offline(self) -> list[Trajectory]:
+        """The collected trajectories that `train_experience` did not take, in `offline`'s order; all, for a given model.
+
+        A refresh draws on all of them.
+        """
+        s = self.settings
+        return self.offline()[0 if self._given is not None else s.batch_size * s.experience_steps :]
+
     def _demonstrations(self, steps: int) -> list[Messages]:
         """Offline successes without an invalid action, repeated to last for so many optimiser steps."""
         s = self.settings
