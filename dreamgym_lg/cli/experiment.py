@@ -57,7 +57,8 @@ def open_experiment(
     out: Path | None = None,
     quickly: bool = False,
     existing: bool = False,
-    **settings: int | None,
+    iterations: int | None = None,
+    refresh_episodes: int | None = None,
 ) -> Experiment:
     """The experiment that `given` names: a world's name, `FILE.py:NAME`, or an experiment's folder.
 
@@ -65,12 +66,13 @@ def open_experiment(
         seed, out: Those of an experiment on a world; in place of its own, of an `Experiment`.
         quickly: With `quick` settings, in a folder of its own.
         existing: On a world, open only the experiment that is in the folder already, with the settings that it was made with.
-        settings: Others of its settings; None leaves one as it is.
+        iterations, refresh_episodes: Of its settings; None leaves them as they are.
 
     Raises `ConfigurationError` if `given` names none of these.
     """
     quiet_libraries()
-    chosen = {name: value for name, value in settings.items() if value is not None}
+    settings = {"iterations": iterations, "refresh_episodes": refresh_episodes}
+    chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if _is_folder(given):
         if seed is not None or out is not None or quickly:
             raise ConfigurationError(

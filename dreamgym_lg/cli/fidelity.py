@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -13,7 +13,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.chat_models import load_chat_model, to_experience_model
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.fidelity import Fidelity, measure, write_fidelity
-from dreamgym_lg.fidelity.ask import ABLATIONS
+from dreamgym_lg.fidelity.ask import ABLATIONS, Ablation
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Trajectory
 
@@ -25,7 +25,10 @@ Buffer = Annotated[
 ]
 Model = Annotated[str | None, typer.Option(help="With --replay-buffer: the experience model, e.g. openai:gpt-5-mini.")]
 Limit = Annotated[int, typer.Option(min=1, help="Episodes of each kind put to the model, drawn by --seed.")]
-Without = Annotated[list[str] | None, typer.Option(help=f"Ablation, may be repeated: {', '.join(ABLATIONS)}.")]
+Without = Annotated[
+    list[str] | None,
+    typer.Option(help=f"Measure without this part too; may be repeated: {', '.join(ABLATIONS)}."),
+]
 Judge = Annotated[str | None, typer.Option(help="Another chat model that scores dreamed episodes, e.g. openai:gpt-5.")]
 Replay = Annotated[
     bool, typer.Option("--replay/--no-replay", help="Play dreamed successes in the real environment (an experiment's only).")
@@ -55,7 +58,8 @@ def fidelity(
         check_source(world, replay_buffer, experience_model)
         judge = load_chat_model(judge_model) if judge_model else None
         with progress_shown() as progress:
-            asked = partial(measure, limit=limit, without=without or [], judge_model=judge, seed=seed, on_progress=progress)
+            left_out = cast("list[Ablation]", without or [])  # measure refuses others
+            asked = partial(measure, limit=limit, without=left_out, judge_model=judge, seed=seed, on_progress=progress)
             if world is not None:
                 work = open_experiment(world, existing=True)
                 measured, folder = _of_experiment(work, replay, asked), work.out

@@ -3,12 +3,12 @@
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Annotated, NamedTuple, get_args
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.text import Text
@@ -42,7 +42,7 @@ COMMANDS = {
 Real = Annotated[
     bool, typer.Option("--real", help="The real environment answers, in place of the dream (an experiment's only).")
 ]
-Chosen = Annotated[str | None, typer.Option(help="train, validation or test. Default: test; of a replay buffer, any.")]
+Chosen = Annotated[Split | None, typer.Option(help="Whose tasks are played. Default: test; of a replay buffer, any.")]
 TaskId = Annotated[str | None, typer.Option("--task", help="The id of the task to begin with.")]
 Reasoning = Annotated[bool, typer.Option("--reasoning", help="Show /why after every answer.")]
 Record = Annotated[bool, typer.Option("--record", help="Store what was played in the replay buffer, as run 'play'.")]
@@ -62,12 +62,8 @@ def play(
 
     The dream is that of an experiment's newest experience model, or of the one that you name, on the tasks of a replay buffer.
     """
-    with errors_shown():
-        check_source(world, replay_buffer, experience_model)
-        if split not in (None, *get_args(Split)):
-            raise ConfigurationError.unknown("split", split, get_args(Split))
-        with _of_experiment(world, real) if world else _of_buffer(replay_buffer, experience_model, real) as place:
-            Player(place, place.choose(split, task), reasoning=reasoning, record=record).run()
+    with errors_shown(), _place(world, replay_buffer, experience_model, real) as place:
+        Player(place, place.choose(split, task), reasoning=reasoning, record=record).run()
 
 
 class Place(NamedTuple):
@@ -93,6 +89,14 @@ class Place(NamedTuple):
         if not found:
             raise ConfigurationError(f"there is no task of the split {split or 'test'!r}: choose another --split")
         return found
+
+
+def _place(world: str | None, replay_buffer: Path | None, model: str | None, real: bool) -> AbstractContextManager[Place]:
+    check_source(world, replay_buffer, model)
+    if world is not None:
+        return _of_experiment(world, real)
+    assert replay_buffer is not None and model is not None  # by check_source
+    return _of_buffer(replay_buffer, model, real)
 
 
 @contextmanager

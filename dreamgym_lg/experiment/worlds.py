@@ -3,6 +3,7 @@
 import json
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.experiment import Experiment
@@ -29,7 +30,7 @@ def load_world(name: str) -> World:
     return world
 
 
-def open_folder(folder: Path, world: World | None = None, **settings: int) -> Experiment:
+def open_folder(folder: Path, world: World | None = None, **settings: Any) -> Experiment:
     """The experiment whose stages are in `folder`, with the settings that are stored there.
 
     Args:

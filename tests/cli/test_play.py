@@ -65,8 +65,18 @@ def recorded(folder: Path) -> list[Trajectory]:
 def test_a_person_plays_the_dream_to_its_end(sit: Sit) -> None:
     done = sit("open door", "/why", "go north", "go on")
     assert done.exit_code == 0, done.output
-    order = ["test:door (ungrounded", "which pays 1 for a success, at its last step", "Leave the house.", "A closed door.", "The door is open.", "valid, it brings progress",
-             "valid, reward 0\n", "You are outside.", "success: reward 1 in 2 actions", "the episode is over"]  # fmt: skip
+    order = [
+        "test:door (ungrounded",
+        "which pays 1 for a success, at its last step",
+        "Leave the house.",
+        "A closed door.",
+        "The door is open.",
+        "valid, it brings progress",
+        "valid, reward 0\n",
+        "You are outside.",
+        "success: reward 1 in 2 actions",
+        "the episode is over",
+    ]
     places = [done.output.index(text) for text in order]
     assert places == sorted(places)
 
@@ -200,13 +210,13 @@ def test_a_line_that_is_no_call_is_refused(line: str) -> None:
         ([".", "--replay-buffer", "replay.db", "--experience-model", "x"], "give either a WORLD, or --replay-buffer"),
         (["."], "'.' is no folder of an experiment: it has no settings.json"),
         ([".", "--experience-model", "x"], "leave --experience-model away"),
-        ([".", "--split", "tset"], "Did you mean 'test'?"),
+        ([".", "--split", "tset"], "'tset' is not one of 'train', 'validation', 'test'"),
     ],
 )
 def test_what_is_missing_is_said(options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ReplayBuffer("replay.db").close()
-    done = CliRunner().invoke(app, options)
+    done = CliRunner().invoke(app, options, env={"COLUMNS": "200"})
     assert done.exit_code == 2 and said in done.output.replace("\n", " ")
 
 
