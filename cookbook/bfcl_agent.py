@@ -204,10 +204,10 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
     )
 
     show("what a dream makes of this agent")
-    parts = Counter((part.kind, part.handling) for part in gym.examine().parts)
-    for (kind, handling), count in parts.items():
+    examination = gym.examine()
+    for (kind, handling), count in Counter((part.kind, part.handling) for part in examination.parts).items():
         print(f"  {count:3} {kind}: {handling}")
-    print(f"  problems: {len(gym.examine().problems)}")
+    print(f"  problems: {len(examination.problems)}")
 
     show(f"a dream's answers on unseen tasks, from {buffer.count('steps'):,} recorded steps")
     unseen = load_tasks(split="test")[: 5 if quick or experience_model else None]

@@ -24,7 +24,7 @@ from dreamgym_lg.statistics import Rate, wilson
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
-    from dreamgym_lg.integrations.transformers import LocalChatModel
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 _OPTIONS = set(EpisodeOptions.__annotations__)
 

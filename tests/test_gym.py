@@ -143,6 +143,18 @@ def test_tasks_are_those_given_or_the_real_ones_of_the_buffer(agent: Agent, buff
     assert {task.id for task in buffer.tasks()} == {"t", "a", "b", "c"}
 
 
+def test_a_task_is_held_out_by_giving_it_with_another_split_and_not_given_back(agent: Agent, buffer: ReplayBuffer) -> None:
+    step = Step(observation="Book.", action="book", next_observation="Booked.")
+    recorded = Task(id="t", instruction="Book.", environment="traces", metadata={"observation": "Book."})
+    buffer.add(Trajectory(task=recorded, steps=[step], success=True))
+    assert buffer.similar("Book.", "book") == [step]
+    gym_of(agent, buffer, tasks=[*tasks(), replace(recorded, split="test")])
+    assert buffer.similar("Book.", "book") == []
+    assert [task.split for task in buffer.tasks() if task.id == "t"] == ["test"]
+    with pytest.raises(ConfigurationError, match="'t' is stored with split 'test' and given with split 'train'"):
+        gym_of(agent, buffer, tasks=[recorded])
+
+
 def test_imported_traces_are_tasks_whose_dream_can_be_played(agent: Agent, buffer: ReplayBuffer, tmp_path: Path) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "book", "arguments": '{"city": "Oslo"}'}}
     messages = [

@@ -16,6 +16,7 @@ from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.fidelity.verdicts import measure_verdicts, summarise
 from dreamgym_lg.replay.schema import FAILED
 from dreamgym_lg.rollout import check_played, real_steps
+from dreamgym_lg.token_recorder import TrainablePolicy
 from dreamgym_lg.types import Trajectory
 
 MODES = {"greedy": 0.0, "sampled": 1.0}
@@ -27,7 +28,7 @@ STAGES = ("collect", "experience", "base", "supervised", "train", "prove")
 
 def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
     """The policy on the validation tasks, dreamed and (with `real_evaluation`) real; metrics of the training graph."""
-    tasks = work.tasks("validation")[: work.settings.evaluate_tasks]
+    tasks = work.validation_tasks()
     dreamed = check_played(work.play("validate/dream", policy, tasks, iteration=iteration, experience=experience))
     figures: dict[str, Any] = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
     told = f"after {iteration} iterations: dream {sum(t.success for t in dreamed)}/{len(dreamed)}"
@@ -56,6 +57,27 @@ def _counts(episodes: Sequence[Trajectory]) -> dict[str, float]:
         "episodes": len(episodes),
         "reward_mean": sum(trajectory.reward for trajectory in episodes) / max(len(episodes), 1),
     }
+
+
+class BestPolicy:
+    """The policy that did best on the real validation tasks so far, in `models/NAME`; ties go to the newest."""
+
+    def __init__(self, work: Workspace, name: str) -> None:
+        self.work, self.name, self.run = work, name, work.run_name(f"best/{name}")
+
+    @property
+    def at(self) -> int:
+        """The iteration or step of the best; 0 before any."""
+        return int(next((row["at"] for row in self.work.replay_buffer.metrics(self.run)), 0))
+
+    def offer(self, at: int, successes: float, reward: float, policy: TrainablePolicy) -> None:
+        """Keep this policy if no earlier one has more successes or, with as many, a higher mean reward."""
+        from dreamgym_lg.integrations.trl.sft import save_model
+
+        before = next((row for row in self.work.replay_buffer.metrics(self.run)), None)
+        if before is None or (successes, reward) >= (before["successes"], before["reward"]):
+            save_model(policy.model, policy.tokenizer, self.work.models / self.name)
+            self.work.replay_buffer.record_metrics(self.run, 0, {"at": at, "successes": successes, "reward": reward})
 
 
 def prove(work: Workspace) -> dict[str, Any]:

@@ -20,6 +20,8 @@ class Settings:
     """How much of each of their observations is shown."""
     experience_steps: int = 400
     """Optimiser steps of the experience model's supervised training."""
+    context_tokens: int = 2048
+    """Most tokens that the small models read which are made from scratch."""
     experience_tokens: int = 512
     """Most tokens of an answer of the experience model."""
 

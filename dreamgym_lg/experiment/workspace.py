@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 
     CreateEngine = Callable[[Path], Engine]
 
-RaisedLater = {"iterations"}
+TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
+"""Names under which trajectories are recorded; those of evaluations begin with `validate/` and `proof/`."""
+
+RAISED_LATER = {"iterations"}
 """Settings that may change between two runs in the same folder."""
 
 
@@ -98,7 +102,7 @@ class Workspace:
         wanted = json.loads(json.dumps({"world": self.world.name, **asdict(self.settings)}))
         if file.exists():
             found = json.loads(file.read_text())
-            changed = sorted(key for key in wanted if key not in RaisedLater and found.get(key) != wanted[key])
+            changed = sorted(key for key in wanted if key not in RAISED_LATER and found.get(key) != wanted[key])
             if changed:
                 told = ", ".join(f"{key} {found.get(key)!r}, not {wanted[key]!r}" for key in changed[:4])
                 raise ConfigurationError(f"{self.out} holds an experiment with another {told}: keep to it, or take another out")
@@ -136,6 +140,10 @@ class Workspace:
         found = self.replay_buffer.tasks(split=split, origin="real", environment=self.world.name)
         return [task for task in found if "panel" not in task.metadata]
 
+    def validation_tasks(self) -> list[Task]:
+        """The validation tasks that evaluations while training are played on."""
+        return self.tasks("validation")[: self.settings.evaluate_tasks]
+
     def panels(self) -> dict[str, list[Task]]:
         """The tasks of the world's further panels, by name."""
         found: dict[str, list[Task]] = {}
@@ -144,13 +152,27 @@ class Workspace:
                 found.setdefault(str(task.metadata["panel"]), []).append(task)
         return found
 
+    def offline(self) -> list[Trajectory]:
+        """The collected trajectories, or all imported ones, in an order drawn by the seed."""
+        found = list(self.replay_buffer.trajectories(source="offline", split="train", errors=False))
+        Random(self.settings.seed).shuffle(found)
+        return found
+
+    def held_out_offline(self) -> list[Trajectory]:
+        """The offline trajectories that `train_experience` did not take, in the order of `offline`; all, for a given model.
+
+        A refresh draws on all of them.
+        """
+        s = self.settings
+        return self.offline()[0 if self._given is not None else s.batch_size * s.experience_steps :]
+
     def policy(self, name: str, temperature: float = 1.0) -> "LocalChatModel":
         """A policy of the folder: `base`, `supervised`, `trained`, or another in `models`."""
         return self.policy_at(self.models / name, temperature)
 
     def policy_at(self, path: str | Path, temperature: float = 1.0) -> "LocalChatModel":
         """A model folder or hub name as a policy, with weights that can be trained (float32)."""
-        from dreamgym_lg.integrations.transformers import LocalChatModel
+        from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
         tokens = self.settings.policy_tokens
         policy = LocalChatModel.from_path(path, dtype="float32", temperature=temperature, max_new_tokens=tokens)
@@ -177,7 +199,7 @@ class Workspace:
         )
 
     def _local(self, name: str, own_process: bool) -> "LocalChatModel":
-        from dreamgym_lg.integrations.transformers import LocalChatModel
+        from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
         own_process = own_process and (os.cpu_count() or 1) > 1
         if name not in self._processes or not own_process:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.fidelity.figures import StepRate, normalised, rate, step_rate
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.replay.retrieval import phi
+from dreamgym_lg.replay.hashed_words import phi
 from dreamgym_lg.statistics import Rate
 from dreamgym_lg.types import Step, Task
 

@@ -12,13 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
+from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
-from dreamgym_lg.replay import schema as storage
-from dreamgym_lg.replay.retrieval import STEP_COLUMNS, Retriever, step_of
-from dreamgym_lg.replay.schema import TASK_COLUMNS, TRAJECTORY_COLUMNS
+from dreamgym_lg.replay import schema
+from dreamgym_lg.replay.retrieval import Retriever
+from dreamgym_lg.replay.schema import SEGMENT_COLUMNS, STEP_COLUMNS, TASK_COLUMNS, TRAJECTORY_COLUMNS, step_of
 from dreamgym_lg.types import Origin, Segment, Source, Split, Step, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -39,7 +40,12 @@ class ReplayBuffer:
     Threads share one instance (one connection behind one lock); each process opens the file itself. What `add` returned
     for survives a kill of the process. Args: `path_or_connection`, a file made if missing, `:memory:`, or a connection
     (`check_same_thread=False`, outside a transaction) that stays its owner's to close; `embeddings`, a LangChain model
-    for `similar` in place of hashed words, whose vectors are not stored (wrap a paid one in `CacheBackedEmbeddings`).
+    for `similar` in place of hashed words.
+
+    What `similar` searches is kept in the folder `<path>.index` beside the file, by all processes together: with
+    `embeddings` always, so that each distinct (observation, action) is embedded and paid once (and three of them at each
+    start, to see that the model is the same: another one's vectors are made anew); otherwise from 10,000 steps on. It may
+    be deleted at any time. `:memory:` and given connections have no folder.
 
     Raises `ReplayBufferError` for a directory and for a file that is damaged, foreign or made by a newer release, none
     of which is written to; later, wherever SQLite itself fails.
@@ -49,15 +55,17 @@ class ReplayBuffer:
         self, path_or_connection: str | os.PathLike[str] | sqlite3.Connection, *, embeddings: "Embeddings | None" = None
     ) -> None:
         self._lock, self._owned = RLock(), not isinstance(path_or_connection, sqlite3.Connection)
-        self._retriever = Retriever(self._rows, embeddings)
+        folder = None
         if isinstance(path_or_connection, sqlite3.Connection):
             self._name, connection = "the given connection", path_or_connection
             if connection.in_transaction:
                 raise ConfigurationError("the given connection is in a transaction: commit it or roll it back first")
         else:
             self._name = os.fspath(path_or_connection)
-            connection = storage.connect(self._name)
-        self._db = storage.wrapped(connection)
+            connection = schema.connect(self._name)
+            folder = None if self._name in ("", ":memory:") else Path(f"{self._name}.index")
+        self._retriever = Retriever(self._rows, embeddings, folder)
+        self._db = schema.wrapped(connection)
         try:
             self._prepare()
         except BaseException:
@@ -72,6 +80,7 @@ class ReplayBuffer:
 
     def close(self) -> None:
         """Close the file (twice is fine); using the buffer afterwards raises `ReplayBufferError`."""
+        self._retriever.close()
         if self._owned:
             with self._lock:
                 self._db.close()
@@ -81,7 +90,9 @@ class ReplayBuffer:
 
         False, and nothing stored, if (run, iteration, task.id, rollout_index) is there already: after a crash the same
         rollouts may be added again. One that is there with an `error` is replaced: it was played again.
-        A task already stored under its id is left as it is, its split included.
+        A task stored under its id is left as it is, but that a train task which is given as a validation or test one is
+        held out from now on (see `add_tasks`). Raises `ConfigurationError` for a new trajectory whose task is given as a
+        train one and stored as held out.
         """
         return self.extend((trajectory,)) == 1
 
@@ -91,14 +102,21 @@ class ReplayBuffer:
         # Drawn before the lock is taken: the iterable may itself read this buffer.
         while chunk := list(islice(pending, _PAGE)):
             with self._transaction() as connection:
-                stored += storage.store(connection, chunk)
+                stored += schema.store(connection, chunk)
         return stored
 
     def add_tasks(self, tasks: Iterable[Task]) -> int:
-        """Store tasks; one already stored under its id is left as it is. The number newly stored."""
+        """Store tasks, and give those stored already the fields given now; the number newly stored.
+
+        A train task given as a validation or test one is held out at once: `similar` and `sample` no longer give its
+        steps, in no process. Raises `ConfigurationError`, and stores nothing, for a held-out task given as a train one
+        (its results would no longer be those of an unseen task), and for a stored id in another environment.
+        """
         tasks = list(tasks)
         with self._transaction() as connection:
-            return storage.store_tasks(connection, tasks)
+            stored = schema.store_tasks(connection, tasks)
+            schema.update_tasks(connection, tasks)
+            return stored
 
     def set_reasoning(
         self, trajectory: Trajectory, reasoning: Sequence[str], *, annotation: Mapping[str, str] | None = None
@@ -115,12 +133,12 @@ class ReplayBuffer:
                 f"{self._name}: {len(reasoning)} texts for the {len(trajectory.steps)} steps of trajectory {key}; "
                 f"it is {'stored' if found else 'not stored'}, and takes one text a step"
             )
-        rows = [(storage.as_text(text), found[0][0], position) for position, text in enumerate(reasoning)]
+        rows = [(schema.as_text(text), found[0][0], position) for position, text in enumerate(reasoning)]
         with self._transaction() as connection:
             connection.executemany("UPDATE steps SET reasoning = ? WHERE trajectory_id = ? AND position = ?", rows)
             if annotation is not None:
                 sql = "UPDATE trajectories SET annotation = ? WHERE id = ?"
-                connection.execute(sql, (storage.annotation_text(annotation), found[0][0]))
+                connection.execute(sql, (schema.annotation_text(annotation), found[0][0]))
 
     def tasks(
         self, *, environment: str | None = None, split: Split | None = None, origin: Origin | None = None
@@ -128,7 +146,7 @@ class ReplayBuffer:
         """The stored tasks, oldest first."""
         where, values = _where(environment=environment, split=split, origin=origin)
         found = self._rows(f"SELECT {TASK_COLUMNS} FROM tasks {where} ORDER BY position", values)
-        return [storage.task_of(row) for row in found]
+        return [schema.task_of(row) for row in found]
 
     def trajectories(
         self,
@@ -218,28 +236,28 @@ class ReplayBuffer:
         return list(found.values())
 
     def _prepare(self) -> None:
-        with self._lock, storage.explained(self._name):
-            storage.check_ours(self._db, self._name)
+        with self._lock, schema.explained(self._name):
+            schema.check_ours(self._db, self._name)
             with suppress(sqlite3.OperationalError):
                 # Locked: another process is switching this very file, and the mode is the file's, not the connection's.
                 self._db.enable_wal()
             self._db.execute("PRAGMA synchronous = NORMAL")
-            if storage.migrations.pending(self._db):
+            if schema.migrations.pending(self._db):
                 # One transaction: a process opening the file meanwhile finds it either empty or complete.
                 with self._transaction():
-                    self._db.execute(f"PRAGMA application_id = {storage.APPLICATION_ID}")
-                    storage.migrations.apply(self._db)
+                    self._db.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+                    schema.migrations.apply(self._db)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, storage.explained(self._name):
+        with self._lock, schema.explained(self._name):
             # IMMEDIATE: a transaction that begins as a reader cannot wait for another process once it writes.
             self._db.conn.execute("BEGIN IMMEDIATE")
             with self._db.conn as connection:
                 yield connection
 
     def _rows(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with self._lock, storage.explained(self._name):
+        with self._lock, schema.explained(self._name):
             return self._db.conn.execute(sql, values).fetchall()
 
     def _load(self, ids: Sequence[int], *, segments: bool = False) -> list[Trajectory]:
@@ -250,12 +268,12 @@ class ReplayBuffer:
         for id, *row in self._rows(f"SELECT trajectory_id, {STEP_COLUMNS} FROM steps {part}", given):
             steps[id].append(step_of(row))
         if segments:
-            sql = f"SELECT trajectory_id, {storage.SEGMENT_COLUMNS} FROM segments {part}"
+            sql = f"SELECT trajectory_id, {SEGMENT_COLUMNS} FROM segments {part}"
             for id, *row in self._rows(sql, given):
-                tokens[id].append(storage.segment_of(row))
+                tokens[id].append(schema.segment_of(row))
         columns = f"trajectories.id, {TRAJECTORY_COLUMNS}, {TASK_COLUMNS}"
         sql = f"SELECT {columns} FROM {_WITH_TASK} WHERE trajectories.id {chosen}"
-        found = {id: storage.trajectory_of(row, steps[id], tokens[id]) for id, *row in self._rows(sql, given)}
+        found = {id: schema.trajectory_of(row, steps[id], tokens[id]) for id, *row in self._rows(sql, given)}
         return [found[id] for id in ids]
 
 

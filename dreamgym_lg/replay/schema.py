@@ -11,14 +11,14 @@ import numpy as np
 from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
-from dreamgym_lg.errors import ReplayBufferError
-from dreamgym_lg.replay.retrieval import STEP_COLUMNS
+from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
 APPLICATION_ID = 0x4447796D
 """`DGym` in the file's header."""
 
 TASK_COLUMNS = "tasks.id, instruction, environment, metadata, origin, parent_id, split"
+STEP_COLUMNS = "observation, action, next_observation, reward, terminated, truncated, valid, reasoning"
 TRAJECTORY_COLUMNS = (
     "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version, annotation"
 )
@@ -37,7 +37,6 @@ migrations = Migrations("dreamgym_lg")
 @migrations(name="0001_tables")
 def _tables(db: Database) -> None:
     # Never edited once released, because files made by it exist: a change of the tables is a further migration.
-    # A step's id is never given again (AUTOINCREMENT): a replaced episode's must not pass for those of another step.
     db.executescript("""
         CREATE TABLE tasks (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, instruction TEXT NOT NULL,
             environment TEXT NOT NULL, metadata TEXT NOT NULL, origin TEXT NOT NULL, parent_id TEXT,
@@ -47,7 +46,7 @@ def _tables(db: Database) -> None:
             success INTEGER NOT NULL, error TEXT, policy_version TEXT NOT NULL, experience_version TEXT NOT NULL);
         CREATE UNIQUE INDEX trajectories_key ON trajectories (run, iteration, task_id, rollout_index);
         CREATE INDEX trajectories_task ON trajectories (task_id);
-        CREATE TABLE steps (id INTEGER PRIMARY KEY AUTOINCREMENT, trajectory_id INTEGER NOT NULL REFERENCES trajectories(id),
+        CREATE TABLE steps (id INTEGER PRIMARY KEY, trajectory_id INTEGER NOT NULL REFERENCES trajectories(id),
             position INTEGER NOT NULL, observation TEXT NOT NULL, action TEXT NOT NULL, next_observation TEXT NOT NULL,
             reward REAL NOT NULL, terminated INTEGER NOT NULL, truncated INTEGER NOT NULL, valid INTEGER NOT NULL,
             reasoning TEXT NOT NULL);
@@ -131,12 +130,15 @@ def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) ->
     One that is there already under its key is kept, unless it failed: then the new one takes its place, and the failed one is
     set aside.
     """
-    store_tasks(connection, [trajectory.task for trajectory in trajectories])
+    tasks = [trajectory.task for trajectory in trajectories]
+    store_tasks(connection, tasks)
+    hold_out(connection, tasks)
     stored: dict[int, Trajectory] = {}
     for each in trajectories:
         if (id := _store_row(connection, each)) is None and _set_failed_aside(connection, each):
             id = _store_row(connection, each)
         if id is not None:
+            check_split(connection, each.task)
             stored[id] = each
     connection.executemany(
         f"INSERT INTO steps (trajectory_id, position, {STEP_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -175,17 +177,54 @@ def _set_failed_aside(connection: sqlite3.Connection, each: Trajectory) -> bool:
 
 
 def store_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> int:
+    """Store the tasks whose ids are not stored yet; the number of them. Those that are stored are left as they are."""
     distinct = {task.id: task for task in reversed(tasks)}
-    rows = [
-        (task.id, as_text(task.instruction), task.environment, json.dumps(dict(task.metadata)))
-        + (task.origin, task.parent_id, task.split)
-        for task in reversed(distinct.values())
-    ]
     return connection.executemany(
         "INSERT INTO tasks (id, instruction, environment, metadata, origin, parent_id, split) "
         "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
-        rows,
+        [_task_row(task) for task in reversed(distinct.values())],
     ).rowcount
+
+
+def update_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> None:
+    """Give the stored tasks the fields of `tasks`; `ConfigurationError` for another environment, or a way back to train."""
+    for task in tasks:
+        check_split(connection, task)
+        environment: str = connection.execute("SELECT environment FROM tasks WHERE id = ?", (task.id,)).fetchone()[0]
+        if environment != task.environment:
+            raise ConfigurationError(
+                f"task {task.id!r} is stored with environment {environment!r} and given with {task.environment!r}: one id "
+                "stands for one world; give the new task another id"
+            )
+    connection.executemany(
+        "UPDATE tasks SET instruction = ?2, metadata = ?4, origin = ?5, parent_id = ?6, split = ?7 WHERE id = ?1 AND "
+        "(instruction, metadata, origin, parent_id, split) IS NOT (?2, ?4, ?5, ?6, ?7)",
+        [_task_row(task) for task in tasks],
+    )
+
+
+def hold_out(connection: sqlite3.Connection, tasks: Sequence[Task]) -> None:
+    """Move stored train tasks that are given as validation or test ones to that split."""
+    moved = [(task.split, task.id) for task in tasks if task.split != "train"]
+    connection.executemany("UPDATE tasks SET split = ? WHERE id = ? AND split = 'train'", moved)
+
+
+def check_split(connection: sqlite3.Connection, task: Task) -> None:
+    """Raise `ConfigurationError` if `task` is given for training and stored as held out for evaluation."""
+    if task.split != "train":
+        return
+    split: str = connection.execute("SELECT split FROM tasks WHERE id = ?", (task.id,)).fetchone()[0]
+    if split != "train":
+        raise ConfigurationError(
+            f"task {task.id!r} is stored with split {split!r} and given with split 'train': a task that was held out for "
+            f"evaluation is not trained on later. Give dataclasses.replace(task, split={split!r}), or a task of another id, "
+            "or use a new replay buffer"
+        )
+
+
+def _task_row(task: Task) -> tuple[Any, ...]:
+    written = task.id, as_text(task.instruction), task.environment, json.dumps(dict(task.metadata))
+    return (*written, task.origin, task.parent_id, task.split)
 
 
 def as_text(text: str) -> str:
@@ -240,4 +279,19 @@ def trajectory_of(row: Sequence[Any], steps: Sequence[Step], segments: Sequence[
         experience_version=experience_version,
         segments=tuple(segments),
         annotation=json.loads(annotation) if annotation is not None else None,
+    )
+
+
+def step_of(row: Sequence[Any]) -> Step:
+    """The step that a row of `STEP_COLUMNS` records."""
+    observation, action, next_observation, reward, terminated, truncated, valid, reasoning = row
+    return Step(
+        observation=observation,
+        action=action,
+        next_observation=next_observation,
+        reward=reward,
+        terminated=bool(terminated),
+        truncated=bool(truncated),
+        valid=bool(valid),
+        reasoning=reasoning,
     )

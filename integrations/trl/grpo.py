@@ -33,7 +33,7 @@ try:
 except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
-from dreamgym_lg.integrations.trl.options import LOSS_TYPES, check_grpo, precision
+from dreamgym_lg.integrations.trl.options import LOSS_TYPES, check_grpo, check_reference, precision
 
 for _name in ("_compute_loss", "_get_per_token_logps_and_entropies"):
     if not hasattr(GRPOTrainer, _name):
@@ -193,36 +193,18 @@ class GRPOLearner:
         **config: Any,
     ) -> None:
         check_grpo(updates, micro_batch, temperature, loss_type, config)
-        if beta and not model.config._name_or_path:
-            raise ConfigurationError(
-                f"beta={beta} needs the reference policy's weights, and this model was made in memory: save it and load it "
-                "with LocalChatModel.from_path, or set beta=0"
-            )
+        check_reference(model, beta)
         self.model, self.path, self.temperature, self._updates = model, Path(path), temperature, updates
         length = config.pop("max_completion_length", GRPOConfig.max_completion_length)
         self._credit: Credit = partial(group_credit, normalise=LOSS_TYPES[loss_type], length=length)
-        self.path.mkdir(parents=True, exist_ok=True)
+        # the sum over all tokens that TRL knows by the name dapo; the rows' weights make any other of it
+        total = "cispo" if loss_type == "cispo" else "dapo"
+        given = {"learning_rate": learning_rate, "beta": beta, "temperature": temperature, "loss_type": total, "seed": seed}
         self._done: queue.SimpleQueue[tuple[str, dict[str, float]] | BaseException] = queue.SimpleQueue()
-        args = GRPOConfig(
-            **{
-                **_SETTINGS,
-                **precision(model, config),
-                "output_dir": str(self.path),
-                "learning_rate": learning_rate,
-                "lr_scheduler_type": "constant_with_warmup" if "warmup_steps" in config else "constant",
-                "beta": beta,
-                "temperature": temperature,
-                "seed": seed,
-                # the sum over all tokens that TRL knows by the name dapo; the rows' weights make any other of it
-                "loss_type": "cispo" if loss_type == "cispo" else "dapo",
-                **config,
-            }
-        )
-        args._n_gpu = min(args.n_gpu, 1)  # one process trains on one GPU, whatever else is visible
         self._trainer = _Trainer(
             model=model,
             reward_funcs=_scored_elsewhere,
-            args=args,
+            args=_arguments(model, self.path, {**given, **config}),
             processing_class=tokenizer,
             train_dataset=IterableDataset.from_generator(_prompts),
             callbacks=[_Results(self._done)],
@@ -319,6 +301,12 @@ class GRPOLearner:
             self._done.put(RuntimeError(f"the trainer ended by itself at step {self._trainer.state.global_step}"))
         except _Stopped:
             pass
+        except torch.OutOfMemoryError as error:
+            rows = self._trainer.micro_batch
+            error.add_note(
+                f"micro_batch={rows}: so many rows are in one pass; a smaller one needs less memory, for the same gradient"
+            )
+            self._done.put(error)
         except BaseException as error:
             self._done.put(error)
         finally:
@@ -339,6 +327,20 @@ class GRPOLearner:
         draft.write_text(json.dumps(progress))
         draft.replace(self._progress_file)
         self._progress = progress
+
+
+def _arguments(model: PreTrainedModel, path: Path, config: Mapping[str, Any]) -> GRPOConfig:
+    arguments: dict[str, Any] = {
+        **_SETTINGS,
+        **precision(model, config),
+        "output_dir": str(path),
+        "lr_scheduler_type": "constant_with_warmup" if "warmup_steps" in config else "constant",
+        **config,
+    }
+    path.mkdir(parents=True, exist_ok=True)
+    args = GRPOConfig(**arguments)
+    args._n_gpu = min(args.n_gpu, 1)  # one process trains on one GPU, whatever else is visible
+    return args
 
 
 def _check_temperature(rows: Sequence[TrainingRow], temperature: float) -> None:

@@ -117,6 +117,17 @@ def check_grpo(updates: int, micro_batch: int, temperature: float, loss_type: st
         )
 
 
+def check_reference(model: PreTrainedModel, beta: float) -> None:
+    """Raise `ConfigurationError` where the KL term (`beta` above 0) has no reference policy to be computed against."""
+    if beta and hasattr(model, "peft_config"):
+        raise ConfigurationError(f"beta={beta} needs the policy without its adapters, which is not supported yet: set beta=0")
+    if beta and not model.config._name_or_path:
+        raise ConfigurationError(
+            f"beta={beta} needs the reference policy's weights, and this model was made in memory: save it and load it "
+            "with LocalChatModel.from_path, or set beta=0"
+        )
+
+
 def precision(model: PreTrainedModel, options: Mapping[str, object]) -> dict[str, object]:
     """The arguments that train float32 weights on the model's device: on a GPU, bf16 autocast and checkpointed activations.
 

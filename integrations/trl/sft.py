@@ -207,22 +207,11 @@ def train_sft(
             on_step(step, loss)
 
     with tempfile.TemporaryDirectory() as folder:
-        settings: dict[str, Any] = {
-            **_SETTINGS,
-            **precision(model, config),
-            "output_dir": folder,
-            "max_steps": steps,
-            "seed": seed,
-            "learning_rate": learning_rate,
-            "per_device_train_batch_size": min(batch_size, len(usable)),
-            "warmup_steps": min(20, steps // 10),
-            **config,
-        }
-        args = SFTConfig(**settings)
-        args._n_gpu = min(args.n_gpu, 1)  # one process trains on one GPU, whatever else is visible
+        given = {"max_steps": steps, "learning_rate": learning_rate, "seed": seed, "output_dir": folder, **config}
+        given["per_device_train_batch_size"] = min(batch_size, len(usable))
         trainer = _WeightedTrainer(
             model=model,
-            args=args,
+            args=_arguments(model, given),
             train_dataset=Dataset.from_list(usable),
             data_collator=_collate(tokenizer.pad_token_id),
             processing_class=tokenizer,
@@ -233,6 +222,14 @@ def train_sft(
     model.eval()
     last = losses[-max(1, len(losses) // 10) :]
     return sum(last) / len(last)
+
+
+def _arguments(model: PreTrainedModel, config: Mapping[str, Any]) -> SFTConfig:
+    warmup = min(20, config["max_steps"] // 10)
+    arguments: dict[str, Any] = {**_SETTINGS, **precision(model, config), "warmup_steps": warmup, **config}
+    args = SFTConfig(**arguments)
+    args._n_gpu = min(args.n_gpu, 1)  # one process trains on one GPU, whatever else is visible
+    return args
 
 
 def fine_tune(

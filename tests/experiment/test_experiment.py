@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, Step, StepResult, Task, Trajectory, World
+from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, StepResult, Task, Trajectory, World
+from dreamgym_lg.environment import play_action
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import worlds
 from dreamgym_lg.experiment.evaluation import count_real_steps, validate
+from dreamgym_lg.experiment.supervised import train_base_policy
 from dreamgym_lg.experiment.worlds import load_world, open_folder
 
 
@@ -52,9 +54,7 @@ class Doors(World):
         for kind, count in episodes.items():
             for index in range(count):
                 action = "open" if kind == "opens" else "kick"
-                said = Door().step(action)
-                step = Step(observation="A closed door.", action=action, next_observation=said.observation,
-                            reward=said.reward, terminated=said.terminated, valid=bool(said.info["valid"]))  # fmt: skip
+                step = play_action(Door(), action, ["A closed door."]).step
                 yield Trajectory(task=tasks[index], steps=[step], success=kind == "opens", rollout_index=ord(kind[0]) + index)
 
 
@@ -97,7 +97,7 @@ def test_a_world_without_scripted_policies_says_what_to_do(tmp_path: Path) -> No
     with pytest.raises(ConfigurationError, match="no scripted policies .*load_traces"):
         Experiment(Shut(), tmp_path / "other", Settings(episodes={"random": 1})).collect()
     with pytest.raises(ConfigurationError, match="no offline trajectory is a success"):
-        bare._demonstrations(1)
+        train_base_policy(bare)
 
 
 def test_a_folder_keeps_its_settings_and_only_iterations_may_change(work: Experiment, tmp_path: Path) -> None:
@@ -161,3 +161,54 @@ def test_worlds_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch, work: 
     assert again.settings == replace(work.settings, iterations=7) and len(again.offline()) == 5
     with pytest.raises(ConfigurationError, match="has no settings.json"):
         open_folder(work.out / "models")
+
+
+def test_the_policy_with_the_most_real_successes_is_kept_the_newest_of_equals(
+    work: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trl")
+    from types import SimpleNamespace
+
+    from dreamgym_lg.experiment.evaluation import BestPolicy
+    from dreamgym_lg.integrations.trl import sft
+
+    saved: list[tuple[Any, str]] = []
+    monkeypatch.setattr(sft, "save_model", lambda model, tokenizer, path: saved.append((model, path.name)))
+    offers = [(10, 5, 0.2), (20, 4, 0.9), (30, 5, 0.1), (40, 5, 0.2), (50, 6, 0.0)]
+    for at, successes, reward in offers:
+        best = BestPolicy(work, "best")  # anew each time, as after a crash
+        best.offer(at, successes, reward, SimpleNamespace(model=at, tokenizer=None))  # type: ignore[arg-type]
+    assert [model for model, _ in saved] == [10, 40, 50] and {name for _, name in saved} == {"best"}
+    assert BestPolicy(work, "best").at == 50
+
+
+def test_an_engine_of_ones_own_answers_for_the_policy(work: Experiment, tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    from concurrent.futures import Future
+
+    from dreamgym_lg.integrations.transformers.requests import Generated, Request
+    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+    from dreamgym_lg.integrations.trl.sft import save_model
+
+    class Fixed:
+        ends: frozenset[int] = frozenset()
+
+        def submit(self, request: Request) -> "Future[Generated]":
+            done: Future[Generated] = Future()
+            done.set_result(Generated("open", [1], [2], [-0.5], "stop"))
+            return done
+
+        def clear(self) -> None: ...
+
+    tokenizer = create_tokenizer(["open the door"] * 9, vocab_size=300)
+    save_model(create_model(tokenizer, hidden_size=32, layers=1), tokenizer, work.models / "base")
+    asked: list[Path] = []
+
+    def engine(path: Path) -> Fixed:
+        asked.append(path)
+        return Fixed()
+
+    served = Experiment(Doors(), work.out, engine=engine)
+    served.collect()
+    episodes = served.play("validate/real", served.base_policy(), served.tasks("test"))
+    assert asked == [work.models / "base"] and [episode.success for episode in episodes] == [True, True]

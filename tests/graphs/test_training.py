@@ -10,7 +10,6 @@ import pytest
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.graphs.training import create_training_graph, describe
-from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="leave the house", environment="house")
@@ -175,13 +174,15 @@ def test_a_run_ends_early_only_if_told_to_and_while_nothing_is_learned(process: 
     assert [row["stopped_early"] for row in steady.metrics()] == [0] * 4
     never = process(tmp_path, lambda _: "open door", stop_after_uniform=0)
     assert never.run(tmp_path)["iteration"] == 4
-    turns = {0: "open door", 1: None, 2: "open door", 3: "open door"}
     (tmp_path / "turns").mkdir()
+    episodes = 0
 
     def reply(messages: Any) -> str:
-        jumps = TokenRecorder.current().next_seed() % 2  # type: ignore[union-attr]
-        leaves = "jump" if jumps else "open door" if len(messages) == 2 else "go north"
-        return turns[mixed.nodes[-1][1]] or leaves
+        """Every other episode of iteration 1 succeeds; no other one does."""
+        nonlocal episodes
+        episodes += len(messages) == 2
+        leaves = "open door" if len(messages) == 2 else "go north"
+        return leaves if mixed.nodes[-1][1] == 1 and episodes % 2 else "open door"
 
     mixed = process(tmp_path / "turns", reply, stop_after_uniform=2)
     mixed.run(tmp_path / "turns")

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.types import Segment, Source, Step, Task, Trajectory
+from dreamgym_lg.types import Segment, Source, Split, Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="eat the apple", environment="kitchen")
 SEGMENT = Segment(token_ids=(1, 151_643, 7), sampled=(0, 1, 1), logprobs=(0.0, -0.5, -2.25), temperature=0.7)
@@ -139,13 +140,59 @@ def test_a_trajectory_that_cannot_be_stored_leaves_nothing_behind(buffer: Replay
     assert buffer.add(episode())
 
 
-def test_a_stored_task_is_left_as_it_is(buffer: ReplayBuffer) -> None:
-    assert buffer.add_tasks([TASK, Task(id="t0", instruction="other", environment="other")]) == 1
-    changed = Task(id="t0", instruction="changed", environment="elsewhere", split="test")
-    assert buffer.add_tasks([changed]) == 0
-    buffer.add(episode(task=changed))
+def test_a_trajectory_leaves_the_stored_task_as_it_is(buffer: ReplayBuffer) -> None:
+    assert buffer.add_tasks([TASK, replace(TASK, instruction="other")]) == 1
+    buffer.add_tasks([TASK])
+    assert buffer.add(episode(task=Task(id="t0", instruction="changed", environment="elsewhere")))
     assert buffer.tasks() == [TASK]
     assert next(buffer.trajectories()).task == TASK
+
+
+def test_add_tasks_gives_a_stored_task_its_new_fields(buffer: ReplayBuffer) -> None:
+    buffer.add_tasks([TASK])
+    changed = replace(TASK, instruction="eat it", metadata={"rubric": "eaten"}, origin="synthetic", parent_id="t")
+    assert buffer.add_tasks([changed]) == 0
+    assert buffer.tasks() == [changed]
+    with pytest.raises(ConfigurationError, match="'t0' is stored with environment 'kitchen' and given with 'cellar'"):
+        buffer.add_tasks([Task(id="new", instruction="", environment=""), replace(TASK, environment="cellar")])
+    assert buffer.tasks() == [changed]
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+@pytest.mark.parametrize("by", ["add_tasks", "add", "add, known"])
+def test_a_task_that_is_held_out_later_is_neither_retrieved_nor_sampled(path: Path, split: Split, by: str) -> None:
+    other = Task(id="t1", instruction="", environment="kitchen")
+    same, own = step(0), step(1)
+    held_out = replace(TASK, split=split)
+    with ReplayBuffer(path) as buffer, ReplayBuffer(path) as second:
+        buffer.add(Trajectory(task=TASK, steps=[same, own]))
+        buffer.add(Trajectory(task=other, steps=[replace(same, reward=1.0)], rollout_index=1))
+        for each in (buffer, second):
+            assert each.similar("room 0", "go 0", k=5) == [same, own]
+        if by == "add_tasks":
+            assert buffer.add_tasks([held_out]) == 0
+        else:
+            assert buffer.add(Trajectory(task=held_out, rollout_index=0 if "known" in by else 2)) is ("known" not in by)
+        for each in (buffer, second):
+            assert each.similar("room 0", "go 0", k=5) == [replace(same, reward=1.0)], "the same step of another task stays"
+            assert each.similar("room 0", "go 0", k=5, exclude_task="t1") == []
+            assert {drawn.task.id for drawn in each.sample(9, rng=random.Random(0))} == {"t1"}
+    with ReplayBuffer(path) as reopened:
+        assert reopened.similar("room 0", "go 0", k=5) == [replace(same, reward=1.0)]
+        assert reopened.tasks(split=split) == [held_out]
+
+
+def test_a_held_out_task_does_not_become_a_training_task(buffer: ReplayBuffer) -> None:
+    held_out = replace(TASK, split="test")
+    buffer.add(episode(task=held_out))
+    refused = r"task 't0' is stored with split 'test' and given with split 'train'.*replace\(task, split='test'\)"
+    for add in (lambda: buffer.add_tasks([TASK]), lambda: buffer.add(episode(1))):
+        with pytest.raises(ConfigurationError, match=refused):
+            add()
+    assert buffer.add(episode()) is False, "the script that stored it first may run again"
+    assert buffer.tasks() == [held_out] and buffer.count("trajectories") == 1
+    buffer.add_tasks([replace(TASK, split="validation")])
+    assert [task.split for task in buffer.tasks()] == ["validation"]
 
 
 def test_tasks_by_filter_in_order_of_insertion(buffer: ReplayBuffer) -> None:

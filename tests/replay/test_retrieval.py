@@ -10,7 +10,8 @@ import pytest
 from langchain_core.embeddings import Embeddings
 
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.replay.retrieval import ACTION_SHARE, DIMENSION, IndexedStep, StepIndex, phi
+from dreamgym_lg.replay.hashed_words import ACTION_SHARE, DIMENSION, phi
+from dreamgym_lg.replay.step_index import IndexedStep, StepIndex
 from dreamgym_lg.types import Step, Task, Trajectory
 
 KITCHEN = "You are in the kitchen. There is a fridge, a stove and a closed cupboard."
@@ -84,7 +85,7 @@ def test_many_queries_at_once_find_what_each_finds_alone(monkeypatch: pytest.Mon
     queries = [(each.observation, each.action) for each in random_steps(30, rng)]
     alone = [search(index, *query, 5) for query in queries]
     assert index.nearest(index.queries(queries), 5) == alone
-    monkeypatch.setattr("dreamgym_lg.replay.retrieval._SCORES_AT_ONCE", 7 * len(index))
+    monkeypatch.setattr("dreamgym_lg.replay.step_index._SCORES_AT_ONCE", 7 * len(index))
     assert index.nearest(index.queries(queries), 5) == alone
 
 
@@ -152,7 +153,7 @@ def test_a_row_does_not_depend_on_what_it_is_computed_with() -> None:
 @pytest.mark.parametrize("hash_seed", ["0", "1", "random"])
 def test_vectors_are_the_same_in_every_process(hash_seed: str) -> None:
     script = (
-        "import sys; from dreamgym_lg.replay.retrieval import phi;"
+        "import sys; from dreamgym_lg.replay.hashed_words import phi;"
         "sys.stdout.write(phi([('a red key lies here', 'take key'), ('ü 料理', '')]).tobytes().hex())"
     )
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
@@ -104,11 +103,11 @@ def test_other_games_and_unknown_rooms_hide_nothing() -> None:
 
 
 def test_the_real_book_asks_for_what_the_facts_of_its_episode_say(environment: Any, training: dict[str, list[Task]]) -> None:
-    from dreamgym_lg.integrations.textworld_express.scripted_policies import behave
+    from dreamgym_lg.integrations.textworld_express.scripted_policies import scripted_trajectories
 
     asked = 0
-    for number, task in enumerate(training["peckingorder"][:12]):
-        steps, success = behave("noisy", environment, task, Random(number), words=FRUITS)
+    for trajectory in scripted_trajectories(training["peckingorder"], environment, episodes={"noisy": 12}, seed=0):
+        task, steps, success = trajectory.task, trajectory.steps, trajectory.success
         history = [Exchange(step.action, in_hindsight(step, success=success)) for step in steps]
         for step, fact in zip(steps, facts(task, history), strict=False):
             if step.next_observation.startswith("The current task is to take the "):

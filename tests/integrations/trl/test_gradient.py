@@ -74,11 +74,10 @@ def raw_gradient(
             return batch
 
     model, rate = deepcopy(start), 100.0
-    args = GRPOConfig(
-        output_dir=str(path), use_cpu=True, bf16=False, activation_checkpointing=False, report_to="none", max_steps=1,
-        per_device_train_batch_size=4, num_generations=4, optim="sgd", learning_rate=rate, lr_scheduler_type="constant",
-        max_grad_norm=0.0, weight_decay=0.0, save_strategy="no", disable_tqdm=True, logging_steps=1, **options,
-    )  # fmt: skip
+    plain = {"use_cpu": True, "bf16": False, "activation_checkpointing": False, "report_to": "none", "disable_tqdm": True}
+    step = {"optim": "sgd", "learning_rate": rate, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "weight_decay": 0.0}
+    once = {"max_steps": 1, "per_device_train_batch_size": 4, "num_generations": 4, "save_strategy": "no", "logging_steps": 1}
+    args = GRPOConfig(output_dir=str(path), **plain, **step, **once, **options)
     trainer = Raw(
         model=model,
         reward_funcs=lambda **_: [0.0],

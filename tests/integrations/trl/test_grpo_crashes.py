@@ -95,6 +95,19 @@ def test_an_error_of_the_trainer_reaches_the_caller_and_stays(
     resumed.close()
 
 
+def test_a_lack_of_memory_names_the_cure(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = learner_of(model_of(tokenizer), tokenizer, tmp_path, micro_batch=3)
+
+    def fail(rows: Any, scale: float) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(learner._trainer, "_batch", fail)
+    error = promptly(lambda: learner.update(groups_of(learner.model, 0)))
+    assert isinstance(error, torch.OutOfMemoryError) and "micro_batch=3" in error.__notes__[0]
+
+
 def test_a_trainer_that_ended_by_itself_does_not_hang_the_caller(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,10 @@ from grpo_parts import groups_of, learner_of, model_of, promptly
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment.experiment import create_grpo_learner
+from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.trl.options import precision
 from dreamgym_lg.integrations.trl.sft import train_sft
 from dreamgym_lg.types import Trajectory
 
@@ -50,6 +53,27 @@ def test_options_that_cannot_be_right_are_refused(
     with pytest.raises(ConfigurationError, match=told):
         learner_of(model_of(tokenizer), tokenizer, tmp_path / "new", **options)
     assert not (tmp_path / "new").exists(), "nothing was begun"
+
+
+def test_a_reference_that_cannot_be_had_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    model = model_of(tokenizer)
+    with pytest.raises(ConfigurationError, match="beta=0.1 .*made in memory.*beta=0"):
+        learner_of(model, tokenizer, tmp_path, beta=0.1)
+    model.peft_config = {}
+    with pytest.raises(ConfigurationError, match="beta=0.1 .*adapters.*beta=0"):
+        learner_of(model, tokenizer, tmp_path, beta=0.1)
+
+
+def test_an_experiment_with_groups_of_one_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    policy = LocalChatModel(model=model_of(tokenizer), tokenizer=tokenizer)
+    with pytest.raises(ConfigurationError, match="num_generations=1: .* at least 2"):
+        create_grpo_learner(policy, tmp_path, Settings(num_generations=1, beta=0))
+
+
+def test_an_experiment_hands_the_policys_temperature_on(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    policy = LocalChatModel(model=model_of(tokenizer), tokenizer=tokenizer, temperature=0.7)
+    learner: Any = create_grpo_learner(policy, tmp_path, Settings(beta=0))
+    assert learner.temperature == learner._trainer.temperature == 0.7
 
 
 def test_what_remains_is_trls(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -117,8 +141,6 @@ class OnGPU:
 
 
 def test_a_model_on_a_gpu_is_trained_under_autocast() -> None:
-    from dreamgym_lg.integrations.trl.options import precision
-
     first: Any = OnGPU(0)
     assert precision(first, {}) == {"use_cpu": False, "bf16": True, "activation_checkpointing": True}
     assert precision(first, {"fp16": True})["bf16"] is False
