@@ -197,10 +197,10 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
         replay_buffer=buffer,
         experience_model=experience_model or NearestRecorded(buffer),
         tasks=[*train, *held_out],
-        out=out / "run",
         payload=lambda task: task,
         verify=calls_made,
         verify_real=lambda task, state: state["apis"].success(),
+        out=out / "run",
     )
 
     show("what a dream makes of this agent")
@@ -222,22 +222,23 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
 
     show("GRPO in the dream, nothing real is touched")
     before = desk.real_answers
-    learned = gym.train(policy, 1 if quick else 3, num_tasks=2, num_generations=4, learning_rate=1e-3, beta=0.0)
-    run = gym.run_name("train")
-    for metrics in buffer.metrics(run):
+    training = {"iterations": 1 if quick else 3, "num_tasks": 2, "num_generations": 4, "learning_rate": 1e-3, "beta": 0.0}
+    improved = gym.train(policy, real_evaluation=False, evaluate_tasks=0, **training)
+    for metrics in buffer.metrics(gym.run_name("train")):
         print(
             f"  iteration {metrics['iteration']}: reward {metrics['reward_mean']:.2f}, {metrics['steps_mean']:.1f} steps, "
             f"{metrics['failed_episodes']} failed, {metrics['trainable_tokens']:.0f} tokens to train on, "
             + ("skipped: every group's rewards were equal" if metrics["skipped"] else "trained")
         )
-    print(f"  dreamed steps: {buffer.count('steps', run=run)}, answers of real tools: {desk.real_answers - before}")
+    dreamed, real = buffer.count("steps", run=gym.run_name("train")), desk.real_answers - before
+    print(f"  dreamed steps: {dreamed}, answers of real tools: {real}")
 
     show("on the real tools, held-out tasks, greedy")
-    trained, _ = gym.evaluate(learned.with_temperature(0), real=True, tasks=held_out)
+    trained, _ = gym.evaluate(improved.with_temperature(0), real=True, tasks=held_out)
     for name, rate in [("base", base), ("trained in the dream", trained)]:
         print(f"  {name}: success {rate.successes} of {rate.episodes}, {rate}")
-    production = Desk(learned, train[0])  # an object and no graph: the policy goes back by being given to it
-    print(f"  back in production: {type(production.model).__name__} of {learned.model.num_parameters():,} parameters")
+    production = Desk(improved, train[0])  # an object and no graph: the policy goes back by being given to it
+    print(f"  back in production: {type(production.model).__name__} of {improved.model.num_parameters():,} parameters")
 
 
 if __name__ == "__main__":
