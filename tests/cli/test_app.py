@@ -20,7 +20,7 @@ from dreamgym_lg.experiment.worlds import load_world, open_folder
 COMMANDS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OF_A_WORLD = {"demo", "collect", "train", "eval", "report", "export", "fidelity", "play"}
 
-APP = '''
+APP = """
 from dreamgym_lg import Environment, Experiment, Settings, Step, StepResult, Task, Trajectory, World
 
 class Door(Environment):
@@ -63,7 +63,7 @@ def create_world():
 
 def create_experiment():
     return Experiment(Doors(), "runs/own")
-'''
+"""
 
 
 @pytest.fixture

@@ -28,10 +28,14 @@ HOUSE = Task(id="house", instruction="Leave the house.", environment="house", me
 BARN = Task(
     id="barn", instruction="Leave the barn.", environment="house", metadata={"observation": "A barn door."}, split="test"
 )
-BOOK = {"type": "function", "function": {
-    "name": "book", "description": "Book a table.",
-    "parameters": {"required": ["at"], "properties": {"at": {"type": "string"}, "seats": {"type": "integer"}}},
-}}  # fmt: skip
+BOOK = {
+    "type": "function",
+    "function": {
+        "name": "book",
+        "description": "Book a table.",
+        "parameters": {"required": ["at"], "properties": {"at": {"type": "string"}, "seats": {"type": "integer"}}},
+    },
+}
 TABLE = Task(id="table", instruction="Book a table.", environment="phone", metadata={"tools": [BOOK, "hang_up"]})
 
 Sit = Callable[..., Result]
@@ -119,9 +123,11 @@ def test_what_is_recorded(sit: Sit, tmp_path: Path) -> None:
         ("synthetic", "test:door", "person")
     }
     assert ended.steps[0] == Step(
-        observation="A closed door.", action="open door", next_observation="The door is open.",
+        observation="A closed door.",
+        action="open door",
+        next_observation="The door is open.",
         reasoning="valid, it brings progress",
-    )  # fmt: skip
+    )
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         assert buffer.similar("A closed door.", "open door") == [], "a dream is not grounded in dreams"
 
@@ -169,16 +175,33 @@ def tool_world(messages: list[BaseMessage]) -> str:
 
 
 def test_a_person_calls_tools(sit: Sit, tmp_path: Path) -> None:
-    lines = ["/tools", "book seats=2", "bok at=8", "book at=8 seats=two chairs", "book at=8 seats=2",
-             '{"name": "hang_up", "arguments": {}}', "/answer", "/answer Booked."]  # fmt: skip
+    lines = [
+        "/tools",
+        "book seats=2",
+        "bok at=8",
+        "book at=8 seats=two chairs",
+        "book at=8 seats=2",
+        '{"name": "hang_up", "arguments": {}}',
+        "/answer",
+        "/answer Booked.",
+    ]
     done = sit(*lines, tasks=[TABLE], reply=tool_world, options=["--record"])
     assert done.exit_code == 0, done.output
-    for said in ("Book a table.", '"seats": {"type": "integer"}', "its schema is not known", "book lacks at",
-                 "Did you mean 'book'?", "'chairs' is no argument", "success: reward 1 in 3 actions"):  # fmt: skip
+    for said in (
+        "Book a table.",
+        '"seats": {"type": "integer"}',
+        "its schema is not known",
+        "book lacks at",
+        "Did you mean 'book'?",
+        "'chairs' is no argument",
+        "success: reward 1 in 3 actions",
+    ):
         assert said in done.output, said
     assert [json.loads(step.action) for step in recorded(tmp_path)[0].steps] == [
-        {"name": "book", "arguments": {"at": "8", "seats": 2}}, {"name": "hang_up", "arguments": {}}, {"answer": "Booked."},
-    ]  # fmt: skip
+        {"name": "book", "arguments": {"at": "8", "seats": 2}},
+        {"name": "hang_up", "arguments": {}},
+        {"answer": "Booked."},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -284,9 +307,12 @@ def test_a_finished_run_in_the_dream_and_in_reality(finished_run: Path, real: bo
     code = "import typer; from dreamgym_lg.cli.play import play; typer.run(play)"
     done = subprocess.run(
         [sys.executable, "-c", code, str(finished_run), *(["--real"] if real else [])],
-        text=True, capture_output=True, timeout=90,
-        input="zzqx unheard-of\nread instructions book\n/why\n", env={**os.environ, "COLUMNS": "200"},
-    )  # fmt: skip
+        text=True,
+        capture_output=True,
+        timeout=90,
+        input="zzqx unheard-of\nread instructions book\n/why\n",
+        env={**os.environ, "COLUMNS": "200"},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert task.id in done.stdout and str(task.metadata["observation"])[:60] in done.stdout
     assert "invalid: refused before the world was asked" in done.stdout
