@@ -108,7 +108,7 @@ def test_the_examples_of_a_command_s_help_are_commands(command: str, folder: Pat
 @pytest.mark.parametrize("command", sorted(OF_A_WORLD))
 def test_help_says_the_three_forms_of_a_world(command: str) -> None:
     shown = " ".join(run(command, "--help")[1].replace("│", " ").split())
-    assert "A world's name (alfworld, bfcl, peckingorder, twc)" in shown
+    assert f"A world's name ({', '.join(worlds.world_names())})" in shown
     assert "FILE.py:NAME of an experiment or a world" in shown and "the folder of an experiment" in shown
 
 
