@@ -104,7 +104,9 @@ class _OwnTools(Environment):
         return task.instruction
 
     def step(self, action: str) -> StepResult:
-        raise RuntimeError("an agent in its real environment acts on its own tools, not on an Environment")
+        raise EnvironmentFailed(
+            "an agent's real environment is its own tools, which only the agent calls: evaluate(real=True) plays it there"
+        )
 
 
 class DreamGym(Experiment):
