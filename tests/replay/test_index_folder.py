@@ -247,6 +247,16 @@ def test_a_folder_that_is_deleted_meanwhile_is_made_anew(path: Path, on_disk: No
         assert answers(buffer) == in_memory(path)
 
 
+def test_a_process_notices_that_another_has_made_it_anew(path: Path, on_disk: None) -> None:
+    with ReplayBuffer(path) as buffer, ReplayBuffer(path, embeddings=Letters()) as other:
+        for first in range(0, 16, 4):
+            buffer.extend(episodes(4, first=first))
+            assert answers(buffer) == in_memory(path)
+            with ReplayBuffer(":memory:", embeddings=Letters()) as fresh:
+                fresh.extend(buffer.trajectories())
+                assert answers(other) == answers(fresh)
+
+
 def test_a_kill_while_it_is_written_costs_nothing(path: Path, graphs: None) -> None:
     with ReplayBuffer(path) as buffer:
         buffer.extend(episodes(150))
