@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dreamgym_lg.replay.hashed_words import Vectors
 
-_EXPANSION_ADD, _EXPANSION = 128, 256
+_EXPANSION = 128
 """How many nodes a search keeps in sight: more find better and take longer."""
 _AT_ONCE = 1 << 16
 _THREADS = 0
@@ -28,7 +28,7 @@ class NeighbourGraph:
         from usearch.index import Index
 
         self._index = Index(
-            ndim=dimension, metric="ip", dtype="i8", connectivity=16, expansion_add=_EXPANSION_ADD, expansion_search=_EXPANSION
+            ndim=dimension, metric="ip", dtype="i8", connectivity=16, expansion_add=_EXPANSION, expansion_search=_EXPANSION
         )
         if path is not None:
             (self._index.load if writable else self._index.view)(str(path))

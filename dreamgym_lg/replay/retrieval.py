@@ -155,7 +155,8 @@ class Retriever:
 
     def _check_against_buffer(self) -> None:
         """Raise `DamagedIndex` unless some of the rows, the last ones among them, are what they would be if made anew."""
-        count = len(self._index)
+        if not (count := len(self._index)):
+            return
         rows = sorted({*range(max(0, count - _CHECKED), count), *range(0, count, max(1, count // _CHECKED))})
         sample = self._index.sample(rows)
         sql = "SELECT id, observation, action, next_observation FROM steps WHERE id IN (SELECT value FROM json_each(?))"

@@ -89,6 +89,12 @@ def in_memory(path: Path, **options: str) -> list[list[Step]]:
         return buffer.similar_many(QUERIES, 5, **options)
 
 
+def alike(found: list[list[Step]], expected: list[list[Step]]) -> bool:
+    """As many neighbours, nine of ten the same: a graph built by several threads is never twice the same."""
+    common = sum(step in steps for each, steps in zip(found, expected, strict=True) for step in each)
+    return [len(each) for each in found] == [len(each) for each in expected] and common >= 0.9 * sum(map(len, expected))
+
+
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of all pages that are indexed from now on."""
     sizes: list[int] = []
@@ -202,9 +208,9 @@ def test_a_damaged_index_is_made_anew(path: Path, graphs: None, file: str, damag
         changed = {"flip": data, "truncate": damaged.read_bytes()[: len(data) // 2], "empty": b"", "garbage": b"x" * 5000}
         damaged.write_bytes(changed[damage])
     with ReplayBuffer(path) as buffer:
-        assert answers(buffer) == found
+        assert alike(answers(buffer), found)
     with ReplayBuffer(path) as buffer:
-        assert answers(buffer) == found == in_memory(path)
+        assert alike(answers(buffer), in_memory(path))
 
 
 def test_another_release_or_another_buffer_makes_it_anew(path: Path, on_disk: None) -> None:
@@ -243,6 +249,16 @@ def test_a_folder_that_is_deleted_meanwhile_is_made_anew(path: Path, on_disk: No
         assert answers(buffer) == in_memory(path)
 
 
+def test_a_process_notices_that_another_has_made_it_anew(path: Path, on_disk: None) -> None:
+    with ReplayBuffer(path) as buffer, ReplayBuffer(path, embeddings=Letters()) as other:
+        for first in range(0, 16, 4):
+            buffer.extend(episodes(4, first=first))
+            assert answers(buffer) == in_memory(path)
+            with ReplayBuffer(":memory:", embeddings=Letters()) as fresh:
+                fresh.extend(buffer.trajectories())
+                assert answers(other) == answers(fresh)
+
+
 def test_a_kill_while_it_is_written_costs_nothing(path: Path, graphs: None) -> None:
     with ReplayBuffer(path) as buffer:
         buffer.extend(episodes(150))
@@ -262,7 +278,7 @@ buffer.similar("room", "take")
         os.kill(worker.pid, signal.SIGKILL)
         worker.wait()
     with ReplayBuffer(path) as buffer:
-        assert [found[0] for found in answers(buffer)] == [found[0] for found in in_memory(path)]
+        assert alike(answers(buffer), in_memory(path))
 
 
 def test_the_graph_finds_what_the_exact_search_finds(path: Path, graphs: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,18 +287,18 @@ def test_the_graph_finds_what_the_exact_search_finds(path: Path, graphs: None, m
         found = answers(buffer)
         graph = buffer._retriever._index.graph
         assert graph is not None and graph.size > 1000
-        assert found == in_memory(path)
+        assert alike(found, in_memory(path))
         buffer.extend(episodes(1, first=200))
-        assert answers(buffer) == in_memory(path)
+        assert alike(answers(buffer), in_memory(path))
         assert buffer._retriever._index.graph is graph, "a few newer rows are searched one by one"
         buffer.extend(episodes(10, first=201))
-        assert answers(buffer) == in_memory(path)
+        assert alike(answers(buffer), in_memory(path))
         grown = buffer._retriever._index.graph
         assert grown is not None and grown.size > graph.size
     assert len(list(Path(f"{path}.index").glob("graph-*"))) == 1
     monkeypatch.setattr(neighbour_graph.NeighbourGraph, "add", None)
     with ReplayBuffer(path) as buffer:
-        assert answers(buffer) == in_memory(path)
+        assert alike(answers(buffer), in_memory(path))
         assert buffer._retriever._index.graph is not None, "neither is the graph made again"
 
 
@@ -313,7 +329,7 @@ def test_memory_has_a_graph_too(graphs: None, monkeypatch: pytest.MonkeyPatch) -
         found = answers(buffer)
         assert buffer._retriever._index.graph is not None
         monkeypatch.setattr(retrieval, "EXACT_UP_TO", 10**6)
-        assert answers(exact) == found
+        assert alike(found, answers(exact))
 
 
 def test_without_the_extra_the_search_is_exact_and_says_so(path: Path, graphs: None, monkeypatch: pytest.MonkeyPatch) -> None:
