@@ -7,11 +7,11 @@ import inspect
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeGuard, TypeVar
 
 import typer
 from rich.markup import escape
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from dreamgym_lg.traces import Rejected
 
 Agent = Annotated[
-    str, typer.Argument(help="FILE.py:NAME or package.module:NAME of a graph, of an object with invoke, or of what makes one.")
+    str,
+    typer.Argument(
+        metavar="AGENT", help="FILE.py:NAME or package.module:NAME of a graph, of an object with invoke, or of what makes one."
+    ),
 ]
 PassThrough = Annotated[list[str] | None, typer.Option(help="A tool that really runs; may be repeated.")]
 SimulateNode = Annotated[
@@ -34,7 +37,10 @@ SimulateNode = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the parts as JSON.")]
 
 Source = Annotated[
-    Path, typer.Argument(help="Conversations, LangSmith runs or OpenTelemetry spans as JSON (Lines), or a SqliteSaver's file.")
+    Path,
+    typer.Argument(
+        metavar="TRACES", help="Conversations, LangSmith runs or OpenTelemetry spans as JSON (Lines), or a SqliteSaver's file."
+    ),
 ]
 To = Annotated[Path, typer.Option(help="The replay buffer: a SQLite file, made if it is not there.")]
 Format = Annotated[str, typer.Option(help="[b]auto[/b], [b]messages[/b], [b]langsmith[/b] or [b]otel[/b].")]
@@ -44,14 +50,18 @@ HeldOut = Annotated[
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a row was rejected; the rest is stored all the same.")]
 
+T = TypeVar("T")
 COLOURS = {"could leak": "bold red", "stopped": "red", "simulated": "green"}
 SHOWN = 20
 """Rejected rows that are shown; the rest is counted."""
 
 
 def doctor(
-    agent: Agent, pass_through: PassThrough = None, simulate_node: SimulateNode = None, as_json: AsJson = False,
-) -> None:  # fmt: skip
+    agent: Agent,
+    pass_through: PassThrough = None,
+    simulate_node: SimulateNode = None,
+    as_json: AsJson = False,
+) -> None:
     """What of an agent a dream simulates, what passes through, what it cannot simulate, and what to do about that.
 
     Nothing of the agent is run but its module. Exit code 0: it can be dreamed; 1: something would be stopped or could leak;
@@ -92,13 +102,13 @@ def _show(agent: str, found: "Examination") -> None:
     console.print(f"[bold]Cannot be simulated as it is:[/] {escape(names)}", highlight=False)
 
 
-def load_agent(given: str) -> Any:
+def load_agent(given: str) -> object:
     """The agent behind `FILE.py:NAME` or `package.module:NAME`, compiled; raises what `load_object` raises."""
     found = load_object(given)
     return found.compile() if hasattr(found, "compile") and not hasattr(found, "invoke") else found
 
 
-def load_object(given: str) -> Any:
+def load_object(given: str) -> object:
     """The object behind `FILE.py:NAME` or `package.module:NAME`. A function is called: with nothing, or with an empty config.
 
     Raises `ConfigurationError` if there is no such file, module or name, or loading it raises.
@@ -117,11 +127,11 @@ def load_object(given: str) -> Any:
     return _loading(given, lambda: _called(given, found)) if _is_factory(found) else found
 
 
-def _is_factory(found: Any) -> bool:
+def _is_factory(found: object) -> TypeGuard[Callable[..., object]]:
     return callable(found) and not hasattr(found, "invoke") and not hasattr(found, "compile")
 
 
-def _loading(what: str, load: Any) -> Any:
+def _loading(what: str, load: Callable[[], T]) -> T:
     """Whatever the user's code raises as an error that says where it came from."""
     try:
         return load()
@@ -154,7 +164,7 @@ def _from_module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def _called(given: str, factory: Any) -> Any:
+def _called(given: str, factory: Callable[..., object]) -> object:
     empty = inspect.Parameter.empty
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(factory).parameters.values()
@@ -167,14 +177,18 @@ def _called(given: str, factory: Any) -> Any:
     return asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
 
 
-async def _awaited(found: Any) -> Any:
+async def _awaited(found: Awaitable[object]) -> object:
     return await found
 
 
 def import_traces(
-    traces: Source, to: To, format: Format = "auto", environment: Environment = "traces", held_out: HeldOut = 0.0,
+    traces: Source,
+    to: To,
+    format: Format = "auto",
+    environment: Environment = "traces",
+    held_out: HeldOut = 0.0,
     strict: Strict = False,
-) -> None:  # fmt: skip
+) -> None:
     """Read existing traces into a replay buffer, where they ground the dream. Read twice, they are stored once."""
     from dreamgym_lg.replay.buffer import ReplayBuffer
     from dreamgym_lg.traces import load_traces
@@ -192,8 +206,9 @@ def import_traces(
     console.print(
         f"{len(read):,} traces read ({successes:,} successes, {steps:,} steps, {len({t.task.id for t in read}):,} tasks); "
         f"{added:,} new in {escape(str(to))}, which now holds {totals}; {kept:,} of its tasks are kept for evaluation",
-        soft_wrap=True, highlight=False,
-    )  # fmt: skip
+        soft_wrap=True,
+        highlight=False,
+    )
     if found.rejected:
         _show_rejected(found.rejected)
     if strict and found.rejected:

@@ -22,15 +22,26 @@ def _examples(*commands: str) -> str:
 
 
 app.command(epilog=_examples("demo", "demo twc --seed 2", "demo --quick"))(demo)
-app.command(epilog=_examples("collect alfworld --out runs/alfworld"))(collect)
+app.command(epilog=_examples("collect alfworld --out runs/alfworld", "collect my_app.py:world"))(collect)
 app.command(epilog=_examples("train peckingorder --iterations 30", "train my_app.py:experiment"))(train)
 app.command("eval", epilog=_examples("eval peckingorder --seed 1", "eval runs/peckingorder-seed1"))(evaluate)
-app.command(epilog=_examples("report runs/peckingorder-seed1"))(report)
+app.command(epilog=_examples("report runs/peckingorder-seed1", "report my_app.py:experiment"))(report)
 app.command(epilog=_examples("export runs/peckingorder-seed1 policies/mine"))(export)
 app.command(epilog=_examples("doctor my_app.py:graph", "doctor my_app.agents:create_agent --json"))(doctor)
 app.command("import", epilog=_examples("import traces.jsonl --to replay.db"))(import_traces)
-app.command(epilog=_examples("fidelity runs/peckingorder-seed1 --without retrieval"))(fidelity)
-app.command(epilog=_examples("play runs/peckingorder-seed1", "play runs/peckingorder-seed1 --real"))(play)
+app.command(
+    epilog=_examples(
+        "fidelity runs/peckingorder-seed1 --without retrieval",
+        "fidelity --replay-buffer replay.db --experience-model openai:gpt-5-mini",
+    )
+)(fidelity)
+app.command(
+    epilog=_examples(
+        "play runs/peckingorder-seed1",
+        "play runs/peckingorder-seed1 --real",
+        "play --replay-buffer replay.db --experience-model openai:gpt-5-mini",
+    )
+)(play)
 
 if __name__ == "__main__":
     sys.exit(app())

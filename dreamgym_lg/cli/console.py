@@ -29,7 +29,10 @@ def errors_shown() -> Iterator[None]:
 
 @contextmanager
 def progress_shown() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each stage; called with (label, how much is done, of how much). Without a terminal, a line every tenth."""
+    """A bar for each stage; called with (label, how much is done, of how much). Without a terminal, a line every tenth.
+
+    The stage is what the label begins with, up to a colon or a bracket. Only the clock of the stage reported last runs.
+    """
     columns = TextColumn("{task.description:<44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as bars:
         shown: dict[str, TaskID] = {}
@@ -38,9 +41,12 @@ def progress_shown() -> Iterator[Callable[[str, int, int], None]]:
         def report(label: str, done: int, total: int) -> None:
             stage = label.split(" (")[0].split(":")[0]
             if stage not in shown:
-                for other in shown.values():
-                    bars.stop_task(other)  # a stage that is over must not go on counting seconds
                 shown[stage] = bars.add_task(label, total=total)
+            for task in bars.tasks:
+                if task.id != shown[stage] and task.stop_time is None:
+                    bars.stop_task(task.id)  # a stage that is over must not go on counting seconds
+                elif task.id == shown[stage]:
+                    task.stop_time = None  # one that goes on after another, as training does after a refresh, counts on
             tenth = 10 * done // max(total, 1)
             if not console.is_terminal and told.get(stage) != tenth:
                 told[stage] = tenth

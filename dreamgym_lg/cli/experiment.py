@@ -24,15 +24,29 @@ WORLD_HELP = (
     "world of your own, or the folder of an experiment."
 )
 WorldArgument = Annotated[str, typer.Argument(metavar="WORLD", help=WORLD_HELP)]
-Seed = Annotated[int | None, typer.Option(help="Decides the worlds, the models' first weights and every sample. Default: 1.")]
+OptionalWorld = Annotated[str | None, typer.Argument(metavar="WORLD", help=WORLD_HELP)]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Decides the worlds, the models' first weights and every sample. Default: 1, or the experiment's own."),
+]
 Out = Annotated[
-    Path | None, typer.Option(help="Output folder; the same command goes on where it was. Default: runs/WORLD-seedSEED.")
+    Path | None,
+    typer.Option(
+        help="Output folder; the same command goes on where it was. Default: runs/WORLD-seedSEED, or the experiment's own."
+    ),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="A few minutes: see every part work; proves nothing.")]
-Iterations = Annotated[int | None, typer.Option(min=1, help="Training iterations. Default: the world's settings.")]
-Refresh = Annotated[
-    int | None, typer.Option(min=0, help="Real episodes shown to the experience model at each refresh; 0 spends no real step.")
+Iterations = Annotated[
+    int | None, typer.Option(min=1, help="Training iterations; may be raised later. Default: the world's settings.")
 ]
+Refresh = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Real episodes shown to the experience model at each refresh; 0 spends no real step. Default: the settings'.",
+    ),
+]
+To = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write the trained policy to; it must not exist.")]
 DEMO = "peckingorder"
 
 
@@ -42,32 +56,64 @@ def open_experiment(
     seed: int | None = None,
     out: Path | None = None,
     quickly: bool = False,
-    **settings: Any,
+    existing: bool = False,
+    iterations: int | None = None,
+    refresh_episodes: int | None = None,
 ) -> Experiment:
     """The experiment that `given` names: a world's name, `FILE.py:NAME`, or an experiment's folder.
 
-    Raises `ConfigurationError` if it names none of these.
+    Args:
+        seed, out: Those of an experiment on a world; in place of its own, of an `Experiment`.
+        quickly: With `quick` settings, in a folder of its own.
+        existing: On a world, open only the experiment that is in the folder already, with the settings that it was made with.
+        iterations, refresh_episodes: Of its settings; None leaves them as they are.
+
+    Raises `ConfigurationError` if `given` names none of these.
     """
     quiet_libraries()
-    chosen = {name: value for name, value in settings.items() if value is not None}
-    if (Path(given) / "settings.json").exists():
+    settings = {"iterations": iterations, "refresh_episodes": refresh_episodes}
+    chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    if _is_folder(given):
+        if seed is not None or out is not None or quickly:
+            raise ConfigurationError(
+                f"{given} is a folder, and its experiment has a seed and settings: leave --seed, --out and --quick away"
+            )
         return open_folder(Path(given), **chosen)
-    found = load_object(given) if ":" in given else load_world(given)
-    if isinstance(found, Experiment):
-        found.settings = replace(found.settings, **(chosen if seed is None else {**chosen, "seed": seed}))
-        found.out = out or found.out
-        return found
-    if not isinstance(found, World):
-        raise ConfigurationError(f"{given} is {type(found).__name__}; give an Experiment, a World, or what creates one")
-    seed = 1 if seed is None else seed
-    wanted = replace(quick(found.settings) if quickly else found.settings, seed=seed, **chosen)
-    name = found.name.rpartition("/")[2]
-    return Experiment(found, out or Path("runs") / f"{name}-seed{seed}{'-quick' if quickly else ''}", wanted)
+    found = load_object(given) if _is_object(given) else load_world(given)
+    if isinstance(found, World):
+        folder = out or _default_folder(found, 1 if seed is None else seed, quickly)
+        if existing:
+            return open_folder(folder, found, **chosen)
+        chosen["seed"] = 1 if seed is None else seed
+        return Experiment(found, folder, replace(quick(found.settings) if quickly else found.settings, **chosen))
+    if not isinstance(found, Experiment):
+        raise ConfigurationError(f"{given} is of type {type(found).__name__}; give an Experiment, a World, or what creates one")
+    if seed is not None:
+        chosen["seed"] = seed
+    found.settings = replace(quick(found.settings) if quickly else found.settings, **chosen)
+    found.out = out or (found.out.with_name(f"{found.out.name}-quick") if quickly else found.out)
+    return found
+
+
+def _is_object(given: str) -> bool:
+    return ":" in given or given.endswith(".py")
+
+
+def _is_folder(given: str) -> bool:
+    """Whether a path is meant. A world's name is one only where an experiment is in a folder of that name."""
+    path = Path(given)
+    if (path / "settings.json").exists():
+        return True
+    return not _is_object(given) and given not in world_names() and (path.name != given or path.exists())
+
+
+def _default_folder(world: World, seed: int, quickly: bool) -> Path:
+    return Path("runs") / f"{world.name.rpartition('/')[2]}-seed{seed}{'-quick' if quickly else ''}"
 
 
 @contextmanager
 def _opened(given: str, **options: Any) -> Iterator[Experiment]:
-    """The experiment with progress bars over it."""
+    """`open_experiment` with progress bars over it."""
     with errors_shown():
         work = open_experiment(given, **options)
         with progress_shown() as progress:
@@ -116,16 +162,12 @@ def train(
         console.print(f"trained policy: {work.models / 'trained'}", soft_wrap=True)
 
 
-def evaluate(
-    world: WorldArgument,
-    seed: Seed = None,
-    out: Out = None,
-    quick: Quick = False,
-    iterations: Iterations = None,
-    refresh: Refresh = None,
-) -> None:
-    """Base against trained policy on held-out tasks of the real environment; writes result.json and the report."""
-    with _opened(world, seed=seed, out=out, quickly=quick, iterations=iterations, refresh_episodes=refresh) as work:
+def evaluate(world: WorldArgument, seed: Seed = None, out: Out = None, quick: Quick = False) -> None:
+    """Base, supervised and trained policy on held-out tasks of the real environment; writes result.json and the report.
+
+    The supervised baseline, demonstrations without any dream, is trained first.
+    """
+    with _opened(world, seed=seed, out=out, quickly=quick, existing=True) as work:
         work.train_supervised()
         work.prove()
         _show(work)
@@ -133,21 +175,21 @@ def evaluate(
 
 def report(world: WorldArgument) -> None:
     """Write report.html and report.png of a finished experiment anew."""
-    with _opened(world) as work:
+    with _opened(world, existing=True) as work:
         if not (work.out / "result.json").exists():
             raise ConfigurationError(f"{work.out} has no result.json; run `dreamgym eval {world}` first")
         _show(work)
 
 
-def export(world: WorldArgument, to: Annotated[Path, typer.Argument(help="Folder to write the trained policy to.")]) -> None:
+def export(world: WorldArgument, folder: To) -> None:
     """Copy the trained policy, a Hugging Face model folder with its tokenizer and chat template, to a folder of its own."""
-    with _opened(world) as work:
+    with _opened(world, existing=True) as work:
         if not (work.models / "trained").exists():
             raise ConfigurationError(f"{work.out} holds no trained policy: run `dreamgym train {world}` first")
-        if to.exists():
-            raise ConfigurationError(f"{to} exists already; name a folder that does not")
-        shutil.copytree(work.models / "trained", to)
-        console.print(f"trained policy: {to}", soft_wrap=True)
+        if folder.exists():
+            raise ConfigurationError(f"{folder} exists already; name a folder that does not")
+        shutil.copytree(work.models / "trained", folder)
+        console.print(f"trained policy: {folder}", soft_wrap=True)
 
 
 def _prepare(work: Experiment) -> None:

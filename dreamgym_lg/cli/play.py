@@ -2,28 +2,30 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.text import Text
 
 from dreamgym_lg.actions import render_answer
 from dreamgym_lg.cli.console import console, errors_shown
-from dreamgym_lg.cli.experiment import open_experiment
+from dreamgym_lg.cli.experiment import OptionalWorld, open_experiment
+from dreamgym_lg.cli.fidelity import Buffer, Model, check_source
 from dreamgym_lg.cli.play_session import Session, typed_call
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.experience.chat_models import to_experience_model
-from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.prompt_formats import schemas
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.types import Task
+from dreamgym_lg.types import Split, Task
 
 COMMANDS = {
     "why": "the reasoning, the verdict and the reward of the last answer",
@@ -37,20 +39,17 @@ COMMANDS = {
     "quit": "leave, as does the end of the input",
 }
 
-ExperimentArgument = Annotated[
-    str | None, typer.Argument(metavar="[WORLD]", help="The folder of an experiment, or FILE.py:NAME of one.")
+Real = Annotated[
+    bool, typer.Option("--real", help="The real environment answers, in place of the dream (an experiment's only).")
 ]
-Buffer = Annotated[Path | None, typer.Option(help="In place of a folder: your own replay buffer.", exists=True, dir_okay=False)]
-Model = Annotated[str | None, typer.Option(help="With --replay-buffer: the experience model, e.g. openai:gpt-5-mini.")]
-Real = Annotated[bool, typer.Option("--real", help="The real environment answers, in place of the dream (run folders).")]
-Chosen = Annotated[str | None, typer.Option(help="train, validation or test. Default: test; of a buffer, any.")]
+Chosen = Annotated[Split | None, typer.Option(help="Whose tasks are played. Default: test; of a replay buffer, any.")]
 TaskId = Annotated[str | None, typer.Option("--task", help="The id of the task to begin with.")]
 Reasoning = Annotated[bool, typer.Option("--reasoning", help="Show /why after every answer.")]
 Record = Annotated[bool, typer.Option("--record", help="Store what was played in the replay buffer, as run 'play'.")]
 
 
 def play(
-    experiment: ExperimentArgument = None,
+    world: OptionalWorld = None,
     replay_buffer: Buffer = None,
     experience_model: Model = None,
     real: Real = False,
@@ -59,15 +58,12 @@ def play(
     reasoning: Reasoning = False,
     record: Record = False,
 ) -> None:
-    """Act yourself, in the dream or in the real environment. /help inside says how."""
-    with errors_shown():
-        if (experiment is None) == (replay_buffer is None):
-            raise ConfigurationError("give either an experiment or --replay-buffer with --experience-model")
-        if split not in (None, "train", "validation", "test"):
-            raise ConfigurationError.unknown("split", split, ("train", "validation", "test"))
-        opened = _of_experiment(experiment, real) if experiment else _of_buffer(replay_buffer, experience_model, real)
-        with opened as world:
-            Player(world, world.choose(split, task), reasoning=reasoning, record=record).run()
+    """Act yourself, in the dream or in the real environment. /help inside says how.
+
+    The dream is that of an experiment's newest experience model, or of the one that you name, on the tasks of a replay buffer.
+    """
+    with errors_shown(), _place(world, replay_buffer, experience_model, real) as place:
+        Player(place, place.choose(split, task), reasoning=reasoning, record=record).run()
 
 
 class Place(NamedTuple):
@@ -75,76 +71,90 @@ class Place(NamedTuple):
 
     environment: Environment
     replay_buffer: ReplayBuffer
+    tasks: Callable[[Split | None], list[Task]]
+    """The tasks of a split; None: of the one that is played by default."""
     described: str
     max_steps: int | None = None
     """As for the policy; None for no limit."""
-    name: str | None = None
-    """Whose tasks are meant; None for all of the buffer."""
-    split: str | None = None
     experience_version: str = ""
     """Empty where the real environment answers."""
 
-    def choose(self, split: str | None, task_id: str | None) -> list[Task]:
+    def choose(self, split: Split | None, task_id: str | None) -> list[Task]:
         """The tasks to play, the wanted one first. Raises `ConfigurationError` if there is none."""
         stored = self.replay_buffer.tasks()
         first = [task for task in stored if task.id == task_id]
         if task_id and not first:
             raise ConfigurationError.unknown("task", task_id, [task.id for task in stored])
-        wanted = split or self.split
-        found = [task for task in stored if task.origin == "real" and (wanted is None or task.split == wanted)
-                 and (self.name is None or (task.environment == self.name and "panel" not in task.metadata))
-                 and task.id != task_id]  # fmt: skip
-        if not first + found:
-            raise ConfigurationError(f"there is no task of the split {wanted or 'any'!r}: choose another --split")
-        return first + found
+        found = [*first, *(task for task in self.tasks(split) if task.id != task_id)]
+        if not found:
+            raise ConfigurationError(f"there is no task of the split {split or 'test'!r}: choose another --split")
+        return found
+
+
+def _place(world: str | None, replay_buffer: Path | None, model: str | None, real: bool) -> AbstractContextManager[Place]:
+    check_source(world, replay_buffer, model)
+    if world is not None:
+        return _of_experiment(world, real)
+    assert replay_buffer is not None and model is not None  # by check_source
+    return _of_buffer(replay_buffer, model, real)
 
 
 @contextmanager
 def _of_experiment(given: str, real: bool) -> Iterator[Place]:
-    work = open_experiment(given)
-    kept: dict[str, Any] = {"max_steps": work.world.max_steps, "name": work.world.name, "split": "test"}
+    work = open_experiment(given, existing=True)
     with work.replay_buffer as buffer:
+        place = partial(
+            Place,
+            replay_buffer=buffer,
+            tasks=lambda split: work.tasks(split or "test"),
+            max_steps=work.world.max_steps,
+        )
         if real:
             with closing(work.world.create_environment()) as environment:
-                yield Place(environment, buffer, "the real environment", **kept)
+                yield place(environment, described="the real environment")
             return
         experience = work.experience(own_process=False)
         if experience.model is None:
             raise ConfigurationError(f"{work.out} holds no experience model yet: run `dreamgym train` first, or play --real")
         dream = work.world.create_dream(experience)
-        yield Place(dream, buffer, _described(experience), experience_version=experience.version, **kept)
+        yield place(dream, described=_described(experience, work.world.rewards), experience_version=experience.version)
 
 
 @contextmanager
-def _of_buffer(file: Path | None, model: str | None, real: bool) -> Iterator[Place]:
+def _of_buffer(file: Path, model: str, real: bool) -> Iterator[Place]:
     if real:
-        raise ConfigurationError("--real needs an experiment: a replay buffer does not hold the tools themselves")
-    if file is None or not model:
-        raise ConfigurationError("--replay-buffer needs --experience-model, e.g. openai:gpt-5-mini")
+        raise ConfigurationError("--real needs a WORLD: a replay buffer does not hold the tools themselves")
     with ReplayBuffer(file) as buffer:
         experience = to_experience_model(model, buffer)
         dream = DreamEnvironment(experience)
-        yield Place(dream, buffer, _described(experience), experience_version=experience.version)
+        yield Place(
+            dream,
+            buffer,
+            tasks=lambda split: buffer.tasks(split=split, origin="real"),
+            described=_described(experience, dream.rewards),
+            experience_version=experience.version,
+        )
 
 
-def _described(experience: ExperienceModel) -> str:
+def _described(experience: ExperienceModel, rewards: Rewards) -> str:
     grounds = "grounded in real steps" if experience.grounded else "ungrounded: no real step to look at"
-    return f"the dream of {experience.version} ({grounds})"
+    pays = "1 for a success, at its last step" if rewards == "outcome" else "the change of its score at every step"
+    return f"the dream of {experience.version} ({grounds}), which pays {pays}"
 
 
 class Player:
     """The terminal around a session. Raises what the first task's start raises; later errors are shown."""
 
-    def __init__(self, world: Place, tasks: Sequence[Task], *, reasoning: bool = False, record: bool = False) -> None:
-        self.world, self.tasks, self.reasoning, self.record = world, tasks, reasoning, record
+    def __init__(self, place: Place, tasks: Sequence[Task], *, reasoning: bool = False, record: bool = False) -> None:
+        self.place, self.tasks, self.reasoning, self.record = place, tasks, reasoning, record
         self.number = 0
-        self.session = Session(world.environment, tasks[0], world.max_steps)
+        self.session = Session(place.environment, tasks[0], place.max_steps)
 
     def run(self) -> None:
         """Until /quit or the end of the input. What was played is recorded when it is left, also by Ctrl-C."""
         with suppress(ImportError):
             import readline  # noqa: F401  (line editing and the arrow keys in input())
-        console.print(f"You act in {_visible(self.world.described)}. /help says how.", markup=False, soft_wrap=True)
+        console.print(f"You act in {_visible(self.place.described)}. /help says how.", markup=False, soft_wrap=True)
         self.task()
         try:
             while (line := _typed()) is not None and line != "/quit":
@@ -185,8 +195,9 @@ class Player:
             self.why()
         if session.over:
             outcome = "success" if session.success else "failure" if last.terminated else "cut short by the step limit"
-            score = sum(step.reward for step in session.steps)
-            _say(f"{outcome}: score {score:g} in {len(session.steps)} actions", "bold green" if session.success else "bold red")
+            reward = sum(step.reward for step in session.steps)
+            style = "bold green" if session.success else "bold red"
+            _say(f"{outcome}: reward {reward:g} in {len(session.steps)} actions", style)
 
     # --- the commands -------------------------------------------------------------------------------------------------------
 
@@ -195,8 +206,8 @@ class Player:
             raise ConfigurationError("there is no answer yet: act first")
         last = self.session.steps[-1]
         reason = "refused by the check that stands before dream and reality alike" if self.session.refused else last.reasoning
-        _say(f"{reason or '(the real environment gives no reasons)'}\n"
-             f"{'valid' if last.valid else 'invalid'}, reward {last.reward:g}", "dim")  # fmt: skip
+        verdict = f"{'valid' if last.valid else 'invalid'}, reward {last.reward:g}"
+        _say(f"{reason or '(the real environment gives no reasons)'}\n{verdict}", "dim")
 
     def undo(self) -> None:
         if not self.session.steps:
@@ -212,7 +223,7 @@ class Player:
     def next(self) -> None:
         self.leave()
         self.number = (self.number + 1) % len(self.tasks)
-        self.session = Session(self.world.environment, self.tasks[self.number], self.world.max_steps)
+        self.session = Session(self.place.environment, self.tasks[self.number], self.place.max_steps)
         self.task()
 
     def task(self) -> None:
@@ -226,8 +237,9 @@ class Player:
             raise ConfigurationError("this task has no tools: type the action as text")
         for tool in found:
             _say(tool["name"], "bold")
-            _say("\n".join(filter(None, (tool.get("description"), json.dumps(tool["parameters"], ensure_ascii=False)
-                                         if tool.get("parameters") else "(its schema is not known)"))), "dim")  # fmt: skip
+            schema = tool.get("parameters")
+            told = json.dumps(schema, ensure_ascii=False) if schema else "(its schema is not known)"
+            _say("\n".join(filter(None, (tool.get("description"), told))), "dim")
 
     def answer(self, text: str) -> None:
         if not schemas(self.session.task):
@@ -243,9 +255,9 @@ class Player:
     def leave(self) -> None:
         """Record what was played, if that is wanted and anything was."""
         if self.record and self.session.steps:
-            played = self.session.trajectory(self.world.experience_version)
+            played = self.session.trajectory(self.place.experience_version)
             for index in count():  # the first that is free
-                if self.world.replay_buffer.add(replace(played, rollout_index=index)):
+                if self.place.replay_buffer.add(replace(played, rollout_index=index)):
                     return
 
 

@@ -58,10 +58,15 @@ class Session:
         """
         *steps, last = self.steps
         return Trajectory(
-            task=self.task, steps=[*steps, replace(last, truncated=not last.terminated)], success=self.success,
-            source="synthetic" if experience_version else "real", error=self.error, run=PLAY, policy_version="person",
+            task=self.task,
+            steps=[*steps, replace(last, truncated=not last.terminated)],
+            success=self.success,
+            source="synthetic" if experience_version else "real",
+            error=self.error,
+            run=PLAY,
+            policy_version="person",
             experience_version=experience_version,
-        )  # fmt: skip
+        )
 
 
 def typed_call(line: str, tools: Sequence[Mapping[str, Any]]) -> str:

@@ -158,6 +158,14 @@ class Workspace:
         Random(self.settings.seed).shuffle(found)
         return found
 
+    def held_out_offline(self) -> list[Trajectory]:
+        """The offline trajectories that `train_experience` did not take, in the order of `offline`; all, for a given model.
+
+        A refresh draws on all of them.
+        """
+        s = self.settings
+        return self.offline()[0 if self._given is not None else s.batch_size * s.experience_steps :]
+
     def policy(self, name: str, temperature: float = 1.0) -> "LocalChatModel":
         """A policy of the folder: `base`, `supervised`, `trained`, or another in `models`."""
         return self.policy_at(self.models / name, temperature)

@@ -30,17 +30,38 @@ def load_world(name: str) -> World:
     return world
 
 
-def open_folder(folder: Path, **settings: Any) -> Experiment:
-    """The experiment whose stages are in `folder`. Args: `settings`, those to change.
+def open_folder(folder: Path, world: World | None = None, **settings: Any) -> Experiment:
+    """The experiment whose stages are in `folder`, with the settings that are stored there.
 
-    Raises `ConfigurationError` for another folder, and for one whose world no installed package has.
+    Args:
+        world: Its world. Default: the installed one whose name is stored in the folder.
+        settings: Those to change.
+
+    Raises `ConfigurationError` for a folder of no experiment or of one on another world, and if no installed package has its
+    world.
     """
     file = folder / "settings.json"
     if not file.exists():
-        raise ConfigurationError(f"{folder} is no experiment's folder (it has no settings.json); `dreamgym train` makes one")
-    stored = json.loads(file.read_text())
-    world = load_world(str(stored.pop("world", "")).rpartition("/")[2])
+        raise ConfigurationError(
+            f"{str(folder)!r} is no folder of an experiment: it has no settings.json (`dreamgym train WORLD` makes one)"
+        )
     try:
-        return Experiment(world, folder, Settings(**{**stored, **settings}))
-    except TypeError as error:
-        raise ConfigurationError(f"{file} was written by another version of dreamgym-lg: {error}") from None
+        stored = json.loads(file.read_text())
+        name = str(stored.pop("world"))
+        chosen = Settings(**{**stored, **settings})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{file} cannot be read, or was written by another version of dreamgym-lg ({type(error).__name__}: {error}): "
+            "take another folder"
+        ) from error
+    if world is None:
+        own = name.rpartition("/")[2]
+        if own not in world_names():
+            raise ConfigurationError(
+                f"{folder} holds an experiment on the world {name!r}, which no installed package has; in place of the folder, "
+                "give FILE.py:NAME of the Experiment"
+            )
+        world = load_world(own)
+    if world.name != name:
+        raise ConfigurationError(f"{folder} holds an experiment on the world {name!r}, not {world.name!r}: take another folder")
+    return Experiment(world, folder, chosen)

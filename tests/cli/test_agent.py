@@ -116,12 +116,17 @@ def test_graphs_builders_and_factories_are_loaded(source: str, name: str, folder
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("my_agent.py", "FILE.py:NAME"), ("none.py:graph", "is not a file"), ("none.such:graph", "ModuleNotFoundError"),
-        ("my_agent.py:grap", "Did you mean 'graph'"), ("broken.py:graph", "nothing_of_this_name"),
-        ("my_agent.py:failing", "no settings"), ("my_agent.py:greedy", "needs first, second"),
-        ("my_agent.py:os", "holds no compiled graph"), ("my_agent.py:model", "holds no compiled graph"),
+        ("my_agent.py", "FILE.py:NAME"),
+        ("none.py:graph", "is not a file"),
+        ("none.such:graph", "ModuleNotFoundError"),
+        ("my_agent.py:grap", "Did you mean 'graph'"),
+        ("broken.py:graph", "nothing_of_this_name"),
+        ("my_agent.py:failing", "no settings"),
+        ("my_agent.py:greedy", "needs first, second"),
+        ("my_agent.py:os", "holds no compiled graph"),
+        ("my_agent.py:model", "holds no compiled graph"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_loaded_is_said_plainly(given: str, told: str, folder: Path) -> None:
     code, shown = run("doctor", given)
     assert code == 2

@@ -1,45 +1,306 @@
-"""The command line: help with examples, and errors that say what to do."""
+"""The command line of an experiment: the three forms of a WORLD, its help, its errors, and what each command leaves."""
 
 import json
+import shlex
+import sys
 from pathlib import Path
 
+import click
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
+from dreamgym_lg import Experiment
 from dreamgym_lg.cli.app import app
+from dreamgym_lg.cli.experiment import open_experiment
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment import worlds
+from dreamgym_lg.experiment.worlds import load_world, open_folder
 
-runner = CliRunner()
+COMMANDS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+OF_A_WORLD = {"demo", "collect", "train", "eval", "report", "export", "fidelity", "play"}
+
+APP = """
+from dreamgym_lg import Environment, Experiment, Settings, Step, StepResult, Task, Trajectory, World
+
+class Door(Environment):
+    def reset(self, task):
+        return "A closed door."
+
+    def step(self, action):
+        return StepResult("It is open.", 1.0, True, False, {"success": True})
+
+class Doors(World):
+    name = "house/doors"
+    settings = Settings(seed=7, episodes={"opens": 24}, iterations=5)
+
+    def tasks(self, split, *, limit=None, seed=0):
+        return [Task(id=f"{split}-{seed}", instruction="Open the door.", environment=self.name, split=split)]
+
+    def create_environment(self):
+        return Door()
+
+    def collect(self, tasks, episodes, *, seed):
+        step = Step(observation="A closed door.", action="open", next_observation="It is open.", reward=1.0, terminated=True)
+        for index in range(episodes["opens"]):
+            yield Trajectory(task=tasks[0], steps=[step], success=True, rollout_index=index)
+
+class Stopped(Doors):
+    def collect(self, tasks, episodes, *, seed):
+        raise KeyboardInterrupt
+
+class Broken(Doors):
+    def tasks(self, split, *, limit=None, seed=0):
+        from dreamgym_lg.errors import EnvironmentFailed
+        raise EnvironmentFailed("the hinge [bold]broke[/bold]")
+
+world = Doors()
+experiment = Experiment(world, "runs/own")
+another = Experiment(world, "runs/own")
+
+def create_world():
+    return Doors()
+
+def create_experiment():
+    return Experiment(Doors(), "runs/own")
+"""
 
 
-@pytest.mark.parametrize("command", ["demo", "collect", "train", "eval", "report"])
-def test_help_has_an_example(command: str) -> None:
-    shown = runner.invoke(app, [command, "--help"])
-    assert shown.exit_code == 0
-    assert f"dreamgym {command}" in shown.output
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with my_world.py in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_world", raising=False)
+    (tmp_path / "my_world.py").write_text(APP)
+    return tmp_path
 
 
-def test_an_unknown_game_names_the_nearest(tmp_path: Path) -> None:
-    shown = runner.invoke(app, ["demo", "--game", "peckingoder", "--out", str(tmp_path)])
-    assert shown.exit_code == 2
-    assert "Did you mean 'peckingorder'?" in shown.output
+def run(*arguments: str) -> tuple[int, str]:
+    shown = CliRunner().invoke(app, [*arguments], env={"COLUMNS": "200"})
+    assert shown.exception is None or isinstance(shown.exception, SystemExit), shown.exception
+    return shown.exit_code, shown.output
 
 
-def test_a_folder_of_other_settings_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "settings.json").write_text(json.dumps({"game": "twc"}))
-    shown = runner.invoke(app, ["collect", "--quick", "--out", str(tmp_path)])
-    assert shown.exit_code == 2
-    assert "another" in shown.output and "game" in shown.output
-    assert json.loads((tmp_path / "settings.json").read_text()) == {"game": "twc"}
+def refused(*arguments: str) -> str:
+    """What a command says that ends with an error: it is said once, without a traceback."""
+    code, shown = run(*arguments)
+    assert code == 2, shown
+    assert shown.count("error:") == 1 and "Traceback" not in shown
+    return shown
 
 
-def test_eval_and_report_need_what_comes_before(tmp_path: Path) -> None:
-    shown = runner.invoke(app, ["eval", "--quick", "--out", str(tmp_path / "new")])
-    assert shown.exit_code == 2 and "dreamgym train" in shown.output
-    shown = runner.invoke(app, ["report", str(tmp_path / "none")])
-    assert shown.exit_code == 2 and "dreamgym eval" in shown.output
+# --- help ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_foreign_database_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "replay.db").write_bytes(b"this is no database, but long enough to be read as one" * 40)
-    shown = runner.invoke(app, ["collect", "--quick", "--out", str(tmp_path)])
-    assert shown.exit_code == 2 and "replay.db" in shown.output
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_examples_of_a_command_s_help_are_commands(command: str, folder: Path) -> None:
+    for name in ("replay.db", "traces.jsonl"):
+        (folder / name).touch()
+    examples = str(COMMANDS[command].epilog).removeprefix("Examples: ").split("; ")
+    for example in examples:
+        program, name, *arguments = shlex.split(example.removeprefix("[b]").removesuffix("[/b]"))
+        assert (program, name) == ("dreamgym", command)
+        COMMANDS[name].make_context(name, arguments)
+    assert examples[0].removeprefix("[b]").removesuffix("[/b]") in run(command, "--help")[1]
+
+
+@pytest.mark.parametrize("command", sorted(OF_A_WORLD))
+def test_help_says_the_three_forms_of_a_world(command: str) -> None:
+    shown = " ".join(run(command, "--help")[1].replace("│", " ").split())
+    assert f"A world's name ({', '.join(worlds.world_names())})" in shown
+    assert "FILE.py:NAME of an experiment or a world" in shown and "the folder of an experiment" in shown
+
+
+def test_commands_that_only_read_an_experiment_take_no_settings() -> None:
+    options = {name: {each.name for each in command.params} for name, command in COMMANDS.items()}
+    assert options["train"] == options["demo"] == {"world", "seed", "out", "quick", "iterations", "refresh"}
+    assert options["eval"] == options["collect"] == {"world", "seed", "out", "quick"}
+    assert options["report"] == {"world"} and options["export"] == {"world", "folder"}
+
+
+# --- a world's name -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", sorted(OF_A_WORLD - {"export"}))
+def test_an_unknown_world_names_the_nearest(command: str, folder: Path) -> None:
+    assert "unknown world 'peckingoder'" in (shown := refused(command, "peckingoder"))
+    assert "Did you mean 'peckingorder'?" in shown
+    assert {path.name for path in folder.iterdir()} == {"my_world.py"}, "nothing was made"
+
+
+def test_a_name_has_a_folder_of_its_own_for_each_seed(folder: Path) -> None:
+    first, second = open_experiment("twc"), open_experiment("twc", seed=2, iterations=9, refresh_episodes=3)
+    assert (str(first.out), first.settings.seed) == ("runs/twc-seed1", 1)
+    assert (str(second.out), second.settings.seed) == ("runs/twc-seed2", 2)
+    assert (second.settings.iterations, second.settings.refresh_episodes) == (9, 3)
+    assert first.settings.iterations == first.world.settings.iterations
+    quick = open_experiment("twc", quickly=True)
+    assert str(quick.out) == "runs/twc-seed1-quick" and quick.settings.iterations == 3
+    assert open_experiment("twc", out=folder / "here").out == folder / "here"
+
+
+def test_a_world_s_name_is_no_path_though_a_folder_is_called_so(folder: Path) -> None:
+    (folder / "twc").mkdir()
+    assert open_experiment("twc").world.name == "textworld_express/twc"
+
+
+def test_what_reads_an_experiment_takes_the_settings_that_it_was_made_with(folder: Path) -> None:
+    open_experiment("twc", seed=2, refresh_episodes=8).open()
+    assert open_experiment("twc", seed=2, existing=True).settings.refresh_episodes == 8
+    with pytest.raises(ConfigurationError, match="another refresh_episodes 8, not 0"):
+        open_experiment("twc", seed=2).open()
+    for command in ("eval", "report", "fidelity", "play"):
+        assert "runs/twc-seed1' is no folder of an experiment" in refused(command, "twc")
+    assert not (folder / "runs" / "twc-seed1").exists()
+
+
+def test_a_folder_of_other_settings_is_left_alone(folder: Path) -> None:
+    other = open_experiment("twc", out=folder / "run")
+    other.open()
+    before = (folder / "run" / "settings.json").read_text()
+    shown = refused("collect", "peckingorder", "--out", "run")
+    assert "another" in shown and "world 'textworld_express/twc', not 'textworld_express/peckingorder'" in shown
+    assert "on the world 'textworld_express/twc', not 'textworld_express/peckingorder'" in refused(
+        "eval", "peckingorder", "--out", "run"
+    )
+    assert (folder / "run" / "settings.json").read_text() == before
+
+
+# --- FILE.py:NAME -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["world", "Doors", "create_world"])
+def test_a_world_of_ones_own(name: str, folder: Path) -> None:
+    given = f"my_world.py:{name}"
+    assert run("collect", given)[0] == 0
+    made = open_folder(folder / "runs" / "doors-seed1", open_experiment(given).world)
+    assert made.settings.seed == 1 and [task.id for task in made.tasks("train")] == ["train-1"]
+    assert len(made.offline()) == 24
+
+    code, shown = run("collect", given, "--seed", "3", "--out", "there", "--quick")
+    assert code == 0 and "3 trajectories, 3 steps in there" in shown
+    assert [task.id for task in open_experiment(given, out=folder / "there", existing=True).tasks("train")] == ["train-3"]
+
+
+@pytest.mark.parametrize("name", ["experiment", "create_experiment"])
+def test_an_experiment_of_ones_own_keeps_its_seed_and_folder_unless_told(name: str, folder: Path) -> None:
+    given = f"my_world.py:{name}"
+    code, shown = run("collect", given)
+    assert code == 0 and "24 trajectories, 24 steps in runs/own" in shown
+    assert json.loads(Path("runs/own/settings.json").read_text())["seed"] == 7
+    assert [task.id for task in open_experiment(given).tasks("train")] == ["train-7"]
+
+    sys.modules.pop("my_world")
+    assert run("collect", given, "--seed", "3", "--out", "there")[0] == 0
+    assert json.loads(Path("there/settings.json").read_text())["seed"] == 3
+    sys.modules.pop("my_world")
+    assert "another seed 7, not 3" in refused("collect", given, "--seed", "3")
+    sys.modules.pop("my_world")
+    assert "3 trajectories, 3 steps in runs/own-quick" in run("collect", given, "--quick")[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("my_world.py", "FILE.py:NAME"),
+        ("my_world.py:wrld", "Did you mean 'world'?"),
+        ("my_world.py:Door", "of type Door; give an Experiment, a World"),
+        ("none.py:world", "none.py is not a file"),
+    ],
+)
+def test_what_is_no_experiment_is_said(given: str, said: str, folder: Path) -> None:
+    assert said in refused("train", given)
+
+
+# --- a folder -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_opened_with_its_settings(folder: Path) -> None:
+    open_experiment("twc", seed=5, refresh_episodes=2).open()
+    again = open_experiment("runs/twc-seed5", iterations=99)
+    assert (again.world.name, again.settings.seed) == ("textworld_express/twc", 5)
+    assert (again.settings.refresh_episodes, again.settings.iterations) == (2, 99)
+    for option in (["--seed", "1"], ["--out", "x"], ["--quick"]):
+        assert "leave --seed, --out and --quick away" in refused("train", "runs/twc-seed5", *option)
+
+
+@pytest.mark.parametrize("path", [".", "runs/none", "file.txt"])
+def test_a_path_of_no_experiment_says_what_its_folder_holds(path: str, folder: Path) -> None:
+    (folder / "file.txt").touch()
+    for command in ("train", "report", "fidelity", "play"):
+        assert f"'{path}' is no folder of an experiment: it has no settings.json" in refused(command, path)
+
+
+def test_a_folder_on_an_uninstalled_world_says_how_to_name_it(folder: Path) -> None:
+    assert run("collect", "my_world.py:experiment")[0] == 0
+    shown = refused("report", "runs/own")
+    assert "world 'house/doors', which no installed package has" in shown and "FILE.py:NAME" in shown
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"world": "textworld_express/twc", "temperature_of_old": 1}'])
+def test_settings_that_cannot_be_read_are_refused(text: str, folder: Path) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "settings.json").write_text(text)
+    assert "cannot be read, or was written by another version" in refused("report", "run")
+
+
+# --- what ends a command ------------------------------------------------------------------------------------------------------
+
+
+def test_errors_of_a_stage_are_shown_as_they_are(folder: Path) -> None:
+    assert "the hinge [bold]broke[/bold]" in refused("collect", "my_world.py:Broken")
+
+
+def test_ctrl_c_says_how_to_go_on(folder: Path) -> None:
+    code, shown = run("collect", "my_world.py:Stopped")
+    assert code == 130 and "stopped; the same command goes on" in shown and "Traceback" not in shown
+
+
+def test_a_foreign_database_is_refused(folder: Path) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "replay.db").write_bytes(b"this is no database, but long enough to be read as one" * 40)
+    assert "replay.db" in refused("collect", "my_world.py:world", "--out", "run")
+
+
+# --- report and export --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(folder: Path) -> Experiment:
+    work = Experiment(load_world("twc"), folder / "made")
+    work.open()
+    return work
+
+
+def test_export_copies_the_trained_policy_to_a_new_folder(made: Experiment, folder: Path) -> None:
+    assert "holds no trained policy: run `dreamgym train made` first" in refused("export", "made", "policies/mine")
+    (made.models / "trained").mkdir()
+    (made.models / "trained" / "config.json").write_text("{}")
+    code, shown = run("export", "made", "policies/mine")
+    assert code == 0 and "policies/mine" in shown
+    assert [path.name for path in (folder / "policies" / "mine").iterdir()] == ["config.json"]
+    assert "policies/mine exists already" in refused("export", "made", "policies/mine")
+
+
+def test_report_and_eval_need_what_comes_before(made: Experiment) -> None:
+    assert "run `dreamgym eval made` first" in refused("report", "made")
+    assert "fidelity" not in refused("fidelity", "made") and "no experience model yet" in refused("fidelity", "made")
+    assert "or play --real" in refused("play", "made")
+
+
+def test_world_names_are_asked_of_the_installed_packages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(worlds, "entry_points", lambda group: [EntryPoint("doors", "my_world:Doors", group)])
+    assert run("collect", "doors")[0] == 0
+    assert len(open_experiment("runs/doors-seed1").offline()) == 24
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_reported_anew(finished_run: Path) -> None:
+    (finished_run / "report.html").unlink()
+    code, shown = run("report", str(finished_run))
+    assert code == 0 and "report:" in shown, shown
+    assert (finished_run / "report.html").stat().st_size > 10_000

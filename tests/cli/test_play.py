@@ -13,8 +13,7 @@ import typer
 from langchain_core.messages import BaseMessage
 from typer.testing import CliRunner, Result
 
-import dreamgym_lg.gym
-from dreamgym_lg.cli.play import play
+import dreamgym_lg.cli.play as command
 from dreamgym_lg.cli.play_session import Session, typed_call
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
@@ -23,16 +22,20 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
 app = typer.Typer()
-app.command()(play)
+app.command()(command.play)
 
 HOUSE = Task(id="house", instruction="Leave the house.", environment="house", metadata={"observation": "A closed door."})
 BARN = Task(
     id="barn", instruction="Leave the barn.", environment="house", metadata={"observation": "A barn door."}, split="test"
 )
-BOOK = {"type": "function", "function": {
-    "name": "book", "description": "Book a table.",
-    "parameters": {"required": ["at"], "properties": {"at": {"type": "string"}, "seats": {"type": "integer"}}},
-}}  # fmt: skip
+BOOK = {
+    "type": "function",
+    "function": {
+        "name": "book",
+        "description": "Book a table.",
+        "parameters": {"required": ["at"], "properties": {"at": {"type": "string"}, "seats": {"type": "integer"}}},
+    },
+}
 TABLE = Task(id="table", instruction="Book a table.", environment="phone", metadata={"tools": [BOOK, "hang_up"]})
 
 Sit = Callable[..., Result]
@@ -50,7 +53,7 @@ def sit(scripted: Any, door_world: Any, tmp_path: Path, monkeypatch: pytest.Monk
         model = scripted(reply=reply)
         start.asked = model.asked  # type: ignore[attr-defined]
         monkeypatch.setattr(
-            dreamgym_lg.gym, "to_experience", lambda name, buffer: ExperienceModel(model, replay_buffer=buffer, version=name)
+            command, "to_experience_model", lambda name, buffer: ExperienceModel(model, replay_buffer=buffer, version=name)
         )
         given = ["--replay-buffer", str(tmp_path / "replay.db"), "--experience-model", "test:door", *options]
         return CliRunner().invoke(app, given, input="\n".join(lines), env={"COLUMNS": "200"})
@@ -66,8 +69,18 @@ def recorded(folder: Path) -> list[Trajectory]:
 def test_a_person_plays_the_dream_to_its_end(sit: Sit) -> None:
     done = sit("open door", "/why", "go north", "go on")
     assert done.exit_code == 0, done.output
-    order = ["test:door (ungrounded", "Leave the house.", "A closed door.", "The door is open.", "valid, it brings progress",
-             "valid, reward 0.5", "You are outside.", "success: score 1 in 2 actions", "the episode is over"]  # fmt: skip
+    order = [
+        "test:door (ungrounded",
+        "which pays 1 for a success, at its last step",
+        "Leave the house.",
+        "A closed door.",
+        "The door is open.",
+        "valid, it brings progress",
+        "valid, reward 0\n",
+        "You are outside.",
+        "success: reward 1 in 2 actions",
+        "the episode is over",
+    ]
     places = [done.output.index(text) for text in order]
     assert places == sorted(places)
 
@@ -80,12 +93,12 @@ def test_reasoning_is_shown_only_on_demand(sit: Sit) -> None:
 def test_failure_and_invalid_actions_are_marked(sit: Sit) -> None:
     done = sit("dance", "jump")
     assert "What?\ninvalid\n" in done.output and "refused" not in done.output
-    assert "failure: score 0 in 2 actions" in done.output
+    assert "failure: reward 0 in 2 actions" in done.output
 
 
 def test_undo_replays_what_came_before_and_revives_an_ended_episode(sit: Sit, tmp_path: Path) -> None:
     done = sit("open door", "jump", "/undo", "go north", "/undo", "/undo", "/undo", options=["--record"])
-    assert "failure: score 0.5 in 2 actions" in done.output and "success: score 1 in 2 actions" in done.output
+    assert "failure: reward 0 in 2 actions" in done.output and "success: reward 1 in 2 actions" in done.output
     assert "there is no action to take back" in done.output
     assert len(sit.asked) == 3, "what was answered before is not asked again"  # type: ignore[attr-defined]
     assert recorded(tmp_path) == [], "an action taken back was not played"
@@ -110,9 +123,11 @@ def test_what_is_recorded(sit: Sit, tmp_path: Path) -> None:
         ("synthetic", "test:door", "person")
     }
     assert ended.steps[0] == Step(
-        observation="A closed door.", action="open door", next_observation="The door is open.", reward=0.5,
+        observation="A closed door.",
+        action="open door",
+        next_observation="The door is open.",
         reasoning="valid, it brings progress",
-    )  # fmt: skip
+    )
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         assert buffer.similar("A closed door.", "open door") == [], "a dream is not grounded in dreams"
 
@@ -160,16 +175,33 @@ def tool_world(messages: list[BaseMessage]) -> str:
 
 
 def test_a_person_calls_tools(sit: Sit, tmp_path: Path) -> None:
-    lines = ["/tools", "book seats=2", "bok at=8", "book at=8 seats=two chairs", "book at=8 seats=2",
-             '{"name": "hang_up", "arguments": {}}', "/answer", "/answer Booked."]  # fmt: skip
+    lines = [
+        "/tools",
+        "book seats=2",
+        "bok at=8",
+        "book at=8 seats=two chairs",
+        "book at=8 seats=2",
+        '{"name": "hang_up", "arguments": {}}',
+        "/answer",
+        "/answer Booked.",
+    ]
     done = sit(*lines, tasks=[TABLE], reply=tool_world, options=["--record"])
     assert done.exit_code == 0, done.output
-    for said in ("Book a table.", '"seats": {"type": "integer"}', "its schema is not known", "book lacks at",
-                 "Did you mean 'book'?", "'chairs' is no argument", "success: score 1 in 3 actions"):  # fmt: skip
+    for said in (
+        "Book a table.",
+        '"seats": {"type": "integer"}',
+        "its schema is not known",
+        "book lacks at",
+        "Did you mean 'book'?",
+        "'chairs' is no argument",
+        "success: reward 1 in 3 actions",
+    ):
         assert said in done.output, said
     assert [json.loads(step.action) for step in recorded(tmp_path)[0].steps] == [
-        {"name": "book", "arguments": {"at": "8", "seats": 2}}, {"name": "hang_up", "arguments": {}}, {"answer": "Booked."},
-    ]  # fmt: skip
+        {"name": "book", "arguments": {"at": "8", "seats": 2}},
+        {"name": "hang_up", "arguments": {}},
+        {"answer": "Booked."},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -195,17 +227,19 @@ def test_a_line_that_is_no_call_is_refused(line: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "give either a run folder or --replay-buffer"),
+        ([], "give either a WORLD, or --replay-buffer"),
         (["--replay-buffer", "replay.db"], "--replay-buffer needs --experience-model"),
-        (["--replay-buffer", "replay.db", "--experience-model", "x", "--real"], "--real needs a run folder"),
-        (["."], "is no run folder"),
-        ([".", "--split", "tset"], "Did you mean 'test'?"),
+        (["--replay-buffer", "replay.db", "--experience-model", "x", "--real"], "--real needs a WORLD"),
+        ([".", "--replay-buffer", "replay.db", "--experience-model", "x"], "give either a WORLD, or --replay-buffer"),
+        (["."], "'.' is no folder of an experiment: it has no settings.json"),
+        ([".", "--experience-model", "x"], "leave --experience-model away"),
+        ([".", "--split", "tset"], "'tset' is not one of 'train', 'validation', 'test'"),
     ],
 )
 def test_what_is_missing_is_said(options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ReplayBuffer("replay.db").close()
-    done = CliRunner().invoke(app, options)
+    done = CliRunner().invoke(app, options, env={"COLUMNS": "200"})
     assert done.exit_code == 2 and said in done.output.replace("\n", " ")
 
 
@@ -273,9 +307,12 @@ def test_a_finished_run_in_the_dream_and_in_reality(finished_run: Path, real: bo
     code = "import typer; from dreamgym_lg.cli.play import play; typer.run(play)"
     done = subprocess.run(
         [sys.executable, "-c", code, str(finished_run), *(["--real"] if real else [])],
-        text=True, capture_output=True, timeout=90,
-        input="zzqx unheard-of\nread instructions book\n/why\n", env={**os.environ, "COLUMNS": "200"},
-    )  # fmt: skip
+        text=True,
+        capture_output=True,
+        timeout=90,
+        input="zzqx unheard-of\nread instructions book\n/why\n",
+        env={**os.environ, "COLUMNS": "200"},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert task.id in done.stdout and str(task.metadata["observation"])[:60] in done.stdout
     assert "invalid: refused before the world was asked" in done.stdout

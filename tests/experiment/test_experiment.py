@@ -80,6 +80,16 @@ def test_collecting_stores_tasks_panels_and_trajectories_once(work: Experiment) 
     assert count_real_steps(work) == {"offline": 5, "train": 0, "refresh": 0, "evaluation": 0}
 
 
+def test_what_the_experience_model_was_not_trained_on_is_held_out(work: Experiment, scripted: Any) -> None:
+    work.collect()
+    work.settings = replace(work.settings, batch_size=1, experience_steps=3)
+    assert work.held_out_offline() == work.offline()[3:] and len(work.offline()) == 5
+    work.settings = replace(work.settings, experience_steps=5)
+    assert work.held_out_offline() == []
+    hosted = Experiment(Doors(), work.out, work.settings, experience_model=scripted(reply=str))
+    assert len(hosted.held_out_offline()) == 5, "a given model was trained on none of them"
+
+
 def test_a_world_without_scripted_policies_says_what_to_do(tmp_path: Path) -> None:
     bare = Experiment(Shut(), tmp_path)
     bare.collect()

@@ -136,9 +136,11 @@ def test_the_command_on_anybodys_buffer(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "give either an experiment or --replay-buffer"),
+        ([], "give either a WORLD, or --replay-buffer"),
         (["--replay-buffer", "replay.db"], "--replay-buffer needs --experience-model"),
-        (["."], "unknown world '.'"),
+        (["."], "'.' is no folder of an experiment: it has no settings.json"),
+        (["peckingoder"], "Did you mean 'peckingorder'?"),
+        ([".", "--experience-model", "test:door"], "leave --experience-model away"),
     ],
 )
 def test_the_command_says_what_is_missing(
