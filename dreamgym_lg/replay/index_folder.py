@@ -79,20 +79,18 @@ class IndexFolder:
             raise
 
     def start_anew(self) -> None:
-        """Remove what there is, unless another process has done so. Those that have it open notice it in `exclusive`."""
-        self.path.mkdir(exist_ok=True)
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            if self._stored_generation() == self._generation:
-                self._db.execute("DROP TABLE IF EXISTS facts")
-                self._db.execute("DROP TABLE IF EXISTS pages")
-                self._remove("vectors-*", "graph-*")
-            self._db.execute("COMMIT")
-        except sqlite3.DatabaseError:
+        """Remove the files that were found damaged, unless another process has done so since.
+
+        Processes that have them open keep theirs, which no new one is named like.
+        """
+        with self._locked():
             self._db.close()
-            self._remove("*")
-            self._db = self._connect()
-        self._generation = ""
+            if self._on_disk() == self._opened:
+                for file in self.path.iterdir():
+                    if not file.name.startswith(_LOCK):
+                        with suppress(OSError):
+                            file.unlink()
+            self._connect_pages()
 
     def read(self, after: int, *, check: bool = False) -> tuple[int, int, Page, Vectors] | None:
         """What the pages after number `after` add together: the last number, the id of the last step that was looked at, the
@@ -172,25 +170,17 @@ class IndexFolder:
         self._db.execute("INSERT OR REPLACE INTO facts VALUES ('graph', ?)", [json.dumps([name, checksum])])
         for old in self.path.glob("graph-*"):
             if old.name != name:
-                self._remove(old.name)
+                with suppress(OSError):  # open in another process, where the system minds
+                    old.unlink()
 
     def _check_format(self) -> None:
         facts = dict(self._db.execute("SELECT name, value FROM facts").fetchall())
         if not facts:
             facts = {"format": _FORMAT, "generation": uuid4().hex[:12]}
             self._db.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
-        known, self._generation = self._generation, facts["generation"]
-        if facts["format"] != _FORMAT or known not in ("", self._generation):
-            raise DamagedIndex(f"{self.path} is of another release, or was made anew by another process")
-
-    def _stored_generation(self) -> str:
-        found = self._db.execute("SELECT value FROM facts WHERE name = 'generation'").fetchone()
-        return found[0] if found else ""
-
-    def _remove(self, *patterns: str) -> None:
-        for file in chain.from_iterable(map(self.path.glob, patterns)):
-            with suppress(OSError):  # open in another process, where the system minds
-                file.unlink()
+        if facts.get("format") != _FORMAT:
+            raise DamagedIndex(f"{self.path} is of format {facts.get('format')}, not {_FORMAT}")
+        self._generation = facts["generation"]
 
     @property
     def _vectors_file(self) -> Path:
