@@ -1,8 +1,9 @@
 """The index of a replay buffer on disk, so that a start neither computes nor pays for vectors again.
 
 `pages.db` holds what the index is made of in pages, `vectors-*.f32` the vectors of its rows and `graph-*.usearch` the graph
-over most of them. A write of SQLite's is the lock among processes and what makes a page count: whatever a killed process left
-beyond the last page is written over. Everything here can be computed again from the replay buffer.
+over most of them. A transaction makes a page count: whatever a killed process left beyond the last page is written over. A
+transaction on `lock.db`, which alone is never removed, keeps other processes out. Everything here can be computed again from
+the replay buffer.
 """
 
 import json
@@ -27,7 +28,7 @@ _FORMAT = "1"
 """Of the files; another format's are made anew."""
 _BUSY_SECONDS = 3600.0
 """Another process may be building the graph of millions of steps."""
-_PAGES = "pages.db"
+_PAGES, _LOCK = "pages.db", "lock.db"
 _BLOBS = "keys, contents, rows, outcomes, steps, tasks"
 
 
@@ -38,23 +39,71 @@ class DamagedIndex(ReplayBufferError):
     """The files are not what was written, or were made by another release: make them anew."""
 
 
+class ReplacedIndex(DamagedIndex):
+    """The files are others than before, and sound: another process has made them anew. Read them from the beginning."""
+
+
 class IndexFolder:
     """The files of one index. Not thread-safe; `exclusive` keeps other processes out while several calls belong together."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._generation = path, ""
-        path.mkdir(exist_ok=True)
-        self._db = self._connect()
+        self._open()
 
     def close(self) -> None:
         self._db.close()
+        self._lock.close()
+
+    def _open(self) -> None:
+        self.path.mkdir(exist_ok=True)
+        self._lock = self._connect(_LOCK)
+        with self._locked():
+            self._connect_pages()
+
+    def _connect_pages(self) -> None:
+        self._db = self._connect(_PAGES)
+        (self.path / _PAGES).touch()
+        self._opened = self._on_disk()
+
+    def _on_disk(self) -> int | None:
+        """Which file `pages.db` is now; None if there is none."""
+        try:
+            return (self.path / _PAGES).stat().st_ino
+        except OSError:
+            return None
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._lock.execute("BEGIN EXCLUSIVE")
+        try:
+            yield
+        finally:
+            self._lock.execute("ROLLBACK")
+
+    def _follow(self) -> None:
+        """Turn to the files that another process has made anew, and raise `ReplacedIndex`."""
+        if self._on_disk() != self._opened:
+            self._db.close()
+            self._connect_pages()
+            raise ReplacedIndex(f"{self.path} was made anew by another process")
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """One process at a time; what was written counts if the block ends without an exception.
 
-        Raises `DamagedIndex` for files that are no index of this format, or damaged.
+        Raises `DamagedIndex` for files that are no index of this format, or damaged; `ReplacedIndex` for others than before.
         """
+        if not self.path.is_dir():
+            self.close()
+            self._open()
+            raise ReplacedIndex(f"{self.path} was deleted while it was in use")
+        with self._locked():
+            self._follow()
+            with self._transaction():
+                yield
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
         try:
             # What a loss of power damages is found when the index is opened, and made anew.
             self._db.execute("PRAGMA synchronous = OFF")
@@ -194,8 +243,8 @@ class IndexFolder:
         except (OSError, ValueError) as error:
             raise DamagedIndex(f"there are not {rows} vectors of {dimension} numbers: {error}") from error
 
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path / _PAGES, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    def _connect(self, name: str) -> sqlite3.Connection:
+        return sqlite3.connect(self.path / name, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
 
 
 def _checksum(blobs: Sequence[bytes], names: str, vectors: Vectors) -> int:

@@ -11,6 +11,8 @@ from dreamgym_lg.replay.hashed_words import Vectors
 _EXPANSION = 128
 """How many nodes a search keeps in sight: more find better and take longer."""
 _AT_ONCE = 1 << 16
+_THREADS = 0
+"""That build a graph; 0: one a core. Several of them build another graph each time, with one the same rows give the same."""
 
 
 def is_installed() -> bool:
@@ -33,10 +35,10 @@ class NeighbourGraph:
         self.size = len(self._index)
 
     def add(self, vectors: Vectors) -> None:
-        """Add the next rows, on all cores."""
+        """Add the next rows."""
         for start in range(0, len(vectors), _AT_ONCE):
             part = np.ascontiguousarray(vectors[start : start + _AT_ONCE])
-            self._index.add(np.arange(self.size, self.size + len(part)), part)
+            self._index.add(np.arange(self.size, self.size + len(part)), part, threads=_THREADS)
             self.size += len(part)
 
     def nearest(self, vector: Vectors, count: int) -> NDArray[np.int64]:

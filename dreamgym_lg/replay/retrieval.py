@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dreamgym_lg.replay.hashed_words import Vectors
-from dreamgym_lg.replay.index_folder import DamagedIndex, IndexFolder
+from dreamgym_lg.replay.index_folder import DamagedIndex, IndexFolder, ReplacedIndex
 from dreamgym_lg.replay.neighbour_graph import NeighbourGraph, is_installed
 from dreamgym_lg.replay.schema import STEP_COLUMNS, explained, step_of
 from dreamgym_lg.replay.step_index import IndexedStep, StepIndex, digest
@@ -137,6 +137,8 @@ class Retriever:
                 self._check_against_buffer()
                 if len(self._index) and is_installed():
                     self._index.graph = folder.graph(self._index.vectors.shape[1])
+        except ReplacedIndex:
+            self._forget()
         except DamagedIndex:
             self._forget()
             folder.start_anew()

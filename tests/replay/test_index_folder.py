@@ -69,6 +69,7 @@ def path(tmp_path: Path) -> Path:
 def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder however few the steps, and pages of a few."""
     monkeypatch.setattr(retrieval, "_IN_MEMORY_UP_TO", 0)
+    monkeypatch.setattr(neighbour_graph, "_THREADS", 1)
     monkeypatch.setattr(retrieval, "_PAGE", 64)
 
 
@@ -107,6 +108,7 @@ def test_few_steps_have_no_folder_and_memory_has_none(path: Path, monkeypatch: p
         buffer.extend(episodes(3))
         assert answers(buffer)[0]
     monkeypatch.setattr(retrieval, "_IN_MEMORY_UP_TO", 0)
+    monkeypatch.setattr(neighbour_graph, "_THREADS", 1)
     monkeypatch.chdir(path.parent)
     with ReplayBuffer(":memory:") as buffer, sqlite3.connect(":memory:") as connection:
         for each in (buffer, ReplayBuffer(connection)):
