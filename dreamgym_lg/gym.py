@@ -8,7 +8,7 @@ from uuid import uuid4
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.environment import CreateEnvironment, Environment
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.model import ExperienceModel
@@ -162,6 +162,8 @@ class DreamGym(Experiment):
             say=say,
         )
         replay_buffer.add_tasks(own.all_tasks)
+        if experience_model is not None:
+            self.experience()  # a wrong one is said now
 
     def tasks(self, split: Split) -> list[Task]:
         return self.world.tasks(split)

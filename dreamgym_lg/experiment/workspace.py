@@ -67,16 +67,7 @@ class Workspace:
         self.world, self.out, self.settings = world, Path(out), settings or world.settings
         self.engine, self.progress, self.say = engine, progress, say
         self._buffer, self._prefix = replay_buffer, "" if replay_buffer is None else None
-        self._given: ExperienceModel | None = None
-        if experience_model is not None:
-            s = self.settings
-            self._given = to_experience_model(
-                experience_model,
-                self.replay_buffer,
-                demonstrations=s.retrieved,
-                demonstration_characters=s.retrieved_characters,
-                hidden_facts=world.hidden_facts,
-            )
+        self._given = experience_model
         self._processes: dict[str, LocalChatModel] = {}
 
     # --- the folder ------------------------------------------------------------------------------------------------------
@@ -185,6 +176,13 @@ class Workspace:
         training data.
         """
         if self._given is not None:
+            self._given = to_experience_model(
+                self._given,
+                self.replay_buffer,
+                demonstrations=self.settings.retrieved,
+                demonstration_characters=self.settings.retrieved_characters,
+                hidden_facts=self.world.hidden_facts,
+            )
             return self._given
         name = self.newest_experience() if name is None else name
         return ExperienceModel(
