@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from itertools import product
 from typing import Any
@@ -113,15 +114,17 @@ def prove(work: Workspace) -> dict[str, Any]:
 def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, experience: ExperienceModel) -> None:
     """One policy in one mode on all panels; an episode that is stored already is not played again."""
     policy, held_out = work.policy(name, MODES[mode]), work.tasks("test")[: work.settings.proof_tasks]
-    real = check_played(work.play(f"proof/real/{name}/{mode}", policy, held_out))
+    # a policy that was trained further is another one: its episodes are stored beside those of before
+    play = partial(work.play, policy=policy, iteration=work.settings.iterations if name == "trained" else 0)
+    real = check_played(play(f"proof/real/{name}/{mode}", tasks=held_out))
     verdicts = run_lasting(measure_verdicts(experience, real, check_action=work.world.check_action))
     asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
     figures["real"].setdefault(name, {})[mode] = summarise(real) | asked
     if name != "supervised":  # it has no dream to be compared with
-        dreamed = check_played(work.play(f"proof/dream/{name}/{mode}", policy, held_out, experience=experience))
+        dreamed = check_played(play(f"proof/dream/{name}/{mode}", tasks=held_out, experience=experience))
         figures["dream"].setdefault(name, {})[mode] = summarise(dreamed)
     for panel, tasks in work.panels().items():
-        found = check_played(work.play(f"proof/{panel}/{name}/{mode}", policy, tasks))
+        found = check_played(play(f"proof/{panel}/{name}/{mode}", tasks=tasks))
         figures["panels"][panel].setdefault(name, {})[mode] = summarise(found)
 
 
@@ -145,4 +148,5 @@ def shown_episodes(work: Workspace) -> list[Trajectory]:
         for iteration in dict.fromkeys([*iterations[:1], *iterations[-1:]])
         for trajectory in buffer.trajectories(run=train, iteration=iteration, limit=3)
     ]
-    return [*dreamed, *buffer.trajectories(run=work.run_name("proof/real/trained/sampled"), limit=3)]
+    proven = work.run_name("proof/real/trained/sampled")
+    return [*dreamed, *buffer.trajectories(run=proven, iteration=work.settings.iterations, limit=3)]
