@@ -28,7 +28,7 @@ class Environment(ABC):
 
     @abstractmethod
     def step(self, action: str) -> StepResult:
-        """Play one action, `RuntimeError` before `reset` or after an episode's end.
+        """Play one action. Raises `RuntimeError` before `reset` and after the episode's end.
 
         An action that makes no sense is no error: it is answered as the world answers it, with `info["valid"]` False.
         """

@@ -14,6 +14,7 @@ from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_grpo_learner
 from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.workspace import logger, policy_version
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
@@ -24,6 +25,7 @@ from dreamgym_lg.statistics import Rate, wilson
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
+    from dreamgym_lg.experiment.workspace import CreateEngine
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 _OPTIONS = set(EpisodeOptions.__annotations__)
@@ -123,7 +125,7 @@ class DreamGym(Experiment):
             of the buffer.
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
-        policy, learner, progress, say: As of `Experiment`.
+        policy, learner, engine, progress, say: As of `Experiment`.
         world: Further arguments of `AgentWorld`: `payload`, `verify`, `verify_real`, `create_environment` and its options.
 
     Raises `ConfigurationError` as `AgentWorld` does.
@@ -142,8 +144,9 @@ class DreamGym(Experiment):
         settings: Settings | None = None,
         policy: "LocalChatModel | str | Path | None" = None,
         learner: CreateLearner = create_grpo_learner,
+        engine: "CreateEngine | None" = None,
         progress: Callable[[str, int, int], None] = lambda label, done, total: None,
-        say: Callable[[str], None] = lambda text: None,
+        say: Callable[[str], None] = logger.warning,
         **world: Any,
     ) -> None:
         if not isinstance(replay_buffer, ReplayBuffer):
@@ -158,6 +161,7 @@ class DreamGym(Experiment):
             experience_model=experience_model,
             policy=policy,
             learner=learner,
+            engine=engine,
             progress=progress,
             say=say,
         )
@@ -172,12 +176,19 @@ class DreamGym(Experiment):
         """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it."""
         return self.world.examine()
 
+    def _trained(self) -> "LocalChatModel | None":
+        """The trained policy, of this process or an earlier one."""
+        if self.trained is None and (self.models / "trained").exists():
+            self.trained = self.policy("trained")
+        return self.trained
+
     def train_base(self) -> None:
         """Nothing to do with a policy given; raises `ConfigurationError` without: none that calls tools is made here."""
         if self._policy is not None:
             return
         raise ConfigurationError(
-            "a base policy of an agent is not made here: give train() one that calls tools, such as Qwen/Qwen2.5-7B-Instruct"
+            "DreamGym does not make a base policy: give DreamGym(policy=...) or train(policy) a model that calls tools, such "
+            "as Qwen/Qwen2.5-7B-Instruct"
         )
 
     def evaluate(self, policy: BaseChatModel | None = None, **settings: Any) -> tuple[Rate, list[Trajectory]]:
@@ -208,7 +219,7 @@ class DreamGym(Experiment):
         Raises `ConfigurationError` without a policy, without tasks, and with `real` if nothing verifies the outcome;
         `EpisodesMissing` if episodes still could not be played: the error says how only these are played again.
         """
-        wanted = policy or self.trained
+        wanted = policy or self._trained()
         if wanted is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")
         chosen = list(tasks) if tasks is not None else self.tasks("test") or self.tasks("validation")
@@ -227,8 +238,9 @@ class DreamGym(Experiment):
             seed=seed,
             concurrency=concurrency,
             attempts=3,
-            run=f"{name}/{kind}",
+            run=self.run_name(f"{name}/{kind}"),
             replay_buffer=self.replay_buffer,
+            policy_version=policy_version(wanted),
             experience_version="" if real else experience.version,
         )
         check_played(episodes, again=f"evaluate(..., run={name!r})")
@@ -241,7 +253,7 @@ class DreamGym(Experiment):
         Raises `ConfigurationError` without a policy, and for an agent that is an object and no graph: make that one anew
         with the policy as its model.
         """
-        wanted: Any = policy or self.trained
+        wanted: Any = policy or self._trained()
         if wanted is None:
             raise ConfigurationError("there is no policy to export: pass one, or train first")
         if path is not None:

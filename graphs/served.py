@@ -13,9 +13,12 @@ from typing import Any
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.experiment.experiment import Experiment
+from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.worlds import open_folder
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.graphs.training import create_training_graph
+from dreamgym_lg.learner import Learner
+from dreamgym_lg.token_recorder import TrainablePolicy
 from dreamgym_lg.types import StepResult, Task
 
 
@@ -50,7 +53,13 @@ def _episode() -> Any:
 @cache
 def _training() -> Any:
     work = _experiment()
-    training, _ = work.training(work.base_policy())
+
+    def beside(policy: TrainablePolicy, path: Path, settings: Settings) -> Learner:
+        """A learner of its own: the checkpoints of the experiment's training stay as they are."""
+        return work.learner(policy, path.with_name("studio"), settings)
+
+    training, _ = work.training(work.base_policy(), beside)
+    training.evaluate = training.refresh = None
     return create_training_graph(training).compile()
 
 

@@ -242,10 +242,12 @@ def test_there_is_no_rate_while_an_episode_is_missing(agent: Agent, buffer: Repl
     with pytest.raises(EpisodesMissing, match="1 of 2 episodes.*401: the key has expired") as caught:
         gym.evaluate(Away(failures=1000))
     run = str(caught.value).split("run='")[-1].split("'")[0]
-    policy = Says()
+    policy = Away(failures=0)
     rate, episodes = gym.evaluate(policy, run=run)
     assert (rate.successes, rate.episodes) == (2, 2) and len(policy.asked) == 2, "one episode of two calls"
     assert gym.evaluate(Away(failures=2))[0].successes == 2, "played again twice within one call"
+    with pytest.raises(ConfigurationError, match="policy_version='Away', and policy_version='Says' is given now"):
+        gym.evaluate(Says(), run=run)
 
 
 def test_export_is_the_graph_with_real_tools_and_the_policy(agent: Agent, buffer: ReplayBuffer) -> None:

@@ -56,8 +56,10 @@ def progress_shown() -> Iterator[Callable[[str, int, int], None]]:
         yield report
 
 
-def quiet_libraries() -> None:
-    """Defaults of the environment for local models: no telemetry, no download, no spinning threads."""
+def quiet_libraries(*, offline: bool) -> None:
+    """Defaults of the environment for local models: no telemetry, no spinning threads and, if `offline`, no download."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two models take turns: a waiting thread must not burn a core
-    for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"):
-        os.environ.setdefault(name, "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    if offline:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -70,7 +70,7 @@ def open_experiment(
 
     Raises `ConfigurationError` if `given` names none of these.
     """
-    quiet_libraries()
+    quiet_libraries(offline=not _is_object(given))
     settings = {"iterations": iterations, "refresh_episodes": refresh_episodes}
     chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if _is_folder(given):

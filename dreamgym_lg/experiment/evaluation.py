@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from importlib.metadata import version
 from itertools import product
 from typing import Any
@@ -13,7 +12,7 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experiment.workspace import Workspace
+from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
 from dreamgym_lg.fidelity.verdicts import measure_verdicts, summarise
 from dreamgym_lg.replay.schema import FAILED
 from dreamgym_lg.rollout import check_played, real_steps
@@ -67,9 +66,9 @@ class BestPolicy:
         self.work, self.name, self.run = work, name, work.run_name(f"best/{name}")
 
     @property
-    def at(self) -> int:
-        """The iteration or step of the best; 0 before any."""
-        return int(next((row["at"] for row in self.work.replay_buffer.metrics(self.run)), 0))
+    def risen_at(self) -> int:
+        """The iteration or step at which real success last rose; 0 before any."""
+        return int(next((row["risen_at"] for row in self.work.replay_buffer.metrics(self.run)), 0))
 
     def offer(self, at: int, successes: float, reward: float, policy: TrainablePolicy) -> None:
         """Keep this policy if no earlier one has more successes or, with as many, a higher mean reward."""
@@ -78,7 +77,9 @@ class BestPolicy:
         before = next((row for row in self.work.replay_buffer.metrics(self.run)), None)
         if before is None or (successes, reward) >= (before["successes"], before["reward"]):
             save_model(policy.model, policy.tokenizer, self.work.models / self.name)
-            self.work.replay_buffer.record_metrics(self.run, 0, {"at": at, "successes": successes, "reward": reward})
+            risen_at = at if before is None or successes > before["successes"] else before["risen_at"]
+            figures = {"at": at, "successes": successes, "reward": reward, "risen_at": risen_at}
+            self.work.replay_buffer.record_metrics(self.run, 0, figures)
 
 
 def prove(work: Workspace) -> dict[str, Any]:
@@ -114,25 +115,29 @@ def prove(work: Workspace) -> dict[str, Any]:
 def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, experience: ExperienceModel) -> None:
     """One policy in one mode on all panels; an episode that is stored already is not played again."""
     policy, held_out = work.policy(name, MODES[mode]), work.tasks("test")[: work.settings.proof_tasks]
-    # a policy that was trained further is another one: its episodes are stored beside those of before
-    play = partial(work.play, policy=policy, iteration=work.settings.iterations if name == "trained" else 0)
-    real = check_played(play(f"proof/real/{name}/{mode}", tasks=held_out))
+    # a policy or an experience model that was trained further is another one, whose episodes are stored beside the others
+    version = f"{name}/{mode}/{policy_version(policy)}"
+    real = check_played(work.play(f"proof/real/{version}", policy, held_out))
     verdicts = run_lasting(measure_verdicts(experience, real, check_action=work.world.check_action))
     asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
     figures["real"].setdefault(name, {})[mode] = summarise(real) | asked
     if name != "supervised":  # it has no dream to be compared with
-        dreamed = check_played(play(f"proof/dream/{name}/{mode}", tasks=held_out, experience=experience))
+        dreamed = check_played(
+            work.play(f"proof/dream/{version}/{experience.version}", policy, held_out, experience=experience)
+        )
         figures["dream"].setdefault(name, {})[mode] = summarise(dreamed)
     for panel, tasks in work.panels().items():
-        found = check_played(play(f"proof/{panel}/{name}/{mode}", tasks=tasks))
+        found = check_played(work.play(f"proof/{panel}/{version}", policy, tasks))
         figures["panels"][panel].setdefault(name, {})[mode] = summarise(found)
 
 
 def count_real_steps(work: Workspace) -> dict[str, int]:
     """All real steps of the experiment, counted from its records, by what they were spent on."""
-    counted = {"offline": 0, "train": 0, "refresh": 0, "evaluation": 0}
+    counted, own = {"offline": 0, "train": 0, "refresh": 0, "evaluation": 0}, work.run_name("")
     for source in ("offline", "real"):
         for trajectory in work.replay_buffer.trajectories(source=source):
+            if source == "real" and not trajectory.run.startswith(own):
+                continue  # another experiment's, in a shared buffer
             name = trajectory.run.partition(FAILED)[0].rpartition("/")[2]
             kind = "offline" if source == "offline" else name if name in counted else "evaluation"
             counted[kind] += real_steps([trajectory], work.world.check_action)
@@ -141,12 +146,12 @@ def count_real_steps(work: Workspace) -> dict[str, int]:
 
 def shown_episodes(work: Workspace) -> list[Trajectory]:
     """Some dreamed episodes of the first and last iterations, and the trained policy's first real ones."""
-    buffer, train = work.replay_buffer, work.run_name("train")
+    buffer, train = work.replay_buffer, work.run_name(TRAIN)
     iterations = [row["iteration"] for row in buffer.metrics(train)]
     dreamed = [
         trajectory
         for iteration in dict.fromkeys([*iterations[:1], *iterations[-1:]])
         for trajectory in buffer.trajectories(run=train, iteration=iteration, limit=3)
     ]
-    proven = work.run_name("proof/real/trained/sampled")
-    return [*dreamed, *buffer.trajectories(run=proven, iteration=work.settings.iterations, limit=3)]
+    proven = work.run_name(f"proof/real/trained/sampled/{policy_version(work.models / 'trained')}")
+    return [*dreamed, *buffer.trajectories(run=proven, limit=3)]

@@ -9,18 +9,22 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from langchain_core.language_models import BaseChatModel
+
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment import evaluation, supervised
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.workspace import OFFLINE, REFRESH, TRAIN, Workspace
+from dreamgym_lg.experiment.workspace import OFFLINE, REFRESH, TRAIN, Workspace, logger, policy_version
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.learner import Learner
-from dreamgym_lg.rollout import real_steps
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.token_recorder import TrainablePolicy
 
 if TYPE_CHECKING:
+    from dreamgym_lg.experiment.workspace import CreateEngine
     from dreamgym_lg.graphs.training import Training
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
@@ -58,7 +62,7 @@ class Experiment(Workspace):
     Args:
         learner: Creates what trains the policy. Default: `create_grpo_learner`.
         policy: The policy that training begins with, or its path or hub name. Default: the base policy of `train_base`.
-        arguments: Those of `Workspace`.
+        world, out, settings, replay_buffer, experience_model, engine, progress, say: As of `Workspace`.
     """
 
     def __init__(
@@ -69,9 +73,22 @@ class Experiment(Workspace):
         *,
         learner: CreateLearner = create_grpo_learner,
         policy: "LocalChatModel | str | Path | None" = None,
-        **arguments: Any,
+        replay_buffer: ReplayBuffer | None = None,
+        experience_model: ExperienceModel | BaseChatModel | str | None = None,
+        engine: "CreateEngine | None" = None,
+        progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+        say: Callable[[str], None] = logger.warning,
     ) -> None:
-        super().__init__(world, out, settings, **arguments)
+        super().__init__(
+            world,
+            out,
+            settings,
+            replay_buffer=replay_buffer,
+            experience_model=experience_model,
+            engine=engine,
+            progress=progress,
+            say=say,
+        )
         self.learner, self._policy = learner, policy
         self.trained: LocalChatModel | None = None
         """What `train` returned; None before."""
@@ -98,14 +115,18 @@ class Experiment(Workspace):
 
     def train_experience(self) -> None:
         """Fine-tune a local experience model, from scratch, on the offline trajectories. Nothing to do for a given one."""
+        if self._given is not None:
+            return
         with self.stage("experience") as todo:
-            if todo and self._given is None:
+            if todo:
                 supervised.train_experience_model(self)
 
     def train_base(self) -> None:
         """Fine-tune the base policy on a few offline successes until its dreamed episodes earn something."""
+        if self._policy is not None:
+            return
         with self.stage("base") as todo:
-            if todo and self._policy is None:
+            if todo:
                 supervised.train_base_policy(self)
 
     def train_supervised(self) -> None:
@@ -114,8 +135,10 @@ class Experiment(Workspace):
         It is played on the real validation tasks as it learns; training ends when its success stops rising, and the best one
         is kept as `models/supervised`.
         """
+        if self._policy is not None or not self.settings.supervised_steps:
+            return
         with self.stage("supervised") as todo:
-            if todo and self._policy is None and self.settings.supervised_steps:
+            if todo:
                 supervised.train_baseline(self)
 
     # --- training ----------------------------------------------------------------------------------------------------------
@@ -142,14 +165,17 @@ class Experiment(Workspace):
         given = {name: value for name, value in options.items() if name in known}
         if iterations is not None:
             given["iterations"] = iterations
-        self.settings = replace(self.settings, **given)
+        self.open(replace(self.settings, **given))
         self._policy = policy if policy is not None else self._policy
         if not self.tasks("train"):
-            raise ConfigurationError("there is no task of the split 'train': pass tasks=, or import traces first")
-        self.open()
+            raise ConfigurationError(
+                f"{self.out} has no task of the split 'train': call collect() first; for a DreamGym, pass tasks= or a replay "
+                "buffer with traces"
+            )
         done = next(iter(self.replay_buffer.metrics(self.run_name("stage/train"))), {})
-        if done.get("iterations", 0) >= self.settings.iterations:
-            self.trained = self.policy("trained")
+        same_end = done.get("stop_after_uniform") == self.settings.stop_after_uniform
+        if done.get("iterations", 0) >= self.settings.iterations and same_end:
+            self.trained = self._like(self._policy, self.policy("trained"))
         else:
             learner = partial(self.learner, **{name: value for name, value in options.items() if name not in known})
             self.trained = self._train(self.base_policy(), learner, float(done.get("seconds", 0)))
@@ -185,11 +211,21 @@ class Experiment(Workspace):
         finally:
             close()
         self.progress("train: done", wanted, wanted)
-        kept = self.policy("best") if (self.models / "best").exists() else policy
+        kept = self._like(policy, self.policy("best")) if (self.models / "best").exists() else policy
         save_model(kept.model, kept.tokenizer, self.models / "trained")
-        figures = {"seconds": time.perf_counter() - start + before, "iterations": wanted}
+        seconds = time.perf_counter() - start + before
+        figures = {"seconds": seconds, "iterations": wanted, "stop_after_uniform": self.settings.stop_after_uniform}
         self.replay_buffer.record_metrics(self.run_name("stage/train"), 0, figures)
+        kept.name_or_path = str(self.models / "trained")
         return kept
+
+    @staticmethod
+    def _like(given: "LocalChatModel | str | Path | None", loaded: "LocalChatModel") -> "LocalChatModel":
+        """The loaded policy, sampling as the given one did."""
+        if given is None or isinstance(given, str | Path):
+            return loaded
+        kept = {name: getattr(given, name) for name in ("temperature", "max_new_tokens", "stop")}
+        return loaded.model_copy(update=kept)
 
     def training(
         self, policy: "LocalChatModel", create_learner: CreateLearner | None = None
@@ -198,6 +234,11 @@ class Experiment(Workspace):
         from dreamgym_lg.graphs.training import Training
 
         s, experience = self.settings, self.experience()
+        if s.refresh_episodes and self._given is not None:
+            raise ConfigurationError(
+                f"refresh_episodes={s.refresh_episodes} trains the local experience model further, and experience_model= is "
+                "given: set refresh_episodes=0"
+            )
         learner = (create_learner or self.learner)(policy, self.models / "policy", s)
         policy.weights_changed()  # those of a checkpoint may be in place now
         tasks = self.tasks("train")
@@ -241,7 +282,7 @@ class Experiment(Workspace):
         """Real episodes of the current policy, and training of the experience model on them: half new, half offline data."""
         s, name = self.settings, f"experience-{iteration}"
         tasks = Random(f"{s.seed}/refresh/{iteration}").sample(self.tasks("train"), s.refresh_episodes)
-        episodes = self.play(REFRESH, policy, tasks, iteration=iteration)
+        episodes = check_played(self.play(REFRESH, policy, tasks, iteration=iteration))
         if not (self.models / name).exists():
             supervised.refresh_experience_model(self, name, iteration)
         experience.model = self.experience(name).model
@@ -257,7 +298,7 @@ class Experiment(Workspace):
     def real_episode(self) -> Iterator[tuple[str, str]]:
         """The trained policy, loaded as a chat model into the agent graph with the real environment: (speaker, text)."""
         policy, task = self.policy("trained", 0), self.tasks("test")[0]
-        (episode,) = self.play("shown", policy, [task])
+        (episode,) = self.play(f"shown/{policy_version(policy)}", policy, [task])
         yield "task", task.instruction
         yield "environment", episode.steps[0].observation
         for step in episode.steps:

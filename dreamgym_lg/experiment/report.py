@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.experiment.evaluation import POLICIES
 from dreamgym_lg.plots import DREAM, FAINT, INK, PAIR, REAL, TICKS, draw_png, whiskers
 from dreamgym_lg.statistics import Rate, intervals_apart, wilson
 from dreamgym_lg.types import Trajectory
@@ -28,7 +29,6 @@ EPISODES_SHOWN = 12
 MODES = {"sampled": "temperature 1", "greedy": "greedy"}  # how actions were chosen; the first is the headline
 NODES = ("curriculum", "rollout", "update_policy", "evaluate", "refresh")
 STEPS = {"offline": "offline", "train": "in training", "refresh": "refresh", "evaluation": "evaluation"}
-POLICIES = ("base", "supervised", "trained")
 NOTE = "Whiskers and bands: 95 % intervals. Uniform groups: all rollouts earned the same. V: variance of reward."
 
 

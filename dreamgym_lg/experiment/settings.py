@@ -9,6 +9,7 @@ class Settings:
     """The numbers of an experiment, written to its folder and held fixed there; only `iterations` may be raised later."""
 
     seed: int = 0
+    """Decides the tasks, the models' first weights and every sample."""
     tasks: int | None = None
     """Tasks that the world is asked for, of all splits together; None for all there are."""
     episodes: Mapping[str, int] = field(default_factory=dict)
@@ -21,7 +22,7 @@ class Settings:
     experience_steps: int = 400
     """Optimiser steps of the experience model's supervised training."""
     context_tokens: int = 2048
-    """Most tokens that the small models read which are made from scratch."""
+    """Context length, in tokens, of the small models that are trained from scratch."""
     experience_tokens: int = 512
     """Most tokens of an answer of the experience model."""
 
@@ -30,14 +31,16 @@ class Settings:
     base_steps: int = 300
     """Optimiser steps of the base policy at most; it is done as soon as its dreamed episodes earn `base_reward` on average."""
     base_reward: float = 0.25
+    """Mean reward of dreamed episodes, 0 to 1, at which the base policy is good enough to be improved."""
     policy_tokens: int = 256
     """Most tokens of a reply of the policy."""
     supervised_steps: int = 600
     """Optimiser steps of the supervised baseline at most; it ends when its validation success stops rising. 0: no baseline."""
     batch_size: int = 16
-    """Of all supervised training."""
+    """Conversations an optimiser step, in all supervised training."""
 
     iterations: int = 40
+    """Of the training graph: each plays `num_tasks` times `num_generations` episodes and updates the policy."""
     num_tasks: int = 8
     """Groups an iteration."""
     num_generations: int = 8
@@ -45,6 +48,7 @@ class Settings:
     concurrency: int = 64
     """Episodes played at once."""
     learning_rate: float = 1e-6
+    """Of the policy's updates."""
     beta: float = 0.02
     """KL coefficient (TRL's `beta`)."""
     synthetic_share: float = 0.25

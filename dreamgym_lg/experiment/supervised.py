@@ -9,9 +9,9 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.experiment.evaluation import BestPolicy
-from dreamgym_lg.experiment.workspace import REFRESH, Workspace
+from dreamgym_lg.experiment.workspace import DATA, REFRESH, Workspace
 from dreamgym_lg.experiment.world import Messages
-from dreamgym_lg.rollout import check_played
+from dreamgym_lg.rollout import check_played, is_missing
 from dreamgym_lg.types import Trajectory
 
 POLICY_OPTIONS = {"learning_rate": 7e-4, "lr_scheduler_type": "constant_with_warmup"}
@@ -26,6 +26,7 @@ def train_experience_model(work: Workspace) -> None:
     from dreamgym_lg.integrations.trl.sft import save_model
 
     s, offline = work.settings, work.offline()
+    work.replay_buffer.record_metrics(work.run_name(DATA), 0, {"trajectories": len(offline)})
     conversations = _experience_data(work, offline[: s.batch_size * s.experience_steps])
     # with the policy's own texts among them: a word that begins a message is another token than one after a space
     acted = [work.world.conversation(trajectory) for trajectory in offline]
@@ -47,7 +48,7 @@ def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None
     """Train the newest experience model further, as `name`: half on the policy's real episodes, half on offline data."""
     s = work.settings
     rng, half = Random(f"{s.seed}/mix/{iteration}"), s.batch_size * s.refresh_steps // 2
-    new = _experience_data(work, list(work.replay_buffer.trajectories(run=work.run_name(REFRESH))))
+    new = _experience_data(work, list(work.replay_buffer.trajectories(run=work.run_name(REFRESH), errors=False)))
     old = _experience_data(work, work.replay_buffer.sample(half, rng=rng, source="offline"))
     _fine_tune(
         work,
@@ -87,6 +88,7 @@ def _earns_something(work: Workspace, experience: ExperienceModel, model: Any, t
         return False
     policy = _policy(work, model, tokenizer)
     episodes = work.play("base/dream", policy, work.tasks("train")[:64], experience=experience, iteration=step)
+    check_played([episode for episode in episodes if is_missing(episode)])
     if enough := sum(t.reward for t in episodes) >= work.settings.base_reward * len(episodes):
         work.progress("base policy (it earns enough)", step, step)
     return enough
@@ -101,7 +103,7 @@ def _stopped_rising(work: Workspace, model: Any, tokenizer: Any, step: int) -> b
     successes = sum(trajectory.success for trajectory in episodes)
     best.offer(step, successes, sum(t.reward for t in episodes) / max(len(episodes), 1), policy)
     work.say(f"supervised for {step} steps: real {successes}/{len(episodes)}")
-    return step - best.at >= PATIENCE * CHECKED
+    return step - best.risen_at >= PATIENCE * CHECKED
 
 
 def _policy(work: Workspace, model: Any, tokenizer: Any) -> Any:
@@ -142,6 +144,11 @@ def _fine_tune(
     """Fine-tune `models/START` on conversations and write `models/TO`. Args: `options`, of `sft.fine_tune`."""
     from dreamgym_lg.integrations.trl.sft import fine_tune
 
+    if not (work.models / start).exists():
+        raise ConfigurationError(
+            f"{work.out} has no local experience model, from whose weights this training starts: call train_experience(), "
+            "or give policy= where experience_model= is a hosted model"
+        )
     fine_tune(
         work.models / start,
         work.models / to,

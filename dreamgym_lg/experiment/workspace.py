@@ -1,11 +1,13 @@
 """The folder of an experiment: its settings, replay buffer, models and stages."""
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -29,15 +31,26 @@ if TYPE_CHECKING:
 
     CreateEngine = Callable[[Path], Engine]
 
+logger = logging.getLogger(__name__)
+
 TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
 """Names under which trajectories are recorded; those of evaluations begin with `validate/` and `proof/`."""
 
-RAISED_LATER = {"iterations"}
+CHANGED_LATER = {"iterations", "stop_after_uniform"}
 """Settings that may change between two runs in the same folder."""
+TRAINING = {
+    "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "synthetic_share", "evaluate_every",
+    "evaluate_tasks", "real_evaluation", "refresh_every", "refresh_episodes", "refresh_steps", "policy_tokens",
+}  # fmt: skip
+"""Settings that only training reads."""
+DATA = "stage/experience/data"
+"""Where it is recorded how many trajectories the experience model was trained from."""
 
 
 class Workspace:
-    """What the stages of an experiment share. Every stage leaves its result here and is skipped once that is there.
+    """The folder, replay buffer and models that all stages of an experiment share.
+
+    Every stage leaves its result in the folder and is skipped once that is there.
 
     Args:
         world: What the experiment is about.
@@ -49,7 +62,7 @@ class Workspace:
         engine: Creates what generates the policy's replies from the folder of its weights; it has to follow them when
             `Engine.clear` is called. Default: the weights in this process.
         progress: Called throughout with a label, how much is done, and of how much.
-        say: Called with one line at each evaluation and whenever something should be known at once.
+        say: Called with one line at each evaluation and whenever something should be known at once. Default: a logged warning.
     """
 
     def __init__(
@@ -62,9 +75,11 @@ class Workspace:
         experience_model: ExperienceModel | BaseChatModel | str | None = None,
         engine: "CreateEngine | None" = None,
         progress: Callable[[str, int, int], None] = lambda label, done, total: None,
-        say: Callable[[str], None] = lambda text: None,
+        say: Callable[[str], None] = logger.warning,
     ) -> None:
         self.world, self.out, self.settings = world, Path(out), settings or world.settings
+        if settings is None and (found := self._stored_settings()) is not None and found.pop("world", "") == world.name:
+            self.settings = Settings(**found)  # type: ignore[arg-type]  # checked as it was written
         self.engine, self.progress, self.say = engine, progress, say
         self._buffer, self._prefix = replay_buffer, "" if replay_buffer is None else None
         self._given = experience_model
@@ -83,21 +98,34 @@ class Workspace:
             self._buffer = ReplayBuffer(self.out / "replay.db")
         return self._buffer
 
-    def open(self) -> None:
-        """Make the folder, or check that it was made with this world and these settings.
+    def open(self, settings: Settings | None = None) -> None:
+        """Make the folder, or check that it was made with this world and these settings. Args: `settings`, new ones.
 
-        Raises `ConfigurationError` otherwise; settings that may be raised later are taken over.
+        Raises `ConfigurationError` otherwise. What only training reads may change until it has begun.
         """
-        self.models.mkdir(parents=True, exist_ok=True)
-        file = self.out / "settings.json"
-        wanted = json.loads(json.dumps({"world": self.world.name, **asdict(self.settings)}))
-        if file.exists():
-            found = json.loads(file.read_text())
-            changed = sorted(key for key in wanted if key not in RAISED_LATER and found.get(key) != wanted[key])
+        wanted = json.loads(json.dumps({"world": self.world.name, **asdict(settings or self.settings)}))
+        if (found := self._stored_settings()) is not None:
+            free = CHANGED_LATER if (self.out / "training.db").exists() else CHANGED_LATER | TRAINING
+            changed = sorted(key for key in wanted if key not in free and found.get(key) != wanted[key])
             if changed:
-                told = ", ".join(f"{key} {found.get(key)!r}, not {wanted[key]!r}" for key in changed[:4])
-                raise ConfigurationError(f"{self.out} holds an experiment with another {told}: keep to it, or take another out")
-        file.write_text(json.dumps(wanted, indent=2))
+                before, now = ("".join(f" {key}={values.get(key)!r}" for key in changed[:4]) for values in (found, wanted))
+                raise ConfigurationError(
+                    f"{self.out} was made with{before}, and{now} is given: give the old value, or another folder (out=, --out)"
+                )
+        self.settings = settings or self.settings
+        self.models.mkdir(parents=True, exist_ok=True)
+        if found is None or (settings is not None and found != wanted):
+            _write(self.out / "settings.json", json.dumps(wanted, indent=2))
+
+    def _stored_settings(self) -> dict[str, object] | None:
+        """What the folder was made with; None for a new one."""
+        file = self.out / "settings.json"
+        if not file.exists():
+            return None
+        try:
+            return dict(json.loads(file.read_text()))
+        except ValueError as error:
+            raise ConfigurationError(f"{file} is damaged ({error}): restore it, or take another folder") from error
 
     def run_name(self, name: str) -> str:
         """The name under which episodes and metrics are recorded; in a shared buffer it begins with this folder's."""
@@ -105,7 +133,7 @@ class Workspace:
             file = self.out / "run"
             if not file.exists():
                 self.out.mkdir(parents=True, exist_ok=True)
-                file.write_text(f"{self.out.name}-{uuid4().hex[:8]}/")
+                _write(file, f"{self.out.name}-{uuid4().hex[:8]}/")
             self._prefix = file.read_text()
         return f"{self._prefix}{name}"
 
@@ -144,10 +172,18 @@ class Workspace:
         return found
 
     def offline(self) -> list[Trajectory]:
-        """The collected trajectories, or all imported ones, in an order drawn by the seed."""
-        found = list(self.replay_buffer.trajectories(source="offline", split="train", errors=False))
-        Random(self.settings.seed).shuffle(found)
-        return found
+        """The collected trajectories, or else all imported ones, in an order drawn by the seed.
+
+        What came after the experience model was trained is behind the others: their order, and so which of them were held out
+        from it, stays.
+        """
+        buffer = self.replay_buffer
+        usable = partial(buffer.trajectories, source="offline", split="train", errors=False)
+        found = list(usable(run=self.run_name(OFFLINE))) or list(usable())
+        known = int(next((row["trajectories"] for row in buffer.metrics(self.run_name(DATA))), len(found)))
+        first = found[:known]
+        Random(self.settings.seed).shuffle(first)
+        return first + found[known:]
 
     def held_out_offline(self) -> list[Trajectory]:
         """The offline trajectories that `train_experience` did not take, in the order of `offline`; all, for a given model.
@@ -239,7 +275,23 @@ class Workspace:
             seed=self.settings.seed,
             concurrency=self.settings.concurrency,
             attempts=3,
+            recursion_limit=max(200, 2 * self.world.max_steps + 5),
             replay_buffer=self.replay_buffer,
             experience_version=experience.version if experience is not None else "",
         )
         return run_lasting(episodes)
+
+
+def policy_version(policy: "BaseChatModel | Path") -> str:
+    """Which weights a policy has: the stamp of its folder, else its path or name, else its class."""
+    name = str(policy) if isinstance(policy, Path) else str(getattr(policy, "name_or_path", ""))
+    stamp = Path(name) / "version"
+    return stamp.read_text() if name and stamp.is_file() else name or type(policy).__name__
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file that is either whole or as it was."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f"{file.name}.tmp")
+    draft.write_text(text)
+    draft.replace(file)

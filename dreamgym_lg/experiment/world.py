@@ -1,4 +1,4 @@
-"""`World`: what an experiment is about."""
+"""`World`: the tasks and the real environment of an experiment."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ Messages = list[dict[str, str]]
 
 
 class World(ABC):
-    """What an `Experiment` is about: its tasks, its real environment, and what else is known of it.
+    """The tasks and the real environment that an `Experiment` trains and evaluates on.
 
     An `Environment` says how to step. A world says what an experiment needs around it. A subclass gives `name`, `tasks` and
     `create_environment`; everything else has a default.
@@ -37,7 +37,8 @@ class World(ABC):
     rewards: Rewards = "outcome"
     """What a dreamed episode pays: 1 for a success, or the change of the environment's own score (`DreamEnvironment`)."""
     hidden_facts: HiddenFacts | None = None
-    """What of a world is drawn once by its seed; a plain function in a class body has to be a `staticmethod`."""
+    """Gives the facts that a task hides, drawn once by the task's seed. A plain function in a class body has to be a
+    `staticmethod`."""
 
     @abstractmethod
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> Sequence[Task]:

@@ -45,6 +45,11 @@ def open_folder(folder: Path, world: World | None = None, **settings: Any) -> Ex
         raise ConfigurationError(
             f"{str(folder)!r} is no folder of an experiment: it has no settings.json (`dreamgym train WORLD` makes one)"
         )
+    if (folder / "run").exists():
+        raise ConfigurationError(
+            f"the episodes of {folder} are in a replay buffer elsewhere: in place of the folder, give FILE.py:NAME of the "
+            "Experiment"
+        )
     try:
         stored = json.loads(file.read_text())
         name = str(stored.pop("world"))

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NotRequired, TypedDict
+from uuid import uuid4
 
 import torch
 
@@ -278,12 +279,16 @@ def fine_tune(
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """Write a model folder, tokenizer and chat template with it, that is either whole or not there."""
+    """Write a model folder, tokenizer and chat template with it, that is either whole or not there.
+
+    Its file `version` names these weights: each time they are written it is another one.
+    """
     draft, old = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
     for left in (draft, old):
         shutil.rmtree(left, ignore_errors=True)
     model.save_pretrained(draft)
     tokenizer.save_pretrained(draft)
+    (draft / "version").write_text(uuid4().hex[:8])
     if path.exists():
         path.rename(old)  # a folder cannot be replaced in one step, and deleting it in place can be interrupted
     draft.rename(path)

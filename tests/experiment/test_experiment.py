@@ -1,6 +1,5 @@
 """What holds for an experiment on any world: its folder, its stages, the policy it keeps, how worlds are found."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -102,11 +101,14 @@ def test_a_world_without_scripted_policies_says_what_to_do(tmp_path: Path) -> No
 
 def test_a_folder_keeps_its_settings_and_only_iterations_may_change(work: Experiment, tmp_path: Path) -> None:
     work.collect()
-    Experiment(Doors(), work.out, replace(work.settings, iterations=99)).open()
-    assert json.loads((work.out / "settings.json").read_text())["iterations"] == 99
-    with pytest.raises(ConfigurationError, match="another num_tasks 8, not 3: keep to it"):
-        Experiment(Doors(), work.out, replace(work.settings, num_tasks=3)).collect()
-    with pytest.raises(ConfigurationError, match="another .*world 'tests/doors'"):
+    Experiment(Doors(), work.out).open(replace(work.settings, iterations=99, num_tasks=3))
+    assert Experiment(Doors(), work.out).settings == replace(work.settings, iterations=99, num_tasks=3)
+    (work.out / "training.db").touch()
+    with pytest.raises(ConfigurationError, match="was made with num_tasks=3, and num_tasks=4 is given"):
+        Experiment(Doors(), work.out).open(replace(work.settings, num_tasks=4))
+    with pytest.raises(ConfigurationError, match="was made with retrieved=3, and retrieved=2 is given: give the old value"):
+        Experiment(Doors(), work.out, replace(Experiment(Doors(), work.out).settings, retrieved=2)).collect()
+    with pytest.raises(ConfigurationError, match="was made with .*world='tests/doors'"):
         Experiment(Shut(), work.out).open()
 
 
@@ -179,7 +181,7 @@ def test_the_policy_with_the_most_real_successes_is_kept_the_newest_of_equals(
         best = BestPolicy(work, "best")  # anew each time, as after a crash
         best.offer(at, successes, reward, SimpleNamespace(model=at, tokenizer=None))  # type: ignore[arg-type]
     assert [model for model, _ in saved] == [10, 40, 50] and {name for _, name in saved} == {"best"}
-    assert BestPolicy(work, "best").at == 50
+    assert BestPolicy(work, "best").risen_at == 50
 
 
 def test_an_engine_of_ones_own_answers_for_the_policy(work: Experiment, tmp_path: Path) -> None:
