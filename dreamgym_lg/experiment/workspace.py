@@ -106,7 +106,8 @@ class Workspace:
         wanted = json.loads(json.dumps({"world": self.world.name, **asdict(settings or self.settings)}))
         if (found := self._stored_settings()) is not None:
             free = CHANGED_LATER if (self.out / "training.db").exists() else CHANGED_LATER | TRAINING
-            changed = sorted(key for key in wanted if key not in free and found.get(key) != wanted[key])
+            differing = (key for key in wanted if key not in free and found.get(key) != wanted[key])
+            changed = sorted(differing, key=lambda key: (key != "world", key))
             if changed:
                 before, now = ("".join(f" {key}={values.get(key)!r}" for key in changed[:4]) for values in (found, wanted))
                 raise ConfigurationError(
