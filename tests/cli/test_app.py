@@ -162,7 +162,7 @@ def test_a_folder_of_other_settings_is_left_alone(folder: Path) -> None:
     other.open()
     before = (folder / "run" / "settings.json").read_text()
     shown = refused("collect", "peckingorder", "--out", "run")
-    assert "world='textworld_express/twc'" in shown and "world='textworld_express/peckingorder' is given" in shown
+    assert "world='textworld_express/twc'" in shown and "and world='textworld_express/peckingorder'" in shown
     assert "on the world 'textworld_express/twc', not 'textworld_express/peckingorder'" in refused(
         "eval", "peckingorder", "--out", "run"
     )
