@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Agent = Annotated[
     str,
     typer.Argument(
-        metavar="AGENT", help="FILE.py:NAME or package.module:NAME of a graph, of an object with invoke, or of what makes one."
+        metavar="AGENT", help="FILE.py:NAME or package.module:NAME of a graph, of an object with invoke, or of a function that creates one."
     ),
 ]
 PassThrough = Annotated[list[str] | None, typer.Option(help="A tool that really runs; may be repeated.")]
@@ -62,9 +62,9 @@ def doctor(
     simulate_node: SimulateNode = None,
     as_json: AsJson = False,
 ) -> None:
-    """What of an agent a dream simulates, what passes through, what it cannot simulate, and what to do about that.
+    """Show which parts of an agent a dream simulates, which run for real, which cannot be simulated, and how to fix those.
 
-    Nothing of the agent is run but its module. Exit code 0: it can be dreamed; 1: something would be stopped or could leak;
+    Only the agent's module is imported; a function that creates the agent is called. Exit code 0: it can be dreamed; 1: something would be stopped or could leak;
     2: it could not be loaded.
     """
     with errors_shown():
@@ -189,7 +189,7 @@ def import_traces(
     held_out: HeldOut = 0.0,
     strict: Strict = False,
 ) -> None:
-    """Read existing traces into a replay buffer, where they ground the dream. Read twice, they are stored once."""
+    """Read existing traces into a replay buffer, where they ground the dream. Importing the same file twice stores it once."""
     from dreamgym_lg.replay.buffer import ReplayBuffer
     from dreamgym_lg.traces import load_traces
 

@@ -43,7 +43,7 @@ Refresh = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Real episodes shown to the experience model at each refresh; 0 spends no real step. Default: the settings'.",
+        help="Real episodes shown to the experience model at each refresh; 0 spends no real step. Default: the world's setting.",
     ),
 ]
 To = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write the trained policy to; it must not exist.")]
@@ -129,7 +129,7 @@ def demo(
     iterations: Iterations = None,
     refresh: Refresh = None,
 ) -> None:
-    """The closed loop end to end: collect, train in the dream, prove it in the real environment, show it."""
+    """Run every stage: collect, train in the dream, evaluate in the real environment, write the report."""
     with _opened(world, seed=seed, out=out, quickly=quick, iterations=iterations, refresh_episodes=refresh) as work:
         _prepare(work)
         work.train_supervised()
@@ -155,7 +155,7 @@ def train(
     iterations: Iterations = None,
     refresh: Refresh = None,
 ) -> None:
-    """Train experience model and base policy on the collected data, then the policy in the dream."""
+    """Collect data if needed, train the experience model and the base policy, then the policy in the dream."""
     with _opened(world, seed=seed, out=out, quickly=quick, iterations=iterations, refresh_episodes=refresh) as work:
         _prepare(work)
         work.train()
