@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 Agent = Annotated[
     str,
     typer.Argument(
-        metavar="AGENT", help="FILE.py:NAME or package.module:NAME of a graph, of an object with invoke, or of a function that creates one."
+        metavar="AGENT",
+        help="FILE.py:NAME or package.module:NAME of a graph, of an object with invoke, or of a function that creates one.",
     ),
 ]
 PassThrough = Annotated[list[str] | None, typer.Option(help="A tool that really runs; may be repeated.")]
@@ -64,8 +65,8 @@ def doctor(
 ) -> None:
     """Show which parts of an agent a dream simulates, which run for real, which cannot be simulated, and how to fix those.
 
-    Only the agent's module is imported; a function that creates the agent is called. Exit code 0: it can be dreamed; 1: something would be stopped or could leak;
-    2: it could not be loaded.
+    Only the agent's module is imported; a function that creates the agent is called. Exit code 0: it can be dreamed; 1:
+    something would be stopped or could leak; 2: it could not be loaded.
     """
     with errors_shown():
         from dreamgym_lg.simulate.doctor import examine

@@ -43,7 +43,7 @@ Refresh = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Real episodes shown to the experience model at each refresh; 0 spends no real step. Default: the world's setting.",
+        help="Real episodes shown to the experience model at each refresh; 0 spends no real step. Default: the world's.",
     ),
 ]
 To = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write the trained policy to; it must not exist.")]
