@@ -98,7 +98,9 @@ def buffer(tmp_path: Path) -> ReplayBuffer:
 
 
 def gym_of(agent: Agent, buffer: ReplayBuffer, **options: Any) -> DreamGym:
-    return DreamGym(agent.graph, **{"replay_buffer": buffer, "experience_model": World(), "tasks": tasks(), **options})
+    out = Path(buffer._name).parent / "gym"
+    given = {"replay_buffer": buffer, "experience_model": World(), "tasks": tasks(), "out": out, **options}
+    return DreamGym(agent.graph, **given)
 
 
 def test_what_the_constructor_refuses(agent: Agent, buffer: ReplayBuffer) -> None:
@@ -220,7 +222,7 @@ def test_what_evaluation_and_export_need(agent: Agent, buffer: ReplayBuffer, tmp
     with pytest.raises(ConfigurationError, match="no weights to save"):
         gym.export(tmp_path / "policy", policy=Says())
     with pytest.raises(ConfigurationError, match="cannot be trained"):
-        gym.train(Says(), 1)
+        gym_of(agent, buffer, out=tmp_path / "run").train(Says(), 1)
     with pytest.raises(ConfigurationError, match="split 'train'"):
         gym_of(agent, buffer, tasks=tasks()[2:]).train("none", 1)
 
