@@ -267,7 +267,8 @@ def test_an_object_with_invoke_is_played_as_it_is(agent: Agent, buffer: ReplayBu
             return self.graph.invoke({"messages": [("human", question)]})["messages"][-1].text
 
     gym = DreamGym(
-        Desk(), out=Path(buffer._name).parent / "gym", replay_buffer=buffer, experience_model=World(), tasks=tasks(), payload=lambda task: task.instruction,
+        Desk(), out=Path(buffer._name).parent / "gym",
+        replay_buffer=buffer, experience_model=World(), tasks=tasks(), payload=lambda task: task.instruction,
         verify=lambda task, state: state == "done",
     )  # fmt: skip
     assert gym.evaluate(Says())[0].successes == 1 and agent.booked == []

@@ -71,6 +71,7 @@ def test_connections_outlive_an_evaluation(serve: Any, chat_model: Any, tmp_path
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         gym = DreamGym(
             create_agent(policy, [find_room]),
+            out=tmp_path / "gym",
             replay_buffer=buffer,
             experience_model=chat_model(server),
             tasks=tasks,
