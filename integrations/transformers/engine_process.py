@@ -39,6 +39,10 @@ main(given, sent)
 """
 
 
+_GIVES_BACK = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
+"""Settings of glibc: keys and values of all lengths come and go, and what is freed is not kept in pieces of no use."""
+
+
 class ProcessEngine:
     """Generates the replies of a model that a process of its own has loaded. Thread-safe.
 
@@ -59,7 +63,7 @@ class ProcessEngine:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the parent, whose episodes still ask while they come to their end
-            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": python_path},
+            env={"OMP_WAIT_POLICY": "PASSIVE", **_GIVES_BACK, **os.environ, "PYTHONPATH": python_path},
         )
         weakref.finalize(self, _end, self._child)
         self.passes: deque[tuple[float, float]] = deque(maxlen=PASSES)

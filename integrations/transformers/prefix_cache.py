@@ -1,6 +1,6 @@
 """The conversations an engine remembers: their tokens as they were sampled, and the keys and values of those."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,8 +36,6 @@ class Prefix:
     """Shared with the conversations that this one went on from and into; None: forgotten."""
     known: int = 0
     """Tokens with keys and values; the last sampled one has none yet."""
-    added: int = 0
-    """Bytes that this conversation added to `cached`."""
 
 
 class PrefixCache:
@@ -46,6 +44,8 @@ class PrefixCache:
     def __init__(self) -> None:
         self.prefixes: OrderedDict[_Key, Prefix] = OrderedDict()
         self.cached_bytes = 0
+        """Of all buffers, their room to grow included; one that several conversations share is counted once."""
+        self._sharing: Counter[int] = Counter()
         self._tokens_only: OrderedDict[_Key, Prefix] = OrderedDict()
 
     def find(self, request: Request, text: str) -> Prefix | None:
@@ -81,15 +81,16 @@ class PrefixCache:
             self._forget(_key(request.owner, request.conversation))
         filled, total = known.shape[-2], known.shape[-2] + new.shape[-2]
         cached = before.cached if before is not None else None
-        added = new.nbytes
         if cached is None or cached.filled != filled or cached.buffer.shape[-2] < total:  # or another has gone on from there
-            cached = KeyValues(new.new_empty(*new.shape[:3], 2 * total, new.shape[-1]), total)
+            room = total + max(total // 4, 16)  # for the next steps; twice as much would be most of what is kept
+            cached = KeyValues(new.new_empty(*new.shape[:3], room, new.shape[-1]), total)
             cached.buffer[..., :filled, :] = known
-            added += known.nbytes
         cached.buffer[..., filled:total, :] = new
         cached.filled = total
-        self.prefixes[key] = Prefix(text, ids, cached, total, added)
-        self.cached_bytes += added
+        self.prefixes[key] = Prefix(text, ids, cached, total)
+        self._sharing[id(cached)] += 1
+        if self._sharing[id(cached)] == 1:
+            self.cached_bytes += cached.buffer.nbytes
         while self.cached_bytes > CACHED_BYTES:
             self._drop_keys(next(iter(self.prefixes)))
 
@@ -100,8 +101,12 @@ class PrefixCache:
 
     def _forget(self, key: _Key) -> None:
         self._tokens_only.pop(key, None)
-        if (prefix := self.prefixes.pop(key, None)) is not None:
-            self.cached_bytes -= prefix.added
+        if (prefix := self.prefixes.pop(key, None)) is None or prefix.cached is None:
+            return
+        self._sharing[id(prefix.cached)] -= 1
+        if not self._sharing[id(prefix.cached)]:
+            del self._sharing[id(prefix.cached)]
+            self.cached_bytes -= prefix.cached.buffer.nbytes
 
     def _drop_keys(self, key: _Key) -> None:
         """Keep the tokens without keys and values: to encode the text again could give others, and split the segment."""
