@@ -122,9 +122,8 @@ def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, e
     asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
     figures["real"].setdefault(name, {})[mode] = summarise(real) | asked
     if name != "supervised":  # it has no dream to be compared with
-        dreamed = check_played(
-            work.play(f"proof/dream/{version}/{experience.version}", policy, held_out, experience=experience)
-        )
+        run = f"proof/dream@{experience.version}/{version}"
+        dreamed = check_played(work.play(run, policy, held_out, experience=experience))
         figures["dream"].setdefault(name, {})[mode] = summarise(dreamed)
     for panel, tasks in work.panels().items():
         found = check_played(work.play(f"proof/{panel}/{version}", policy, tasks))

@@ -63,7 +63,7 @@ def compare_success_rates(trajectories: Sequence[Trajectory]) -> tuple[Compariso
 
 
 def _policy(run: str) -> str:
-    return "/".join(part for part in run.split("/") if part not in _SIDES)
+    return "/".join(part for part in run.split("/") if part.partition("@")[0] not in _SIDES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

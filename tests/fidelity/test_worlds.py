@@ -43,7 +43,7 @@ def test_a_policy_is_compared_on_the_tasks_that_it_played_in_both_worlds() -> No
         played("train", "synthetic", "t1", True, iteration=10),  # never real
         played("offline", "offline", "t1", True),
         played("proof/real/base", "real", "t1", False),
-        played("proof/dream/base", "synthetic", "t1", True),
+        played("proof/dream@experience-0/base", "synthetic", "t1", True),
     ]
     first, second = compare_success_rates([*real, *dream, *others])
     assert (first.policy, first.iteration) == ("validate", 10)
