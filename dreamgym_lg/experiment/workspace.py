@@ -240,7 +240,11 @@ class Workspace:
         if name not in self._processes or not own_process:
             tokens = self.settings.experience_tokens
             model = LocalChatModel.from_path(
-                self.models / name, temperature=0, max_new_tokens=tokens, own_process=own_process
+                self.models / name,
+                temperature=0,
+                max_new_tokens=tokens,
+                own_process=own_process,
+                max_batch_size=64,  # long prompts: twice as many at once would double its memory
             )
             if not own_process:
                 return model
