@@ -226,19 +226,21 @@ def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:
     modes = list(dict.fromkeys(row.mode for row in rows))
     policies = list(dict.fromkeys(row.policy for row in rows))
     step = 2.6 / len(policies)
+    small = min(1.0, 7.5 / max(len(rows), 1))  # twelve bars with their figures have to stand side by side
     axes.set(title="Before and after", xlim=(-0.7, 2.8 * len(modes) - 0.7), ylim=(0, 1.2), xticks=[], yticks=TICKS)
     axes.grid(axis="y")
     for place, mode in enumerate(modes):
         axes.text(2.8 * place + 0.65, -0.12, mode.replace(", ", "\n"), size=13.5, weight="bold", ha="center", va="top")
     for row in rows:
         x = 2.8 * modes.index(row.mode) + step * policies.index(row.policy)
-        axes.text(x, -0.035, row.policy, ha="center", va="top", size=11.5)
+        axes.text(x, -0.035, row.policy, ha="center", va="top", size=12 * small)
         if row.real:
             axes.bar(x, row.real.value, 0.5 * step, color=REAL, alpha=1 if row.policy == "trained" else 0.45)
             _draw_rates(axes, {x: row.real}, fmt="none", ecolor=INK)
             top, count = row.real.high, f"{row.real.successes}/{row.real.episodes}"
-            axes.text(x - 0.06 * step, top + 0.02, count, fontsize=12.5, ha="center", va="bottom", color=FAINT)
-            axes.text(x - 0.06 * step, top + 0.08, f"{row.real.value:.2f}", size=17, weight="bold", ha="center", va="bottom")
+            above: dict[str, Any] = {"ha": "center", "va": "bottom"}
+            axes.text(x - 0.06 * step, top + 0.02, count, fontsize=12.5 * small, color=FAINT, **above)
+            axes.text(x - 0.06 * step, top + 0.08, f"{row.real.value:.2f}", size=17 * small, weight="bold", **above)
         if row.dream:
             _draw_rates(axes, {x + 0.37 * step: row.dream}, fmt="D", color=DREAM, mfc="white")
     axes.plot([], [], "s", color=REAL, ms=12, label="real")
