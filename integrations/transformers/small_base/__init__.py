@@ -1,0 +1,6 @@
+"""The small pretrained model that every small model starts from: its files, and how they are made (`pretrain`, `skills`)."""
+
+from pathlib import Path
+
+SMALL_BASE = Path(__file__).parent / "model"
+"""The folder of weights, tokenizer, chat template and card; `LocalChatModel.from_path(SMALL_BASE)` loads it like any other."""

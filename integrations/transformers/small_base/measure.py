@@ -1,0 +1,108 @@
+"""How exactly the small base copies: `python -m dreamgym_lg.integrations.transformers.small_base.measure [FOLDER]`.
+
+Whole replies, greedy, on names that are built from other sounds than those of pretraining.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from langchain_core.messages import AIMessage, HumanMessage
+
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
+from dreamgym_lg.integrations.transformers.small_base.skills import ORDINALS, Names
+
+LENGTHS = (2, 5, 10, 20)
+ONSETS = "br cl dr fl gr pl qu sh sk st str th tr ch sp x y wh".split()
+RHYMES = "aim ance ay ead eep ick ield oast oom orn ound ull urk yle ax ose ish ern".split()
+
+
+def unseen_word(rng: Random) -> str:
+    """A word of one to three syllables that pretraining's invented words do not have: `quoast`, `strielday`."""
+    return "".join(rng.choice(ONSETS) + rng.choice(RHYMES) for _ in range(rng.choice([1, 2, 2, 3])))
+
+
+Probe = tuple[str, list[dict[str, Any]], str]
+"""What is said, the tools, and the reply that is right (of a call: its arguments as JSON)."""
+
+
+def _pick(rng: Random, things: list[str]) -> Probe:
+    thing = rng.choice(things)
+    return f"You see {', '.join(f'a {each}' for each in things)}.\nTake the {thing}.", [], f"take {thing}"
+
+
+def _ordinal(rng: Random, things: list[str]) -> Probe:
+    at = rng.randrange(min(len(things), len(ORDINALS)))
+    return f"Here: {', '.join(things)}.\nWhat is the {ORDINALS[at]}?", [], things[at]
+
+
+def _last(rng: Random, things: list[str]) -> Probe:
+    return f"Here: {', '.join(things)}.\nWhat is the last one?", [], things[-1]
+
+
+def _argument(rng: Random, things: list[str]) -> Probe:
+    thing = rng.choice(things)
+    schema = {"properties": {"parcel_id": {"type": "string"}}, "required": ["parcel_id"], "type": "object"}
+    function = {"name": "find_parcel", "description": "Find one parcel by its parcel_id.", "parameters": schema}
+    said = f"The list: {', '.join(things)}.\nplease find the parcel with parcel_id {thing}."
+    return said, [{"type": "function", "function": function}], json.dumps({"parcel_id": thing})
+
+
+KINDS: dict[str, tuple[Callable[[Random, list[str]], Probe], str]] = {
+    "one word": (_pick, "word"),
+    "two words": (_pick, "words"),
+    "id": (_pick, "id"),
+    "id as JSON argument": (_argument, "id"),
+    "two words as JSON argument": (_argument, "words"),
+    "k-th of the list": (_ordinal, "word"),
+    "last of the list": (_last, "word"),
+}
+
+
+def probes(kind: str, length: int, count: int) -> list[Probe]:
+    """So many probes of one of `KINDS`, over lists of `length` names."""
+    ask, named = KINDS[kind]
+    found = []
+    for i in range(count):
+        rng = Random(f"{kind}/{length}/{i}")
+        names = Names(rng, [unseen_word(rng) for _ in range(200)])
+        draw = {
+            "word": lambda rng=rng: unseen_word(rng),
+            "words": lambda rng=rng: f"{unseen_word(rng)} {unseen_word(rng)}",
+            "id": names.id,
+        }[named]
+        found.append(ask(rng, names.several(length, draw)))
+    return found
+
+
+def exact(policy: LocalChatModel, asked: list[Probe]) -> float:
+    """The share of replies that are right, character by character."""
+    tools = asked[0][1]
+    replies = (policy.bind_tools(tools) if tools else policy).batch([[HumanMessage(said)] for said, _, _ in asked])
+    return sum(_said(reply) == right for reply, (_, _, right) in zip(replies, asked, strict=True)) / len(asked)
+
+
+def _said(reply: AIMessage) -> str:
+    return json.dumps(reply.tool_calls[0]["args"]) if reply.tool_calls else reply.text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=SMALL_BASE)
+    parser.add_argument("--count", type=int, default=100, help="probes of each kind and length")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    policy = LocalChatModel.from_path(given.folder, dtype="float32", temperature=0, max_new_tokens=48)
+    print(f"| list length | {' | '.join(map(str, LENGTHS))} |\n|{' --- |' * (len(LENGTHS) + 1)}")
+    for kind in KINDS:
+        shares = [exact(policy, probes(kind, length, given.count)) for length in LENGTHS]
+        print(f"| {kind} | {' | '.join(f'{share:.2f}' for share in shares)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""Make the small base again: `python -m dreamgym_lg.integrations.transformers.small_base.pretrain --out models/base`.
+
+A Qwen2 whose first two layers begin as the circuit that copying needs (Elhage et al. 2021, Olsson et al. 2022): heads that
+attend one and two tokens back, and heads that attend to what followed the same two tokens earlier and copy it. Left to
+chance, that circuit is what a model this small takes thousands of steps to find, and finds inexactly.
+"""
+
+import argparse
+import copy
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from dreamgym_lg.integrations.transformers.small_base.skills import conversation, known_words
+from dreamgym_lg.integrations.transformers.tiny_models import CHAT_TEMPLATE, END, PAD, ROLES
+
+COMMON = 3500
+"""So many of `known_words()` are common ones, which the tokenizer keeps in few pieces."""
+VOCABULARY, HIDDEN, LAYERS, HEADS = 4096, 192, 4, 4
+HEAD = HIDDEN // HEADS
+ROPE_THETA = 1e8
+"""Large, so that most of a head's dimensions compare content and not position; Qwen2.5 has 1e6."""
+POSITIONAL = 9
+"""Pairs of rotary dimensions that turn too fast to compare content over 1,000 tokens."""
+TOKENS = HIDDEN // 2
+"""Dimensions of the residual stream that the embeddings begin in; the previous two tokens are written to the others."""
+
+MARKS = ["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+SPACED = (
+    "a an the and or of in on to is are was be it its you your my I we as at by for from with that this not no then there "
+    "what which where who how if can will do does has have was were but also You The It There"
+)
+SPLIT = Regex(
+    rf" (?:{'|'.join(SPACED.split())})(?![\p{{L}}\p{{N}}_])"  # words that nobody copies, with the space before them
+    r"|\p{L}+|\p{N}"  # any other word is the same tokens after a space, a quote or a line break; digits are one by one
+    r'| \{"| "|":|",|"\}+|\{"|\n+'  # JSON
+    r"|."
+)
+
+
+class Row(NamedTuple):
+    """Tokens, and which of them are learned."""
+
+    ids: list[int]
+    learned: list[bool]
+
+
+def create_tokenizer() -> PreTrainedTokenizerFast:
+    """The byte-level BPE of the small base, with the chat template of all small models."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(SPLIT, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(MARKS),
+        special_tokens=[PAD, END, *(f"<|{role}|>" for role in ROLES)],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(), trainer)
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _texts() -> Iterator[str]:
+    """What the tokenizer's pieces are counted in: conversations without tools, tool schemas, every word."""
+    for i in range(600):
+        made = conversation(f"tokenizer/{i}")
+        yield from (message["content"] for message in made.messages)
+        yield from (str(tool).replace("'", '"') for tool in made.tools or ())
+    for word in known_words()[:COMMON]:
+        yield from [word] * 20
+    yield from known_words()
+    yield from (word.capitalize() for word in known_words()[:500])
+
+
+# --- The model ------------------------------------------------------------------------------------------------------
+
+
+def create_copying_model(vocabulary: int, *, seed: int = 0) -> Qwen2ForCausalLM:
+    """A Qwen2 that copies by the previous two tokens before any training; all that is not this circuit adds nothing yet.
+
+    Of random token strings among 256 tokens that were said once before, it continues 0.98 right (measured, no training).
+    """
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        initializer_range=HIDDEN**-0.5,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.normal_(0, 0.11)
+        model.model.embed_tokens.weight[:, TOKENS:] *= 0.1
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.zero_()
+            layer.self_attn.o_proj.weight.zero_()
+        compared = _orthogonal(HEAD, TOKENS)
+        _attend_back(model.model.layers[0].self_attn, compared)
+        _continue_matches(model, compared)
+    return model
+
+
+def _orthogonal(rows: int, columns: int) -> torch.Tensor:
+    found, _ = torch.linalg.qr(torch.randn(max(rows, columns), min(rows, columns)))
+    return found if rows >= columns else found.T
+
+
+def _attend_back(attention: torch.nn.Module, compared: torch.Tensor, sharpness: float = 8.0) -> None:
+    """Let head n attend n + 1 tokens back, by Qwen2's biases alone, and write what stands there to its own dimensions.
+
+    Args:
+        compared: (HEAD, TOKENS): the projection of an embedding by which tokens are compared.
+        sharpness: By how much the score exceeds that of the neighbouring positions.
+    """
+    turns = ROPE_THETA ** (-torch.arange(HEAD // 2) * 2 / HEAD)
+    size = math.sqrt(sharpness * math.sqrt(HEAD) / (1 - turns.cos()).sum())
+    ones, zeros = torch.ones(HEAD // 2), torch.zeros(HEAD // 2)
+    for head in range((HIDDEN - TOKENS) // HEAD):
+        rows, back = slice(head * HEAD, (head + 1) * HEAD), head + 1
+        attention.q_proj.weight[rows] *= 0.1
+        attention.k_proj.weight[rows] *= 0.1
+        attention.k_proj.bias[rows] = size * torch.cat([ones, zeros])
+        attention.q_proj.bias[rows] = size * torch.cat([(turns * back).cos(), -(turns * back).sin()])
+        attention.v_proj.weight[rows] = 0
+        attention.v_proj.weight[rows, :TOKENS] = 0.1 * compared
+        attention.o_proj.weight[TOKENS + head * HEAD : TOKENS + (head + 1) * HEAD, rows] = torch.eye(HEAD)
+
+
+def _continue_matches(model: Qwen2ForCausalLM, compared: torch.Tensor, match: float = 25.0, copy: float = 0.8) -> None:
+    """Let the second layer's heads attend to where the last two tokens stood before one, and copy that one.
+
+    Args:
+        match: The attention score of a full match.
+        copy: How strongly it is copied.
+    """
+    layer = model.model.layers[1]
+    attention = layer.self_attn
+    slow = [i for i in range(HEAD) if i % (HEAD // 2) >= POSITIONAL]
+    one_back, two_back = slice(TOKENS, TOKENS + HEAD), slice(TOKENS + HEAD, TOKENS + 2 * HEAD)
+    ids = torch.randint(10, model.config.vocab_size, (4, 128))
+    seen = layer.input_layernorm(model.model(input_ids=ids, output_hidden_states=True).hidden_states[1])
+    for head in range(HEADS):
+        rows, mixed = slice(head * HEAD, (head + 1) * HEAD), _orthogonal(len(slow), HEAD)
+        second = 0.0 if head < HEADS // 2 else 0.7  # half of them match one token, half two
+        keys, queries = torch.zeros(HEAD, HIDDEN), torch.zeros(HEAD, HIDDEN)
+        keys[slow, one_back], keys[slow, two_back] = mixed, second * mixed
+        queries[slow, :TOKENS], queries[slow, one_back] = mixed @ compared, second * mixed
+        scores = ((seen[:, 1:] @ keys.T) * (seen[:, :-1] @ queries.T)).sum(-1) / math.sqrt(HEAD)
+        scale = math.sqrt(match / scores.mean().item())
+        attention.q_proj.weight[rows], attention.k_proj.weight[rows] = queries * scale, keys * scale
+    what = _orthogonal(HIDDEN, TOKENS)
+    attention.v_proj.weight.zero_()
+    attention.v_proj.weight[:, :TOKENS] = copy * what
+    attention.o_proj.weight[:TOKENS] = what.T
+
+
+# --- Training -------------------------------------------------------------------------------------------------------
+
+
+def row(tokenizer: PreTrainedTokenizerFast, seed: int | str) -> Row:
+    """One pretraining text: a conversation, of which the replies are learned, or (one in six) a string of random tokens
+    of which spans are said again, so that every token of the vocabulary is copied, among many and among few."""
+    rng = Random(f"row/{seed}")
+    if rng.random() < 1 / 6:
+        return random_spans(rng, len(tokenizer))
+    made = conversation(seed)
+    encoded = tokenizer.apply_chat_template(
+        made.messages, tools=made.tools, return_dict=True, return_assistant_tokens_mask=True
+    )
+    return Row(encoded["input_ids"], [bool(x) for x in encoded["assistant_masks"]])
+
+
+def random_spans(rng: Random, vocabulary: int) -> Row:
+    """Random tokens, then spans of them, whose first two or three tokens say which span it is and are not learned."""
+    size = rng.choice([12, 40, 160, vocabulary])
+    alphabet = [rng.randrange(5, vocabulary) for _ in range(size)]
+    ids = [rng.choice(alphabet) for _ in range(rng.randint(10, 80))]
+    learned, told = [False] * len(ids), list(ids)
+    for _ in range(rng.randint(4, 10)):
+        length, hint = rng.randint(5, min(20, len(told))), 2 if size > 40 else 3
+        at = rng.randint(0, len(told) - length)
+        ids += told[at : at + length]
+        learned += [i >= hint for i in range(length)]
+    return Row(ids, learned)
+
+
+def batches(
+    tokenizer: PreTrainedTokenizerFast, *, tokens: int, lengths: tuple[int, ...], seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Endless batches of packed rows, padded: ids and what is learned, each of shape (`tokens` / length, length)."""
+    rng, number, waiting = Random(seed), 0, Row([], [])
+    while True:
+        length = rng.choice(lengths)
+        ids = torch.zeros(tokens // length, length, dtype=torch.long)
+        learned = torch.zeros(tokens // length, length, dtype=torch.bool)
+        for packed in range(len(ids)):
+            at = 0
+            while at + len(waiting.ids) <= length:
+                ids[packed, at : at + len(waiting.ids)] = torch.tensor(waiting.ids)
+                learned[packed, at : at + len(waiting.ids)] = torch.tensor(waiting.learned)
+                at += len(waiting.ids)
+                waiting, number = row(tokenizer, f"{seed}/{number}"), number + 1
+                if len(waiting.ids) > min(lengths):
+                    waiting = Row([], [])  # of 2,000 conversations fewer than 5 % are that long
+        yield ids, learned
+
+
+def pretrain(
+    out: Path, *, steps: int, seed: int = 0, learning_rate: float = 1e-3, tokens: int = 2048, start: Path | None = None
+) -> None:
+    """Write tokenizer and weights (bfloat16) to `out`; every 100 steps, so that a run can be stopped.
+
+    Args:
+        tokens: Of one batch.
+        start: A folder to go on from; None to begin with `create_copying_model`.
+    """
+    tokenizer = create_tokenizer() if start is None else PreTrainedTokenizerFast.from_pretrained(start)
+    if start is None:
+        model = create_copying_model(len(tokenizer), seed=seed)
+    else:
+        model = Qwen2ForCausalLM.from_pretrained(start, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    begun, recent, data = time.monotonic(), [], batches(tokenizer, tokens=tokens, lengths=(512, 1024), seed=seed)
+    for step in range(1, steps + 1):
+        rate = learning_rate * min(1.0, step / 50) * (0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        recent.append(_update(model, optimizer, *next(data)))
+        if step % 20 == 0:
+            spent = time.monotonic() - begun
+            print(f"step {step}: loss {sum(recent) / len(recent):.3f}, {step * tokens / spent:.0f} tokens/s, {spent:.0f} s", flush=True)
+            recent.clear()
+        if step % 100 == 0 or step == steps:
+            tokenizer.save_pretrained(out)
+            copy.deepcopy(model).to(torch.bfloat16).save_pretrained(out)
+
+
+def _update(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, ids: torch.Tensor, learned: torch.Tensor) -> float:
+    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
+    loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[learned[:, 1:]]), ids[:, 1:][learned[:, 1:]])
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--steps", type=int, default=1100, help="optimiser steps, of 2,048 tokens")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--start", type=Path, help="go on from this folder")
+    given = parser.parse_args()
+    pretrain(given.out, steps=given.steps, seed=given.seed, learning_rate=given.learning_rate, start=given.start)
+
+
+if __name__ == "__main__":
+    main()
