@@ -9,7 +9,7 @@ import argparse
 import copy
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -18,7 +18,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from dreamgym_lg.integrations.transformers.small_base.skills import conversation, known_words
+from dreamgym_lg.integrations.transformers.small_base.skills import ACTS, VERBS, conversation, known_words
 from dreamgym_lg.integrations.transformers.tiny_models import CHAT_TEMPLATE, END, PAD, ROLES
 
 COMMON = 3500
@@ -32,6 +32,10 @@ POSITIONAL = 9
 TOKENS = HIDDEN // 2
 """Dimensions of the residual stream that the embeddings begin in; the previous two tokens are written to the others."""
 
+MATCHED = ((1.0,), (1.0,), (1.0, 0.7), (1.0, 0.7))
+"""How much each of the last tokens counts when a head of the second layer looks for where they stood before."""
+POOL = 24
+"""So many texts wait to be packed where they fit."""
 MARKS = ["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 SPACED = (
     "a an the and or of in on to is are was be it its you your my I we as at by for from with that this not no then there "
@@ -39,8 +43,9 @@ SPACED = (
 )
 SPLIT = Regex(
     rf" (?:{'|'.join(SPACED.split())})(?![\p{{L}}\p{{N}}_])"  # words that nobody copies, with the space before them
+    rf"|[,.:;?!] (?!(?:{'|'.join(SPACED.split())})(?![\p{{L}}\p{{N}}_]))"
     r"|\p{L}+|\p{N}"  # any other word is the same tokens after a space, a quote or a line break; digits are one by one
-    r'| \{"| "|":|",|"\}+|\{"|\n+'  # JSON
+    r'| \{"|": "|", "| "|":|",|"\}+|\{"|\n+'  # JSON
     r"|."
 )
 
@@ -85,7 +90,7 @@ def _texts() -> Iterator[str]:
     for word in known_words()[:COMMON]:
         yield from [word] * 20
     yield from known_words()
-    yield from (word.capitalize() for word in known_words()[:500])
+    yield from (word.capitalize() for word in [*VERBS, *ACTS, *known_words()[:100]] for _ in range(20))
 
 
 # --- The model ------------------------------------------------------------------------------------------------------
@@ -140,15 +145,21 @@ def _attend_back(attention: torch.nn.Module, compared: torch.Tensor, sharpness: 
     turns = ROPE_THETA ** (-torch.arange(HEAD // 2) * 2 / HEAD)
     size = math.sqrt(sharpness * math.sqrt(HEAD) / (1 - turns.cos()).sum())
     ones, zeros = torch.ones(HEAD // 2), torch.zeros(HEAD // 2)
-    for head in range((HIDDEN - TOKENS) // HEAD):
+    for head in range(HEADS):
         rows, back = slice(head * HEAD, (head + 1) * HEAD), head + 1
         attention.q_proj.weight[rows] *= 0.1
         attention.k_proj.weight[rows] *= 0.1
         attention.k_proj.bias[rows] = size * torch.cat([ones, zeros])
         attention.q_proj.bias[rows] = size * torch.cat([(turns * back).cos(), -(turns * back).sin()])
-        attention.v_proj.weight[rows] = 0
-        attention.v_proj.weight[rows, :TOKENS] = 0.1 * compared
-        attention.o_proj.weight[TOKENS + head * HEAD : TOKENS + (head + 1) * HEAD, rows] = torch.eye(HEAD)
+        attention.v_proj.weight[rows] *= float(back > 2)
+        if back <= 2:  # the others' place is learned
+            attention.v_proj.weight[rows, :TOKENS] = 0.1 * compared
+            attention.o_proj.weight[_back(head), rows] = torch.eye(HEAD)
+
+
+def _back(head: int) -> slice:
+    """Where in the residual stream the token `head` + 1 back is written."""
+    return slice(TOKENS + head * HEAD, TOKENS + (head + 1) * HEAD)
 
 
 def _continue_matches(model: Qwen2ForCausalLM, compared: torch.Tensor, match: float = 25.0, copy: float = 0.8) -> None:
@@ -161,15 +172,14 @@ def _continue_matches(model: Qwen2ForCausalLM, compared: torch.Tensor, match: fl
     layer = model.model.layers[1]
     attention = layer.self_attn
     slow = [i for i in range(HEAD) if i % (HEAD // 2) >= POSITIONAL]
-    one_back, two_back = slice(TOKENS, TOKENS + HEAD), slice(TOKENS + HEAD, TOKENS + 2 * HEAD)
     ids = torch.randint(10, model.config.vocab_size, (4, 128))
     seen = layer.input_layernorm(model.model(input_ids=ids, output_hidden_states=True).hidden_states[1])
     for head in range(HEADS):
         rows, mixed = slice(head * HEAD, (head + 1) * HEAD), _orthogonal(len(slow), HEAD)
-        second = 0.0 if head < HEADS // 2 else 0.7  # half of them match one token, half two
         keys, queries = torch.zeros(HEAD, HIDDEN), torch.zeros(HEAD, HIDDEN)
-        keys[slow, one_back], keys[slow, two_back] = mixed, second * mixed
-        queries[slow, :TOKENS], queries[slow, one_back] = mixed @ compared, second * mixed
+        for back, weight in enumerate(MATCHED[head]):
+            keys[slow, _back(back)] = weight * mixed
+            queries[slow, _back(back - 1) if back else slice(TOKENS)] = mixed if back else mixed @ compared
         scores = ((seen[:, 1:] @ keys.T) * (seen[:, :-1] @ queries.T)).sum(-1) / math.sqrt(HEAD)
         scale = math.sqrt(match / scores.mean().item())
         attention.q_proj.weight[rows], attention.k_proj.weight[rows] = queries * scale, keys * scale
@@ -210,23 +220,28 @@ def random_spans(rng: Random, vocabulary: int) -> Row:
 
 
 def batches(
-    tokenizer: PreTrainedTokenizerFast, *, tokens: int, lengths: tuple[int, ...], seed: int
+    tokenizer: PreTrainedTokenizerFast, *, tokens: int, lengths: Sequence[int], seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless batches of packed rows, padded: ids and what is learned, each of shape (`tokens` / length, length)."""
-    rng, number, waiting = Random(seed), 0, Row([], [])
+    rng, number, waiting = Random(seed), 0, list[Row]()
     while True:
         length = rng.choice(lengths)
         ids = torch.zeros(tokens // length, length, dtype=torch.long)
         learned = torch.zeros(tokens // length, length, dtype=torch.bool)
         for packed in range(len(ids)):
             at = 0
-            while at + len(waiting.ids) <= length:
-                ids[packed, at : at + len(waiting.ids)] = torch.tensor(waiting.ids)
-                learned[packed, at : at + len(waiting.ids)] = torch.tensor(waiting.learned)
-                at += len(waiting.ids)
-                waiting, number = row(tokenizer, f"{seed}/{number}"), number + 1
-                if len(waiting.ids) > min(lengths):
-                    waiting = Row([], [])  # of 2,000 conversations fewer than 5 % are that long
+            while at < length:
+                while len(waiting) < POOL:
+                    made, number = row(tokenizer, f"{seed}/{number}"), number + 1
+                    waiting += [made] if len(made.ids) <= min(lengths) else []
+                fitting = [each for each in waiting if len(each.ids) <= length - at]
+                if not fitting:
+                    break
+                best = fitting[0] if at < length // 2 else max(fitting, key=lambda each: len(each.ids))
+                waiting.remove(best)
+                ids[packed, at : at + len(best.ids)] = torch.tensor(best.ids)
+                learned[packed, at : at + len(best.ids)] = torch.tensor(best.learned)
+                at += len(best.ids)
         yield ids, learned
 
 
@@ -245,7 +260,7 @@ def pretrain(
     else:
         model = Qwen2ForCausalLM.from_pretrained(start, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    begun, recent, data = time.monotonic(), [], batches(tokenizer, tokens=tokens, lengths=(512, 1024), seed=seed)
+    begun, recent, data = time.monotonic(), [], batches(tokenizer, tokens=tokens, lengths=(512, 512, 1024), seed=seed)
     for step in range(1, steps + 1):
         rate = learning_rate * min(1.0, step / 50) * (0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2)
         for group in optimizer.param_groups:
@@ -273,11 +288,12 @@ def _update(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, ids: torc
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--steps", type=int, default=1100, help="optimiser steps, of 2,048 tokens")
+    parser.add_argument("--steps", type=int, default=1500, help="optimiser steps, of 2,048 tokens")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--start", type=Path, help="go on from this folder")
     given = parser.parse_args()
+    torch.set_num_threads(1)  # a model this small takes longer on two
     pretrain(given.out, steps=given.steps, seed=given.seed, learning_rate=given.learning_rate, start=given.start)
 
 

@@ -255,8 +255,8 @@ DESCRIBED = ["{act} the {thing}.", "Use it to {act} a {thing}.", "{act}s one {th
 
 
 def _tool(rng: Random, names: Names) -> tuple[dict[str, Any], list[str]]:
-    act, thing = rng.choice(ACTS), names.word()
-    keys = [f"{thing}_id" if i == 0 and rng.random() < 0.5 else names.word() for i in range(rng.randint(1, 3))]
+    act, thing = rng.choice(ACTS), rng.choice([rng.choice(names.words), names.word()])
+    keys = [f"{thing}_id" if i == 0 and rng.random() < 0.6 else names.word() for i in range(rng.choice([1, 1, 1, 2, 2, 3]))]
     keys = list(dict.fromkeys(keys))
     described = rng.choice(DESCRIBED).format(act=act, thing=thing, key=keys[0])
     properties = {key: {"type": "string"} for key in keys}
@@ -270,7 +270,7 @@ def _tool(rng: Random, names: Names) -> tuple[dict[str, Any], list[str]]:
 
 def call_tools(rng: Random, names: Names) -> Conversation:
     """Calls of the tool that is asked for, with ids and names as arguments; their results; an answer that quotes them."""
-    made = [_tool(rng, names) for _ in range(rng.randint(1, 3))]
+    made = [_tool(rng, names) for _ in range(rng.choice([1, 1, 2, 3]))]
     made = list({tool["function"]["name"]: (tool, keys) for tool, keys in made}.values())
     messages: list[dict[str, Any]] = []
     if rng.random() < 0.4:
@@ -284,7 +284,7 @@ def call_tools(rng: Random, names: Names) -> Conversation:
     messages.append({"role": "user", "content": greeting + said})
     for name, arguments in asked:
         messages.append(_call(name, arguments))
-        fields = names.several(rng.randint(1, 4), names.word)
+        fields = names.several(rng.randint(1, 3), names.word)
         result = dict(zip(fields, names.several(len(fields), _kind(rng, names)), strict=True))
         messages.append({"role": "tool", "name": name, "content": json.dumps({**arguments, **result})})
     field = rng.choice(fields)
