@@ -18,8 +18,9 @@ from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
 from dreamgym_lg.integrations.transformers.small_base.skills import ORDINALS, Names
 
 LENGTHS = (2, 5, 10, 20)
-ONSETS = "br cl dr fl gr pl qu sh sk st str th tr ch sp x y wh".split()
-RHYMES = "aim ance ay ead eep ick ield oast oom orn ound ull urk yle ax ose ish ern".split()
+ONSETS = ["br", "cl", "dr", "fl", "gr", "pl", "qu", "sh", "sk", "st", "str", "th", "tr", "ch", "sp", "x", "y", "wh"]
+_RHYMES = "aim ance ay ead eep ick ield oast oom orn ound ull urk yle ax ose ish ern"
+RHYMES = _RHYMES.split()
 
 
 def unseen_word(rng: Random) -> str:

@@ -268,7 +268,10 @@ def pretrain(
         recent.append(_update(model, optimizer, *next(data)))
         if step % 20 == 0:
             spent = time.monotonic() - begun
-            print(f"step {step}: loss {sum(recent) / len(recent):.3f}, {step * tokens / spent:.0f} tokens/s, {spent:.0f} s", flush=True)
+            print(
+                f"step {step}: loss {sum(recent) / len(recent):.3f}, {step * tokens / spent:.0f} tokens/s, {spent:.0f} s",
+                flush=True,
+            )
             recent.clear()
         if step % 100 == 0 or step == steps:
             tokenizer.save_pretrained(out)

@@ -12,8 +12,9 @@ from random import Random
 from typing import Any, NamedTuple
 
 VOWELS, CONSONANTS = "aeiou", "bcdfghjklmnprstvwz"
-ORDINALS = "first second third fourth fifth sixth seventh eighth ninth tenth".split()
-VERBS = "take get pick push pull find choose select use carry lift touch press grab want".split()
+ORDINALS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
+_VERBS = "take get pick push pull find choose select use carry lift touch press grab want"
+VERBS = _VERBS.split()
 
 
 class Conversation(NamedTuple):
@@ -50,7 +51,9 @@ class Names:
     def word(self) -> str:
         if self.rng.random() < self.known_share:
             return self.rng.choice(self.words)
-        pieces = [self.rng.choice(self.syllables) if self.syllables else self._syllable() for _ in range(self.rng.randint(2, 3))]
+        pieces = [
+            self.rng.choice(self.syllables) if self.syllables else self._syllable() for _ in range(self.rng.randint(2, 3))
+        ]
         return "".join(pieces)
 
     def name(self) -> str:
@@ -64,7 +67,15 @@ class Names:
         head = rng.choice([head, head.upper(), head.upper(), self.rng.choice(self.words)])
         digits = "".join(rng.choice("0123456789") for _ in range(rng.randint(3, 7)))
         mixed = "".join(rng.choice("0123456789abcdef") for _ in range(rng.randint(4, 7)))
-        shapes = [f"{head}-{digits}", f"{head}_{mixed}", f"{head}{digits}", digits, f"#{digits}", f"{head}-{digits[:2]}-{mixed}", mixed]
+        shapes = [
+            f"{head}-{digits}",
+            f"{head}_{mixed}",
+            f"{head}{digits}",
+            digits,
+            f"#{digits}",
+            f"{head}-{digits[:2]}-{mixed}",
+            mixed,
+        ]
         return rng.choice(shapes)
 
     def several(self, count: int, draw: Callable[[], str] | None = None) -> list[str]:
@@ -192,7 +203,9 @@ def lookup(rng: Random, names: Names) -> Conversation:
     values = names.several(len(keys), rng.choice([names.name, names.id]))
     record = dict(zip(keys, values, strict=True))
     style = rng.randrange(3)
-    shown = json.dumps(record) if style == 0 else "\n".join(f"{k}: {v}" if style == 1 else f"{k} = {v}" for k, v in record.items())
+    shown = (
+        json.dumps(record) if style == 0 else "\n".join(f"{k}: {v}" if style == 1 else f"{k} = {v}" for k, v in record.items())
+    )
     texts = [shown + "\n"]
     for _ in range(rng.randint(3, 7)):
         key = rng.choice(keys)
@@ -225,7 +238,7 @@ def game(rng: Random, names: Names) -> Conversation:
 
 
 def judge(rng: Random, names: Names) -> Conversation:
-    """The world's side: what an action gives, by what was said and done before. A thing that is gone or was never there is invalid."""
+    """The world's side: what an action gives. A thing that was taken before, or was never there, makes it invalid."""
     things, verb = names.several(_size(rng, 9)), rng.choice(VERBS)
     there, order = list(things), rng.sample(things, min(len(things), rng.randint(1, 4)))
     task = f"{verb} the {', then the '.join(order)}"
@@ -250,7 +263,8 @@ def judge(rng: Random, names: Names) -> Conversation:
 
 # --- Tools ----------------------------------------------------------------------------------------------------------
 
-ACTS = "find get look show list open close send cancel check update set start stop read write add drop search change".split()
+_ACTS = "find get look show list open close send cancel check update set start stop read write add drop search change"
+ACTS = _ACTS.split()
 DESCRIBED = ["{act} the {thing}.", "Use it to {act} a {thing}.", "{act}s one {thing} by its {key}."]
 
 
@@ -298,7 +312,9 @@ def call_tools(rng: Random, names: Names) -> Conversation:
 def _request(rng: Random, name: str, arguments: dict[str, str]) -> str:
     act, _, thing = name.partition("_")
     given = " and ".join(f"{key} {value}" for key, value in arguments.items())
-    return rng.choice([f"please {act} the {thing} with {given}.", f"{act} my {thing}: {given}.", f"can you {act} {thing}, {given}?"])
+    return rng.choice(
+        [f"please {act} the {thing} with {given}.", f"{act} my {thing}: {given}.", f"can you {act} {thing}, {given}?"]
+    )
 
 
 def _call(name: str, arguments: dict[str, str]) -> dict[str, Any]:

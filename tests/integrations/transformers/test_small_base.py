@@ -11,19 +11,22 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
-from dreamgym_lg.integrations.transformers.small_base.measure import KINDS, exact, probes
+from dreamgym_lg.integrations.transformers.small_base.measure import KINDS
 from dreamgym_lg.integrations.transformers.small_base.pretrain import batches, create_copying_model, pretrain, random_spans
 from dreamgym_lg.integrations.transformers.small_base.skills import SKILLS, Conversation, Names, conversation, known_words
 from dreamgym_lg.integrations.transformers.tool_parsing import Call, parse_reply
 
-PECKING_ORDER = (
-    "apple avocado banana blueberry broccoli cabbage coconut cucumber eggplant grape grapefruit lime mango orange papaya "
-    "peach pear pepper pineapple pomegranate potato pumpkin strawberry tomato watermelon"
-).split()
-ALFWORLD = (
-    "apple bread butterknife cabinet countertop creditcard desklamp drawer dresser fridge keychain lettuce microwave mug "
-    "ottoman pan pencil pillow remotecontrol saltshaker shelf sinkbasin sofa spatula spoon statue toaster tomato vase"
-).split()
+_PECKING_ORDER = (
+    "apple avocado banana blueberry broccoli cabbage coconut cucumber eggplant grape grapefruit lime mango orange "
+    "papaya peach pear pepper pineapple pomegranate potato pumpkin strawberry tomato watermelon"
+)
+PECKING_ORDER = _PECKING_ORDER.split()
+_ALFWORLD = (
+    "apple bread butterknife cabinet countertop creditcard desklamp drawer dresser fridge keychain lettuce microwave "
+    "mug ottoman pan pencil pillow remotecontrol saltshaker shelf sinkbasin sofa spatula spoon statue toaster tomato "
+    "vase"
+)
+ALFWORLD = _ALFWORLD.split()
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,26 @@ def made() -> list[Conversation]:
 def said(made: Conversation) -> str:
     return json.dumps([made.messages, made.tools])
 
+
+FIXED = {
+    "yes",
+    "no",
+    "in",
+    "the",
+    "is",
+    "valid",
+    "invalid",
+    "reward",
+    "continues",
+    "success",
+    "failure",
+    "You",
+    "see",
+    "0",
+    "1",
+    "The",
+}
+"""What a reply says besides what was said before."""
 
 # --- What it is pretrained on ---------------------------------------------------------------------------------------
 
@@ -71,9 +94,8 @@ def test_every_reply_says_only_what_was_said_before(skill) -> None:
             if message["role"] == "assistant":
                 replies += 1
                 text = message["content"] + "".join(json.dumps(call["function"]["arguments"]) for call in calls)
-                fixed = "yes no in the is valid invalid reward continues success failure You see no 0 1 The".split()
                 for word in re.findall(r"[\w#-]+", text):
-                    assert word in fixed or word in before, (word, made)
+                    assert word in FIXED or word in before, (word, made)
             before += " " + message["content"]
         assert replies
 
