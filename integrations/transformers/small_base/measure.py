@@ -1,14 +1,16 @@
 """How exactly the small base copies: `python -m dreamgym_lg.integrations.transformers.small_base.measure [FOLDER]`.
 
-Whole replies, greedy, on names that are built from other sounds than those of pretraining.
+Greedy, on names that are built from other sounds than those of pretraining. Each figure is two: the share of replies in which
+the name stands whole, and of those that are right in every character.
 """
 
 import argparse
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from langchain_core.messages import AIMessage, HumanMessage
@@ -28,22 +30,31 @@ def unseen_word(rng: Random) -> str:
     return "".join(rng.choice(ONSETS) + rng.choice(RHYMES) for _ in range(rng.choice([1, 2, 2, 3])))
 
 
-Probe = tuple[str, list[dict[str, Any]], str]
-"""What is said, the tools, and the reply that is right (of a call: its arguments as JSON)."""
+class Probe(NamedTuple):
+    """One question, and what is right."""
+
+    said: str
+    tools: list[dict[str, Any]]
+    """One of them is called, whatever the model would choose; none for an answer in words."""
+    reply: str
+    """Of a call: its arguments as JSON."""
+    name: str
+    """What the reply has to copy."""
 
 
 def _pick(rng: Random, things: list[str]) -> Probe:
     thing = rng.choice(things)
-    return f"You see {', '.join(f'a {each}' for each in things)}.\nTake the {thing}.", [], f"take {thing}"
+    said = f"You see {', '.join(f'a {each}' for each in things)}.\nYour task is to take the {thing}."
+    return Probe(said, [], f"take {thing}", thing)
 
 
 def _ordinal(rng: Random, things: list[str]) -> Probe:
     at = rng.randrange(min(len(things), len(ORDINALS)))
-    return f"Here: {', '.join(things)}.\nWhat is the {ORDINALS[at]}?", [], things[at]
+    return Probe(f"Here: {', '.join(things)}.\nWhat is the {ORDINALS[at]}?", [], things[at], things[at])
 
 
 def _last(rng: Random, things: list[str]) -> Probe:
-    return f"Here: {', '.join(things)}.\nWhat is the last one?", [], things[-1]
+    return Probe(f"Here: {', '.join(things)}.\nWhat is the last one?", [], things[-1], things[-1])
 
 
 def _argument(rng: Random, things: list[str]) -> Probe:
@@ -51,7 +62,7 @@ def _argument(rng: Random, things: list[str]) -> Probe:
     schema = {"properties": {"parcel_id": {"type": "string"}}, "required": ["parcel_id"], "type": "object"}
     function = {"name": "find_parcel", "description": "Find one parcel by its parcel_id.", "parameters": schema}
     said = f"The list: {', '.join(things)}.\nplease find the parcel with parcel_id {thing}."
-    return said, [{"type": "function", "function": function}], json.dumps({"parcel_id": thing})
+    return Probe(said, [{"type": "function", "function": function}], json.dumps({"parcel_id": thing}), thing)
 
 
 KINDS: dict[str, tuple[Callable[[Random, list[str]], Probe], str]] = {
@@ -81,11 +92,14 @@ def probes(kind: str, length: int, count: int) -> list[Probe]:
     return found
 
 
-def exact(policy: LocalChatModel, asked: list[Probe]) -> float:
-    """The share of replies that are right, character by character."""
-    tools = asked[0][1]
-    replies = (policy.bind_tools(tools) if tools else policy).batch([[HumanMessage(said)] for said, _, _ in asked])
-    return sum(_said(reply) == right for reply, (_, _, right) in zip(replies, asked, strict=True)) / len(asked)
+def measure(policy: LocalChatModel, asked: list[Probe]) -> tuple[float, float]:
+    """Two shares of the replies: in which the name stands whole, and that are right in every character."""
+    tools = asked[0].tools
+    model = policy.bind_tools(tools, tool_choice="any") if tools else policy
+    replies = [_said(reply) for reply in model.batch([[HumanMessage(probe.said)] for probe in asked])]
+    named = [re.search(rf"(?<![\w#-]){re.escape(p.name)}(?![\w-])", r) for p, r in zip(asked, replies, strict=True)]
+    exact = [reply == probe.reply for probe, reply in zip(asked, replies, strict=True)]
+    return sum(map(bool, named)) / len(asked), sum(exact) / len(asked)
 
 
 def _said(reply: AIMessage) -> str:
@@ -101,8 +115,8 @@ def main() -> None:
     policy = LocalChatModel.from_path(given.folder, dtype="float32", temperature=0, max_new_tokens=48)
     print(f"| list length | {' | '.join(map(str, LENGTHS))} |\n|{' --- |' * (len(LENGTHS) + 1)}")
     for kind in KINDS:
-        shares = [exact(policy, probes(kind, length, given.count)) for length in LENGTHS]
-        print(f"| {kind} | {' | '.join(f'{share:.2f}' for share in shares)} |", flush=True)
+        shares = [measure(policy, probes(kind, length, given.count)) for length in LENGTHS]
+        print(f"| {kind} | {' | '.join(f'{named:.2f}, {exact:.2f}' for named, exact in shares)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
-from dreamgym_lg.integrations.transformers.small_base.measure import KINDS
+from dreamgym_lg.integrations.transformers.small_base.measure import KINDS, measure, probes
 from dreamgym_lg.integrations.transformers.small_base.pretrain import batches, create_copying_model, pretrain, random_spans
 from dreamgym_lg.integrations.transformers.small_base.skills import SKILLS, Conversation, Names, conversation, known_words
 from dreamgym_lg.integrations.transformers.tool_parsing import Call, parse_reply
@@ -213,3 +213,10 @@ def test_what_is_shipped_is_small_and_has_its_card() -> None:
     assert size < 12e6
     assert all(kind in card for kind in KINDS)
     assert "small_base.pretrain" in card
+
+
+def test_what_is_shipped_copies_names_that_it_has_never_seen() -> None:
+    policy = LocalChatModel.from_path(SMALL_BASE, dtype="float32", temperature=0, max_new_tokens=32)
+
+    named, _ = measure(policy, probes("one word", 10, 20))
+    assert named >= 0.9
