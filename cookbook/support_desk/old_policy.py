@@ -23,8 +23,13 @@ from dreamgym_lg import Task
 
 Habit = Literal["good", "wrong_tool", "wrong_argument", "no_lookup", "answers_at_once", "escalates_at_once"]
 HABITS: Mapping[Habit, int] = {
-    "good": 35, "wrong_tool": 13, "wrong_argument": 13, "no_lookup": 13, "answers_at_once": 13, "escalates_at_once": 13,
-}  # fmt: skip
+    "good": 25,
+    "wrong_tool": 15,
+    "wrong_argument": 15,
+    "no_lookup": 15,
+    "answers_at_once": 15,
+    "escalates_at_once": 15,
+}
 """How often in a hundred tickets the old policy works in which way."""
 WRITES = ("refund", "cancel", "set_city", "escalate")
 
