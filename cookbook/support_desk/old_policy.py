@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
-from uuid import uuid4
 
 from agent import TOOLS, create_desk
 from langchain_core.language_models import BaseChatModel
@@ -59,7 +58,7 @@ class OldPolicy(BaseChatModel):
             reply = AIMessage(deal_with(ticket, habit, partial(SLOPPY[habit], call, rng) if habit in SLOPPY else call))
         except _NotAnswered as wanted:
             name, arguments = wanted.args
-            reply = AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": uuid4().hex[:9]}])
+            reply = AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": f"call_{len(messages)}"}])
         return ChatResult(generations=[ChatGeneration(message=reply)])
 
 
@@ -87,12 +86,14 @@ def deal_with(ticket: str, habit: Habit, call: Call) -> str:
     return " ".join([_deal_with_order(ticket, order, known, call) for order in orders])
 
 
-def _deal_with_order(ticket: str, order: str, known: Mapping[str, Any], call: Call) -> str:
+def _deal_with_order(ticket: str, order: str, known: dict[str, Any], call: Call) -> str:
     found = call("get_order", order_id=order)
     status, id = found.get("status"), found.get("customer", "C1000")
 
     def customer() -> dict[str, Any]:
-        return known.get(id) or call("get_customer", customer_id=id)
+        if id not in known:
+            known[id] = call("get_customer", customer_id=id)
+        return known[id]
 
     city = re.search(r"(?:Send order K\d+|moved|has to go) to (\w+)", ticket)
     if "where" in ticket.casefold():
