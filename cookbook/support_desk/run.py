@@ -30,9 +30,16 @@ from dreamgym_lg.experiment.settings import Settings, quick
 from dreamgym_lg.gym import AgentWorld
 from dreamgym_lg.simulate.agent import final_answer
 
-SETTINGS = replace(AgentWorld.settings, real_evaluation=True, evaluate_tasks=48, policy_tokens=96, learning_rate=3e-4)
-"""What differs from a large model's training: short replies, a learning rate for a small one, and the staging database is
-asked on the validation tickets, by which the best policy is kept."""
+SETTINGS = replace(
+    AgentWorld.settings,
+    real_evaluation=True,
+    evaluate_tasks=48,
+    demonstrations=500,
+    policy_tokens=128,
+    learning_rate=3e-4,
+)
+"""What differs from a large model's training: every success is shown to the policy, its replies are short and the learning rate
+is a small model's. The staging database is asked on the validation tickets, by which the best policy is kept."""
 
 
 class TruthfulServer(Environment):
@@ -81,10 +88,12 @@ def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, *, truthful: boo
 
 def train(gym: DreamGym, *, truthful: bool) -> None:
     """Every stage; killed at any moment, the same command goes on."""
+    from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
+
     if not truthful:
-        gym.train_experience()
-    gym.train_base()
-    gym.train_supervised()
+        gym.train_experience(SMALL_BASE)
+    gym.train_base(SMALL_BASE)
+    gym.train_supervised(SMALL_BASE)
     gym.train(gym.models / "supervised")
 
 
@@ -114,19 +123,16 @@ def main() -> None:
     arguments = parser.parse_args()
     start, out, seed = time.perf_counter(), arguments.out, arguments.seed
 
-    held_out = {"validation": 6, "test": 12} if arguments.quick else {}
+    settings, held_out = replace(SETTINGS, seed=seed), {}
+    if arguments.quick:
+        settings = replace(quick(settings), iterations=1, num_tasks=2, num_generations=4, base_steps=4, supervised_steps=4)
+        held_out = {"validation": 6, "test": 12}
     tasks = create_shop(out / "shop.db", seed=seed, train=arguments.traces, **held_out)
     shop = Shop(out / "shop.db")
     if not (out / "traces.jsonl").exists():
         write_traces(out / "traces.jsonl", shop, [task for task in tasks if task.split == "train"], seed=seed)
-    settings = replace(SETTINGS, seed=seed)
-    gym = create_gym(
-        shop,
-        [task for task in tasks if task.split != "train"],
-        out,
-        truthful=arguments.truthful,
-        settings=quick(settings) if arguments.quick else settings,
-    )
+    unseen = [task for task in tasks if task.split != "train"]
+    gym = create_gym(shop, unseen, out, truthful=arguments.truthful, settings=settings)
     train(gym, truthful=arguments.truthful)
     result = evaluate(gym)
     (out / "result.json").write_text(json.dumps({"seconds": time.perf_counter() - start, **result}, indent=2))
