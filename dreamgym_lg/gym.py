@@ -88,6 +88,7 @@ class AgentWorld(World):
         self.graph, self.all_tasks, self.payload, self.options = graph, list(tasks), payload, options
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
         self.writes, self._dream = writes, create_environment
+        self.asks_experience = create_environment is None
         if leaks := [part for part in self.examine().parts if part.handling == "could leak"]:
             told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")

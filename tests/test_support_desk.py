@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from dreamgym_lg.experiment.evaluation import validate
+
 pytest.importorskip("langchain", reason="needs langchain")
 
 FOLDER = Path(__file__).parent.parent / "cookbook" / "support_desk"
@@ -24,8 +26,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("desk")
     sys.path.insert(0, str(FOLDER))
     try:
+        import glue
         import old_policy
-        import run
         import tickets
         from truthful_server import TruthfulServer
     finally:
@@ -33,7 +35,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Any:
     tasks = tickets.create_shop(out / "shop.db", seed=1, train=TRAIN, validation=VALIDATION, test=TEST)
     shop = tickets.Shop(out / "shop.db")
     old_policy.write_traces(out / "traces.jsonl", shop, tasks[:TRAIN], seed=1)
-    gym = run.create_gym(shop, tasks[TRAIN:], out, create_environment=partial(TruthfulServer, shop))
+    gym = glue.create_gym(shop, tasks[TRAIN:], out, create_environment=partial(TruthfulServer, shop), settings=glue.SETTINGS)
     return SimpleNamespace(out=out, tasks=tasks, shop=shop, gym=gym, old_policy=old_policy, tickets=tickets)
 
 
@@ -78,6 +80,12 @@ def test_the_truthful_server_answers_and_judges_as_the_real_database(desk: Any, 
         assert {len(episode.steps) for episode in played} <= {3, 4, 5, 6}  # two to five calls, and the answer
     else:
         assert real.successes < TEST / 2
+
+
+def test_a_truthful_server_needs_no_experience_model_to_be_validated_against(desk: Any) -> None:
+    policy = desk.old_policy.OldPolicy(habit="wrong_argument")
+    figures = validate(desk.gym, policy, desk.gym.experience(), 0)
+    assert 0 < figures["eval_real_successes"] == figures["eval_dream_successes"] < VALIDATION == figures["eval_real_episodes"]
 
 
 def test_what_nobody_asked_for_is_no_success(desk: Any) -> None:

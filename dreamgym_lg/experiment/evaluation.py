@@ -13,7 +13,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
-from dreamgym_lg.fidelity.verdicts import measure_verdicts, summarise
+from dreamgym_lg.fidelity.verdicts import Verdicts, measure_verdicts, summarise
 from dreamgym_lg.replay.schema import FAILED
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.token_recorder import TrainablePolicy
@@ -34,7 +34,7 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
     told = f"after {iteration} iterations: dream {sum(t.success for t in dreamed)}/{len(dreamed)}"
     if work.settings.real_evaluation:
         real = check_played(work.play("validate/real", policy, tasks, iteration=iteration))
-        verdicts = run_lasting(measure_verdicts(experience, real, check_action=work.world.check_action))
+        verdicts = _verdicts(work, experience, real)
         gap = _counts(dreamed)["successes"] / len(dreamed) - _counts(real)["successes"] / len(real)
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
         figures |= {
@@ -49,6 +49,12 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
         )
     work.say(told)
     return figures
+
+
+def _verdicts(work: Workspace, experience: ExperienceModel, real: Sequence[Trajectory]) -> Verdicts:
+    """The experience model's judgement of real episodes; of none where it does not play the dream."""
+    asked = real if work.world.asks_experience else ()
+    return run_lasting(measure_verdicts(experience, asked, check_action=work.world.check_action))
 
 
 def _counts(episodes: Sequence[Trajectory]) -> dict[str, float]:
@@ -118,7 +124,7 @@ def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, e
     # a policy or an experience model that was trained further is another one, whose episodes are stored beside the others
     version = f"{name}/{mode}/{policy_version(policy)}"
     real = check_played(work.play(f"proof/real/{version}", policy, held_out))
-    verdicts = run_lasting(measure_verdicts(experience, real, check_action=work.world.check_action))
+    verdicts = _verdicts(work, experience, real)
     asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
     figures["real"].setdefault(name, {})[mode] = summarise(real) | asked
     if name != "supervised":  # it has no dream to be compared with
