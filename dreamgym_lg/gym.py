@@ -1,12 +1,14 @@
 """`DreamGym`: an unmodified LangGraph agent, trained in the dream and handed back. The facade over all parts."""
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
+from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.environment import CreateEnvironment, Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.event_loop import run_lasting
@@ -85,10 +87,13 @@ class AgentWorld(World):
         for task in tasks:
             if not isinstance(task, Task):
                 raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
-        self.graph, self.all_tasks, self.payload, self.options = graph, list(tasks), payload, options
+        self.graph, self.payload, self.options = graph, payload, options
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
         self.writes, self._dream = writes, create_environment
-        if leaks := [part for part in self.examine().parts if part.handling == "could leak"]:
+        examined = self.examine()
+        self.tools = tool_schemas(examined.tools)
+        self.all_tasks = [self.with_tools(task) for task in tasks]
+        if leaks := [part for part in examined.parts if part.handling == "could leak"]:
             told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
 
@@ -96,6 +101,10 @@ class AgentWorld(World):
         """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it."""
         names = {key: self.options[key] for key in ("pass_through", "simulate_nodes") if key in self.options}
         return examine(self.graph, **names)
+
+    def with_tools(self, task: Task) -> Task:
+        """The task with the schemas of all the graph's tools, as dream, training data and judge show them."""
+        return replace(task, metadata={**task.metadata, "tools": self.tools}) if self.tools else task
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
         return [task for task in self.all_tasks if task.split == split][:limit]
@@ -173,7 +182,8 @@ class DreamGym(Experiment):
         if not isinstance(replay_buffer, ReplayBuffer):
             raise ConfigurationError(f"replay_buffer={replay_buffer!r} is no ReplayBuffer; give ReplayBuffer(path)")
         own = AgentWorld(graph, tasks=tasks, **world)
-        own.all_tasks = own.all_tasks or replay_buffer.tasks(origin="real")
+        stored = replay_buffer.tasks(origin="real")
+        own.all_tasks = own.all_tasks or [own.with_tools(task) for task in stored]
         super().__init__(
             own,
             out,
@@ -186,7 +196,10 @@ class DreamGym(Experiment):
             progress=progress,
             say=say,
         )
-        replay_buffer.add_tasks(own.all_tasks)
+        # traces tell the tools by name at best; in a shared buffer, tasks of text games have none
+        given = {task.id for task in own.all_tasks}
+        traced = (own.with_tools(task) for task in stored if "tools" in task.metadata and task.id not in given)
+        replay_buffer.add_tasks([*own.all_tasks, *traced])
         if experience_model is not None:
             self.experience()  # a wrong one is said now
 

@@ -9,7 +9,7 @@ from dreamgym_lg.environment import CheckAction, Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange
-from dreamgym_lg.experience.prompt_formats import first_observation
+from dreamgym_lg.experience.prompt_formats import first_observation, is_tool_task
 from dreamgym_lg.types import Prediction, Step, StepResult, Task
 
 Rewards = Literal["outcome", "score"]
@@ -57,8 +57,12 @@ class DreamEnvironment(Environment):
         return self.reset(task)
 
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """The task's own schemas stay, as training data has them; what it knows no schema of is added."""
         task = self._playing()
-        self._task = replace(task, metadata={**task.metadata, "tools": list(tools)})
+        known = [tool for tool in task.metadata.get("tools") or () if not isinstance(tool, str)]
+        names = {tool["function"]["name"] for tool in known}
+        added = [tool for tool in tools if tool["function"]["name"] not in names]
+        self._task = replace(task, metadata={**task.metadata, "tools": [*known, *added]})
 
     def step(self, action: str) -> StepResult:
         task = self._playing()
@@ -80,7 +84,7 @@ class DreamEnvironment(Environment):
             prediction = prediction._replace(reward=self._clipped(prediction.reward))
         self._history.append(Exchange(action, prediction, found))
         self._observation = prediction.observation
-        if "tools" in self._playing().metadata:  # a tool ends nothing: the agent does, with its answer
+        if is_tool_task(self._playing()):  # a tool ends nothing: the agent does, with its answer
             prediction = prediction._replace(terminated=is_answer(action), success=prediction.success and is_answer(action))
         if prediction.terminated:
             self._task = None

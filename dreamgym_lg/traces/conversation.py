@@ -3,8 +3,9 @@
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
@@ -115,6 +116,11 @@ class ParsedConversation:
         self.acts[-1].seen.append(text)
 
 
+def called_tools(messages: Sequence[BaseMessage]) -> set[str]:
+    """The names of the tools that were called."""
+    return {call["name"] for message in messages if isinstance(message, AIMessage) for call in message.tool_calls}
+
+
 def shown(message: BaseMessage) -> str:
     """A message's text as its reader has it; `[image]` and the like for what is no text."""
     blocks = [message.content] if isinstance(message.content, str) else message.content
@@ -126,15 +132,33 @@ def shown(message: BaseMessage) -> str:
     return "\n".join(lines)
 
 
-def verdict(conversation: Conversation) -> tuple[float, bool]:
-    """The row's own reward and success; a reward above 0 counts as success where the row does not say."""
+Range = tuple[float, float]
+"""The lowest and the highest reward of a source."""
+
+
+def verdict(conversation: Conversation, reward_range: Range) -> tuple[float, bool]:
+    """The row's own reward, 0 to 1, and success; a recorded reward above 0 counts as success where the row does not say."""
     fields = {key: value for key, value in conversation.fields.items() if value is not None}
     success = fields.get("success")
-    for key in ("reward", "score", "success"):
+    for key in ("reward", "score"):
         if key in fields:
             reward = finite(fields[key], key)
-            return reward, bool(finite(success, "success") > 0) if success is not None else reward > 0
-    return 0.0, False
+            succeeded = finite(success, "success") > 0 if success is not None else reward > 0
+            return scaled(reward, key, reward_range), succeeded
+    if success is None:
+        return 0.0, False
+    return scaled(finite(success, "success"), "success", (0, 1)), finite(success, "success") > 0
+
+
+def scaled(reward: float, name: str, reward_range: Range) -> float:
+    """The reward on a scale from 0 to 1. Raises `ValueError`, which names it, outside of `reward_range`."""
+    low, high = reward_range
+    if not low <= reward <= high:
+        raise ValueError(
+            f"its {name} is {reward:g}, outside {low:g} to {high:g}: give load_traces(..., reward_range=(lowest, highest)), or "
+            "`dreamgym import --reward-range LOWEST HIGHEST`, and all are scaled to 0 to 1"
+        )
+    return (reward - low) / (high - low)
 
 
 def finite(value: object, name: str) -> float:
@@ -148,23 +172,34 @@ def finite(value: object, name: str) -> float:
     raise ValueError(f"its {name} is {str(value)[:40]!r}, not a finite number")
 
 
-def to_trajectory(conversation: Conversation, environment: str, reward: float, success: bool) -> Trajectory:
+def to_trajectory(
+    parsed: ParsedConversation,
+    fields: Mapping[str, Any],
+    environment: str,
+    reward: float,
+    success: bool,
+    tools: Sequence[Mapping[str, Any] | str],
+) -> Trajectory:
     """Convert a conversation to a trajectory, with the reward on its last step.
 
-    Raises `ValueError` where it is no conversation that an agent could have held.
+    Args: `fields`, of the row, whose `metadata` is the task's; `tools`, all that the agent could call: those that it called in
+    this trace alone would tell what the task needs.
+
+    Raises `ValueError` for metadata that is no object.
     """
-    parsed = ParsedConversation.parse(conversation.messages)
     steps = parsed.steps()
     steps[-1] = replace(steps[-1], reward=reward)
     instruction = "\n\n".join([*parsed.system, *parsed.asked])
+    metadata = fields.get("metadata") or {}
+    if not isinstance(metadata, Mapping):
+        raise ValueError(f"its metadata is {str(metadata)[:40]!r}, not an object")
+    # The same words with other metadata are another task: another customer, another order.
+    told = f"{instruction}\n{json.dumps(metadata, sort_keys=True)}" if metadata else instruction
     task = Task(
-        id=f"{environment}/{_digest(instruction)[:16]}",
+        id=f"{environment}/{_digest(told)[:16]}",
         instruction=instruction,
         environment=environment,
-        metadata={
-            "observation": steps[0].observation,
-            "tools": sorted({act.tool for act in parsed.acts if act.tool}),
-        },
+        metadata={**metadata, "observation": steps[0].observation, "tools": list(tools)},
     )
     # The content is the key: a trace that two exports share is stored once, two of the same task are both stored.
     index = int(_digest(repr(steps))[:12], 16)
