@@ -1,9 +1,10 @@
 """A tool agent's actions as text: one JSON object a call, the same in traces, in the dream and in the real environment."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from langchain_core.messages import InvalidToolCall
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 _SCHEMAS = ("function", "input_schema", "toolSpec", "title", "properties")
@@ -20,6 +21,15 @@ class ToolCall(NamedTuple):
 def render_call(name: str, arguments: Mapping[str, Any]) -> str:
     """The action text of a tool call: `{"name": ..., "arguments": {...}}`, keys sorted, on one line."""
     return json.dumps({"name": name, "arguments": dict(arguments)}, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def render_malformed(calls: Sequence[InvalidToolCall]) -> str:
+    """The action text of what was meant as tool calls and could not be read as such: `{"name": ..., "arguments": TEXT}`.
+
+    The text is what the policy wrote; `parse_action` takes it for neither a call nor an answer.
+    """
+    text = "\n".join(call["args"] or "" for call in calls)
+    return json.dumps({"name": calls[0]["name"], "arguments": text}, ensure_ascii=False)
 
 
 def render_answer(text: str) -> str:

@@ -203,7 +203,7 @@ class ExperienceModel:
         """The prediction, or None after telling the model what was wrong; raises on the last attempt."""
         try:
             prediction = believed(self.prompt_format.read(answer.text), score)
-            check_structure(prediction, action, found)
+            check_structure(prediction, action, found, self.replay_buffer.answers if self.replay_buffer else lambda tool: ())
             return prediction
         except PredictionFailed as error:
             if attempt == self.retries:

@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.actions import render_answer, render_call, render_malformed
 from dreamgym_lg.traces.rows import Conversation
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -35,6 +35,8 @@ class ParsedConversation:
     acts: list[_Act] = field(default_factory=list)
     said: str | None = None
     """The agent's last words, until it is known who answers them; at the end, its final answer."""
+    malformed: _Act | None = None
+    """In its place: a tool call that could not be read, with which the agent ended."""
 
     @classmethod
     def parse(cls, messages: Sequence[BaseMessage]) -> "ParsedConversation":
@@ -43,19 +45,21 @@ class ParsedConversation:
         for message in messages:
             parsed._read(message)
         waiting = [act for act in parsed.acts if not act.answered]
+        if waiting and not any(act.valid for act in waiting):
+            parsed.malformed = waiting[-1]  # no tool could be asked, so the agent ended here
         if waiting:
             # Stopped in the middle of a call: what is known of the turn stays, what would have come is not invented.
             parsed.acts = [act for act in parsed.acts if act.answered]
         if not any(parsed.asked):
             raise ValueError("no human message has a text: there is nothing the agent could have seen first")
-        if not parsed.acts and parsed.said is None:
+        if not parsed.acts and not parsed.ended:
             lost = f"; its call of {waiting[0].tool!r} was never answered" if waiting else ""
             raise ValueError(f"the agent did nothing: no AI message after the first human one{lost}")
         return parsed
 
     @property
     def ended(self) -> bool:
-        return self.said is not None
+        return self.said is not None or self.malformed is not None
 
     def steps(self) -> list[Step]:
         """One step an act; each observation is what the step before brought, as it is in the dream."""
@@ -64,10 +68,10 @@ class ParsedConversation:
             after = "\n\n".join(act.seen)
             steps.append(Step(observation=observation, action=act.action, next_observation=after, valid=act.valid))
             observation = after
-        if self.said is None:
+        if not self.ended:
             return [*steps[:-1], replace(steps[-1], truncated=True)]
-        answer = render_answer(self.said)
-        return [*steps, Step(observation=observation, action=answer, next_observation="", terminated=True)]
+        answer, valid = (render_answer(self.said), True) if self.said is not None else (self.malformed.action, False)
+        return [*steps, Step(observation=observation, action=answer, next_observation="", terminated=True, valid=valid)]
 
     def _read(self, message: BaseMessage) -> None:
         if isinstance(message, AIMessage):
@@ -87,8 +91,7 @@ class ParsedConversation:
             raise ValueError(f"tool call {call} has no answer before the next AI message")
         acts = [_Act(render_call(call["name"], call["args"]), call["id"] or "", call["name"]) for call in message.tool_calls]
         for bad in message.invalid_tool_calls:
-            action = json.dumps({"name": bad["name"], "arguments": bad["args"]}, ensure_ascii=False)
-            acts.append(_Act(action, bad["id"] or "", bad["name"] or "", valid=False))
+            acts.append(_Act(render_malformed([bad]), bad["id"] or "", bad["name"] or "", valid=False))
         if not self.asked:
             if acts:
                 raise ValueError("the agent called a tool before any human message: there is no first observation")
