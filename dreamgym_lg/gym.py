@@ -90,6 +90,7 @@ class AgentWorld(World):
         self.graph, self.payload, self.options = graph, payload, options
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
         self.writes, self._dream = writes, create_environment
+        self.asks_experience = create_environment is None
         examined = self.examine()
         self.tools = tool_schemas(examined.tools)
         self.all_tasks = [self.with_tools(task) for task in tasks]
@@ -275,9 +276,10 @@ class DreamGym(Experiment):
             run=self.run_name(f"{name}/{kind}"),
             replay_buffer=self.replay_buffer,
             policy_version=policy_version(wanted),
-            experience_version="" if real else experience.version,
+            experience_version=experience.version if not real and self.world.asks_experience else "",
         )
         check_played(episodes, again=f"evaluate(..., run={name!r})")
+        self.say_unreadable(episodes)
         successes = sum(episode.success for episode in episodes)
         return Rate(successes, len(episodes), *wilson(successes, len(episodes))), episodes
 

@@ -20,10 +20,10 @@ from dreamgym_lg.cli.fidelity import Buffer, Model, check_source
 from dreamgym_lg.cli.play_session import Session, typed_call
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
-from dreamgym_lg.experience.chat_models import to_experience_model
 from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.prompt_formats import is_tool_task, schemas
+from dreamgym_lg.experiment.workspace import load_experience_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Split, Task
 
@@ -125,7 +125,7 @@ def _of_buffer(file: Path, model: str, real: bool) -> Iterator[Place]:
     if real:
         raise ConfigurationError("--real needs a WORLD: a replay buffer does not hold the tools themselves")
     with ReplayBuffer(file) as buffer:
-        experience = to_experience_model(model, buffer)
+        experience = load_experience_model(model, buffer)
         dream = DreamEnvironment(experience)
         yield Place(
             dream,

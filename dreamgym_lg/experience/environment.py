@@ -1,7 +1,6 @@
 """The dream: an experience model as an `Environment`, which the same agents, rollouts and checks take as a real one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from dreamgym_lg.actions import is_answer
@@ -9,7 +8,7 @@ from dreamgym_lg.environment import CheckAction, Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange
-from dreamgym_lg.experience.prompt_formats import first_observation, is_tool_task
+from dreamgym_lg.experience.prompt_formats import first_observation, is_tool_task, with_tools
 from dreamgym_lg.types import Prediction, Step, StepResult, Task
 
 Rewards = Literal["outcome", "score"]
@@ -66,12 +65,7 @@ class DreamEnvironment(Environment):
         return self._observation
 
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """The task's own schemas stay, as training data has them; what it knows no schema of is added."""
-        task = self._playing()
-        known = [tool for tool in task.metadata.get("tools") or () if not isinstance(tool, str)]
-        names = {tool["function"]["name"] for tool in known}
-        added = [tool for tool in tools if tool["function"]["name"] not in names]
-        self._task = replace(task, metadata={**task.metadata, "tools": [*known, *added]})
+        self._task = with_tools(self._playing(), tools)
 
     def step(self, action: str) -> StepResult:
         task = self._playing()

@@ -339,6 +339,14 @@ def is_tool_task(task: Task) -> bool:
     return "tools" in task.metadata
 
 
+def with_tools(task: Task, shown: Sequence[Mapping[str, Any]]) -> Task:
+    """The task of an agent that was shown these tools: its own schemas stay, and those it had no schema of are added."""
+    known = [tool for tool in task.metadata.get("tools") or () if not isinstance(tool, str)]
+    names = {tool["function"]["name"] for tool in known}
+    added = [tool for tool in shown if tool["function"]["name"] not in names]
+    return replace(task, metadata={**task.metadata, "tools": [*known, *added]})
+
+
 def schemas(task: Task) -> list[Mapping[str, Any]]:
     """The functions that the agent can call, by name; of traces that came without schemas, the names alone."""
     tools: Sequence[str | Mapping[str, Any]] = task.metadata.get("tools") or ()

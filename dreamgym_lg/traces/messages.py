@@ -143,9 +143,12 @@ def recorded_tools(value: object) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
         raise ValueError(f"its tools are {_short(value)}, not a list of function schemas")
     try:
-        return tool_schemas(value)
+        found = tool_schemas(value)
     except Exception as error:  # LangChain's conversion raises what each form brings
         raise ValueError(f"its tools cannot be read ({type(error).__name__}: {error}): {_short(value)}") from error
+    if not all(isinstance(tool["function"].get("name"), str) for tool in found):
+        raise ValueError(f"its tools cannot be read (one has no name): {_short(value)}")
+    return found
 
 
 def decoded(value: object) -> Any:
