@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,12 @@ DATA = "stage/experience/data"
 """Where it is recorded how many trajectories the experience model was trained from."""
 
 
+def show_progress(label: str, done: int, total: int) -> None:
+    """Show progress on one line of the terminal; nothing where standard error is none."""
+    if sys.stderr.isatty():  # what is printed next takes the line's place, unless it is the stage's last
+        print(f"\x1b[K{label}: {done}/{total}", end="\n" if done >= total else "\r", file=sys.stderr, flush=True)
+
+
 class Workspace:
     """The folder, replay buffer and models that all stages of an experiment share.
 
@@ -62,7 +69,7 @@ class Workspace:
             (`runs/mine/models/experience-0`). Default: the local one that `train_experience` trains.
         engine: Creates what generates the policy's replies from the folder of its weights; it has to follow them when
             `Engine.clear` is called. Default: the weights in this process.
-        progress: Called throughout with a label, how much is done, and of how much.
+        progress: Called throughout with a label, how much is done, and of how much. Default: a line on the terminal.
         say: Called with one line at each evaluation and whenever something should be known at once. Default: a logged warning.
     """
 
@@ -75,7 +82,7 @@ class Workspace:
         replay_buffer: ReplayBuffer | None = None,
         experience_model: ExperienceModel | BaseChatModel | str | None = None,
         engine: "CreateEngine | None" = None,
-        progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+        progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
     ) -> None:
         self.world, self.out, self.settings = world, Path(out), settings or world.settings

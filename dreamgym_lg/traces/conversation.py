@@ -68,10 +68,14 @@ class ParsedConversation:
             after = "\n\n".join(act.seen)
             steps.append(Step(observation=observation, action=act.action, next_observation=after, valid=act.valid))
             observation = after
-        if not self.ended:
+        if self.malformed is not None:
+            last = self.malformed.action
+        elif self.said is not None:
+            last = render_answer(self.said)
+        else:
             return [*steps[:-1], replace(steps[-1], truncated=True)]
-        answer, valid = (render_answer(self.said), True) if self.said is not None else (self.malformed.action, False)
-        return [*steps, Step(observation=observation, action=answer, next_observation="", terminated=True, valid=valid)]
+        valid = self.malformed is None
+        return [*steps, Step(observation=observation, action=last, next_observation="", terminated=True, valid=valid)]
 
     def _read(self, message: BaseMessage) -> None:
         if isinstance(message, AIMessage):
