@@ -109,7 +109,7 @@ class LineFormat:
             for step, right in cut(demonstrations, self.characters)
         ]
         head = f"now, with a score of {round(score, 2):g}:"
-        named = _values_named(action, [task.instruction, *seen]) if is_tool_task(task) else [_words_named(action, seen[-1])]
+        named = _named(task, action, seen)
         coming = [f"next in line: {hidden}"] if hidden else []
         text = "\n".join([*shown, head, _on_a_line(action), *named, *coming])
         return f"{seen[0]}\n{text}" if len(seen) == 1 else text
@@ -290,20 +290,22 @@ def encoded(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()  # half an emoji, from an answer that was cut
 
 
-def _words_named(action: str, last: str) -> str:
-    """Whether the last observation names the words of a text game's action."""
-    found = [word.lower() in words(last) for word in action.split()]
-    return f"words just named: {'all' if all(found) else 'some' if any(found) else 'none'}"
+def _named(task: Task, action: str, seen: Sequence[str]) -> list[str]:
+    """What of an action was named before, as at most one line.
 
-
-def _values_named(action: str, texts: Sequence[str]) -> list[str]:
-    """Which arguments of a tool call have values that `texts` name; nothing for an answer, and for a call without values."""
+    Of a tool call, the arguments whose values the instruction or an observation names; of a text game's action, whether the
+    last observation names its words.
+    """
     try:
         called = parse_action(action)
     except ValueError:
-        return []
+        if is_tool_task(task):
+            return []
+        found = [word.lower() in words(seen[-1]) for word in action.split()]
+        return [f"words just named: {'all' if all(found) else 'some' if any(found) else 'none'}"]
     given = called.arguments if isinstance(called, ToolCall) else {}
-    values = {name: texts_of for name in sorted(given) if (texts_of := list(_texts(given[name])))}
+    values = {name: parts for name in sorted(given) if (parts := list(_texts(given[name])))}
+    texts = [task.instruction, *seen]
     named = [name for name, parts in values.items() if all(any(_names(text, part) for text in texts) for part in parts)]
     new = [name for name in values if name not in named]
     return [f"values named before: {', '.join(named) or 'none'}; new: {', '.join(new) or 'none'}"] if values else []
