@@ -257,7 +257,8 @@ class DreamGym(Experiment):
         wanted = policy or self._trained()
         if wanted is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")
-        chosen = list(tasks) if tasks is not None else self.tasks("test") or self.tasks("validation")
+        held_out = self.tasks("test") or self.tasks("validation")
+        chosen = [self.world.with_tools(task) for task in tasks] if tasks is not None else held_out
         if not chosen:
             raise ConfigurationError(
                 "no task has the split 'test' or 'validation', and evaluation needs tasks never trained on: give "
