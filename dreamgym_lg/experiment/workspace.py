@@ -8,13 +8,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-<<<<<<< HEAD
-from contextlib import contextmanager
-from dataclasses import asdict, replace
-=======
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
->>>>>>> main
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from random import Random
