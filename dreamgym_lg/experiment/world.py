@@ -40,11 +40,7 @@ class World(ABC):
     rewards: Rewards = "outcome"
     """What a dreamed episode pays: 1 for a success, or the change of the environment's own score (`DreamEnvironment`)."""
     asks_experience: bool = True
-<<<<<<< HEAD
-    """Whether the dream is the experience model's; False where `create_dream` gives a server of its own."""
-=======
     """Whether dreams are played by the experience model; otherwise their episodes are recorded without its version."""
->>>>>>> main
     hidden_facts: HiddenFacts | None = None
     """Gives the facts that a task hides, drawn once by the task's seed. A plain function in a class body has to be a
     `staticmethod`."""
