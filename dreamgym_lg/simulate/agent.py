@@ -158,13 +158,14 @@ class SimulatedAgent:
     async def _outcome(self, episode: SimulatedEpisode, task: Task, final: Any) -> AgentState:
         """The steps with a last one, the final answer, that carries the reward."""
         answer = render_answer(final_answer(final))
-        result, reward, success = episode.last, 0.0, False
+        result, reward, success, decided_by = episode.last, 0.0, False, ""
         if not episode.truncated and self.verify is not None:
             result, reward = None, _verified(self.verify, task, final)
-            success = reward >= 1
+            success, decided_by = reward >= 1, "" if self.real else "verify"
         elif not episode.truncated:
             result = episode.last or await episode.environment.astep(answer)
             reward, success = result.reward, bool(result.info.get("success", False))
+            decided_by = str(result.info.get("decided_by", ""))
         steps = episode.steps
         last = Step(
             observation=steps[-1].next_observation if steps else task.instruction,
@@ -174,6 +175,7 @@ class SimulatedAgent:
             terminated=not episode.truncated,
             truncated=episode.truncated,
             reasoning=_reasoning(result),
+            decided_by=decided_by,
         )
         return {"steps": [*steps, last], "success": success}
 
