@@ -1,6 +1,6 @@
 """`DreamGym`: an unmodified LangGraph agent, trained in the dream and handed back. The facade over all parts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -11,6 +11,7 @@ from dreamgym_lg.environment import CreateEnvironment, Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.grounding import CHECKS, Check, Grounding, check_known
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_grpo_learner
 from dreamgym_lg.experiment.settings import Settings
@@ -20,7 +21,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy
 from dreamgym_lg.simulate.agent import EpisodeOptions, Verify
-from dreamgym_lg.simulate.doctor import Examination, examine
+from dreamgym_lg.simulate.doctor import Examination, examine, simulated_tools
 from dreamgym_lg.statistics import Rate, wilson
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
@@ -42,6 +43,9 @@ class AgentWorld(World):
             answer by `task.metadata["rubric"]`.
         verify_real: The same for real episodes, where what the tools really did can be asked. Default: `verify`.
         create_environment: Creates the world of one dreamed episode, in place of the experience model's dream.
+        writes: Names of the tools that change the world. Default: what the tools themselves say, else found in the traces.
+        checks: What real traces decide in the dream before the experience model is asked (`Grounding`): `recorded` answers and
+            the `effects` of recorded successes. Default: both. (`verify` judges instead of `effects`.)
         options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
     Raises `ConfigurationError` for arguments of a wrong kind, and if something in the graph could leak (`examine` says what,
@@ -60,13 +64,16 @@ class AgentWorld(World):
         verify: Verify | None = None,
         verify_real: Verify | None = None,
         create_environment: CreateEnvironment | None = None,
+        writes: Collection[str] | None = None,
+        checks: Collection[Check] = CHECKS,
         **options: Any,
     ) -> None:
         for name in sorted(set(options) - _OPTIONS):
             raise ConfigurationError.unknown("option of DreamGym", name, _OPTIONS)
-        for name in ("pass_through", "simulate_nodes"):
-            if isinstance(options.get(name), str):
-                raise ConfigurationError(f"{name}={options[name]!r}: give a list of names")
+        for name, names in {"writes": writes, **options}.items():
+            if name in ("writes", "pass_through", "simulate_nodes") and isinstance(names, str):
+                raise ConfigurationError(f"{name}={names!r}: give a list of names")
+        check_known(checks)
         for name, given in {"payload": payload, "verify": verify, "verify_real": verify_real}.items():
             if given is not None and not callable(given):
                 raise ConfigurationError(f"{name}={given!r} is no function; DreamGym's docstring says what it is given")
@@ -75,14 +82,20 @@ class AgentWorld(World):
                 raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
         self.graph, self.all_tasks, self.payload, self.options = graph, list(tasks), payload, options
         self.verify, self.verify_real, self._dream = verify, verify_real or verify, create_environment
+        self.writes, self.checks = writes, checks
+        self._grounding: Grounding | None = None
         if leaks := [part for part in self.examine().parts if part.handling == "could leak"]:
             told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
 
-    def examine(self) -> Examination:
-        """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it."""
+    def examine(self, trajectories: Iterable[Trajectory] | None = None) -> Examination:
+        """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it.
+
+        Args: `trajectories`, real ones: they show which tools write, and which there are that the graph makes as it runs.
+        """
         names = {key: self.options[key] for key in ("pass_through", "simulate_nodes") if key in self.options}
-        return examine(self.graph, **names)
+        writes = self.writes if trajectories is not None else None
+        return examine(self.graph, **names, writes=writes, trajectories=trajectories or ())
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
         return [task for task in self.all_tasks if task.split == split][:limit]
@@ -91,7 +104,19 @@ class AgentWorld(World):
         return _OwnTools()
 
     def create_dream(self, experience: ExperienceModel) -> Environment:
-        return self._dream() if self._dream is not None else DreamEnvironment(experience)
+        if self._dream is not None:
+            return self._dream()
+        grounding = self.grounding(experience.replay_buffer) if experience.replay_buffer is not None else None
+        return DreamEnvironment(experience, grounding=grounding)
+
+    def grounding(self, replay_buffer: ReplayBuffer) -> Grounding:
+        """What the buffer's real traces decide in a dream; the same for all episodes."""
+        if self._grounding is None or self._grounding.replay_buffer is not replay_buffer:
+            tools, really_run = simulated_tools(self.graph, self.options.get("pass_through", ()))
+            self._grounding = Grounding(
+                replay_buffer, tools=tools, writes=self.writes, pass_through=really_run, checks=self.checks
+            )
+        return self._grounding
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> SimulatedAgent:
         """The graph with `policy` in it, as `rollout` plays it: in the dream or, with `real`, on its own tools."""
@@ -126,7 +151,8 @@ class DreamGym(Experiment):
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
         policy, learner, engine, progress, say: As of `Experiment`.
-        world: Further arguments of `AgentWorld`: `payload`, `verify`, `verify_real`, `create_environment` and its options.
+        world: Further arguments of `AgentWorld`: `payload`, `verify`, `verify_real`, `create_environment`, `writes`, `checks`
+            and its options.
 
     Raises `ConfigurationError` as `AgentWorld` does.
     """
@@ -166,6 +192,8 @@ class DreamGym(Experiment):
             say=say,
         )
         replay_buffer.add_tasks(own.all_tasks)
+        if own.writes is not None:
+            own.grounding(replay_buffer).refresh()  # a name that no tool has is said now
         if experience_model is not None:
             self.experience()  # a wrong one is said now
 
@@ -174,7 +202,7 @@ class DreamGym(Experiment):
 
     def examine(self) -> Examination:
         """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it."""
-        return self.world.examine()
+        return self.world.examine(self.replay_buffer.trajectories(source="offline", split="train", errors=False))
 
     def _trained(self) -> "LocalChatModel | None":
         """The trained policy, of this process or an earlier one."""

@@ -7,7 +7,7 @@ database another environment's name.
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from threading import Lock
 from typing import Any, Literal, NamedTuple, get_args
@@ -18,7 +18,7 @@ from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
 from dreamgym_lg.experience.prompt_formats import schemas
-from dreamgym_lg.experience.writing_tools import ToolUse, find_tool_uses
+from dreamgym_lg.experience.writing_tools import ToolUse, find_tool_uses, use_by_name
 from dreamgym_lg.replay.buffer import Changes, Record, ReplayBuffer
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
@@ -101,7 +101,7 @@ class Grounding:
         self._call = lru_cache(100_000)(partial(_comparable_call, defaults=defaults))
         self._lock = Lock()
         self._read: Changes | None = None
-        self._index = _Index(frozenset(), frozenset())
+        self._index = _Index(self.writes, frozenset())
 
     def refresh(self) -> None:
         """Read the buffer's trajectories, if others are in it than when they were last read."""
@@ -114,11 +114,18 @@ class Grounding:
     def _build(self, records: Sequence[Record]) -> None:
         calls = [[(action, answer) for action, answer, valid, _ in each.steps if valid] for each in records if _answers(each)]
         self.uses = find_tool_uses(self._tools, calls, writes=self._told)
-        writes = {name for name, use in self.uses.items() if use.writes} - self._pass_through
-        index = _Index(frozenset(writes), _free_text(records, writes))
+        index = _Index(self.writes, _free_text(records, self.writes))
         for record in records:
             index.add(record, [self._call(action) for action, *_ in record.steps])
         self._index = index
+
+    def writes(self, tool: str) -> bool:
+        """Whether calls of the tool count as writing ones."""
+        if tool in self._pass_through:
+            return False
+        if tool not in self.uses:  # the graph makes it as it runs, and no trace holds it
+            return use_by_name(tool).writes if self._told is None else tool in self._told
+        return self.uses[tool].writes
 
     def decide(
         self, task: Task, history: Sequence[Exchange], action: str, *, but_not: Trajectory | None = None
@@ -145,12 +152,12 @@ class Grounding:
 
     def _before(self, call: Call, calls: Sequence[tuple[Call | None, bool]], history: Sequence[Exchange]) -> Prediction | None:
         """What an identical reading call was answered in this episode, since its last writing call."""
-        if call.tool in self._index.writes:
+        if self.writes(call.tool):
             return None
         for (earlier, valid), exchange in zip(reversed(calls), reversed(history), strict=True):
             if earlier == call:
                 return exchange.prediction
-            if earlier is not None and earlier.tool in self._index.writes and valid:
+            if earlier is not None and self.writes(earlier.tool) and valid:
                 return None
         return None
 
@@ -190,7 +197,7 @@ class Grounding:
 class _Index:
     """Answers and effects by what they are looked up with, each with the number of its recordings."""
 
-    def __init__(self, writes: frozenset[str], free_text: frozenset[tuple[str, str]]) -> None:
+    def __init__(self, writes: Callable[[str], bool], free_text: frozenset[tuple[str, str]]) -> None:
         self.writes, self.free_text = writes, free_text
         self.answers: dict[_Question, dict[_Answer, int]] = {}
         self.successes: dict[tuple[str, ...], Counter[Effects]] = {}
@@ -206,7 +213,7 @@ class _Index:
             for scope in scopes:
                 votes = self.answers.setdefault((scope, call, effects), {})
                 votes[answer] = votes.get(answer, 0) + 1
-            if call.tool in self.writes:
+            if self.writes(call.tool):
                 effects += self.effects([(call, answer[1])])
         # Several answers are several turns of a user, and a dreamed episode ends with its first.
         said = [step[0] for call, step in zip(calls, record.steps, strict=True) if call is None]
@@ -216,7 +223,7 @@ class _Index:
 
     def effects(self, calls: Iterable[tuple[Call | None, bool]]) -> Effects:
         """The writing calls among (call, valid), in their order."""
-        return tuple(self._without_wording(each) for each, valid in calls if each and valid and each.tool in self.writes)
+        return tuple(self._without_wording(each) for each, valid in calls if each and valid and self.writes(each.tool))
 
     def _without_wording(self, call: Call) -> Call:
         if not any(tool == call.tool for tool, _ in self.free_text):
@@ -281,7 +288,7 @@ def _told(effects: Effects) -> str:
     return ", ".join(f"{tool} {json.dumps(dict(given), ensure_ascii=False)}" for tool, given in effects) or "no writing call"
 
 
-def _free_text(records: Iterable[Record], writes: Collection[str]) -> frozenset[tuple[str, str]]:
+def _free_text(records: Iterable[Record], writes: Callable[[str], bool]) -> frozenset[tuple[str, str]]:
     """The (tool, argument) of writing calls that mostly hold free text: several words that were not copied from anything seen.
 
     Two episodes never word a reason alike; an address, copied from the instruction, has to be right.
@@ -289,7 +296,7 @@ def _free_text(records: Iterable[Record], writes: Collection[str]) -> frozenset[
     free, given = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for record in records:
         for position, (action, *_) in enumerate(record.steps):
-            if (call := parse_call(action)) is None or call.name not in writes:
+            if (call := parse_call(action)) is None or not writes(call.name):
                 continue
             texts = {name: value for name, value in call.arguments.items() if _is_text(value)}
             given.update((call.name, name) for name in texts)

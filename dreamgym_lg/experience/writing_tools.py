@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from langchain_core.tools import BaseTool
@@ -28,7 +29,7 @@ class ToolUse(NamedTuple):
 
 
 Trace = Sequence[tuple[str, str]]
-"""The steps of a recorded episode that a tool itself answered, and perhaps others: action and answer."""
+"""Action and answer of each step of a recorded episode that was not refused."""
 
 
 def find_tool_uses(
@@ -52,17 +53,24 @@ def find_tool_uses(
             raise ConfigurationError.unknown("tool in writes", name, names)
         return {name: ToolUse(name in writes, f"writes= {'names' if name in writes else 'does not name'} it") for name in names}
     said = {name: use for name in names if (use := _said_by(known.get(name))) is not None}
-    reading = {name for name in names if (not said[name].writes if name in said else _reads_by_name(name))}
-    changed = _changed_after(called, reading)
-    return {name: said.get(name) or _found(name, changed, reading) for name in names}
+    found = {name: said.get(name) or use_by_name(name) for name in names}
+    changed = _changed_after(called, {name for name, use in found.items() if not use.writes})
+    for name, witness in changed.items():
+        if name not in said:
+            found[name] = ToolUse(True, f"in the traces, an identical call of {witness} was answered differently after it")
+    return found
 
 
 def writing_tools(
     tools: Iterable[BaseTool] = (), trajectories: Iterable[Trajectory] = (), *, writes: Collection[str] | None = None
 ) -> frozenset[str]:
     """The names of the tools that write; `find_tool_uses` says why. Args: `trajectories`, real ones."""
-    traces = ([(step.action, step.next_observation) for step in each.steps if step.valid] for each in trajectories)
-    return frozenset(name for name, use in find_tool_uses(tools, traces, writes=writes).items() if use.writes)
+    uses = find_tool_uses(tools, map(trace_of, trajectories), writes=writes)
+    return frozenset(name for name, use in uses.items() if use.writes)
+
+
+def trace_of(trajectory: Trajectory) -> Trace:
+    return [(step.action, step.next_observation) for step in trajectory.steps if step.valid]
 
 
 def _said_by(tool: BaseTool | None) -> ToolUse | None:
@@ -73,18 +81,14 @@ def _said_by(tool: BaseTool | None) -> ToolUse | None:
     return None
 
 
-def _found(name: str, changed: Mapping[str, str], reading: Collection[str]) -> ToolUse:
-    if name in changed:
-        return ToolUse(True, f"in the traces, an identical call of {changed[name]} was answered differently after it")
-    if name in reading:
-        return ToolUse(False, "its name is that of a reading tool")
-    return ToolUse(True, "nothing says that it only reads; if it does, give writes=[...] without it")
-
-
-def _reads_by_name(name: str) -> bool:
+@lru_cache(10_000)
+def use_by_name(name: str) -> ToolUse:
+    """What is supposed of a tool of which nothing is known but its name."""
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
     outer = words[:1] + words[-1:]
-    return any(map(_READING.fullmatch, outer)) and not any(map(_WRITING.fullmatch, words))
+    if any(map(_READING.fullmatch, outer)) and not any(map(_WRITING.fullmatch, words)):
+        return ToolUse(False, "its name is that of a reading tool")
+    return ToolUse(True, "nothing says that it only reads; if it does, give writes=[...] without it")
 
 
 def _changed_after(called: Sequence[Sequence[tuple[str, str, str]]], reading: Collection[str]) -> dict[str, str]:
