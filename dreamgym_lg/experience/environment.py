@@ -47,6 +47,7 @@ class DreamEnvironment(Environment):
         self._history: list[Exchange] = []
         self._observation = ""
         self._score = 0.0
+        self._unseen = False
 
     def check_action(self, action: str, observations: Sequence[str]) -> str | None:
         return self._check_action(action, observations) if self._check_action else None
@@ -58,12 +59,25 @@ class DreamEnvironment(Environment):
             )
         if self.grounding is not None:
             self.grounding.refresh()
-        self._task, self._history, self._score = task, [], 0.0
+        self._task, self._history, self._score, self._unseen = task, [], 0.0, False
         self._observation = first_observation(task)
         return self._observation
 
     async def areset(self, task: Task) -> str:
         return self.reset(task)
+
+    def resume(self, task: Task, history: Sequence[Exchange]) -> str:
+        """Begin an episode behind steps that are given, such as recorded ones; returns the last observation.
+
+        The dream is measured so: traces of the same task decide nothing, or each would confirm itself.
+        """
+        self.reset(task)
+        self._unseen = True
+        self._history = list(history)
+        for exchange in history:
+            self._observation = exchange.prediction.observation
+            self._clipped(exchange.prediction.reward)
+        return self._observation
 
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         task = self._playing()
@@ -84,7 +98,9 @@ class DreamEnvironment(Environment):
         return self._advance(action, found, await self.experience.apredict(task, self._history, action, found), "model")
 
     def _known(self, action: str) -> Decision | None:
-        return None if self.grounding is None else self.grounding.decide(self._playing(), self._history, action)
+        if self.grounding is None:
+            return None
+        return self.grounding.decide(self._playing(), self._history, action, unseen=self._unseen)
 
     def _playing(self) -> Task:
         if self._task is None:

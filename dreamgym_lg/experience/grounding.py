@@ -20,7 +20,7 @@ from dreamgym_lg.experience.predictions import Exchange, in_hindsight
 from dreamgym_lg.experience.prompt_formats import schemas
 from dreamgym_lg.experience.writing_tools import ToolUse, find_tool_uses, use_by_name
 from dreamgym_lg.replay.buffer import Changes, Record, ReplayBuffer
-from dreamgym_lg.types import Prediction, Step, Task, Trajectory
+from dreamgym_lg.types import Prediction, Step, Task
 
 Check = Literal["recorded", "effects"]
 """`recorded`: a call that a trace knows is answered as it was recorded. `effects`: a task with a recorded success needs the
@@ -127,28 +127,22 @@ class Grounding:
             return use_by_name(tool).writes if self._told is None else tool in self._told
         return self.uses[tool].writes
 
-    def decide(
-        self, task: Task, history: Sequence[Exchange], action: str, *, but_not: Trajectory | None = None
-    ) -> Decision | None:
+    def decide(self, task: Task, history: Sequence[Exchange], action: str, *, unseen: bool = False) -> Decision | None:
         """What follows an action, or None where the experience model has to be asked.
 
         Args:
             history: The steps of the episode so far.
-            but_not: A trajectory that decides nothing, because the dream is measured on it.
+            unseen: As for a task without traces of its own: to measure the dream on the traces of this very task.
         """
-        left_out = _Index(self._index.writes, self._index.free_text)
-        if but_not is not None:
-            record = _record(but_not)
-            left_out.add(record, [self._call(action) for action, *_ in record.steps])
         calls = [(self._call(each.action), each.prediction.valid) for each in history]
+        effects = self._index.effects(calls)
         if (call := self._call(action)) is not None:
             if "recorded" not in self.checks:
                 return None
-            found = self._before(call, calls, history) or self._recorded(task, call, self._index.effects(calls), left_out)
+            found = self._before(call, calls, history) or self._recorded(task, call, effects, unseen)
             return Decision(found, "recorded") if found is not None else None
-        if "effects" not in self.checks or not is_answer(action):
-            return None
-        return self._judge(task, _unordered(self._index.effects(calls)), left_out)
+        judged = "effects" in self.checks and not unseen and is_answer(action)
+        return self._judge(task, _unordered(effects)) if judged else None
 
     def _before(self, call: Call, calls: Sequence[tuple[Call | None, bool]], history: Sequence[Exchange]) -> Prediction | None:
         """What an identical reading call was answered in this episode, since its last writing call."""
@@ -161,11 +155,11 @@ class Grounding:
                 return None
         return None
 
-    def _recorded(self, task: Task, call: Call, effects: Effects, left_out: "_Index") -> Prediction | None:
-        for scope in _worlds(task.id, task.environment):
-            votes = self._index.answers.get((scope, call, effects), {})
-            if left := left_out.answers.get((scope, call, effects)):
-                votes = {answer: count - left.get(answer, 0) for answer, count in votes.items()}
+    def _recorded(self, task: Task, call: Call, effects: Effects, unseen: bool) -> Prediction | None:
+        own, world = (self._index.answers.get((scope, call, effects), {}) for scope in _worlds(task.id, task.environment))
+        if unseen:
+            own, world = {}, {answer: count - own.get(answer, 0) for answer, count in world.items()}
+        for votes in (own, world):
             best = max(votes, key=votes.__getitem__, default=None)
             if best is not None and 2 * votes[best] > sum(votes.values()):
                 answer, valid, reasoning = best
@@ -173,8 +167,8 @@ class Grounding:
                 return in_hindsight(step, success=False)
         return None
 
-    def _judge(self, task: Task, done: Effects, left_out: "_Index") -> Decision | None:
-        references = self._references(task, left_out)
+    def _judge(self, task: Task, done: Effects) -> Decision | None:
+        references = self._references(task)
         if not references or (done in references and not done):
             return None
         success = done in references
@@ -184,11 +178,11 @@ class Grounding:
             reasoning = f"valid, it fails the task: a recorded success made {wanted}; this episode made {_told(done)}"
         return Decision(Prediction(reasoning, "", float(success), True, success, True), "effects")
 
-    def _references(self, task: Task, left_out: "_Index") -> Collection[Effects]:
+    def _references(self, task: Task) -> Collection[Effects]:
         """The effects of the task's recorded successes, as far as the agent has the tools for them."""
         tools = {tool["name"] for tool in schemas(task)}
         for scope in _successes(task.id, task.environment, task.instruction, task.split):
-            found = self._index.successes.get(scope, Counter()) - left_out.successes.get(scope, Counter())
+            found = self._index.successes.get(scope, ())
             if reachable := [each for each in found if not tools or tools.issuperset(call.tool for call in each)]:
                 return reachable
         return ()
@@ -200,7 +194,7 @@ class _Index:
     def __init__(self, writes: Callable[[str], bool], free_text: frozenset[tuple[str, str]]) -> None:
         self.writes, self.free_text = writes, free_text
         self.answers: dict[_Question, dict[_Answer, int]] = {}
-        self.successes: dict[tuple[str, ...], Counter[Effects]] = {}
+        self.successes: dict[tuple[str, ...], set[Effects]] = {}
 
     def add(self, record: Record, calls: Sequence[Call | None]) -> None:
         """Args: `calls`, what each step called; None for anything but a call."""
@@ -219,7 +213,7 @@ class _Index:
         said = [step[0] for call, step in zip(calls, record.steps, strict=True) if call is None]
         if record.success and not any(map(is_answer, said[:-1])):
             for key in _successes(record.task_id, record.environment, record.instruction, record.split):
-                self.successes.setdefault(key, Counter())[_unordered(effects)] += 1
+                self.successes.setdefault(key, set()).add(_unordered(effects))
 
     def effects(self, calls: Iterable[tuple[Call | None, bool]]) -> Effects:
         """The writing calls among (call, valid), in their order."""
@@ -253,12 +247,6 @@ def _successes(task_id: str, environment: str, instruction: str, split: str) -> 
 
 def _answers(record: Record) -> bool:
     return record.split == "train"
-
-
-def _record(trajectory: Trajectory) -> Record:
-    task = trajectory.task
-    steps = [(step.action, step.next_observation, step.valid, step.reasoning) for step in trajectory.steps]
-    return Record(task.id, task.environment, task.instruction, task.split, trajectory.success, steps)
 
 
 def _comparable_call(action: str, defaults: Mapping[str, Mapping[str, Any]]) -> Call | None:

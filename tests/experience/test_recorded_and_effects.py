@@ -381,15 +381,21 @@ def test_each_check_can_be_switched_off_and_no_other_is_known(buffer: ReplayBuff
         Grounding(buffer, checks="effects")  # type: ignore[arg-type]
 
 
-def test_a_trajectory_that_the_dream_is_measured_on_decides_nothing(buffer: ReplayBuffer) -> None:
-    measured = trace(task(), (ORDER, PAID), (REFUND, "ok"), DONE)
-    buffer.add(measured)
-    grounding = Grounding(buffer)
-    grounding.refresh()
-    for action in (ORDER, DONE):
-        assert grounding.decide(task(), [], action) is not None
-        assert grounding.decide(task(), [], action, but_not=measured) is None
-    buffer.add(replace(measured, rollout_index=1))
-    grounding.refresh()
-    for action in (ORDER, DONE):
-        assert grounding.decide(task(), [], action, but_not=measured) is not None, "another trace says so too"
+def test_a_dream_that_is_measured_on_traces_of_a_task_does_not_know_them(buffer: ReplayBuffer, dream: Any) -> None:
+    buffer.add(trace(task(), (ORDER, PAID), (REFUND, "ok"), DONE))
+    played = dream()
+
+    def deciders() -> list[str]:
+        found = []
+        for action in (ORDER, DONE):
+            played.environment.resume(task(), [])
+            played.environment.show_tools(TOOLS)
+            found.append(played.environment.step(action).info["decided_by"])
+        return found
+
+    assert deciders() == ["model", "model"]
+    assert [each for _, each in played.decided(task(), ORDER, DONE)] == ["recorded", "effects"]
+    buffer.add(trace(task("t2"), (ORDER, PAID), DONE))
+    assert deciders() == ["recorded", "model"], "what another task's trace says still counts"
+    buffer.add(trace(task(), (ORDER, "other"), DONE, index=1))
+    assert deciders() == ["recorded", "model"], "and this task's have no vote"
