@@ -116,16 +116,14 @@ class AgentWorld(World):
     def create_dream(self, experience: ExperienceModel) -> Environment:
         if self._dream is not None:
             return self._dream()
-        grounding = self.grounding(experience.replay_buffer) if experience.replay_buffer is not None else None
-        return DreamEnvironment(experience, grounding=grounding)
+        if self._grounding is None and experience.replay_buffer is not None:
+            self.ground(experience.replay_buffer)
+        return DreamEnvironment(experience, grounding=self._grounding)
 
-    def grounding(self, replay_buffer: ReplayBuffer) -> Grounding:
-        """What the buffer's real traces decide in a dream; the same for all episodes."""
-        if self._grounding is None or self._grounding.replay_buffer is not replay_buffer:
-            tools, really_run = simulated_tools(self.graph, self.options.get("pass_through", ()))
-            self._grounding = Grounding(
-                replay_buffer, tools=tools, writes=self.writes, pass_through=really_run, checks=self.checks
-            )
+    def ground(self, replay_buffer: ReplayBuffer) -> Grounding:
+        """Let this buffer's real traces decide in the dream what they can; a `DreamGym` does so with its own."""
+        tools, really_run = simulated_tools(self.graph, self.options.get("pass_through", ()))
+        self._grounding = Grounding(replay_buffer, tools=tools, writes=self.writes, pass_through=really_run, checks=self.checks)
         return self._grounding
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> SimulatedAgent:
@@ -209,8 +207,9 @@ class DreamGym(Experiment):
             say=say,
         )
         replay_buffer.add_tasks(own.all_tasks)
+        grounding = own.ground(replay_buffer)
         if own.writes is not None:
-            own.grounding(replay_buffer).refresh()  # a name that no tool has is said now
+            grounding.refresh()  # a name that no tool has is said now
         if experience_model is not None:
             self.experience()  # a wrong one is said now
 

@@ -93,10 +93,11 @@ class Grounding:
         checks: Collection[Check] = CHECKS,
     ) -> None:
         check_known(checks)
-        self.replay_buffer, self.checks = replay_buffer, frozenset(checks)
+        self.checks = frozenset(checks)
         self.uses: Mapping[str, ToolUse] = {}
         """Which tools write, and why; empty before the first `refresh`."""
-        self._tools, self._told, self._pass_through = list(tools), writes, frozenset(pass_through)
+        self._replay_buffer, self._tools, self._told = replay_buffer, list(tools), writes
+        self._pass_through = frozenset(pass_through)
         defaults = {tool.name: {k: v["default"] for k, v in tool.args.items() if "default" in v} for tool in tools}
         self._call = lru_cache(100_000)(partial(_comparable_call, defaults=defaults))
         self._lock = Lock()
@@ -106,9 +107,9 @@ class Grounding:
     def refresh(self) -> None:
         """Read the buffer's trajectories, if others are in it than when they were last read."""
         with self._lock:
-            now = self.replay_buffer.changes(self._read.newest if self._read is not None else 0)
+            now = self._replay_buffer.changes(self._read.newest if self._read is not None else 0)
             if self._read is None or now.real or now.held_out != self._read.held_out:
-                self._build(self.replay_buffer.records())
+                self._build(self._replay_buffer.records())
             self._read = now
 
     def _build(self, records: Sequence[Record]) -> None:
