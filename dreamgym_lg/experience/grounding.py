@@ -52,8 +52,19 @@ Effects = tuple[Call, ...]
 
 _Question = tuple[str, Call, Effects]
 """A task's id, or `/` and an environment's name; a call; the writing calls before it, in their order."""
-_Answer = tuple[str, bool, str]
-"""What a call was answered, whether it was valid, and the reasoning about it."""
+_Answer = tuple[str, bool]
+"""What a call was answered, and whether it was valid."""
+
+
+class _Votes(NamedTuple):
+    """The recordings of one answer to one call."""
+
+    count: int
+    reasoning: str
+    """What the first of them was annotated with."""
+
+
+_NONE = _Votes(0, "")
 
 
 class Grounding:
@@ -98,8 +109,7 @@ class Grounding:
         """Which tools write, and why; empty before the first `refresh`."""
         self._replay_buffer, self._tools, self._told = replay_buffer, list(tools), writes
         self._pass_through = frozenset(pass_through)
-        defaults = {tool.name: {k: v["default"] for k, v in tool.args.items() if "default" in v} for tool in tools}
-        self._call = lru_cache(100_000)(partial(_comparable_call, defaults=defaults))
+        self._call = lru_cache(100_000)(partial(_comparable_call, defaults={tool.name: _defaults(tool) for tool in tools}))
         self._lock = Lock()
         self._read: Changes | None = None
         self._index = _Index(self.writes, frozenset())
@@ -159,12 +169,12 @@ class Grounding:
     def _recorded(self, task: Task, call: Call, effects: Effects, unseen: bool) -> Prediction | None:
         own, world = (self._index.answers.get((scope, call, effects), {}) for scope in _worlds(task.id, task.environment))
         if unseen:
-            own, world = {}, {answer: count - own.get(answer, 0) for answer, count in world.items()}
-        for votes in (own, world):
-            best = max(votes, key=votes.__getitem__, default=None)
-            if best is not None and 2 * votes[best] > sum(votes.values()):
-                answer, valid, reasoning = best
-                step = Step(observation="", action="", next_observation=answer, valid=valid, reasoning=reasoning)
+            others = {answer: votes.count - own.get(answer, _NONE).count for answer, votes in world.items()}
+            own, world = {}, {answer: votes._replace(count=others[answer]) for answer, votes in world.items()}
+        for answers in (own, world):
+            (answer, valid), votes = max(answers.items(), key=lambda each: each[1].count, default=(("", True), _NONE))
+            if 2 * votes.count > sum(each.count for each in answers.values()):
+                step = Step(observation="", action="", next_observation=answer, valid=valid, reasoning=votes.reasoning)
                 return in_hindsight(step, success=False)
         return None
 
@@ -194,22 +204,22 @@ class _Index:
 
     def __init__(self, writes: Callable[[str], bool], free_text: frozenset[tuple[str, str]]) -> None:
         self.writes, self.free_text = writes, free_text
-        self.answers: dict[_Question, dict[_Answer, int]] = {}
+        self.answers: dict[_Question, dict[_Answer, _Votes]] = {}
         self.successes: dict[tuple[str, ...], set[Effects]] = {}
 
     def add(self, record: Record, calls: Sequence[Call | None]) -> None:
         """Args: `calls`, what each step called; None for anything but a call."""
         effects: Effects = ()
         scopes = _worlds(record.task_id, record.environment) if _answers(record) else ()
-        for call, (_, *answered) in zip(calls, record.steps, strict=True):
+        for call, (_, answer, valid, reasoning) in zip(calls, record.steps, strict=True):
             if call is None:
                 continue
-            answer: _Answer = tuple(answered)  # type: ignore[assignment]
             for scope in scopes:
-                votes = self.answers.setdefault((scope, call, effects), {})
-                votes[answer] = votes.get(answer, 0) + 1
+                answers = self.answers.setdefault((scope, call, effects), {})
+                before = answers.get((answer, valid))
+                answers[answer, valid] = _Votes(1, reasoning) if before is None else _Votes(before.count + 1, before.reasoning)
             if self.writes(call.tool):
-                effects += self.effects([(call, answer[1])])
+                effects += self.effects([(call, valid)])
         # Several answers are several turns of a user, and a dreamed episode ends with its first.
         said = [step[0] for call, step in zip(calls, record.steps, strict=True) if call is None]
         if record.success and not any(map(is_answer, said[:-1])):
@@ -248,6 +258,10 @@ def _successes(task_id: str, environment: str, instruction: str, split: str) -> 
 
 def _answers(record: Record) -> bool:
     return record.split == "train"
+
+
+def _defaults(tool: BaseTool) -> dict[str, Any]:
+    return {name: schema["default"] for name, schema in tool.args.items() if isinstance(schema, dict) and "default" in schema}
 
 
 def _comparable_call(action: str, defaults: Mapping[str, Mapping[str, Any]]) -> Call | None:

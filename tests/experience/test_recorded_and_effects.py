@@ -177,6 +177,14 @@ def test_the_experience_model_reads_recorded_answers_as_its_own(buffer: ReplayBu
     assert prompt[2].text == f"valid, no progress yet\nreward 0, continues\n{PAID}"
 
 
+def test_an_annotation_goes_with_its_answer_and_splits_no_vote(buffer: ReplayBuffer, dream: Any) -> None:
+    for n, reasoning in enumerate(["It is paid.", "The money is there.", "No."]):
+        episode = trace(task(f"t{n}"), (ORDER, "other" if n == 2 else PAID), DONE)
+        buffer.add(replace(episode, steps=[replace(episode.steps[0], reasoning=reasoning), episode.steps[1]]))
+    (result,) = dream().play(task("new"), ORDER)
+    assert (result.observation, result.info["reasoning"]) == (PAID, "It is paid.")
+
+
 def test_recorded_answers_are_those_of_a_search_through_all_traces(buffer: ReplayBuffer) -> None:
     """Random traces and questions against the definition, written down without an index."""
     rng = random.Random(0)
