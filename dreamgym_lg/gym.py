@@ -126,6 +126,12 @@ class AgentWorld(World):
         self._grounding = Grounding(replay_buffer, tools=tools, writes=self.writes, pass_through=really_run, checks=self.checks)
         return self._grounding
 
+    def writing_tools(self, replay_buffer: ReplayBuffer) -> Collection[str]:
+        """The names of the tools that change the world, as the buffer's traces and the tools themselves show them."""
+        grounding = self._grounding or self.ground(replay_buffer)
+        grounding.refresh()
+        return frozenset(filter(grounding.writes, grounding.uses))
+
     def agent(self, policy: BaseChatModel, *, real: bool) -> SimulatedAgent:
         """The graph with `policy` in it, as `rollout` plays it: in the dream or, with `real`, on its own tools."""
         return SimulatedAgent(

@@ -193,7 +193,7 @@ def test_traces_decide_in_the_dream_what_they_know_unless_it_is_switched_off(age
         gym = gym_of(agent, buffer, experience_model=ExperienceModel(World()), **options)
         (episode,) = gym.evaluate(Says(city=city), tasks=[task])[1]
         (stored,) = buffer.trajectories(run=episode.run)
-        assert stored.steps == episode.steps
+        assert stored.steps == tuple(episode.steps)
         shown = [step.next_observation.split(" invoking")[0] for step in stored.steps]
         return [(text, step.decided_by, step.reward) for text, step in zip(shown, stored.steps, strict=True)]
 
@@ -223,6 +223,8 @@ def test_the_doctor_of_a_gym_knows_its_traces(agent: Agent, buffer: ReplayBuffer
         return next(part.use for part in gym_of(agent, buffer, **options).examine().parts if part.name == "book")
 
     assert use().startswith("writes: nothing says") and use(writes=[]) == "reads: writes= does not name it"
+    assert gym_of(agent, buffer).world.writing_tools(buffer) == {"book"}
+    assert gym_of(agent, buffer, pass_through=["book"]).world.writing_tools(buffer) == set()
 
 
 def test_an_experience_model_is_kept_and_a_chat_model_is_grounded(agent: Agent, buffer: ReplayBuffer) -> None:

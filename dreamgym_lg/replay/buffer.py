@@ -245,7 +245,7 @@ class ReplayBuffer:
         for id, *step in self._rows(sql, ()):
             if id in steps:  # else stored since
                 steps[id].append((step[0], step[1], bool(step[2]), step[3]))
-        return [Record(*row[:4], bool(row[4]), steps[id]) for id, *row in found]
+        return [Record._make((*row, bool(success), steps[id])) for id, *row, success in found]
 
     def similar(self, observation: str, action: str, *, k: int = 3, exclude_task: str | None = None) -> list[Step]:
         """The `k` stored steps whose (observation, action) has the highest cosine, best first, equal ones oldest first.

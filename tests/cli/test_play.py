@@ -140,6 +140,7 @@ def test_what_is_recorded(sit: Sit, tmp_path: Path) -> None:
         action="open door",
         next_observation="The door is open.",
         reasoning="valid, it brings progress",
+        decided_by="model",
     )
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         assert buffer.similar("A closed door.", "open door") == [], "a dream is not grounded in dreams"
