@@ -59,7 +59,7 @@ _Answer = tuple[str, bool]
 class _Votes(NamedTuple):
     """The recordings of one answer to one call."""
 
-    count: int
+    number: int
     reasoning: str
     """What the first of them was annotated with."""
 
@@ -169,11 +169,11 @@ class Grounding:
     def _recorded(self, task: Task, call: Call, effects: Effects, unseen: bool) -> Prediction | None:
         own, world = (self._index.answers.get((scope, call, effects), {}) for scope in _worlds(task.id, task.environment))
         if unseen:
-            others = {answer: votes.count - own.get(answer, _NONE).count for answer, votes in world.items()}
-            own, world = {}, {answer: votes._replace(count=others[answer]) for answer, votes in world.items()}
+            others = {answer: votes.number - own.get(answer, _NONE).number for answer, votes in world.items()}
+            own, world = {}, {answer: votes._replace(number=others[answer]) for answer, votes in world.items()}
         for answers in (own, world):
-            (answer, valid), votes = max(answers.items(), key=lambda each: each[1].count, default=(("", True), _NONE))
-            if 2 * votes.count > sum(each.count for each in answers.values()):
+            (answer, valid), votes = max(answers.items(), key=lambda each: each[1].number, default=(("", True), _NONE))
+            if 2 * votes.number > sum(each.number for each in answers.values()):
                 step = Step(observation="", action="", next_observation=answer, valid=valid, reasoning=votes.reasoning)
                 return in_hindsight(step, success=False)
         return None
@@ -217,7 +217,7 @@ class _Index:
             for scope in scopes:
                 answers = self.answers.setdefault((scope, call, effects), {})
                 before = answers.get((answer, valid))
-                answers[answer, valid] = _Votes(1, reasoning) if before is None else _Votes(before.count + 1, before.reasoning)
+                answers[answer, valid] = _Votes(1, reasoning) if before is None else _Votes(before.number + 1, before.reasoning)
             if self.writes(call.tool):
                 effects += self.effects([(call, valid)])
         # Several answers are several turns of a user, and a dreamed episode ends with its first.
