@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from langchain_core.messages import BaseMessage
 from langchain_core.tools import tool
 
 from dreamgym_lg.actions import is_answer, render_answer, render_call
@@ -48,6 +49,11 @@ def buffer() -> Iterator[ReplayBuffer]:
         yield buffer
 
 
+def asks_for_verdict(prompt: Sequence[BaseMessage]) -> bool:
+    """Whether an experience model's prompt asks about a final answer."""
+    return '> {"answer":' in prompt[-1].text
+
+
 class Dream:
     """A dream of which the experience model pays every answer, and answers every call with a number of its own."""
 
@@ -57,7 +63,7 @@ class Dream:
         self.environment = DreamEnvironment(ExperienceModel(self.model), grounding=Grounding(buffer, **options))
 
     def reply(self, messages: Any) -> str:
-        if '"answer"' in messages[-1].text.splitlines()[-2]:
+        if asks_for_verdict(messages):
             return f"valid, so it ends\nreward 1, {'success' if self.pays else 'failure'}\n(nothing)"
         return f"valid, no progress yet\nreward 0, continues\ndreamed {len(self.model.asked)}"
 
@@ -255,7 +261,7 @@ def test_a_success_needs_the_writing_calls_of_a_recorded_one_and_no_others(buffe
     asked = played.asked
     for actions in ([], [REFUND], [wrong, NOTE], [REFUND, REFUND, NOTE], [REFUND, NOTE, CANCEL], [REFUND, NOTE, wrong]):
         assert played.paid(task(), *actions, DONE) == (0, "effects"), actions
-    assert all('"answer"' not in prompt[-1].text.split("\n")[-2] for prompt in played.model.asked[asked:])
+    assert not any(map(asks_for_verdict, played.model.asked[asked:]))
     told = played.play(task(), REFUND, DONE)[-1].info["reasoning"]
     assert 'add_note {"order_id": "W-204"' in told and "this episode made refund" in told
     assert played.paid(task("t2"), DONE) == (1, "model"), "nothing is recorded of it"
