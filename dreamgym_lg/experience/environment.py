@@ -20,6 +20,9 @@ Rewards = Literal["outcome", "score"]
 0 and is clipped to [0, 1] after each step.
 """
 
+_FULL = 0.98
+"""A score from which on it counts as 1: three thirds may be dreamed as 0.33 each."""
+
 
 class DreamEnvironment(Environment):
     """An environment played by an experience model; nothing real is touched.
@@ -27,6 +30,8 @@ class DreamEnvironment(Environment):
     Args:
         check_action: The real environment's own check, so that the dream refuses what the real environment would.
         rewards: What the steps pay; say it as the real environment does.
+        full_score_completes: With `score`: an episode is a success as soon as its score is 1, and ends, whatever the
+            experience model says. One that has read of few successes seldom says that a task is completed.
         grounding: What real traces decide of a tool agent's dream before the experience model is asked.
     """
 
@@ -36,11 +41,13 @@ class DreamEnvironment(Environment):
         *,
         check_action: CheckAction | None = None,
         rewards: Rewards = "outcome",
+        full_score_completes: bool = False,
         grounding: Grounding | None = None,
     ) -> None:
         if rewards not in get_args(Rewards):
             raise ConfigurationError.unknown("rewards", rewards, get_args(Rewards))
         self.experience, self.rewards, self.grounding = experience, rewards, grounding
+        self.full_score_completes = full_score_completes and rewards == "score"
         self._check_action = check_action
         self._task: Task | None = None
         self._history: list[Exchange] = []
@@ -110,6 +117,8 @@ class DreamEnvironment(Environment):
             prediction = prediction._replace(reward=self._clipped(prediction.reward))
         self._history.append(Exchange(action, prediction, found))
         self._observation = prediction.observation
+        if self.full_score_completes and self._score >= _FULL:
+            prediction = prediction._replace(terminated=True, success=True)
         if is_tool_task(self._playing()):  # a tool ends nothing: the agent does, with its answer
             prediction = prediction._replace(terminated=is_answer(action), success=prediction.success and is_answer(action))
         if prediction.terminated:

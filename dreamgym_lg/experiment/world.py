@@ -41,6 +41,8 @@ class World(ABC):
     """What a dreamed episode pays: 1 for a success, or the change of the environment's own score (`DreamEnvironment`)."""
     asks_experience: bool = True
     """Whether dreams are played by the experience model; otherwise their episodes are recorded without its version."""
+    full_score_completes: bool = False
+    """With `score`: whether a score of 1 is what the environment itself calls a success (`DreamEnvironment`)."""
     hidden_facts: HiddenFacts | None = None
     """Gives the facts that a task hides, drawn once by the task's seed. A plain function in a class body has to be a
     `staticmethod`."""
@@ -60,7 +62,12 @@ class World(ABC):
 
     def create_dream(self, experience: ExperienceModel) -> Environment:
         """The dream of one episode, played by the experience model."""
-        return DreamEnvironment(experience, check_action=self.check_action, rewards=self.rewards)
+        return DreamEnvironment(
+            experience,
+            check_action=self.check_action,
+            rewards=self.rewards,
+            full_score_completes=self.full_score_completes,
+        )
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterable[Trajectory]:
         """Real offline trajectories by scripted policies. Args: `episodes`, how many of each scripted policy."""

@@ -45,6 +45,7 @@ class TextWorldExpressWorld(World):
         learning_rate=3e-4,
     )
     rewards = "score"
+    full_score_completes = True
     hidden_facts = staticmethod(hidden_facts)
 
     def __init__(self, game: str = "peckingorder", *, check: Check | None = None, max_steps: int = 10) -> None:
