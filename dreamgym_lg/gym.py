@@ -49,7 +49,7 @@ class AgentWorld(World):
     """
 
     name = "agent"
-    settings = Settings(synthetic_share=0, real_evaluation=False, policy_tokens=512, concurrency=64)
+    settings = Settings(synthetic_share=0, real_budget=0, policy_tokens=512, concurrency=64)
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class AgentWorld(World):
                 raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
         self.graph, self.all_tasks, self.payload, self.options = graph, list(tasks), payload, options
         self.verify, self.verify_real, self._dream = verify, verify_real or verify, create_environment
+        self.judged_by_dream = verify is None and create_environment is None
         if leaks := [part for part in self.examine().parts if part.handling == "could leak"]:
             told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")

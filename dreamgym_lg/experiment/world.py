@@ -1,7 +1,7 @@
 """`World`: the tasks and the real environment of an experiment."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from langchain_core.language_models import BaseChatModel
 
@@ -39,6 +39,9 @@ class World(ABC):
     """What refuses invalid actions from the observations alone, in the dream and in reality (`Environment.check_action`)."""
     rewards: Rewards = "outcome"
     """What a dreamed episode pays: 1 for a success, or the change of the environment's own score (`DreamEnvironment`)."""
+    judged_by_dream: bool = True
+    """Whether a dreamed episode earns what the dream of the experience model says. False for a world that verifies dreamed
+    episodes itself, or brings its own dream: then no gate is before training."""
     hidden_facts: HiddenFacts | None = None
     """Gives the facts that a task hides, drawn once by the task's seed. A plain function in a class body has to be a
     `staticmethod`."""
@@ -80,6 +83,18 @@ class World(ABC):
     def task_generator(self, tasks: Sequence[Task]) -> VaryTask | None:
         """What writes variations of tasks for the curriculum, from the training tasks `tasks`; None: nothing does."""
         return None
+
+    def as_dreamed(self, recorded: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        """Recorded trajectories as the environment of a dream would meet them. Default: as they are."""
+        return recorded
+
+    def writing_tools(self, recorded: Sequence[Trajectory]) -> Collection[str]:
+        """The names of a tool agent's tools that change the world. Args: `recorded`, traces that may show it. Default: none."""
+        return ()
+
+    def edited_successes(self, recorded: Sequence[Trajectory], *, seed: int) -> Sequence[Trajectory]:
+        """Recorded successes (of `as_dreamed`) made wrong, which an experience model must not pay. Default: none."""
+        return ()
 
     def conversation(self, trajectory: Trajectory) -> Messages:
         """A trajectory as the conversation that its policy held, for supervised training. Default: of the episode graph."""

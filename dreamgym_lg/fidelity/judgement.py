@@ -202,8 +202,9 @@ def _shows(lookup: _Lookup, result: StepResult | None) -> bool:
 
 
 def _judged(found: Sequence[_Put], version: str) -> Judgement:
-    wrong = [each for each in found if not each.trajectory.success and each.asked]
-    right = [each for each in found if each.trajectory.success and any(asked.last for asked in each.asked)]
+    ended = [each for each in found if any(asked.last for asked in each.asked)]
+    wrong = [each for each in ended if not each.trajectory.success]
+    right = [each for each in ended if each.trajectory.success]
     kinds, decisions = defaultdict[str, list[_Put]](list), defaultdict[str, list[_Put]](list)
     for each in wrong:
         kinds[_kind(each.trajectory)].append(each)
