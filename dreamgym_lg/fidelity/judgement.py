@@ -52,7 +52,7 @@ class Judgement:
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "Judgement":
         """What `to_dict` wrote."""
-        read = {name: Rate(*value) if isinstance(value, list) else value for name, value in given.items()}
+        read: dict[str, Any] = {name: Rate(*value) if isinstance(value, list) else value for name, value in given.items()}
         for name in ("by_kind", "by_decision"):
             read[name] = {key: Rate(*value) for key, value in given[name].items()}
         return cls(**read)
