@@ -249,6 +249,8 @@ class Experiment(Workspace):
                 f"real_budget={s.real_budget} is not one real episode for each of the {evaluation.planned_evaluations(s)} "
                 "evaluations of this training: give more of it, a larger evaluate_every, or 0"
             )
+        if s.real_budget != 0 and self.validation_tasks():
+            self.world.agent(policy, real=True)  # what a real evaluation lacks is said now, not after ten iterations
         learner = (create_learner or self.learner)(policy, self.models / "policy", s)
         policy.weights_changed()  # those of a checkpoint may be in place now
         tasks = self.tasks("train")
