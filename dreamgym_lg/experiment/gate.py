@@ -1,7 +1,7 @@
 """The gate before training: whether the dream pays what it must not, measured on episodes that its model never saw."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
@@ -25,7 +25,8 @@ def measure(work: Workspace, experience: ExperienceModel, *, limit: int = 50) ->
     """
     if experience.model is None:
         raise ConfigurationError(f"{work.out} holds no experience model yet: call train_experience() first")
-    episodes = _chosen(work, limit)
+    writes = work.world.writing_tools(work.replay_buffer)
+    episodes = _chosen(work, writes, limit)
     key = f"{experience.version}/{keys_of(episodes)}"
     stored = next(iter(work.replay_buffer.metrics(work.run_name(RUN))), {})
     if stored.get("key") == key:
@@ -42,7 +43,7 @@ def measure(work: Workspace, experience: ExperienceModel, *, limit: int = 50) ->
         _create_dream(work, experience),
         episodes,
         version=experience.version,
-        writes=work.world.writing_tools(work.offline()),
+        writes=writes,
         check_action=work.world.check_action,
         on_episode=on_episode,
     )
@@ -110,7 +111,7 @@ def _create_dream(work: Workspace, experience: ExperienceModel) -> Callable[[], 
     return create
 
 
-def _chosen(work: Workspace, limit: int) -> list[Trajectory]:
+def _chosen(work: Workspace, writes: Collection[str], limit: int) -> list[Trajectory]:
     """Recorded failures, recorded successes, edits of them, and the policy's real episodes: `limit` of each at most."""
     world, buffer, seed = work.world, work.replay_buffer, work.settings.seed
     held_out = work.held_out_offline()
@@ -122,7 +123,7 @@ def _chosen(work: Workspace, limit: int) -> list[Trajectory]:
     successes = world.as_dreamed(list(known.values()))
     unseen = [each for each in successes if _key(each) in keys]
     tasks = {each.task.id for each in unseen}
-    edits = [each for each in world.edited_successes(successes, seed=seed) if each.task.id in tasks]
+    edits = [each for each in world.edited_successes(successes, writes=writes, seed=seed) if each.task.id in tasks]
     failures = [each for each in held_out if not each.success and each.steps]
     trained_on = work.run_name(REFRESH)
     played = buffer.trajectories(source="real", errors=False)

@@ -1,7 +1,7 @@
 """The gate before training and the gap during it, on the traces of a small support desk."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from dreamgym_lg.experience.edits import edited_successes
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.evaluation import validate
 
-WRITES = ("refund",)
 ANSWER = render_answer("It is refunded.")
 
 
@@ -49,11 +48,11 @@ class Desk(World):
     def create_environment(self) -> Environment:
         return Refuses()
 
-    def edited_successes(self, recorded: Sequence[Trajectory], *, seed: int) -> Sequence[Trajectory]:
-        return edited_successes(recorded, writes=WRITES, seed=seed)
+    def writing_tools(self, replay_buffer: ReplayBuffer) -> Sequence[str]:
+        return ("refund",)
 
-    def writing_tools(self, recorded: Iterable[Trajectory]) -> Sequence[str]:
-        return WRITES
+    def edited_successes(self, recorded: Sequence[Trajectory], *, writes: Collection[str], seed: int) -> Sequence[Trajectory]:
+        return edited_successes(recorded, writes=writes, seed=seed)
 
 
 class Refuses(Environment):
