@@ -32,6 +32,7 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
     """The policy on the validation tasks, dreamed and, as far as `real_budget` goes, real; metrics of the training graph."""
     tasks = work.validation_tasks()
     dreamed = check_played(work.play("validate/dream", policy, tasks, iteration=iteration, experience=experience))
+    work.say_unreadable(dreamed)
     figures: dict[str, Any] = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
     told = f"after {iteration} iterations: dream {_of(dreamed)}"
     if panel := tasks[: _affordable(work, iteration)]:

@@ -40,6 +40,8 @@ class World(ABC):
     """What refuses invalid actions from the observations alone, in the dream and in reality (`Environment.check_action`)."""
     rewards: Rewards = "outcome"
     """What a dreamed episode pays: 1 for a success, or the change of the environment's own score (`DreamEnvironment`)."""
+    asks_experience: bool = True
+    """Whether dreams are played by the experience model; otherwise their episodes are recorded without its version."""
     judged_by_dream: bool = True
     """Whether a dreamed episode earns what the dream of the experience model says. False for a world that verifies dreamed
     episodes itself, or brings its own dream: then no gate is before training."""
