@@ -57,7 +57,7 @@ class AgentWorld(World):
     """
 
     name = "agent"
-    settings = Settings(synthetic_share=0, real_evaluation=False, policy_tokens=512, concurrency=64)
+    settings = Settings(synthetic_share=0, real_budget=0, policy_tokens=512, concurrency=64)
 
     def __init__(
         self,
@@ -95,6 +95,7 @@ class AgentWorld(World):
         self.graph, self.payload, self.options = graph, payload, options
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
         self.writes, self.checks, self._dream = writes, checks, create_environment
+        self.judged_by_dream = verify_dream is None and create_environment is None
         self._grounding: Grounding | None = None
         self.asks_experience = create_environment is None
         examined = self.examine()

@@ -30,7 +30,7 @@ from dreamgym_lg.experiment.settings import Settings, quick
 from dreamgym_lg.gym import AgentWorld
 from dreamgym_lg.simulate.agent import final_answer
 
-SETTINGS = replace(AgentWorld.settings, real_evaluation=True, evaluate_tasks=48, policy_tokens=96, learning_rate=3e-4)
+SETTINGS = replace(AgentWorld.settings, real_budget=None, evaluate_tasks=48, policy_tokens=96, learning_rate=3e-4)
 """What differs from a large model's training: short replies, a learning rate for a small one, and the staging database is
 asked on the validation tickets, by which the best policy is kept."""
 

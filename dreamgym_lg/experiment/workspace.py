@@ -40,11 +40,11 @@ logger = logging.getLogger(__name__)
 TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
 """Names under which trajectories are recorded; those of evaluations begin with `validate/` and `proof/`."""
 
-CHANGED_LATER = {"iterations", "stop_after_uniform"}
+CHANGED_LATER = {"iterations", "stop_after_uniform", "max_gap", "real_budget"}
 """Settings that may change between two runs in the same folder."""
 TRAINING = {
     "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "synthetic_share", "evaluate_every",
-    "evaluate_tasks", "real_evaluation", "refresh_every", "refresh_episodes", "refresh_steps", "policy_tokens",
+    "evaluate_tasks", "max_false_success", "refresh_every", "refresh_episodes", "refresh_steps", "policy_tokens",
 }  # fmt: skip
 """Settings that only training reads."""
 DATA = "stage/experience/data"

@@ -1,7 +1,7 @@
 """`World`: the tasks and the real environment of an experiment."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from langchain_core.language_models import BaseChatModel
 
@@ -12,6 +12,7 @@ from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
 from dreamgym_lg.experience.hidden_facts import HiddenFacts
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.types import Split, Task, Trajectory
 
@@ -43,6 +44,9 @@ class World(ABC):
     """Whether dreams are played by the experience model; otherwise their episodes are recorded without its version."""
     full_score_completes: bool = False
     """With `score`: whether a score of 1 is what the environment itself calls a success (`DreamEnvironment`)."""
+    judged_by_dream: bool = True
+    """Whether a dreamed episode earns what the dream of the experience model says. False for a world that verifies dreamed
+    episodes itself, or brings its own dream: then no gate is before training."""
     hidden_facts: HiddenFacts | None = None
     """Gives the facts that a task hides, drawn once by the task's seed. A plain function in a class body has to be a
     `staticmethod`."""
@@ -89,6 +93,20 @@ class World(ABC):
     def task_generator(self, tasks: Sequence[Task]) -> VaryTask | None:
         """What writes variations of tasks for the curriculum, from the training tasks `tasks`; None: nothing does."""
         return None
+
+    def as_dreamed(self, recorded: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        """Recorded trajectories as the environment of a dream would meet them. Default: as they are."""
+        return recorded
+
+    def writing_tools(self, replay_buffer: ReplayBuffer) -> Collection[str]:
+        """The names of a tool agent's tools that change the world; the buffer's traces may show it. Default: none."""
+        return ()
+
+    def edited_successes(
+        self, recorded: Sequence[Trajectory], *, writes: Collection[str], seed: int
+    ) -> Sequence[Trajectory]:
+        """Recorded successes (of `as_dreamed`) made wrong, which an experience model must not pay. Default: none."""
+        return ()
 
     def conversation(self, trajectory: Trajectory) -> Messages:
         """A trajectory as the conversation that its policy held, for supervised training. Default: of the episode graph."""

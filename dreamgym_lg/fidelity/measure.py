@@ -17,6 +17,7 @@ from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.fidelity.ask import ABLATIONS, Ablation, Answered, Asker, Replay
 from dreamgym_lg.fidelity.conclusions import draw_conclusions
+from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.fidelity.leak import find_leaks
 from dreamgym_lg.fidelity.policies import DreamToReal, compare_success_rates, dream_to_real
 from dreamgym_lg.fidelity.records import Fidelity, Group, Variant
@@ -46,6 +47,7 @@ async def ameasure(
     judge_limit: int = 20,
     seed: int = 0,
     concurrency: int = 32,
+    judgement: Judgement | None = None,
     notes: Sequence[str] = (),
     on_progress: OnProgress = lambda *_: None,
 ) -> Fidelity:
@@ -64,6 +66,7 @@ async def ameasure(
         create_environment: Creates real environments; dreamed successes are then replayed there (this spends real steps).
         judge_model: Scores `judge_limit` dreamed episodes by the four rubrics; never the experience model itself.
         concurrency: Questions asked at once.
+        judgement: What the same model's dream pays (`ajudge`), for the report.
         notes: Printed in the report, such as where the trajectories come from.
 
     Raises `ConfigurationError` for an unknown ablation and for a judge that is the experience model; whatever the model's
@@ -97,6 +100,7 @@ async def ameasure(
         left_out=len(real) - len(usable),
         variants=tuple(variants),
         comparisons=compare_success_rates(given),
+        judgement=judgement,
         dream_to_real=await _replayed(dreamed, create_environment, limit, rng, concurrency, on_progress),
         rubric=await _judged(judge_model, dreamed or [each.dreamed for each in replays], judge_limit, rng, on_progress),
         leaks=find_leaks(experience, asked),
