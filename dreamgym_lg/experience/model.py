@@ -10,6 +10,7 @@ from typing import TypeVar
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
+from dreamgym_lg.actions import is_answer
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.experience.hidden_facts import HiddenFacts, world_seed
 from dreamgym_lg.experience.hosted import Chat, Hosted, hosted_for, name_of
@@ -22,6 +23,8 @@ from dreamgym_lg.experience.prompt_formats import (
     default_format,
     first_observation,
 )
+from dreamgym_lg.experience.rules import calls_made, played, written
+from dreamgym_lg.experience.similar_successes import SimilarSuccesses
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import unrecorded
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
@@ -83,6 +86,7 @@ class ExperienceModel:
         self._answers: dict[str, Prediction] = {}
         self._asking: dict[str, asyncio.Task[Prediction]] = {}
         self._found: dict[tuple[str, str, str], tuple[Step, ...]] = {}
+        self._successes: SimilarSuccesses | None = None
 
     @property
     def grounded(self) -> bool:
@@ -94,27 +98,40 @@ class ExperienceModel:
         self._set_version(version)
         self._answers.clear()
         self._found.clear()
+        self._successes = None
 
     def _set_version(self, version: str) -> None:
         self.version = f"{version}+hidden_facts" if self.hidden_facts else version
 
     def demonstrations(self, observation: str, action: str, task: Task) -> tuple[Step, ...]:
-        """The k stored real transitions nearest to (observation, action), none of them of the same task."""
+        """The k stored real transitions nearest to (observation, action), none of them of the same task.
+
+        For a tool agent's final answer, those of similar tasks' successes (`SimilarSuccesses`).
+        """
         if not self.k or self.replay_buffer is None:
             return ()
         key = (observation, action, task.id)
         if key not in self._found:
-            found = tuple(self.replay_buffer.similar(observation, action, k=self.k, exclude_task=task.id))
+            if _ends(task, action):
+                found = self._similar_successes(self.replay_buffer).nearest(task, observation, self.k)
+            else:
+                found = tuple(self.replay_buffer.similar(observation, action, k=self.k, exclude_task=task.id))
             _keep(self._found, key, found, _REMEMBERED_DEMONSTRATIONS)
             return found
         return self._found[key]
+
+    def _similar_successes(self, replay_buffer: ReplayBuffer) -> SimilarSuccesses:
+        if self._successes is None:
+            self._successes = SimilarSuccesses(replay_buffer.trajectories(split="train", errors=False))
+        return self._successes
 
     def retrieve(self, trajectories: Sequence[Trajectory]) -> None:
         """Look up the demonstrations of all these steps at once, a task at a time: much faster than one by one."""
         queries: dict[str, dict[tuple[str, str], None]] = {}
         for trajectory in trajectories if self.k else ():
             pairs = queries.setdefault(trajectory.task.id, {})
-            pairs.update(dict.fromkeys((step.observation, step.action) for step in trajectory.steps))
+            asked = (step for step in trajectory.steps if not _ends(trajectory.task, step.action))
+            pairs.update(dict.fromkeys((step.observation, step.action) for step in asked))
         for task_id, pairs in queries.items():
             assert self.replay_buffer is not None
             found = self.replay_buffer.similar_many(list(pairs), self.k, exclude_task=task_id)
@@ -126,13 +143,27 @@ class ExperienceModel:
         first: str | None = first_observation(task)
         last, score = first_observation(task), 0.0
         *facts, fact = self._facts(task, history)
-        for exchange, its_fact in zip(history, facts, strict=True):
+        for number, (exchange, its_fact) in enumerate(zip(history, facts, strict=True)):
             asked = self.prompt_format.ask(
-                exchange.action, first=first, last=last, score=score, demonstrations=exchange.demonstrations, hidden=its_fact
+                exchange.action,
+                first=first,
+                last=last,
+                score=score,
+                demonstrations=exchange.demonstrations,
+                hidden=its_fact,
+                calls=_calls(task, history[:number], exchange.action),
             )
             messages += [HumanMessage(asked), AIMessage(self.prompt_format.answer(exchange.prediction))]
             first, last, score = None, exchange.prediction.observation, score + exchange.prediction.reward
-        asked = self.prompt_format.ask(action, first=first, last=last, score=score, demonstrations=found, hidden=fact)
+        asked = self.prompt_format.ask(
+            action,
+            first=first,
+            last=last,
+            score=score,
+            demonstrations=found,
+            hidden=fact,
+            calls=_calls(task, history, action),
+        )
         return [*messages, HumanMessage(asked)]
 
     def _facts(self, task: Task, history: Sequence[Exchange]) -> Sequence[str]:
@@ -253,6 +284,18 @@ def _create_format(
 
 def _score(history: Sequence[Exchange]) -> float:
     return sum(exchange.prediction.reward for exchange in history)
+
+
+def _ends(task: Task, action: str) -> bool:
+    """Whether the action is a tool agent's final answer."""
+    return "tools" in task.metadata and is_answer(action)
+
+
+def _calls(task: Task, history: Sequence[Exchange], action: str) -> str:
+    """The calls made so far, where `action` is a tool agent's final answer, which they decide on; else ""."""
+    if not _ends(task, action):
+        return ""
+    return written(calls_made(task, [played(exchange) for exchange in history]))
 
 
 def _keep(kept: dict[Key, Value], key: Key, value: Value, limit: int) -> None:

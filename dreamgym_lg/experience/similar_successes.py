@@ -1,0 +1,47 @@
+"""The recorded successes of similar tasks: what a tool agent's final answer is judged by.
+
+The nearest transitions of a final answer would be answers that say the same, whatever had been asked: "It is delivered." to a
+refund request finds the deliveries. So they are looked up by the task, and by what the agent saw last.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from dreamgym_lg.actions import is_answer
+from dreamgym_lg.experience.prompt_formats import first_observation
+from dreamgym_lg.experience.rules import success_shown
+from dreamgym_lg.replay.hashed_words import phi
+from dreamgym_lg.types import Step, Task, Trajectory
+
+_SEEN_LAST = 0.5
+"""The weight of what was seen last beside that of the task: it tells whether the order that is asked about was delivered."""
+
+
+class SimilarSuccesses:
+    """The final answers of recorded successes of train tasks, by how similar their tasks are.
+
+    Args:
+        recorded: Any trajectories; dreamed and failed ones, and those that do not end in an answer, are left out.
+    """
+
+    def __init__(self, recorded: Iterable[Trajectory]) -> None:
+        used = [each for each in recorded if each.success and each.source != "synthetic" and is_answer(each.steps[-1].action)]
+        self._tasks = np.array([each.task.id for each in used])
+        self._shown = [success_shown(each.task, each.steps) for each in used]
+        self._asked = phi([(first_observation(each.task), "") for each in used])
+        self._seen = phi([("", each.steps[-1].observation) for each in used])
+
+    def nearest(self, task: Task, seen: str, k: int) -> tuple[Step, ...]:
+        """The `k` most similar ones, none of the same task, best first, each different. Args: `seen`, what was seen last."""
+        if not self._shown:
+            return ()
+        alike = self._asked @ phi([(first_observation(task), "")])[0] + _SEEN_LAST * (self._seen @ phi([("", seen)])[0])
+        alike[self._tasks == task.id] = -np.inf
+        found: dict[tuple[str, str, str], Step] = {}
+        for row in np.argsort(-alike, kind="stable"):
+            if len(found) == k or alike[row] == -np.inf:
+                break
+            step = self._shown[row]
+            found.setdefault((step.observation, step.action, step.reasoning), step)
+        return tuple(found.values())

@@ -1,0 +1,150 @@
+"""Recorded episodes of an agent, played through its graph as it is now.
+
+The policy says again what was recorded and the environment answers as it did. What that shows is exact for any unmodified
+graph: the prompts of its policy, the tools it offers, and which of the calls reach the environment at all.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages.tool import tool_call
+from langchain_core.outputs import ChatGeneration, ChatResult
+
+from dreamgym_lg.actions import ToolCall, is_answer, parse_action
+from dreamgym_lg.environment import Environment, EpisodeContext
+from dreamgym_lg.rollout import Agent
+from dreamgym_lg.token_recorder import TokenRecorder
+from dreamgym_lg.types import Segment, Step, StepResult, Task, Trajectory
+
+
+class Replayed(NamedTuple):
+    """What a replay showed."""
+
+    asked: Mapping[int, str]
+    """The action that the environment was asked, by the number of its step, from 0; a call that the graph refuses is missing."""
+    tools: Sequence[Mapping[str, Any]]
+    """The tools that the graph offered its policy, in OpenAI's form."""
+    segments: Sequence[Segment]
+    """The policy's tokens, if it reports any."""
+    misfit: str | None
+    """How the graph of today differs from the recorded episode; None if it plays it to its end."""
+
+
+class Script:
+    """A recorded episode as it is played again: whose turn it is, and what did not fit."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self.steps = trajectory.steps
+        self.said = 0
+        self.asked: dict[int, str] = {}
+        self.tools: list[Mapping[str, Any]] = []
+        self.misfit: str | None = None
+
+    def next_action(self) -> str:
+        """What the policy says now: one call, or a final answer; of parallel calls, one after the other."""
+        if self.said == len(self.steps):
+            if not self.steps[-1].truncated:
+                self.misfit = self.misfit or f"the graph asks its policy again after the {self.said} recorded actions"
+            return '{"answer": ""}'
+        self.said += 1
+        return self.steps[self.said - 1].action
+
+    def answer(self, action: str) -> StepResult:
+        """What the environment answers."""
+        number = self.said - 1
+        step = self.steps[number]
+        if number in self.asked or not _same(step.action, action):
+            self.misfit = self.misfit or f"the graph asks the environment {action[:80]!r} where {step.action[:80]!r} is recorded"
+        self.asked.setdefault(number, action)
+        return StepResult(step.next_observation, 0.0, is_answer(action), False, {"valid": step.valid})
+
+
+class _RecordedAnswers(Environment):
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    def reset(self, task: Task) -> str:
+        return task.instruction
+
+    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.script.tools = list(tools)
+
+    def step(self, action: str) -> StepResult:
+        return self.script.answer(action)
+
+    async def astep(self, action: str) -> StepResult:
+        return self.script.answer(action)
+
+
+class RecordedPolicy(BaseChatModel):
+    """A chat model that says what a script says."""
+
+    script: Any = None
+    cache: bool = False
+    """So that an episode asks this model, and no copy."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "recorded"
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        action = self.script.next_action()
+        message = to_message(action, f"call-{self.script.said}")
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def to_message(action: str, call_id: str) -> AIMessage:
+    """An action as the reply that asks for it. Raises `ValueError` for one that is neither a call nor an answer."""
+    parsed = parse_action(action)
+    if isinstance(parsed, str):
+        return AIMessage(parsed)
+    return AIMessage("", tool_calls=[tool_call(name=parsed.name, args=dict(parsed.arguments), id=call_id)])
+
+
+async def replay(agent: Agent, script: Script, task: Task) -> Replayed:
+    """Play the script through the agent, whose policy has to say what the script says.
+
+    Args: `agent`, as `World.agent` gives it for the dream; `task`, the one of the recorded episode.
+    """
+    with TokenRecorder(seed=0) as recorder:
+        try:
+            context = EpisodeContext(environment=_RecordedAnswers(script))
+            async for _ in agent.astream({"task": task}, None, context=context, stream_mode="values"):
+                pass
+        except Exception as error:
+            script.misfit = script.misfit or f"{type(error).__name__}: {str(error)[:200]}"
+    if script.misfit is None and script.said < len(script.steps):
+        script.misfit = f"the graph ends after {script.said} of the {len(script.steps)} recorded actions"
+    return Replayed(script.asked, script.tools, recorder.segments(), script.misfit)
+
+
+def as_dreamed(trajectory: Trajectory, replayed: Replayed) -> Trajectory:
+    """A recorded episode as the environment of a dream meets it.
+
+    The task has the tools of the graph; calls that the graph refuses by itself are left out, so that what was seen before a
+    call is the environment's own last answer; and the outcome is all that is paid. Of an episode that the graph does not
+    replay, the invalid calls are left out.
+    """
+    task = replace(trajectory.task, metadata={**trajectory.task.metadata, "tools": list(replayed.tools)})
+    asked: Mapping[int, str] = replayed.asked
+    if replayed.misfit is not None:
+        asked = {number: step.action for number, step in enumerate(trajectory.steps) if step.valid}
+    steps: list[Step] = []
+    seen = trajectory.steps[0].observation
+    for number, step in enumerate(trajectory.steps):
+        if number in asked or (step.terminated and is_answer(step.action)):
+            reward = float(step.terminated and trajectory.success)
+            steps.append(replace(step, observation=seen, action=asked.get(number, step.action), reward=reward))
+            seen = step.next_observation
+    return replace(trajectory, task=task, steps=steps)
+
+
+def _same(recorded: str, asked: str) -> bool:
+    try:
+        one, other = parse_action(recorded), parse_action(asked)
+    except ValueError:
+        return recorded == asked
+    return one == other or not (isinstance(one, ToolCall) or isinstance(other, ToolCall))
