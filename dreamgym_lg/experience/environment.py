@@ -62,12 +62,12 @@ class DreamEnvironment(Environment):
 
     def step(self, action: str) -> StepResult:
         task = self._playing()
-        found = self.experience.demonstrations(self._observation, action, task)
+        found = self.experience.demonstrations(self._observation, action, task, self._history)
         return self._advance(action, found, self.experience.predict(task, self._history, action, found))
 
     async def astep(self, action: str) -> StepResult:
         task = self._playing()
-        found = self.experience.demonstrations(self._observation, action, task)
+        found = self.experience.demonstrations(self._observation, action, task, self._history)
         return self._advance(action, found, await self.experience.apredict(task, self._history, action, found))
 
     def _playing(self) -> Task:

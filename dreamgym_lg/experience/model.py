@@ -103,19 +103,22 @@ class ExperienceModel:
     def _set_version(self, version: str) -> None:
         self.version = f"{version}+hidden_facts" if self.hidden_facts else version
 
-    def demonstrations(self, observation: str, action: str, task: Task) -> tuple[Step, ...]:
+    def demonstrations(
+        self, observation: str, action: str, task: Task, history: Sequence[Exchange] = ()
+    ) -> tuple[Step, ...]:
         """The k stored real transitions nearest to (observation, action), none of them of the same task.
 
-        For a tool agent's final answer, those of similar tasks' successes (`SimilarSuccesses`).
+        For a tool agent's final answer, those of the successes of tasks like this one, with answers like those in `history`
+        (`SimilarSuccesses`).
         """
         if not self.k or self.replay_buffer is None:
             return ()
+        if _ends(task, action):
+            answers = (exchange.prediction.observation for exchange in history)
+            return self._similar_successes(self.replay_buffer).nearest(task, answers, self.k)
         key = (observation, action, task.id)
         if key not in self._found:
-            if _ends(task, action):
-                found = self._similar_successes(self.replay_buffer).nearest(task, observation, self.k)
-            else:
-                found = tuple(self.replay_buffer.similar(observation, action, k=self.k, exclude_task=task.id))
+            found = tuple(self.replay_buffer.similar(observation, action, k=self.k, exclude_task=task.id))
             _keep(self._found, key, found, _REMEMBERED_DEMONSTRATIONS)
             return found
         return self._found[key]

@@ -6,7 +6,7 @@ write it. Which tool told an argument says most: a call of made-up values fails,
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ from dreamgym_lg.types import Step, Task
 
 NOTHING_DONE = "nothing"
 _REFUSED = re.compile(r"""^\W*(error|cannot|could not|not found|no such|unknown|invalid|refused|denied)\b|"error"\s*:""", re.I)
+_ANSWER = 100
+"""Characters shown of what a call was answered."""
 _LITERAL = 24
 """Characters of a value that nothing told, such as a free text."""
 
@@ -33,22 +35,22 @@ def played(exchange: Exchange) -> Played:
     return Played(exchange.action, exchange.prediction.observation, exchange.prediction.valid)
 
 
-def calls_made(task: Task, history: Sequence[Played], tools: Collection[str] | None = None) -> list[str]:
-    """The valid calls of an episode, each once, with where their arguments were told: `refund(order from the task)`.
+def calls_made(task: Task, history: Sequence[Played], tools: Collection[str] | None = None) -> dict[str, str]:
+    """The valid calls of an episode with where their arguments were told, `refund(order from the task)`, and their answers.
 
     Args: `tools`, only calls of these; None for all.
     """
-    found: dict[str, None] = {}
-    for number, played in enumerate(history):
-        call = _parsed(played.action)
-        if isinstance(call, ToolCall) and played.valid and (tools is None or call.name in tools):
-            found[f"{call.name}({_arguments(task, history[:number], call)})"] = None
-    return list(found)
+    found: dict[str, str] = {}
+    for number, each in enumerate(history):
+        call = _parsed(each.action)
+        if isinstance(call, ToolCall) and each.valid and (tools is None or call.name in tools):
+            found[f"{call.name}({_arguments(task, history[:number], call)})"] = each.answer
+    return found
 
 
-def written(calls: Sequence[str]) -> str:
-    """The calls on one line."""
-    return "; ".join(calls) or NOTHING_DONE
+def written(calls: Mapping[str, str]) -> str:
+    """The calls and the beginnings of their answers, on one line."""
+    return "; ".join(f"{call}: {' '.join(answer.split())[:_ANSWER]}" for call, answer in calls.items()) or NOTHING_DONE
 
 
 def call_reasoning(task: Task, history: Sequence[Played], step: Step, writes: Collection[str]) -> str:
@@ -78,7 +80,7 @@ def answer_reasoning(
     return f"valid, {_fault(task, history, answer, made, [_needed(step, writes) for step in found])}, it fails the task"
 
 
-def _fault(task: Task, history: Sequence[Played], answer: Step, made: Sequence[str], likes: Sequence[Sequence[str]]) -> str:
+def _fault(task: Task, history: Sequence[Played], answer: Step, made: Collection[str], likes: Sequence[Sequence[str]]) -> str:
     """What told this episode apart from the success that it resembles most."""
     if unheard := [call for call in made if "from nowhere" in call]:
         return f"{unheard[0]} is about something else"
@@ -97,8 +99,7 @@ def _fault(task: Task, history: Sequence[Played], answer: Step, made: Sequence[s
 
 def _needed(step: Step, writes: Collection[str]) -> list[str]:
     """The calls that a demonstration of `SimilarSuccesses` names."""
-    named = step.reasoning.partition("after ")[2].rpartition(", it completes")[0]
-    calls = [] if named == NOTHING_DONE else named.split("; ")
+    calls = re.findall(r"(?:after |; )(\w+\([^()]*\)): ", step.reasoning)
     return [call for call in calls if not writes or call.partition("(")[0] in writes]
 
 
@@ -106,7 +107,8 @@ def success_shown(task: Task, steps: Sequence[Step]) -> Step:
     """The final answer of a recorded success as a demonstration: what was asked, what was done, what was said."""
     *calls, answer = steps
     done = written(calls_made(task, [Played(step.action, step.next_observation, step.valid) for step in calls]))
-    return replace(answer, observation=first_observation(task), reward=1.0, reasoning=f"valid, after {done}, it completes the task")
+    reasoning = f"valid, after {done}, it completes the task"
+    return replace(answer, observation=first_observation(task), reward=1.0, terminated=True, reasoning=reasoning)
 
 
 def _arguments(task: Task, history: Sequence[Played], call: ToolCall) -> str:

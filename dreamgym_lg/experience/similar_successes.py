@@ -1,7 +1,7 @@
 """The recorded successes of similar tasks: what a tool agent's final answer is judged by.
 
 The nearest transitions of a final answer would be answers that say the same, whatever had been asked: "It is delivered." to a
-refund request finds the deliveries. So they are looked up by the task, and by what the agent saw last.
+refund request finds the deliveries. So they are looked up by the task, and by what the tools answered.
 """
 
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ from dreamgym_lg.experience.rules import success_shown
 from dreamgym_lg.replay.hashed_words import phi
 from dreamgym_lg.types import Step, Task, Trajectory
 
-_SEEN_LAST = 0.5
-"""The weight of what was seen last beside that of the task: it tells whether the order that is asked about was delivered."""
+_ANSWERS = 0.5
+"""The weight of the tools' answers beside that of the task: they tell whether the order that is asked about was delivered."""
 
 
 class SimilarSuccesses:
@@ -30,13 +30,14 @@ class SimilarSuccesses:
         self._tasks = np.array([each.task.id for each in used])
         self._shown = [success_shown(each.task, each.steps) for each in used]
         self._asked = phi([(first_observation(each.task), "") for each in used])
-        self._seen = phi([("", each.steps[-1].observation) for each in used])
+        self._seen = phi([("", " ".join(step.next_observation for step in each.steps[:-1])) for each in used])
 
-    def nearest(self, task: Task, seen: str, k: int) -> tuple[Step, ...]:
-        """The `k` most similar ones, none of the same task, best first, each different. Args: `seen`, what was seen last."""
+    def nearest(self, task: Task, answers: Iterable[str], k: int) -> tuple[Step, ...]:
+        """The `k` most similar ones, none of the same task, best first, each different. Args: `answers`, the tools' so far."""
         if not self._shown:
             return ()
-        alike = self._asked @ phi([(first_observation(task), "")])[0] + _SEEN_LAST * (self._seen @ phi([("", seen)])[0])
+        asked, seen = phi([(first_observation(task), ""), ("", " ".join(answers))])
+        alike = self._asked @ asked + _ANSWERS * (self._seen @ seen)
         alike[self._tasks == task.id] = -np.inf
         found: dict[tuple[str, str, str], Step] = {}
         for row in np.argsort(-alike, kind="stable"):

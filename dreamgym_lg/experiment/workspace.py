@@ -41,6 +41,7 @@ CHANGED_LATER = {"iterations", "stop_after_uniform"}
 TRAINING = {
     "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "synthetic_share", "evaluate_every",
     "evaluate_tasks", "real_evaluation", "refresh_every", "refresh_episodes", "refresh_steps", "policy_tokens",
+    "experience_learning_rate", "base_learning_rate",
 }  # fmt: skip
 """Settings that only training reads."""
 DATA = "stage/experience/data"
@@ -181,18 +182,36 @@ class Workspace:
         buffer = self.replay_buffer
         usable = partial(buffer.trajectories, source="offline", split="train", errors=False)
         found = list(usable(run=self.run_name(OFFLINE))) or list(usable())
-        known = int(next((row["trajectories"] for row in buffer.metrics(self.run_name(DATA))), len(found)))
-        first = found[:known]
+        first = found[: (known := self._known(len(found)))]
         Random(self.settings.seed).shuffle(first)
         return first + found[known:]
 
+    def _known(self, found: int) -> int:
+        """How many offline trajectories there were when the experience model was trained; `found` before."""
+        recorded = self.replay_buffer.metrics(self.run_name(DATA))
+        return int(next((row["trajectories"] for row in recorded), found))
+
+    def experience_data(self) -> tuple[list[Trajectory], list[Trajectory]]:
+        """The offline trajectories that the experience model is trained on, and those held out from it.
+
+        As many as its steps take; where that would be all of them, a tenth of the tasks is held out.
+        """
+        offline, wanted = self.offline(), self.settings.batch_size * self.settings.experience_steps
+        if (known := self._known(len(offline))) > wanted:
+            return offline[:wanted], offline[wanted:]
+        ids = list(dict.fromkeys(trajectory.task.id for trajectory in offline[:known]))
+        shown = set(ids[len(ids) // 10 :])
+        return (
+            [trajectory for trajectory in offline[:known] if trajectory.task.id in shown],
+            [trajectory for trajectory in offline[:known] if trajectory.task.id not in shown] + offline[known:],
+        )
+
     def held_out_offline(self) -> list[Trajectory]:
-        """The offline trajectories that `train_experience` did not take, in the order of `offline`; all, for a given model.
+        """The offline trajectories that `train_experience` did not take; all, for a given model.
 
         A refresh draws on all of them.
         """
-        s = self.settings
-        return self.offline()[0 if self._given is not None else s.batch_size * s.experience_steps :]
+        return self.offline() if self._given is not None else self.experience_data()[1]
 
     def policy(self, name: str, temperature: float = 1.0) -> "LocalChatModel":
         """A policy of the folder: `base`, `supervised`, `trained`, or another in `models`."""

@@ -1,7 +1,8 @@
 """`World`: the tasks and the real environment of an experiment."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from langchain_core.language_models import BaseChatModel
 
@@ -14,6 +15,11 @@ from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.types import Split, Task, Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from dreamgym_lg.integrations.trl.sft import TokenizedConversation
 
 Messages = list[dict[str, str]]
 """A conversation as chat templates take it: `role` and `content` of each message."""
@@ -77,6 +83,26 @@ class World(ABC):
     def task_generator(self, tasks: Sequence[Task]) -> VaryTask | None:
         """What writes variations of tasks for the curriculum, from the training tasks `tasks`; None: nothing does."""
         return None
+
+    def as_dreamed(self, recorded: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        """Recorded trajectories as the environment of a dream would meet them. Default: as they are."""
+        return recorded
+
+    def writing_tools(self, recorded: Sequence[Trajectory]) -> Collection[str]:
+        """The names of a tool agent's tools that change the world. Args: `recorded`, traces that may show it. Default: none."""
+        return ()
+
+    def edited_successes(self, recorded: Sequence[Trajectory], *, seed: int) -> Sequence[Trajectory]:
+        """Recorded successes (of `as_dreamed`) made wrong, which an experience model must not pay. Default: none."""
+        return ()
+
+    def policy_rows(
+        self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase"
+    ) -> "list[TokenizedConversation]":
+        """Trajectories as rows of supervised training of a policy. Default: what `conversation` makes of each."""
+        from dreamgym_lg.integrations.trl.sft import tokenize
+
+        return tokenize(tokenizer, [self.conversation(trajectory) for trajectory in recorded])
 
     def conversation(self, trajectory: Trajectory) -> Messages:
         """A trajectory as the conversation that its policy held, for supervised training. Default: of the episode graph."""

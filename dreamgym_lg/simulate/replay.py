@@ -24,7 +24,7 @@ class Replayed(NamedTuple):
     """What a replay showed."""
 
     asked: Mapping[int, str]
-    """The action that the environment was asked, by the number of its step, from 0; a call that the graph refuses is missing."""
+    """The action that the environment was asked, by its step's number from 0; a call that the graph refuses is missing."""
     tools: Sequence[Mapping[str, Any]]
     """The tools that the graph offered its policy, in OpenAI's form."""
     segments: Sequence[Segment]
@@ -57,7 +57,8 @@ class Script:
         number = self.said - 1
         step = self.steps[number]
         if number in self.asked or not _same(step.action, action):
-            self.misfit = self.misfit or f"the graph asks the environment {action[:80]!r} where {step.action[:80]!r} is recorded"
+            asked = f"the graph asks the environment {action[:80]!r} where {step.action[:80]!r} is recorded"
+            self.misfit = self.misfit or asked
         self.asked.setdefault(number, action)
         return StepResult(step.next_observation, 0.0, is_answer(action), False, {"valid": step.valid})
 
