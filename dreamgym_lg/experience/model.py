@@ -115,7 +115,8 @@ class ExperienceModel:
             return ()
         if _ends(task, action):
             answers = (exchange.prediction.observation for exchange in history)
-            return self._similar_successes(self.replay_buffer).nearest(task, answers, self.k)
+            if successes := self._similar_successes(self.replay_buffer).nearest(task, answers, self.k):
+                return successes
         key = (observation, action, task.id)
         if key not in self._found:
             found = tuple(self.replay_buffer.similar(observation, action, k=self.k, exclude_task=task.id))

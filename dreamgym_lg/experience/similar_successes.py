@@ -22,11 +22,12 @@ class SimilarSuccesses:
     """The final answers of recorded successes of train tasks, by how similar their tasks are.
 
     Args:
-        recorded: Any trajectories; dreamed and failed ones, and those that do not end in an answer, are left out.
+        recorded: Any trajectories; dreamed and failed ones are left out, and those without an answer at their end alone.
     """
 
     def __init__(self, recorded: Iterable[Trajectory]) -> None:
-        used = [each for each in recorded if each.success and each.source != "synthetic" and is_answer(each.steps[-1].action)]
+        real = (each for each in recorded if each.success and each.source != "synthetic")
+        used = [each for each in real if ends_in_answer(each)]
         self._tasks = np.array([each.task.id for each in used])
         self._shown = [success_shown(each.task, each.steps) for each in used]
         self._asked = phi([(first_observation(each.task), "") for each in used])
@@ -46,3 +47,9 @@ class SimilarSuccesses:
             step = self._shown[row]
             found.setdefault((step.observation, step.action, step.reasoning), step)
         return tuple(found.values())
+
+
+def ends_in_answer(trajectory: Trajectory) -> bool:
+    """Whether it is calls, and one answer at the end."""
+    answers = [is_answer(step.action) for step in trajectory.steps]
+    return sum(answers) == 1 and answers[-1]

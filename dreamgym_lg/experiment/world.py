@@ -100,9 +100,12 @@ class World(ABC):
         return ()
 
     def policy_rows(
-        self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase"
+        self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
     ) -> "list[TokenizedConversation]":
-        """Trajectories as rows of supervised training of a policy. Default: what `conversation` makes of each."""
+        """Trajectories as rows of supervised training of a policy. Default: what `conversation` makes of each.
+
+        Args: `max_new_tokens`, the most tokens of a reply when it plays.
+        """
         from dreamgym_lg.integrations.trl.sft import tokenize
 
         return tokenize(tokenizer, [self.conversation(trajectory) for trajectory in recorded])

@@ -5,17 +5,20 @@ graph: the prompts of its policy, the tools it offers, and which of the calls re
 """
 
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages.tool import ToolCall as LangChainCall
 from langchain_core.messages.tool import tool_call
 from langchain_core.outputs import ChatGeneration, ChatResult
 
 from dreamgym_lg.actions import ToolCall, is_answer, parse_action
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.rollout import Agent
+from dreamgym_lg.simulate.context import set_var
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment, Step, StepResult, Task, Trajectory
 
@@ -33,8 +36,16 @@ class Replayed(NamedTuple):
     """How the graph of today differs from the recorded episode; None if it plays it to its end."""
 
 
+_playing: ContextVar["Script"] = ContextVar("dreamgym_script")
+
+
 class Script:
     """A recorded episode as it is played again: whose turn it is, and what did not fit."""
+
+    @staticmethod
+    def current() -> "Script":
+        """The script of the replay that this code runs in. Raises `LookupError` outside of one."""
+        return _playing.get()
 
     def __init__(self, trajectory: Trajectory) -> None:
         self.steps = trajectory.steps
@@ -81,39 +92,34 @@ class _RecordedAnswers(Environment):
 
 
 class RecordedPolicy(BaseChatModel):
-    """A chat model that says what a script says."""
-
-    script: Any = None
-    cache: bool = False
-    """So that an episode asks this model, and no copy."""
+    """A chat model that says what was recorded."""
 
     @property
     def _llm_type(self) -> str:
         return "recorded"
 
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
-        action = self.script.next_action()
-        message = to_message(action, f"call-{self.script.said}")
+        script = Script.current()
+        action = parse_action(script.next_action())
+        message = AIMessage(action) if isinstance(action, str) else AIMessage("", tool_calls=[_call(action, script.said)])
         return ChatResult(generations=[ChatGeneration(message=message)])
 
 
-def to_message(action: str, call_id: str) -> AIMessage:
-    """An action as the reply that asks for it. Raises `ValueError` for one that is neither a call nor an answer."""
-    parsed = parse_action(action)
-    if isinstance(parsed, str):
-        return AIMessage(parsed)
-    return AIMessage("", tool_calls=[tool_call(name=parsed.name, args=dict(parsed.arguments), id=call_id)])
+def _call(action: ToolCall, number: int) -> LangChainCall:
+    return tool_call(name=action.name, args=dict(action.arguments), id=f"call-{number}")
 
 
-async def replay(agent: Agent, script: Script, task: Task) -> Replayed:
-    """Play the script through the agent, whose policy has to say what the script says.
+async def replay(agent: Agent, trajectory: Trajectory) -> Replayed:
+    """Play a recorded episode through an agent again.
 
-    Args: `agent`, as `World.agent` gives it for the dream; `task`, the one of the recorded episode.
+    Args: `agent`, as `World.agent` gives it for the dream, with a `RecordedPolicy`, or a `LocalChatModel` whose engine is a
+    `RecordedEngine` and which so reports the tokens.
     """
-    with TokenRecorder(seed=0) as recorder:
+    script = Script(trajectory)
+    context = EpisodeContext(environment=_RecordedAnswers(script))
+    with TokenRecorder(seed=0) as recorder, set_var(_playing, script):
         try:
-            context = EpisodeContext(environment=_RecordedAnswers(script))
-            async for _ in agent.astream({"task": task}, None, context=context, stream_mode="values"):
+            async for _ in agent.astream({"task": trajectory.task}, None, context=context, stream_mode="values"):
                 pass
         except Exception as error:
             script.misfit = script.misfit or f"{type(error).__name__}: {str(error)[:200]}"

@@ -1,6 +1,5 @@
 """An engine that says what was recorded, in place of a model: the exact tokens of a rollout that acts so."""
 
-from collections.abc import Callable
 from concurrent.futures import Future
 
 from transformers import PreTrainedTokenizerBase
@@ -8,24 +7,23 @@ from transformers import PreTrainedTokenizerBase
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_format import ToolDialect, render
+from dreamgym_lg.simulate.replay import Script
 
 
 class RecordedEngine:
-    """Replies with recorded actions, for `LocalChatModel(engine=...)`: nothing is generated.
+    """Replies with the actions of the running `replay`, for `LocalChatModel(engine=...)`: nothing is generated.
 
     What a `TokenRecorder` takes down is what it would have of a model that samples these replies: prompts rendered and
     encoded as `LocalEngine` does, the tokens of earlier replies as they were "sampled".
-
-    Args:
-        next_action: The next action, as `render_call` and `render_answer` write them. May be replaced between two episodes,
-            with `clear` called.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, next_action: Callable[[], str]) -> None:
-        self.tokenizer, self.next_action = tokenizer, next_action
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
         self._end = int(tokenizer.eos_token_id)
         self._dialect = ToolDialect(tokenizer, self.ends)
+        self._owner: int | None = None
         self._read: dict[str, list[int]] = {}
+        """The tokens of what the owner's conversations have been so far, by their text."""
 
     @property
     def ends(self) -> frozenset[int]:
@@ -45,7 +43,10 @@ class RecordedEngine:
         self._read.clear()
 
     def _reply(self, request: Request) -> Generated:
-        text, reply = render(self.tokenizer, request), self._dialect.reply(self.next_action())
+        if request.owner != self._owner:
+            self.clear()
+            self._owner = request.owner
+        text, reply = render(self.tokenizer, request), self._dialect.reply(Script.current().next_action())
         if not reply.startswith(request.forced):
             raise ConfigurationError(f"the recorded reply {reply[:80]!r} does not begin with {request.forced!r}, as it has to")
         before = max((known for known in self._read if text.startswith(known)), key=len, default="")

@@ -376,8 +376,8 @@ def _within_context(model: PreTrainedModel, rows: Sequence[TokenizedConversation
     kept = [row for row in rows if longest is None or len(row["input_ids"]) <= longest]
     if len(kept) < len(rows):
         logger.warning(
-            "%d of %d conversations are longer than the model's %d tokens and are left out: show fewer or shorter demonstrations "
-            "(Settings.retrieved, retrieved_characters), or take a model with a longer context",
+            "%d of %d conversations are longer than the model's %d tokens and are left out: show fewer or shorter "
+            "demonstrations (Settings.retrieved, retrieved_characters), or take a model with a longer context",
             len(rows) - len(kept),
             len(rows),
             longest,
