@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.experience.predictions import Exchange
-from dreamgym_lg.experience.prompt_formats import first_observation
+from dreamgym_lg.experience.prompt_formats import first_observation, schemas
 from dreamgym_lg.types import Step, Task
 
-NOTHING_DONE = "nothing"
+NOTHING = "nothing"
 _REFUSED = re.compile(r"""^\W*(error|cannot|could not|not found|no such|unknown|invalid|refused|denied)\b|"error"\s*:""", re.I)
 _ANSWER = 100
 """Characters shown of what a call was answered."""
@@ -31,26 +31,34 @@ class Played(NamedTuple):
     valid: bool
 
 
+class Made(NamedTuple):
+    """A call of an episode, as final answers are judged by it."""
+
+    call: str
+    """The tool and where its arguments were told, not their values: `refund(order from the task)`."""
+    answer: str
+
+
 def played(exchange: Exchange) -> Played:
     return Played(exchange.action, exchange.prediction.observation, exchange.prediction.valid)
 
 
-def calls_made(task: Task, history: Sequence[Played], tools: Collection[str] | None = None) -> dict[str, str]:
-    """The valid calls of an episode with where their arguments were told, `refund(order from the task)`, and their answers.
+def calls_made(task: Task, history: Sequence[Played], tools: Collection[str] | None = None) -> list[Made]:
+    """The valid calls of an episode, with where their arguments were told; of identical ones the last.
 
     Args: `tools`, only calls of these; None for all.
     """
-    found: dict[str, str] = {}
+    found: dict[str, Made] = {}
     for number, each in enumerate(history):
         call = _parsed(each.action)
         if isinstance(call, ToolCall) and each.valid and (tools is None or call.name in tools):
-            found[f"{call.name}({_arguments(task, history[:number], call)})"] = each.answer
-    return found
+            found[each.action] = Made(f"{call.name}({_arguments(task, history[:number], call)})", each.answer)
+    return list(found.values())
 
 
-def written(calls: Mapping[str, str]) -> str:
+def written(calls: Sequence[Made]) -> str:
     """The calls and the beginnings of their answers, on one line."""
-    return "; ".join(f"{call}: {' '.join(answer.split())[:_ANSWER]}" for call, answer in calls.items()) or NOTHING_DONE
+    return "; ".join(f"{made.call}: {' '.join(made.answer.split())[:_ANSWER]}" for made in calls) or NOTHING
 
 
 def call_reasoning(task: Task, history: Sequence[Played], step: Step, writes: Collection[str]) -> str:
@@ -67,34 +75,33 @@ def call_reasoning(task: Task, history: Sequence[Played], step: Step, writes: Co
 def answer_reasoning(
     task: Task, history: Sequence[Played], answer: Step, found: Sequence[Step], *, success: bool, writes: Collection[str]
 ) -> str:
-    """Why a final answer ends its episode in success or failure, by what the successes of similar tasks did.
+    """Why a final answer ends its episode in success or failure: the calls that were needed beside those that were made.
+
+    Needed were, in a success, those that it made; else those of the first demonstration whose success made others.
 
     Args:
         history: The calls before it.
         found: Its demonstrations (`SimilarSuccesses`).
-        writes: The tools that change the world: only their calls can be missing or too many. Empty: all calls.
+        writes: The tools that change the world, whose calls count. Empty: all calls do.
     """
-    if success:
-        return "valid, what like tasks needed is done, it completes the task"
-    made = calls_made(task, history, writes or None)
-    return f"valid, {_fault(task, history, answer, made, [_needed(step, writes) for step in found])}, it fails the task"
+    done = [made.call for made in calls_made(task, history, writes or None)]
+    needed = done if success else next((calls for step in found if (calls := _needed(step, writes)) != done), done)
+    verdict = "it completes the task" if success else "it fails the task"
+    fault = _wrong_answer(task, history, answer) if not success and needed == done else ""
+    parts = ["valid", f"needed: {_listed(needed)}", f"done: {_listed(done)}", fault, verdict]
+    return ", ".join(part for part in parts if part)
 
 
-def _fault(task: Task, history: Sequence[Played], answer: Step, made: Collection[str], likes: Sequence[Sequence[str]]) -> str:
-    """What told this episode apart from the success that it resembles most."""
-    if unheard := [call for call in made if "from nowhere" in call]:
-        return f"{unheard[0]} is about something else"
-    likes = sorted(likes, key=lambda needed: len(set(needed) ^ set(made)))
-    needed = likes[0] if likes else []
-    if missing := [call for call in needed if call not in made]:
-        return f"{missing[0]} is missing"
-    if likes and (more := [call for call in made if call not in needed]):
-        return f"{more[0]} was not asked for"
+def _listed(calls: Sequence[str]) -> str:
+    return "; ".join(calls) or NOTHING
+
+
+def _wrong_answer(task: Task, history: Sequence[Played], answer: Step) -> str:
+    """What may be wrong with an answer where no call is."""
     told = " ".join(text for _, text in _texts(task, history))
     said = re.findall(r"[\w-]*\d[\w-]*", str(_parsed(answer.action)))
-    if unheard := [word for word in said if not _tells(told, word)]:
-        return f"it says {unheard[0]} from nowhere"
-    return "it does not answer the task"
+    unheard = [word for word in said if not _tells(told, word)]
+    return f"it says {unheard[0]} from nowhere" if unheard else "it says the wrong thing"
 
 
 def _needed(step: Step, writes: Collection[str]) -> list[str]:
@@ -112,17 +119,35 @@ def success_shown(task: Task, steps: Sequence[Step]) -> Step:
 
 
 def _arguments(task: Task, history: Sequence[Played], call: ToolCall) -> str:
-    texts = _texts(task, history)
-    return ", ".join(_told(name, value, texts) for name, value in sorted(call.arguments.items()))
+    texts, fixed = _texts(task, history), _fixed(task, call.name)
+    return ", ".join(
+        f"{name}={_plain(value)}" if name in fixed else _told(name, value, texts)
+        for name, value in sorted(call.arguments.items())
+    )
+
+
+def _fixed(task: Task, tool: str) -> set[str]:
+    """The arguments of a tool that take one of a few values: which one counts, not who named it."""
+    found = next((schema for schema in schemas(task) if schema["name"] == tool), {}).get("parameters", {})
+    kinds = {name: json.dumps(_resolved(kind, found)) for name, kind in found.get("properties", {}).items()}
+    return {name for name, kind in kinds.items() if '"enum"' in kind or '"const"' in kind or '"boolean"' in kind}
+
+
+def _resolved(kind: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    named = str(kind.get("$ref", "")).rpartition("/")[2]
+    return schema.get("$defs", {}).get(named, kind)
 
 
 def _told(name: str, value: Any, texts: Sequence[tuple[str, str]]) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if source := next((source for source, told in texts if _tells(told, text)), ""):
         return f"{name} from {source}"
-    if re.search(r"\d", text):
-        return f"{name} from nowhere"
-    return f"{name}={' '.join(re.sub(r'[;()]', ' ', text).split())[:_LITERAL]}"
+    return f"{name} from nowhere" if re.search(r"\d", text) else f"{name}={_plain(value)}"
+
+
+def _plain(value: Any) -> str:
+    """A value without what separates calls and arguments here."""
+    return " ".join(re.sub(r"[;,():]", " ", str(value)).split())[:_LITERAL]
 
 
 def _texts(task: Task, history: Sequence[Played]) -> list[tuple[str, str]]:

@@ -4,7 +4,9 @@ The nearest transitions of a final answer would be answers that say the same, wh
 refund request finds the deliveries. So they are looked up by the task, and by what the tools answered.
 """
 
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,25 +30,31 @@ class SimilarSuccesses:
     def __init__(self, recorded: Iterable[Trajectory]) -> None:
         real = (each for each in recorded if each.success and each.source != "synthetic")
         used = [each for each in real if ends_in_answer(each)]
-        self._tasks = np.array([each.task.id for each in used])
-        self._shown = [success_shown(each.task, each.steps) for each in used]
-        self._asked = phi([(first_observation(each.task), "") for each in used])
-        self._seen = phi([("", " ".join(step.next_observation for step in each.steps[:-1])) for each in used])
+        self._tasks, self._recorded = np.array([each.task.id for each in used]), used
+        self._asked = phi([(_wording(first_observation(each.task)), "") for each in used])
+        self._seen = phi([("", _wording(*(step.next_observation for step in each.steps[:-1]))) for each in used])
 
     def nearest(self, task: Task, answers: Iterable[str], k: int) -> tuple[Step, ...]:
         """The `k` most similar ones, none of the same task, best first, each different. Args: `answers`, the tools' so far."""
-        if not self._shown:
+        if not self._recorded:
             return ()
-        asked, seen = phi([(first_observation(task), ""), ("", " ".join(answers))])
+        asked, seen = phi([(_wording(first_observation(task)), ""), ("", _wording(*answers))])
         alike = self._asked @ asked + _ANSWERS * (self._seen @ seen)
         alike[self._tasks == task.id] = -np.inf
+        tools = {"tools": task.metadata["tools"]}  # traces may not hold them
         found: dict[tuple[str, str, str], Step] = {}
         for row in np.argsort(-alike, kind="stable"):
             if len(found) == k or alike[row] == -np.inf:
                 break
-            step = self._shown[row]
+            recorded = self._recorded[row]
+            step = success_shown(replace(recorded.task, metadata={**recorded.task.metadata, **tools}), recorded.steps)
             found.setdefault((step.observation, step.action, step.reasoning), step)
         return tuple(found.values())
+
+
+def _wording(*texts: str) -> str:
+    """The texts with every number and id alike: a request for two orders is like another one for two."""
+    return re.sub(r"[\w-]*\d[\w-]*", "0", " ".join(texts))
 
 
 def ends_in_answer(trajectory: Trajectory) -> bool:

@@ -22,7 +22,7 @@ class Settings:
     experience_steps: int = 400
     """Optimiser steps of the experience model's supervised training."""
     experience_learning_rate: float = 2e-3
-    """Of that training, for a small model; a pretrained one of billions of parameters takes about 1e-5. A refresh: a quarter."""
+    """Of that training, for a small model; one of billions of parameters takes about 1e-5. A refresh takes a quarter of it."""
     context_tokens: int = 2048
     """Context length, in tokens, of the small models that are trained from scratch."""
     experience_tokens: int = 512
