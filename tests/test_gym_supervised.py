@@ -35,13 +35,6 @@ SETTINGS: dict[str, Any] = {
     "evaluate_tasks": 2,
     "concurrency": 4,
 }
-    "experience_steps": 3,
-    "base_steps": 10,
-    "batch_size": 4,
-    "retrieved": 2,
-    "evaluate_tasks": 2,
-    "concurrency": 4,
-}
 
 
 class Bound(BaseChatModel):
