@@ -35,11 +35,12 @@ class Made(NamedTuple):
     """A call of an episode, as final answers are judged by it."""
 
     call: str
-    """The tool and where its arguments were told, not their values: `refund(order from the task)`."""
+    """The tool and where its arguments were told, not their values: `refund(order from the task)`, `refund(...) refused`."""
     answer: str
 
 
 def played(exchange: Exchange) -> Played:
+    """An exchange with the experience model as a call with its answer."""
     return Played(exchange.action, exchange.prediction.observation, exchange.prediction.valid)
 
 
@@ -52,7 +53,8 @@ def calls_made(task: Task, history: Sequence[Played], tools: Collection[str] | N
     for number, each in enumerate(history):
         call = _parsed(each.action)
         if isinstance(call, ToolCall) and each.valid and (tools is None or call.name in tools):
-            found[each.action] = Made(f"{call.name}({_arguments(task, history[:number], call)})", each.answer)
+            refused = " refused" if _REFUSED.search(each.answer) else ""
+            found[each.action] = Made(f"{call.name}({_arguments(task, history[:number], call)}){refused}", each.answer)
     return list(found.values())
 
 
@@ -106,7 +108,7 @@ def _wrong_answer(task: Task, history: Sequence[Played], answer: Step) -> str:
 
 def _needed(step: Step, writes: Collection[str]) -> list[str]:
     """The calls that a demonstration of `SimilarSuccesses` names."""
-    calls = re.findall(r"(?:after |; )(\w+\([^()]*\)): ", step.reasoning)
+    calls = re.findall(r"(?:after |; )(\w+\([^()]*\)(?: refused)?): ", step.reasoning)
     return [call for call in calls if not writes or call.partition("(")[0] in writes]
 
 

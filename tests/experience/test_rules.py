@@ -47,6 +47,7 @@ def history(*steps: Step) -> list[Played]:
         (call("refund", "C7"), "refund(order from get_order)"),
         (call("refund", "W-11"), "refund(order from nowhere)"),
         (call("refund", "W-1", reason="broken"), "refund(order from the task, reason=broken)"),
+        (call("refund", "W-1", '{"error": "it is open"}'), "refund(order from the task) refused"),
     ],
 )
 def test_a_call_says_where_its_arguments_were_told(step: Step, told: str) -> None:
