@@ -1,11 +1,13 @@
 """The folder of an experiment: its settings, replay buffer, models and stages."""
 
+import ctypes
+import gc
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -150,6 +152,7 @@ class Workspace:
             return
         start = time.perf_counter()
         yield True
+        _give_back_memory()
         self.replay_buffer.record_metrics(self.run_name(f"stage/{name}"), 0, {"seconds": time.perf_counter() - start})
 
     def seconds(self, name: str) -> float | None:
@@ -313,6 +316,13 @@ def policy_version(policy: "BaseChatModel | Path") -> str:
     name = str(policy) if isinstance(policy, Path) else str(getattr(policy, "name_or_path", ""))
     stamp = Path(name) / "version"
     return stamp.read_text() if name and stamp.is_file() else name or type(policy).__name__
+
+
+def _give_back_memory() -> None:
+    """Hand back to the system what training has freed: glibc keeps it, and the next stage needs it in another process."""
+    gc.collect()  # a trainer refers to itself
+    with suppress(OSError, AttributeError):  # other C libraries have no malloc_trim
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _write(file: Path, text: str) -> None:

@@ -116,7 +116,7 @@ class HeldOut:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[TokenizedConversation], *, every: int = 25, patience: int = 4
     ) -> None:
-        self.batches = [rows[start : start + 8] for start in range(0, len(rows), 8)]
+        self.batches = [rows[start : start + 4] for start in range(0, len(rows), 4)]
         self.collate = _collate(tokenizer.pad_token_id)
         self.every, self.patience = every, patience
         self.losses: dict[int, float] = {}
@@ -141,7 +141,7 @@ class HeldOut:
         model.eval()
         for batch in self.batches:
             inputs = {name: value.to(model.device) for name, value in self.collate(list(batch)).items()}
-            weights = inputs["weights"][:, 1:][inputs["labels"][:, 1:] != -100].sum().item()
+            weights = _total_weight(inputs).item()
             total += weighted_loss(model, inputs)[0].item() * weights
             weight += weights
         model.train(training)
@@ -154,12 +154,12 @@ class HeldOut:
 
 
 def weighted_loss(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, CausalLMOutputWithPast]:
-    """The weighted mean of the learned tokens' losses, and the model's outputs."""
+    """The weighted mean of the learned tokens' losses (`total`: over what weight; default: theirs), and the model's outputs."""
     labels, weights = inputs["labels"][:, 1:], inputs["weights"][:, 1:]
     outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False)
     learned = labels != -100
     losses = torch.nn.functional.cross_entropy(outputs.logits[:, :-1][learned].float(), labels[learned], reduction="none")
-    return (losses * weights[learned]).sum() / weights[learned].sum().clamp(min=1e-6), outputs
+    return (losses * weights[learned]).sum() / inputs.get("total", _total_weight(inputs)), outputs
 
 
 class _WeightedTrainer(SFTTrainer):
@@ -177,6 +177,40 @@ class _WeightedTrainer(SFTTrainer):
     ) -> torch.Tensor | tuple[torch.Tensor, CausalLMOutputWithPast]:
         loss, outputs = weighted_loss(model, inputs)
         return (loss, outputs) if return_outputs else loss
+
+    def training_step(
+        self,
+        model: PreTrainedModel,
+        inputs: dict[str, torch.Tensor],
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """One batch in passes of `_TOKENS_A_PASS` tokens, whose gradients add up: it needs the memory of one pass."""
+        total, losses = _total_weight(inputs), []
+        for rows in _passes(inputs["attention_mask"].sum(dim=1)):
+            length = int(inputs["attention_mask"][rows].sum(dim=1).max())
+            part = {name: values[rows, :length] for name, values in inputs.items()}
+            losses.append(super().training_step(model, {**part, "total": total}, None))
+        return torch.stack(losses).sum()
+
+
+_TOKENS_A_PASS = 4096
+"""Tokens, padding included, in one forward and backward pass of supervised training; at least one row."""
+
+
+def _total_weight(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Of all tokens that are learned; never 0."""
+    return inputs["weights"][:, 1:][inputs["labels"][:, 1:] != -100].sum().clamp(min=1e-6)
+
+
+def _passes(lengths: torch.Tensor) -> list[list[int]]:
+    """Which rows share a pass: the longest first, as many as fit."""
+    passes: list[list[int]] = []
+    for row in lengths.argsort(descending=True).tolist():
+        if passes and int(lengths[passes[-1][0]]) * (len(passes[-1]) + 1) <= _TOKENS_A_PASS:
+            passes[-1].append(row)
+        else:
+            passes.append([row])
+    return passes
 
 
 class _Progress(TrainerCallback):
