@@ -20,7 +20,7 @@ from dreamgym_lg.experiment.workspace import DATA, REFRESH, Workspace
 from dreamgym_lg.experiment.world import Messages
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, is_missing
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.types import Source, Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -80,7 +80,7 @@ def train_experience_model(
 
 def _annotate(work: Workspace, replay_buffer: ReplayBuffer, annotator: BaseChatModel) -> None:
     """Let a chat model write the reasoning of all steps that have none; what fails is said, and left to rules."""
-    source = "offline" if replay_buffer is work.replay_buffer else None
+    source: Source | None = "offline" if replay_buffer is work.replay_buffer else None
     done = run_lasting(annotate(replay_buffer, annotator, source=source))
     if done.failed:
         cause = next(iter(done.failed.values()))
@@ -189,8 +189,8 @@ def _train_policy(work: Workspace, model: "StartModel", label: str, to: str, *, 
     from dreamgym_lg.integrations.transformers.loading import load_tokenizer
 
     shown = _demonstrations(work)
-    start: str | Path = work.models / "experience-0"
-    if model is not None or not start.exists():
+    start: str | Path = (trained := work.models / "experience-0")
+    if model is not None or not trained.exists():
         acted = [work.world.conversation(trajectory) for trajectory in work.world.as_dreamed(work.offline())]
         start = _start(work, model, (m["content"] for conversation in acted for m in conversation))
     s, tokenizer = work.settings, load_tokenizer(start)

@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 from uuid import uuid4
 
 import torch
@@ -374,7 +374,7 @@ def fine_tune(
     model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     _check_learning_rate(model, learning_rate)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    order = list(conversations)
+    order: list[Conversation | TokenizedConversation] = list(conversations)
     Random(seed).shuffle(order)
     rows = _rows(tokenizer, order[: batch_size * steps], everything)
     rows = _within_context(model, weigh_first_lines(tokenizer, rows, lines=2, weight=first_lines_weight))
@@ -401,8 +401,10 @@ def fine_tune(
 def _rows(
     tokenizer: PreTrainedTokenizerBase, given: Sequence[Conversation | TokenizedConversation], everything: bool
 ) -> list[TokenizedConversation]:
-    rows = [row for row in given if isinstance(row, dict)]
-    return rows or tokenize(tokenizer, given, everything=everything)
+    """What is given as rows: conversations are tokenized."""
+    rows = [cast(TokenizedConversation, each) for each in given if isinstance(each, dict)]
+    talks = [cast(Conversation, each) for each in given if not isinstance(each, dict)]
+    return [*rows, *(tokenize(tokenizer, talks, everything=everything) if talks else ())]
 
 
 def _within_context(model: PreTrainedModel, rows: Sequence[TokenizedConversation]) -> list[TokenizedConversation]:
