@@ -62,6 +62,8 @@ class AgentWorld(World):
         real_evaluation=False,
         policy_tokens=512,
         concurrency=64,
+        experience_steps=200,  # of a few hundred traces and their edits, each is seen about once
+        batch_size=8,
         demonstrations=10_000,
         context_tokens=8192,
     )
@@ -226,7 +228,7 @@ class DreamGym(Experiment):
         graph: Any,
         *,
         replay_buffer: ReplayBuffer,
-        experience_model: ExperienceModel | BaseChatModel | str | None,
+        experience_model: ExperienceModel | BaseChatModel | str | None = None,
         tasks: Sequence[Task] = (),
         out: str | Path = "runs/gym",
         settings: Settings | None = None,
