@@ -130,7 +130,7 @@ def _arguments(task: Task, history: Sequence[Played], call: ToolCall) -> str:
 
 def _fixed(task: Task, tool: str) -> set[str]:
     """The arguments of a tool that take one of a few values: which one counts, not who named it."""
-    found = next((schema.get("parameters", {}) for schema in schemas(task) if schema["name"] == tool), {})
+    found: Mapping[str, Any] = next((schema.get("parameters", {}) for schema in schemas(task) if schema["name"] == tool), {})
     kinds = {name: json.dumps(_resolved(kind, found)) for name, kind in found.get("properties", {}).items()}
     return {name for name, kind in kinds.items() if '"enum"' in kind or '"const"' in kind or '"boolean"' in kind}
 

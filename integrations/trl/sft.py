@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict
 from uuid import uuid4
 
 import torch
@@ -402,8 +402,8 @@ def _rows(
     tokenizer: PreTrainedTokenizerBase, given: Sequence[Conversation | TokenizedConversation], everything: bool
 ) -> list[TokenizedConversation]:
     """What is given as rows: conversations are tokenized."""
-    rows = [cast(TokenizedConversation, each) for each in given if isinstance(each, dict)]
-    talks = [cast(Conversation, each) for each in given if not isinstance(each, dict)]
+    rows = [each for each in given if isinstance(each, dict)]
+    talks = [each for each in given if not isinstance(each, dict)]
     return [*rows, *(tokenize(tokenizer, talks, everything=everything) if talks else ())]
 
 
