@@ -138,11 +138,13 @@ class AgentWorld(World):
         fitting = (each if each.misfit is None else each._replace(tools=most) for each in replayed)
         return [as_dreamed(trajectory, each) for trajectory, each in zip(recorded, fitting, strict=True)]
 
-    def writing_tools(self, recorded: Sequence[Trajectory]) -> Collection[str]:
+    def writing_tools(self, replay_buffer: ReplayBuffer) -> Collection[str]:
         return self.writes or ()
 
-    def edited_successes(self, recorded: Sequence[Trajectory], *, seed: int) -> list[Trajectory]:
-        return edited_successes(recorded, writes=self.writing_tools(recorded), seed=seed)
+    def edited_successes(
+        self, recorded: Sequence[Trajectory], *, writes: Collection[str], seed: int
+    ) -> list[Trajectory]:
+        return edited_successes(recorded, writes=writes, seed=seed)
 
     def policy_rows(
         self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int

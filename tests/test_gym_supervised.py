@@ -119,7 +119,7 @@ def test_training_asks_word_for_word_what_the_dream_asks(make: Callable[..., Dre
         (shown,) = gym.world.as_dreamed([recorded])
         assert [tool["function"]["name"] for tool in shown.task.metadata["tools"]] == ["find", "refund"], "not only the called"
         assert shown.steps[-1].reward == 1.0 and all(each.valid for each in shown.steps), "the graph itself refuses the other"
-        (conversation,) = supervised._conversations(gym, [shown], {"refund"})
+        (conversation,) = supervised._conversations(gym, [shown])
         replies = iter([message["content"] for message in conversation if message["role"] == "assistant"])
         model = scripted(reply=lambda _, replies=replies: next(replies))
         experience = gym.experience("")
@@ -178,7 +178,7 @@ def test_a_base_policy_learns_the_tokens_that_its_rollouts_record(
 
     monkeypatch.setattr(Batch, "_draw", steered)
     (shown,) = gym.world.as_dreamed([recorded])
-    (conversation,) = supervised._conversations(gym, [shown], ())
+    (conversation,) = supervised._conversations(gym, [shown])
     replies = iter([message["content"] for message in conversation if message["role"] == "assistant"])
     experience = gym.experience("")
     experience.model = scripted(reply=lambda _: next(replies))
@@ -209,7 +209,7 @@ def test_the_judge_sees_successes_and_failures_alike_and_edits_are_no_real_data(
     shown = gym.world.as_dreamed(gym.experience_data()[0])
     edited = supervised._edited(gym, shown, None)
     assert edited and all(each.run.startswith("edited/") and not each.success for each in edited)
-    rows = supervised._judging_rows(gym, gym.models / "scratch", shown, edited, {"refund"})
+    rows = supervised._judging_rows(gym, gym.models / "scratch", shown, edited)
     tokenizer = tiny().tokenizer
     verdicts = [tokenizer.decode([id for id in row["labels"] if id != -100]) for row in rows]
     assert sum("reward 1, success" in each for each in verdicts) * 2 == len(verdicts)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from hashlib import sha256
 from typing import TypeVar
@@ -53,6 +53,7 @@ class ExperienceModel:
         prompt_format: PromptFormat | PromptFormatName | None = None,
         instructions: str | None = None,
         hidden_facts: HiddenFacts | None = None,
+        writes: Collection[str] = (),
         hosted: Hosted | None = None,
         retries: int = 1,
         version: str | None = None,
@@ -68,6 +69,8 @@ class ExperienceModel:
             profile says that it takes one.
         instructions: The system prompt, "" for none. Default: the newest of `dreamgym_lg/prompts` in this format.
         hidden_facts: What the world reveals next, drawn once by its seed and shown in every prompt. Default: nothing.
+        writes: A tool agent's tools that change its world; what the others answer tells which recorded successes are like
+            an episode.
         hosted: Limits, retries and memory of a model behind a network. Default: `Hosted()` for one that takes a key.
         retries: Further tries after an answer that cannot be read, each told what was wrong.
         version: Default: the model's name and the prompt's, e.g. `gpt-5-mini/experience-4`. With `hidden_facts`,
@@ -80,7 +83,7 @@ class ExperienceModel:
             raise ConfigurationError(f"demonstrations={demonstrations} needs a replay_buffer to retrieve them from")
         self.model, self.replay_buffer, self.k, self.retries = model, replay_buffer, demonstrations, retries
         self.hosted = hosted or hosted_for(model)
-        self.hidden_facts = hidden_facts
+        self.hidden_facts, self.writes = hidden_facts, frozenset(writes)
         self.prompt_format = _create_format(prompt_format, model, instructions, demonstration_characters)
         self._set_version(f"{name_of(model)}/{self.prompt_format.name}" if version is None else version)
         self._answers: dict[str, Prediction] = {}
@@ -114,8 +117,8 @@ class ExperienceModel:
         if not self.k or self.replay_buffer is None:
             return ()
         if _ends(task, action):
-            answers = (exchange.prediction.observation for exchange in history)
-            if successes := self._similar_successes(self.replay_buffer).nearest(task, answers, self.k):
+            calls = [played(exchange) for exchange in history]
+            if successes := self._similar_successes(self.replay_buffer).nearest(task, calls, self.k):
                 return successes
         key = (observation, action, task.id)
         if key not in self._found:
@@ -126,7 +129,7 @@ class ExperienceModel:
 
     def _similar_successes(self, replay_buffer: ReplayBuffer) -> SimilarSuccesses:
         if self._successes is None:
-            self._successes = SimilarSuccesses(replay_buffer.trajectories(split="train", errors=False))
+            self._successes = SimilarSuccesses(replay_buffer.trajectories(split="train", errors=False), self.writes)
         return self._successes
 
     def retrieve(self, trajectories: Sequence[Trajectory]) -> None:

@@ -44,6 +44,17 @@ def played(exchange: Exchange) -> Played:
     return Played(exchange.action, exchange.prediction.observation, exchange.prediction.valid)
 
 
+def played_steps(steps: Sequence[Step]) -> list[Played]:
+    """Recorded steps as calls with their answers."""
+    return [Played(step.action, step.next_observation, step.valid) for step in steps]
+
+
+def called(action: str) -> ToolCall | None:
+    """The call that an action is; None for an answer, or for what is neither."""
+    parsed = _parsed(action)
+    return parsed if isinstance(parsed, ToolCall) else None
+
+
 def calls_made(task: Task, history: Sequence[Played], tools: Collection[str] | None = None) -> list[Made]:
     """The valid calls of an episode, with where their arguments were told; of identical ones the last.
 
@@ -51,8 +62,8 @@ def calls_made(task: Task, history: Sequence[Played], tools: Collection[str] | N
     """
     found: dict[str, Made] = {}
     for number, each in enumerate(history):
-        call = _parsed(each.action)
-        if isinstance(call, ToolCall) and each.valid and (tools is None or call.name in tools):
+        call = called(each.action)
+        if call is not None and each.valid and (tools is None or call.name in tools):
             refused = " refused" if _REFUSED.search(each.answer) else ""
             found[each.action] = Made(f"{call.name}({_arguments(task, history[:number], call)}){refused}", each.answer)
     return list(found.values())
@@ -65,8 +76,8 @@ def written(calls: Sequence[Made]) -> str:
 
 def call_reasoning(task: Task, history: Sequence[Played], step: Step, writes: Collection[str]) -> str:
     """Why a call is answered as it is: whether it is valid, reads or writes, and where its arguments were told."""
-    call = _parsed(step.action)
-    if not isinstance(call, ToolCall):
+    call = called(step.action)
+    if call is None:
         return "" if step.valid else "invalid, it is no tool call"
     kind = "" if not writes else "it writes" if call.name in writes else "it reads"
     refused = "it is refused" if step.valid and _REFUSED.search(step.next_observation) else ""
@@ -115,7 +126,7 @@ def _needed(step: Step, writes: Collection[str]) -> list[str]:
 def success_shown(task: Task, steps: Sequence[Step]) -> Step:
     """The final answer of a recorded success as a demonstration: what was asked, what was done, what was said."""
     *calls, answer = steps
-    done = written(calls_made(task, [Played(step.action, step.next_observation, step.valid) for step in calls]))
+    done = written(calls_made(task, played_steps(calls)))
     reasoning = f"valid, after {done}, it completes the task"
     return replace(answer, observation=first_observation(task), reward=1.0, terminated=True, reasoning=reasoning)
 
@@ -155,9 +166,9 @@ def _plain(value: Any) -> str:
 def _texts(task: Task, history: Sequence[Played]) -> list[tuple[str, str]]:
     """Everything that could have told a value, oldest first, each with its name."""
     texts = [("the task", f"{task.instruction}\n{first_observation(task)}")]
-    for played in history:
-        call = _parsed(played.action)
-        texts.append((call.name if isinstance(call, ToolCall) else "the user", played.answer))
+    for each in history:
+        call = called(each.action)
+        texts.append((call.name if call is not None else "the user", each.answer))
     return texts
 
 

@@ -5,19 +5,16 @@ refund request finds the deliveries. So they are looked up by the task, and by w
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.experience.prompt_formats import first_observation
-from dreamgym_lg.experience.rules import success_shown
+from dreamgym_lg.experience.rules import Played, called, played_steps, success_shown
 from dreamgym_lg.replay.hashed_words import phi
 from dreamgym_lg.types import Step, Task, Trajectory
-
-_ANSWERS = 0.5
-"""The weight of the tools' answers beside that of the task: they tell whether the order that is asked about was delivered."""
 
 
 class SimilarSuccesses:
@@ -25,31 +22,38 @@ class SimilarSuccesses:
 
     Args:
         recorded: Any trajectories; dreamed and failed ones are left out, and those without an answer at their end alone.
+        writes: The tools that change the world.
     """
 
-    def __init__(self, recorded: Iterable[Trajectory]) -> None:
+    def __init__(self, recorded: Iterable[Trajectory], writes: Collection[str] = ()) -> None:
         real = (each for each in recorded if each.success and each.source != "synthetic")
         used = [each for each in real if ends_in_answer(each)]
         self._tasks, self._recorded = np.array([each.task.id for each in used]), used
         self._asked = phi([(_wording(first_observation(each.task)), "") for each in used])
-        self._seen = phi([("", _wording(*(step.next_observation for step in each.steps[:-1]))) for each in used])
+        self._writes = frozenset(writes)
+        self._found = phi([("", self._looked_up(played_steps(each.steps))) for each in used])
 
-    def nearest(self, task: Task, answers: Iterable[str], k: int) -> tuple[Step, ...]:
-        """The `k` most similar ones, none of the same task, best first, each different. Args: `answers`, the tools' so far."""
+    def nearest(self, task: Task, history: Sequence[Played], k: int) -> tuple[Step, ...]:
+        """The `k` most similar ones, none of the same task, best first, each different. Args: `history`, the calls so far."""
         if not self._recorded:
             return ()
-        asked, seen = phi([(_wording(first_observation(task)), ""), ("", _wording(*answers))])
-        alike = self._asked @ asked + _ANSWERS * (self._seen @ seen)
+        asked, found = phi([(_wording(first_observation(task)), ""), ("", self._looked_up(history))])
+        alike = self._asked @ asked + self._found @ found
         alike[self._tasks == task.id] = -np.inf
         tools = {"tools": task.metadata["tools"]}  # traces may not hold them
-        found: dict[tuple[str, str, str], Step] = {}
+        shown: dict[tuple[str, str, str], Step] = {}
         for row in np.argsort(-alike, kind="stable"):
-            if len(found) == k or alike[row] == -np.inf:
+            if len(shown) == k or alike[row] == -np.inf:
                 break
             recorded = self._recorded[row]
             step = success_shown(replace(recorded.task, metadata={**recorded.task.metadata, **tools}), recorded.steps)
-            found.setdefault((step.observation, step.action, step.reasoning), step)
-        return tuple(found.values())
+            shown.setdefault((step.observation, step.action, step.reasoning), step)
+        return tuple(shown.values())
+
+    def _looked_up(self, history: Sequence[Played]) -> str:
+        """What the reading tools answered: what a wrong write answered would find the successes that made it."""
+        calls = ((called(each.action), each.answer) for each in history)
+        return _wording(*(answer for call, answer in calls if call is not None and call.name not in self._writes))
 
 
 def _wording(*texts: str) -> str:

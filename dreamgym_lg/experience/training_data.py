@@ -15,13 +15,11 @@ def recorded_exchanges(
     experience: ExperienceModel,
     trajectory: Trajectory,
     check_action: CheckAction | None = None,
-    *,
-    writes: Collection[str] = (),
 ) -> list[Exchange]:
     """What `experience` should have answered in a recorded episode.
 
     Actions that `check_action` refuses never reach an experience model, neither here nor in the dream. A tool agent's steps
-    without a reasoning of their own get one by rules; `writes` names the tools that change its world.
+    without a reasoning of their own get one by rules.
     """
     seen = [str(trajectory.task.metadata.get("observation", ""))]
     exchanges: list[Exchange] = []
@@ -30,7 +28,7 @@ def recorded_exchanges(
             right = in_hindsight(step, success=trajectory.success)
             found = experience.demonstrations(step.observation, step.action, trajectory.task, exchanges)
             if "tools" in trajectory.task.metadata and not step.reasoning:
-                right = _reasoned(right, trajectory, exchanges, step, found, writes)
+                right = _reasoned(right, trajectory, exchanges, step, found, experience.writes)
             exchanges.append(Exchange(step.action, right, found))
         seen.append(step.next_observation)
     return exchanges
@@ -56,9 +54,7 @@ def to_conversation(
     experience: ExperienceModel,
     trajectory: Trajectory,
     check_action: CheckAction | None = None,
-    *,
-    writes: Collection[str] = (),
 ) -> list[BaseMessage]:
     """A trajectory as the conversation `experience` should have held, for its training; empty if it was asked nothing."""
-    exchanges = recorded_exchanges(experience, trajectory, check_action, writes=writes)
+    exchanges = recorded_exchanges(experience, trajectory, check_action)
     return experience.messages(trajectory.task, exchanges, "", ())[:-1] if exchanges else []

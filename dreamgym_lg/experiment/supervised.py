@@ -1,6 +1,6 @@
 """The supervised stages of an experiment: the experience model, the base policy, and the baseline without any dream."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -56,15 +56,14 @@ def train_experience_model(
     work.replay_buffer.record_metrics(work.run_name(DATA), 0, {"trajectories": len(offline)})
     shown, held_out = (work.world.as_dreamed(each) for each in work.experience_data())
     edited = _edited(work, shown, annotator)
-    writes = work.world.writing_tools(shown)
-    conversations = _conversations(work, [*shown, *edited], writes)
+    conversations = _conversations(work, [*shown, *edited])
     acted = [work.world.conversation(trajectory) for trajectory in offline]
     start = _start(work, model, (m["content"] for conversation in [*conversations, *acted] for m in conversation))
     rows: Sequence[Messages] | Sequence[TokenizedConversation] = conversations
     watched: Sequence[TokenizedConversation] = ()
     if any(_is_judged(trajectory) for trajectory in shown):
-        rows = _judging_rows(work, start, shown, edited, writes)
-        watched = _tokenized(start, _conversations(work, held_out[:WATCHED], writes))
+        rows = _judging_rows(work, start, shown, edited)
+        watched = _tokenized(start, _conversations(work, held_out[:WATCHED]))
     _fine_tune(
         work,
         "experience model",
@@ -90,7 +89,8 @@ def _annotate(work: Workspace, replay_buffer: ReplayBuffer, annotator: BaseChatM
 def _edited(work: Workspace, shown: Sequence[Trajectory], annotator: BaseChatModel | None) -> list[Trajectory]:
     """Successes made wrong, in a file of their own: they are no data of the real world, and nothing retrieves them."""
     successes = [trajectory for trajectory in shown if trajectory.success]
-    edited = list(work.world.edited_successes(successes, seed=work.settings.seed))
+    writes = work.world.writing_tools(work.replay_buffer)
+    edited = list(work.world.edited_successes(successes, writes=writes, seed=work.settings.seed))
     if not edited or annotator is None:
         return edited
     with ReplayBuffer(work.out / "edited.db") as buffer:
@@ -100,7 +100,7 @@ def _edited(work: Workspace, shown: Sequence[Trajectory], annotator: BaseChatMod
 
 
 def _judging_rows(
-    work: Workspace, start: str | Path, shown: Sequence[Trajectory], edited: Sequence[Trajectory], writes: Collection[str]
+    work: Workspace, start: str | Path, shown: Sequence[Trajectory], edited: Sequence[Trajectory]
 ) -> "list[TokenizedConversation]":
     """Rows in which final answers that end in success are as frequent as those that do not.
 
@@ -111,7 +111,7 @@ def _judging_rows(
     _check_judged(work, shown, edited)
 
     def rows(trajectories: Sequence[Trajectory]) -> "list[TokenizedConversation]":
-        return _tokenized(start, _conversations(work, trajectories, writes))
+        return _tokenized(start, _conversations(work, trajectories))
 
     judged = [trajectory for trajectory in shown if _is_judged(trajectory)]
     paid = rows([trajectory for trajectory in judged if trajectory.success])
@@ -155,13 +155,12 @@ def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None
     played = list(work.replay_buffer.trajectories(run=work.run_name(REFRESH), errors=False))
     kept = work.replay_buffer.sample(half, rng=rng, source="offline")
     old, new = work.world.as_dreamed(kept), work.world.as_dreamed(played)
-    writes = work.world.writing_tools([*old, *new])
     _fine_tune(
         work,
         "refresh",
         work.models / work.newest_experience(),
         name,
-        [*_conversations(work, old, writes), *rng.choices(_conversations(work, new, writes), k=half)],
+        [*_conversations(work, old), *rng.choices(_conversations(work, new), k=half)],
         steps=s.refresh_steps,
         learning_rate=s.experience_learning_rate / 4,
         first_lines_weight=FIRST_LINES_WEIGHT,
@@ -250,11 +249,11 @@ def _demonstrations(work: Workspace) -> list[Trajectory]:
     return shown
 
 
-def _conversations(work: Workspace, trajectories: Sequence[Trajectory], writes: Collection[str]) -> list[Messages]:
+def _conversations(work: Workspace, trajectories: Sequence[Trajectory]) -> list[Messages]:
     """What the experience model should have been asked and have answered in these episodes, a conversation each."""
     asked = work.experience("")
     asked.retrieve(trajectories)
-    found = (to_conversation(asked, trajectory, work.world.check_action, writes=writes) for trajectory in trajectories)
+    found = (to_conversation(asked, trajectory, work.world.check_action) for trajectory in trajectories)
     roles = {"human": "user", "ai": "assistant"}
     return [[{"role": roles.get(m.type, m.type), "content": m.text} for m in messages] for messages in found if messages]
 

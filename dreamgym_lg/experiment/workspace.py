@@ -243,6 +243,7 @@ class Workspace:
                 demonstrations=self.settings.retrieved,
                 demonstration_characters=self.settings.retrieved_characters,
                 hidden_facts=self.world.hidden_facts,
+                writes=self.world.writing_tools(self.replay_buffer),
             )
             return self._given
         name = self.newest_experience() if name is None else name
@@ -253,6 +254,7 @@ class Workspace:
             demonstration_characters=self.settings.retrieved_characters,
             instructions="",  # a model that is trained on the format needs none
             hidden_facts=self.world.hidden_facts,
+            writes=self.world.writing_tools(self.replay_buffer),
             retries=0,
             version=name,
         )

@@ -13,6 +13,7 @@ from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
 from dreamgym_lg.experience.hidden_facts import HiddenFacts
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.types import Split, Task, Trajectory
 
@@ -91,11 +92,13 @@ class World(ABC):
         """Recorded trajectories as the environment of a dream would meet them. Default: as they are."""
         return recorded
 
-    def writing_tools(self, recorded: Sequence[Trajectory]) -> Collection[str]:
-        """The names of a tool agent's tools that change the world. Args: `recorded`, traces that may show it. Default: none."""
+    def writing_tools(self, replay_buffer: ReplayBuffer) -> Collection[str]:
+        """The names of a tool agent's tools that change the world; the buffer's traces may show it. Default: none."""
         return ()
 
-    def edited_successes(self, recorded: Sequence[Trajectory], *, seed: int) -> Sequence[Trajectory]:
+    def edited_successes(
+        self, recorded: Sequence[Trajectory], *, writes: Collection[str], seed: int
+    ) -> Sequence[Trajectory]:
         """Recorded successes (of `as_dreamed`) made wrong, which an experience model must not pay. Default: none."""
         return ()
 

@@ -110,9 +110,9 @@ def test_the_demonstrations_of_an_answer_are_successes_of_tasks_like_it_not_answ
 
 
 def test_the_prompt_of_an_answer_names_the_calls_so_far(buffer: ReplayBuffer) -> None:
-    experience = ExperienceModel(None, replay_buffer=buffer, demonstrations=1, instructions="")
+    experience = ExperienceModel(None, replay_buffer=buffer, demonstrations=1, instructions="", writes=WRITES)
     done = episode("W-1", call("refund", "W-1", "{}"), success=True)
-    *_, asked, answer = to_conversation(experience, done, writes=WRITES)
+    *_, asked, answer = to_conversation(experience, done)
     assert asked.text.endswith("calls so far: refund(order from the task): {}")
     assert answer.text.startswith("valid, needed: refund(order from the task), done: refund(order from the task), it completes")
-    assert "calls so far" not in to_conversation(experience, done, writes=WRITES)[1].text
+    assert "calls so far" not in to_conversation(experience, done)[1].text
