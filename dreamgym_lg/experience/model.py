@@ -23,7 +23,7 @@ from dreamgym_lg.experience.prompt_formats import (
     default_format,
     first_observation,
 )
-from dreamgym_lg.experience.rules import calls_made, played, written
+from dreamgym_lg.experience.rules import NOTHING, calls_made, played, untold, written
 from dreamgym_lg.experience.similar_successes import SimilarSuccesses
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import unrecorded
@@ -127,6 +127,18 @@ class ExperienceModel:
             return found
         return self._found[key]
 
+    def untold(self, task: Task, history: Sequence[Exchange], action: str) -> list[str]:
+        """What a tool agent's final answer claims, and nobody told: a status that was not looked up, another order's number."""
+        told = self._similar_successes(self.replay_buffer).told if self.replay_buffer is not None else frozenset()
+        return untold(task, [played(exchange) for exchange in history], action, told)
+
+    def _calls(self, task: Task, history: Sequence[Exchange], action: str) -> str:
+        """Where `action` is a tool agent's final answer, what it is judged by: calls so far, unfounded claims; else ""."""
+        if not _ends(task, action):
+            return ""
+        claims = ", ".join(self.untold(task, history, action)) or NOTHING
+        return f"{written(calls_made(task, [played(exchange) for exchange in history]))}\ntold by nobody: {claims}"
+
     def _similar_successes(self, replay_buffer: ReplayBuffer) -> SimilarSuccesses:
         if self._successes is None:
             self._successes = SimilarSuccesses(replay_buffer.trajectories(split="train", errors=False), self.writes)
@@ -158,7 +170,7 @@ class ExperienceModel:
                 score=score,
                 demonstrations=exchange.demonstrations,
                 hidden=its_fact,
-                calls=_calls(task, history[:number], exchange.action),
+                calls=self._calls(task, history[:number], exchange.action),
             )
             messages += [HumanMessage(asked), AIMessage(self.prompt_format.answer(exchange.prediction))]
             first, last, score = None, exchange.prediction.observation, score + exchange.prediction.reward
@@ -169,7 +181,7 @@ class ExperienceModel:
             score=score,
             demonstrations=found,
             hidden=fact,
-            calls=_calls(task, history, action),
+            calls=self._calls(task, history, action),
         )
         return [*messages, HumanMessage(asked)]
 
@@ -296,13 +308,6 @@ def _score(history: Sequence[Exchange]) -> float:
 def _ends(task: Task, action: str) -> bool:
     """Whether the action is a tool agent's final answer."""
     return "tools" in task.metadata and is_answer(action)
-
-
-def _calls(task: Task, history: Sequence[Exchange], action: str) -> str:
-    """The calls made so far, where `action` is a tool agent's final answer, which they decide on; else ""."""
-    if not _ends(task, action):
-        return ""
-    return written(calls_made(task, [played(exchange) for exchange in history]))
 
 
 def _keep(kept: dict[Key, Value], key: Key, value: Value, limit: int) -> None:

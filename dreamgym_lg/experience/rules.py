@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.experience.predictions import Exchange
-from dreamgym_lg.experience.prompt_formats import first_observation, schemas
+from dreamgym_lg.experience.prompt_formats import first_observation, schemas, words
 from dreamgym_lg.types import Step, Task
 
 NOTHING = "nothing"
@@ -85,8 +85,21 @@ def call_reasoning(task: Task, history: Sequence[Played], step: Step, writes: Co
     return ", ".join(part for part in parts if part)
 
 
+def untold(task: Task, history: Sequence[Played], answer: str, known: Collection[str]) -> list[str]:
+    """What a final answer claims and nobody told in its episode: ids, numbers, and words of `known`, what tools tell."""
+    told = words(" ".join(text for _, text in _texts(task, history)))
+    said = dict.fromkeys(re.findall(r"[\w'-]+", str(_parsed(answer)).lower()))
+    return [word for word in said if word not in told and (word in known or re.search(r"\d", word))]
+
+
 def answer_reasoning(
-    task: Task, history: Sequence[Played], answer: Step, found: Sequence[Step], *, success: bool, writes: Collection[str]
+    task: Task,
+    history: Sequence[Played],
+    found: Sequence[Step],
+    claims: Sequence[str],
+    *,
+    success: bool,
+    writes: Collection[str],
 ) -> str:
     """Why a final answer ends its episode in success or failure: the calls that were needed beside those that were made.
 
@@ -95,26 +108,20 @@ def answer_reasoning(
     Args:
         history: The calls before it.
         found: Its demonstrations (`SimilarSuccesses`).
+        claims: What it says that nobody told (`untold`).
         writes: The tools that change the world, whose calls count. Empty: all calls do.
     """
     done = [made.call for made in calls_made(task, history, writes or None)]
     needed = done if success else next((calls for step in found if (calls := _needed(step, writes)) != done), done)
     verdict = "it completes the task" if success else "it fails the task"
-    fault = _wrong_answer(task, history, answer) if not success and needed == done else ""
+    fault = f"{claims[0]} is told by nobody" if claims else "it says the wrong thing"
+    fault = fault if not success and (claims or needed == done) else ""
     parts = ["valid", f"needed: {_listed(needed)}", f"done: {_listed(done)}", fault, verdict]
     return ", ".join(part for part in parts if part)
 
 
 def _listed(calls: Sequence[str]) -> str:
     return "; ".join(calls) or NOTHING
-
-
-def _wrong_answer(task: Task, history: Sequence[Played], answer: Step) -> str:
-    """What may be wrong with an answer where no call is."""
-    told = " ".join(text for _, text in _texts(task, history))
-    said = re.findall(r"[\w-]*\d[\w-]*", str(_parsed(answer.action)))
-    unheard = [word for word in said if not _tells(told, word)]
-    return f"it says {unheard[0]} from nowhere" if unheard else "it says the wrong thing"
 
 
 def _needed(step: Step, writes: Collection[str]) -> list[str]:

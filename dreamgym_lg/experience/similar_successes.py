@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from dreamgym_lg.actions import is_answer
-from dreamgym_lg.experience.prompt_formats import first_observation
+from dreamgym_lg.experience.prompt_formats import first_observation, words
 from dreamgym_lg.experience.rules import Played, called, played_steps, success_shown
 from dreamgym_lg.replay.hashed_words import phi
 from dreamgym_lg.types import Step, Task, Trajectory
@@ -31,6 +31,9 @@ class SimilarSuccesses:
         self._tasks, self._recorded = np.array([each.task.id for each in used]), used
         self._asked = phi([(_wording(first_observation(each.task)), "") for each in used])
         self._writes = frozenset(writes)
+        answers = (step.next_observation for each in used for step in each.steps[:-1])
+        self.told = frozenset[str]().union(*map(words, answers))
+        """Every word that a tool has answered."""
         self._found = phi([("", self._looked_up(played_steps(each.steps))) for each in used])
 
     def nearest(self, task: Task, history: Sequence[Played], k: int) -> tuple[Step, ...]:

@@ -1,6 +1,6 @@
 """Training data of an experience model: recorded episodes as the conversations that it should have held."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from langchain_core.messages import BaseMessage
 
@@ -28,7 +28,7 @@ def recorded_exchanges(
             right = in_hindsight(step, success=trajectory.success)
             found = experience.demonstrations(step.observation, step.action, trajectory.task, exchanges)
             if "tools" in trajectory.task.metadata and not step.reasoning:
-                right = _reasoned(right, trajectory, exchanges, step, found, experience.writes)
+                right = _reasoned(right, experience, trajectory, exchanges, step, found)
             exchanges.append(Exchange(step.action, right, found))
         seen.append(step.next_observation)
     return exchanges
@@ -36,15 +36,16 @@ def recorded_exchanges(
 
 def _reasoned(
     right: Prediction,
+    experience: ExperienceModel,
     trajectory: Trajectory,
     exchanges: Sequence[Exchange],
     step: Step,
     found: Sequence[Step],
-    writes: Collection[str],
 ) -> Prediction:
-    task, history = trajectory.task, [played(exchange) for exchange in exchanges]
+    task, writes, history = trajectory.task, experience.writes, [played(exchange) for exchange in exchanges]
     if step.terminated:
-        reasoning = answer_reasoning(task, history, step, found, success=trajectory.success, writes=writes)
+        claims = experience.untold(task, exchanges, step.action)
+        reasoning = answer_reasoning(task, history, found, claims, success=trajectory.success, writes=writes)
     else:
         reasoning = call_reasoning(task, history, step, writes)
     return right._replace(reasoning=reasoning or right.reasoning)

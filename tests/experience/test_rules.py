@@ -1,13 +1,14 @@
 """Reasoning by rules: where arguments were told, what a final answer needed, and the demonstrations that say so."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from dreamgym_lg import ExperienceModel, ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import render_answer, render_call
-from dreamgym_lg.experience.rules import Played, answer_reasoning, call_reasoning, calls_made, success_shown
+from dreamgym_lg.experience.rules import Played, answer_reasoning, call_reasoning, calls_made, success_shown, untold
 from dreamgym_lg.experience.training_data import to_conversation
 
 REASON = {"type": "string", "enum": ["late", "broken"]}
@@ -73,10 +74,9 @@ def test_a_final_answer_is_told_apart_by_what_the_success_of_a_similar_task_did(
     like = episode("W-2", call("get_order", "W-2"), call("refund", "W-2", "{}"), success=True)
     shown = [success_shown(like.task, like.steps)]
     assert shown[0].observation == "Refund order W-2."
-    answer = Step(observation="", action=render_answer("It is done."), next_observation="", terminated=True)
 
-    def reasoned(*steps: Step, success: bool, said: Step = answer) -> str:
-        return answer_reasoning(task_of("W-1"), history(*steps), said, shown, success=success, writes=WRITES)
+    def reasoned(*steps: Step, success: bool, claims: Sequence[str] = ()) -> str:
+        return answer_reasoning(task_of("W-1"), history(*steps), shown, claims, success=success, writes=WRITES)
 
     refund = "refund(order from the task)"
     looked_up, refunded = call("get_order", "W-1"), call("refund", "W-1")
@@ -84,8 +84,13 @@ def test_a_final_answer_is_told_apart_by_what_the_success_of_a_similar_task_did(
     right = f"valid, needed: {refund}, done: {refund}, it completes the task"
     assert reasoned(refunded, success=True) == right
     assert "it says the wrong thing, it fails" in reasoned(refunded, success=False)
-    other = Step(observation="", action=render_answer("W-8 is refunded."), next_observation="", terminated=True)
-    assert "it says W-8 from nowhere, it fails" in reasoned(refunded, success=False, said=other)
+    assert "w-8 is told by nobody, it fails" in reasoned(refunded, success=False, claims=["w-8"])
+
+
+def test_what_an_answer_claims_has_to_be_told() -> None:
+    answer, known = render_answer("W-1 of W-8 is delivered."), {"delivered", "shipped"}
+    assert untold(task_of("W-1"), [], answer, known) == ["w-8", "delivered"]
+    assert untold(task_of("W-1"), history(call("get_order", "W-1")), answer, known) == ["w-8"]
 
 
 @pytest.fixture
@@ -113,6 +118,6 @@ def test_the_prompt_of_an_answer_names_the_calls_so_far(buffer: ReplayBuffer) ->
     experience = ExperienceModel(None, replay_buffer=buffer, demonstrations=1, instructions="", writes=WRITES)
     done = episode("W-1", call("refund", "W-1", "{}"), success=True)
     *_, asked, answer = to_conversation(experience, done)
-    assert asked.text.endswith("calls so far: refund(order from the task): {}")
+    assert asked.text.endswith("calls so far: refund(order from the task): {}\ntold by nobody: nothing")
     assert answer.text.startswith("valid, needed: refund(order from the task), done: refund(order from the task), it completes")
     assert "calls so far" not in to_conversation(experience, done)[1].text
