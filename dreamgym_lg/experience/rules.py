@@ -171,11 +171,16 @@ def _plain(value: Any) -> str:
 
 
 def _texts(task: Task, history: Sequence[Played]) -> list[tuple[str, str]]:
-    """Everything that could have told a value, oldest first, each with its name."""
+    """Everything that could have told a value, oldest first, each with its name.
+
+    What a tool said of an id that nobody had told is about something else, and tells nothing.
+    """
     texts = [("the task", f"{task.instruction}\n{first_observation(task)}")]
     for each in history:
         call = called(each.action)
-        texts.append((call.name if call is not None else "the user", each.answer))
+        ids = [value for value in call.arguments.values() if isinstance(value, str)] if call is not None else []
+        if not any(_told("", value, texts).endswith("from nowhere") for value in ids):
+            texts.append((call.name if call is not None else "the user", each.answer))
     return texts
 
 
