@@ -22,6 +22,7 @@ from dreamgym_lg.experience.prompt_formats import (
     bind_schema,
     default_format,
     first_observation,
+    is_tool_task,
 )
 from dreamgym_lg.experience.rules import NOTHING, calls_made, played, untold, written
 from dreamgym_lg.experience.similar_successes import SimilarSuccesses
@@ -159,25 +160,24 @@ class ExperienceModel:
     def messages(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step]) -> list[BaseMessage]:
         """The prompt of one step: a conversation that only grows, so that a local model's key-value cache is kept."""
         messages: list[BaseMessage] = [SystemMessage(self.prompt_format.head(task))]
-        first: str | None = first_observation(task)
-        last, score = first_observation(task), 0.0
+        seen, score = [first_observation(task)], 0.0
         *facts, fact = self._facts(task, history)
         for number, (exchange, its_fact) in enumerate(zip(history, facts, strict=True)):
             asked = self.prompt_format.ask(
+                task,
                 exchange.action,
-                first=first,
-                last=last,
+                seen=seen,
                 score=score,
                 demonstrations=exchange.demonstrations,
                 hidden=its_fact,
                 calls=self._calls(task, history[:number], exchange.action),
             )
             messages += [HumanMessage(asked), AIMessage(self.prompt_format.answer(exchange.prediction))]
-            first, last, score = None, exchange.prediction.observation, score + exchange.prediction.reward
+            seen, score = [*seen, exchange.prediction.observation], score + exchange.prediction.reward
         asked = self.prompt_format.ask(
+            task,
             action,
-            first=first,
-            last=last,
+            seen=seen,
             score=score,
             demonstrations=found,
             hidden=fact,
@@ -254,7 +254,7 @@ class ExperienceModel:
         """The prediction, or None after telling the model what was wrong; raises on the last attempt."""
         try:
             prediction = believed(self.prompt_format.read(answer.text), score)
-            check_structure(prediction, action, found)
+            check_structure(prediction, action, found, self.replay_buffer.answers if self.replay_buffer else lambda tool: ())
             return prediction
         except PredictionFailed as error:
             if attempt == self.retries:
@@ -307,7 +307,7 @@ def _score(history: Sequence[Exchange]) -> float:
 
 def _ends(task: Task, action: str) -> bool:
     """Whether the action is a tool agent's final answer."""
-    return "tools" in task.metadata and is_answer(action)
+    return is_tool_task(task) and is_answer(action)
 
 
 def _keep(kept: dict[Key, Value], key: Key, value: Value, limit: int) -> None:

@@ -7,6 +7,7 @@ from langchain_core.messages import BaseMessage
 from dreamgym_lg.environment import CheckAction
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
+from dreamgym_lg.experience.prompt_formats import is_tool_task
 from dreamgym_lg.experience.rules import answer_reasoning, call_reasoning, played
 from dreamgym_lg.types import Prediction, Step, Trajectory
 
@@ -27,7 +28,7 @@ def recorded_exchanges(
         if check_action is None or check_action(step.action, seen) is None:
             right = in_hindsight(step, success=trajectory.success)
             found = experience.demonstrations(step.observation, step.action, trajectory.task, exchanges)
-            if "tools" in trajectory.task.metadata and not step.reasoning:
+            if is_tool_task(trajectory.task) and not step.reasoning:
                 right = _reasoned(right, experience, trajectory, exchanges, step, found)
             exchanges.append(Exchange(step.action, right, found))
         seen.append(step.next_observation)

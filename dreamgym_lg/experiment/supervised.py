@@ -13,6 +13,7 @@ from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.annotate import annotate
 from dreamgym_lg.experience.chat_models import load_chat_model
 from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.prompt_formats import is_tool_task
 from dreamgym_lg.experience.similar_successes import ends_in_answer
 from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.experiment.evaluation import BestPolicy
@@ -124,7 +125,7 @@ def _judging_rows(
 
 def _is_judged(trajectory: Trajectory) -> bool:
     """Whether it is a tool agent's episode that ends with the answer it is judged by."""
-    return "tools" in trajectory.task.metadata and ends_in_answer(trajectory)
+    return is_tool_task(trajectory.task) and ends_in_answer(trajectory)
 
 
 def _check_judged(work: Workspace, shown: Sequence[Trajectory], edited: Sequence[Trajectory]) -> None:

@@ -17,6 +17,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 
 from dreamgym_lg.actions import ToolCall, is_answer, parse_action
 from dreamgym_lg.environment import Environment, EpisodeContext
+from dreamgym_lg.experience.prompt_formats import with_tools
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.context import set_var
 from dreamgym_lg.token_recorder import TokenRecorder
@@ -135,7 +136,7 @@ def as_dreamed(trajectory: Trajectory, replayed: Replayed) -> Trajectory:
     call is the environment's own last answer; and the outcome is all that is paid. Of an episode that the graph does not
     replay, the invalid calls are left out.
     """
-    task = replace(trajectory.task, metadata={**trajectory.task.metadata, "tools": list(replayed.tools)})
+    task = with_tools(trajectory.task, replayed.tools)
     asked: Mapping[int, str] = replayed.asked
     if replayed.misfit is not None:
         asked = {number: step.action for number, step in enumerate(trajectory.steps) if step.valid}
