@@ -12,6 +12,7 @@ from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.environment import CreateEnvironment, Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experience.edits import edited_successes
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.grounding import CHECKS, Check, Grounding, check_known
 from dreamgym_lg.experience.model import ExperienceModel
@@ -24,12 +25,16 @@ from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy
 from dreamgym_lg.simulate.agent import EpisodeOptions, ResetReal, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine, simulated_tools
+from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay
 from dreamgym_lg.statistics import Rate, wilson
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from dreamgym_lg.experiment.workspace import CreateEngine
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+    from dreamgym_lg.integrations.trl.sft import TokenizedConversation
 
 _OPTIONS = set(EpisodeOptions.__annotations__)
 
@@ -57,7 +62,16 @@ class AgentWorld(World):
     """
 
     name = "agent"
-    settings = Settings(synthetic_share=0, real_budget=0, policy_tokens=512, concurrency=64)
+    settings = Settings(
+        synthetic_share=0,
+        real_budget=0,
+        policy_tokens=512,
+        concurrency=64,
+        experience_steps=200,  # of a few hundred traces and their edits, each is seen about once
+        batch_size=8,
+        demonstrations=10_000,
+        context_tokens=8192,
+    )
 
     def __init__(
         self,
@@ -143,6 +157,60 @@ class AgentWorld(World):
         grounding.refresh()
         return frozenset(filter(grounding.writes, grounding.uses))
 
+    def as_dreamed(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
+        """Recorded episodes with the tools of the graph and the steps that its environment would be asked.
+
+        Each is played through the graph, the policy saying again what was recorded.
+        """
+        replayed = run_lasting(self._replay(recorded, RecordedPolicy()))
+        misfits = [each.misfit for each in replayed if each.misfit is not None]
+        if misfits:
+            logger.warning(
+                "%d of %d recorded episodes do not replay in the graph as it is now, and are taken as they are; the first: %s",
+                len(misfits),
+                len(replayed),
+                misfits[0],
+            )
+        most = max((each.tools for each in replayed), key=len, default=())
+        fitting = (each if each.misfit is None else each._replace(tools=most) for each in replayed)
+        return [as_dreamed(trajectory, each) for trajectory, each in zip(recorded, fitting, strict=True)]
+
+    def edited_successes(
+        self, recorded: Sequence[Trajectory], *, writes: Collection[str], seed: int
+    ) -> list[Trajectory]:
+        return edited_successes(recorded, writes=writes, seed=seed)
+
+    def policy_rows(
+        self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
+    ) -> "list[TokenizedConversation]":
+        """The tokens that rollouts of the graph would record if its policy acted as in these episodes.
+
+        What does not replay is left out, and a warning says how much. Raises `ConfigurationError` if nothing does.
+        """
+        from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+        from dreamgym_lg.integrations.transformers.recorded_engine import RecordedEngine
+
+        policy = LocalChatModel(engine=RecordedEngine(tokenizer), tokenizer=tokenizer, max_new_tokens=max_new_tokens)
+        replayed = run_lasting(self._replay(recorded, policy))
+        misfits = [each.misfit for each in replayed if each.misfit is not None]
+        told = f"{len(misfits)} of {len(recorded)} recorded successes do not replay in the graph as it is now: {misfits[:1]}"
+        if len(misfits) == len(recorded):
+            raise ConfigurationError(f"{told}; there is nothing to fine-tune a policy on: record traces with this graph")
+        if misfits:
+            logger.warning("%s; they are left out", told)
+        segments = (segment for each in replayed if each.misfit is None for segment in each.segments)
+        return [
+            {
+                "input_ids": list(each.token_ids),
+                "labels": [id if sampled else -100 for id, sampled in zip(each.token_ids, each.sampled, strict=True)],
+            }
+            for each in segments
+        ]
+
+    async def _replay(self, recorded: Sequence[Trajectory], policy: BaseChatModel) -> list[Replayed]:
+        agent = self.agent(policy, real=False)
+        return [await replay(agent, trajectory) for trajectory in recorded]
+
     def agent(self, policy: BaseChatModel, *, real: bool) -> SimulatedAgent:
         """The graph with `policy` in it, as `rollout` plays it: in the dream or, with `real`, on its own tools."""
         return SimulatedAgent(
@@ -196,7 +264,7 @@ class DreamGym(Experiment):
         graph: Any,
         *,
         replay_buffer: ReplayBuffer,
-        experience_model: ExperienceModel | BaseChatModel | str | None,
+        experience_model: ExperienceModel | BaseChatModel | str | None = None,
         tasks: Sequence[Task] = (),
         out: str | Path = "runs/gym",
         settings: Settings | None = None,
@@ -246,15 +314,6 @@ class DreamGym(Experiment):
         if self.trained is None and (self.models / "trained").exists():
             self.trained = self.policy("trained")
         return self.trained
-
-    def train_base(self) -> None:
-        """Nothing to do with a policy given; raises `ConfigurationError` without: none that calls tools is made here."""
-        if self._policy is not None:
-            return
-        raise ConfigurationError(
-            "DreamGym does not make a base policy: give DreamGym(policy=...) or train(policy) a model that calls tools, such "
-            "as Qwen/Qwen2.5-7B-Instruct"
-        )
 
     def evaluate(self, policy: BaseChatModel | None = None, **settings: Any) -> tuple[Rate, list[Trajectory]]:
         """As `aevaluate`, waited for."""

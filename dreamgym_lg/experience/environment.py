@@ -90,14 +90,14 @@ class DreamEnvironment(Environment):
 
     def step(self, action: str) -> StepResult:
         task = self._playing()
-        found = self.experience.demonstrations(self._observation, action, task)
+        found = self.experience.demonstrations(self._observation, action, task, self._history)
         if (known := self._known(action)) is not None:
             return self._advance(action, found, *known)
         return self._advance(action, found, self.experience.predict(task, self._history, action, found), "model")
 
     async def astep(self, action: str) -> StepResult:
         task = self._playing()
-        found = self.experience.demonstrations(self._observation, action, task)
+        found = self.experience.demonstrations(self._observation, action, task, self._history)
         if (known := self._known(action)) is not None:
             return self._advance(action, found, *known)
         return self._advance(action, found, await self.experience.apredict(task, self._history, action, found), "model")

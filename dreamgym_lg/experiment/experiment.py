@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
@@ -25,6 +26,7 @@ from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.token_recorder import TrainablePolicy
 
 if TYPE_CHECKING:
+    from dreamgym_lg.experiment.supervised import StartModel
     from dreamgym_lg.experiment.workspace import CreateEngine
     from dreamgym_lg.graphs.training import Training
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -114,33 +116,67 @@ class Experiment(Workspace):
                 self.replay_buffer.extend(islice(named, 100))
                 self.progress("collect real trajectories", min(done + 100, total), total)
 
-    def train_experience(self) -> None:
-        """Fine-tune a local experience model, from scratch, on the offline trajectories. Nothing to do for a given one."""
+    def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | str | None = None) -> None:
+        """Fine-tune a local experience model on the offline trajectories. Nothing to do if the experiment was given one.
+
+        It ends early once the loss on a tenth of the tasks, which it does not see, has stopped falling (tool agents).
+
+        Args:
+            model: Whose weights it begins with: a local chat model, its path or hub name. Default: a small one.
+            annotator: A chat model that writes the reasoning of steps that have none. Default: rules, for a tool agent's.
+
+        Raises `ConfigurationError` if nothing recorded is a success, for a model beside a given `experience_model`, and for
+        another model than the finished stage began with.
+        """
         if self._given is not None:
+            if model is not None:
+                raise ConfigurationError("experience_model= is given, so there is none to train: leave out one of the two")
             return
-        with self.stage("experience") as todo:
+        with self._stage_from("experience", model) as todo:
             if todo:
-                supervised.train_experience_model(self)
+                supervised.train_experience_model(self, model, annotator)
 
-    def train_base(self) -> None:
-        """Fine-tune the base policy on a few offline successes until its dreamed episodes earn something."""
+    def train_base(self, model: "StartModel" = None) -> None:
+        """Fine-tune the base policy on offline successes until its dreamed episodes earn something.
+
+        Args: `model`, whose weights it begins with, as of `train_experience`. Default: the experience model's.
+
+        Raises `ConfigurationError` without a success, and as `train_experience` does.
+        """
         if self._policy is not None:
+            if model is not None:
+                raise ConfigurationError("policy= is given, and training begins with it: leave out one of the two")
             return
-        with self.stage("base") as todo:
+        with self._stage_from("base", model) as todo:
             if todo:
-                supervised.train_base_policy(self)
+                supervised.train_base_policy(self, model)
 
-    def train_supervised(self) -> None:
+    def train_supervised(self, model: "StartModel" = None) -> None:
         """Train the baseline without any dream: from the base policy's start, on its demonstrations, as far as that goes.
 
-        It is played on the real validation tasks as it learns; training ends when its success stops rising, and the best one
-        is kept as `models/supervised`.
+        It is played on the validation tasks as it learns, in reality with `real_evaluation`; training ends when its success
+        stops rising, and the best one is kept as `models/supervised`. Args: `model`, as of `train_base`.
         """
         if self._policy is not None or not self.settings.supervised_steps:
             return
-        with self.stage("supervised") as todo:
+        with self._stage_from("supervised", model) as todo:
             if todo:
-                supervised.train_baseline(self)
+                supervised.train_baseline(self, model)
+
+    @contextmanager
+    def _stage_from(self, name: str, model: "StartModel") -> Iterator[bool]:
+        """`stage`, of a training that begins with these weights. Raises `ConfigurationError` if it has begun with others."""
+        given = str(getattr(model, "name_or_path", model))
+        with self.stage(name) as todo:
+            run = self.run_name(f"stage/{name}/from")
+            began = next((row["model"] for row in self.replay_buffer.metrics(run)), given)
+            if not todo and model is not None and began != given:
+                raise ConfigurationError(
+                    f"{self.out} holds what {name!r} made of the model {began!r}, and {given!r} is given: take another folder"
+                )
+            if todo:
+                self.replay_buffer.record_metrics(run, 0, {"model": given})
+            yield todo
 
     # --- training ----------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ class Settings:
     """How much of each of their observations is shown."""
     experience_steps: int = 400
     """Optimiser steps of the experience model's supervised training."""
+    experience_learning_rate: float = 2e-3
+    """Of that training, for a small model; one of billions of parameters takes about 1e-5. A refresh takes a quarter of it."""
     context_tokens: int = 2048
     """Context length, in tokens, of the small models that are trained from scratch."""
     experience_tokens: int = 512
@@ -30,6 +32,8 @@ class Settings:
     """Offline successes that the base policy is fine-tuned on."""
     base_steps: int = 300
     """Optimiser steps of the base policy at most; it is done as soon as its dreamed episodes earn `base_reward` on average."""
+    base_learning_rate: float = 7e-4
+    """Of the supervised training of policies, for small models as `experience_learning_rate`."""
     base_reward: float = 0.25
     """Mean reward of dreamed episodes, 0 to 1, at which the base policy is good enough to be improved."""
     policy_tokens: int = 256

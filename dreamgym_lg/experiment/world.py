@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from langchain_core.language_models import BaseChatModel
 
@@ -15,6 +16,11 @@ from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.types import Split, Task, Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from dreamgym_lg.integrations.trl.sft import TokenizedConversation
 
 Messages = list[dict[str, str]]
 """A conversation as chat templates take it: `role` and `content` of each message."""
@@ -107,6 +113,17 @@ class World(ABC):
     ) -> Sequence[Trajectory]:
         """Recorded successes (of `as_dreamed`) made wrong, which an experience model must not pay. Default: none."""
         return ()
+
+    def policy_rows(
+        self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
+    ) -> "list[TokenizedConversation]":
+        """Trajectories as rows of supervised training of a policy. Default: what `conversation` makes of each.
+
+        Args: `max_new_tokens`, the most tokens of a reply when it plays.
+        """
+        from dreamgym_lg.integrations.trl.sft import tokenize
+
+        return tokenize(tokenizer, [self.conversation(trajectory) for trajectory in recorded])
 
     def conversation(self, trajectory: Trajectory) -> Messages:
         """A trajectory as the conversation that its policy held, for supervised training. Default: of the episode graph."""

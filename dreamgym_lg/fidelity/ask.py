@@ -101,7 +101,8 @@ class Asker(NamedTuple):
                 error = "PredictionFailed: the answer could not be read" if answer is None else None
                 over = answer is None or answer.terminated
             if answer is not None:
-                history.append(Exchange(step.action, answer, self._found(trajectory.task, observation, step.action)))
+                found = self._found(trajectory.task, history, observation, step.action)
+                history.append(Exchange(step.action, answer, found))
                 steps.append(_dreamed(step.action, observation, answer))
                 observation = answer.observation
             answered.append(_answered(trajectory, number, step, answer, decided_by))
@@ -118,8 +119,8 @@ class Asker(NamedTuple):
             seen.append(step.next_observation)
         return asked
 
-    def _found(self, task: Task, observation: str, action: str) -> tuple[Step, ...]:
-        return () if self.without == "retrieval" else self.experience.demonstrations(observation, action, task)
+    def _found(self, task: Task, history: Sequence[Exchange], observation: str, action: str) -> tuple[Step, ...]:
+        return () if self.without == "retrieval" else self.experience.demonstrations(observation, action, task, history)
 
     async def _answer(
         self, task: Task, history: Sequence[Exchange], observation: str, action: str
@@ -128,7 +129,7 @@ class Asker(NamedTuple):
         known = self.grounding.decide(task, history, action, unseen=True) if self.grounding is not None else None
         if known is not None:
             return known.prediction, known.decided_by
-        found = self._found(task, observation, action)
+        found = self._found(task, history, observation, action)
         shown = [self._shown(exchange) for exchange in history]
         if self.without == "history":  # an episode that begins here
             task, shown = replace(task, metadata={**task.metadata, "observation": observation}), []
