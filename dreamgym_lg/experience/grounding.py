@@ -8,6 +8,7 @@ database another environment's name.
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from threading import Lock
 from typing import Any, Literal, NamedTuple, get_args
@@ -18,6 +19,7 @@ from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
 from dreamgym_lg.experience.prompt_formats import schemas
+from dreamgym_lg.experience.rules import call_reasoning, played
 from dreamgym_lg.experience.writing_tools import ToolUse, find_tool_uses, use_by_name
 from dreamgym_lg.replay.buffer import Changes, Record, ReplayBuffer
 from dreamgym_lg.types import Prediction, Step, Task
@@ -150,7 +152,7 @@ class Grounding:
         if (call := self._call(action)) is not None:
             if "recorded" not in self.checks:
                 return None
-            found = self._before(call, calls, history) or self._recorded(task, call, effects, unseen)
+            found = self._before(call, calls, history) or self._recorded(task, history, action, effects, unseen)
             return Decision(found, "recorded") if found is not None else None
         judged = "effects" in self.checks and not unseen and is_answer(action)
         return self._judge(task, _unordered(effects)) if judged else None
@@ -166,7 +168,10 @@ class Grounding:
                 return None
         return None
 
-    def _recorded(self, task: Task, call: Call, effects: Effects, unseen: bool) -> Prediction | None:
+    def _recorded(
+        self, task: Task, history: Sequence[Exchange], action: str, effects: Effects, unseen: bool
+    ) -> Prediction | None:
+        call = self._call(action)
         own, world = (self._index.answers.get((scope, call, effects), {}) for scope in _worlds(task.id, task.environment))
         if unseen:
             others = {answer: votes.number - own.get(answer, _NONE).number for answer, votes in world.items()}
@@ -174,8 +179,11 @@ class Grounding:
         for answers in (own, world):
             (answer, valid), votes = max(answers.items(), key=lambda each: each[1].number, default=(("", True), _NONE))
             if 2 * votes.number > sum(each.number for each in answers.values()):
-                step = Step(observation="", action="", next_observation=answer, valid=valid, reasoning=votes.reasoning)
-                return in_hindsight(step, success=False)
+                step = Step(observation="", action=action, next_observation=answer, valid=valid)
+                writes = frozenset(filter(self.writes, self.uses))
+                # what the experience model is trained to give where no annotator wrote any
+                reasoning = votes.reasoning or call_reasoning(task, [played(each) for each in history], step, writes)
+                return in_hindsight(replace(step, reasoning=reasoning), success=False)
         return None
 
     def _judge(self, task: Task, done: Effects) -> Decision | None:

@@ -180,7 +180,7 @@ def test_the_experience_model_reads_recorded_answers_as_its_own(buffer: ReplayBu
     played = dream()
     played.play(task("t2"), ORDER, REFUND)
     (prompt,) = played.model.asked
-    assert prompt[2].text == f"valid, no progress yet\nreward 0, continues\n{PAID}"
+    assert prompt[2].text == f"valid, order_id from nowhere\nreward 0, continues\n{PAID}"
 
 
 def test_an_annotation_goes_with_its_answer_and_splits_no_vote(buffer: ReplayBuffer, dream: Any) -> None:
