@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
+from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator
+from dreamgym_lg.curriculum.task_generator import TaskChecks, TaskGenerator
+from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
 from dreamgym_lg.environment import CreateEnvironment, Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experience.chat_models import load_chat_model
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_grpo_learner
@@ -42,6 +46,9 @@ class AgentWorld(World):
             answer by `task.metadata["rubric"]`.
         verify_real: The same for real episodes, where what the tools really did can be asked. Default: `verify`.
         create_environment: Creates the world of one dreamed episode, in place of the experience model's dream.
+        task_generator: What writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`):
+            `templates` (`TemplateTaskGenerator`; none where the buffer's traces hold nothing to exchange), a chat model or its
+            name (`ChatTaskGenerator`), any `TaskGenerator`, or None. `TaskChecks` refuses what must not be trained on.
         options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
     Raises `ConfigurationError` for arguments of a wrong kind, and if something in the graph could leak (`examine` says what,
@@ -49,7 +56,7 @@ class AgentWorld(World):
     """
 
     name = "agent"
-    settings = Settings(synthetic_share=0, real_evaluation=False, policy_tokens=512, concurrency=64)
+    settings = Settings(real_evaluation=False, policy_tokens=512, concurrency=64)
 
     def __init__(
         self,
@@ -60,6 +67,7 @@ class AgentWorld(World):
         verify: Verify | None = None,
         verify_real: Verify | None = None,
         create_environment: CreateEnvironment | None = None,
+        task_generator: TaskGenerator | BaseChatModel | str | None = "templates",
         **options: Any,
     ) -> None:
         for name in sorted(set(options) - _OPTIONS):
@@ -73,6 +81,7 @@ class AgentWorld(World):
         for task in tasks:
             if not isinstance(task, Task):
                 raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
+        self._generator, self._checks = _to_task_generator(task_generator), TaskChecks([], evaluation=[])
         self.graph, self.all_tasks, self.payload, self.options = graph, list(tasks), payload, options
         self.verify, self.verify_real, self._dream = verify, verify_real or verify, create_environment
         if leaks := [part for part in self.examine().parts if part.handling == "could leak"]:
@@ -93,10 +102,34 @@ class AgentWorld(World):
     def create_dream(self, experience: ExperienceModel) -> Environment:
         return self._dream() if self._dream is not None else DreamEnvironment(experience)
 
+    def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
+        traces = list(replay_buffer.trajectories(source="offline", split="train", errors=False))
+        evaluation = [task for task in replay_buffer.tasks() if task.split != "train"]
+        self._checks = TaskChecks(
+            [*tasks, *replay_buffer.tasks(origin="synthetic")], evaluation=evaluation, trajectories=traces
+        )
+        if self._generator != "templates":
+            return self._generator
+        templates = TemplateTaskGenerator(traces)
+        return templates if templates.can_vary else None
+
+    def check_task(self, task: Task) -> str | None:
+        return self._checks(task)
+
     def agent(self, policy: BaseChatModel, *, real: bool) -> SimulatedAgent:
         """The graph with `policy` in it, as `rollout` plays it: in the dream or, with `real`, on its own tools."""
         verify = self.verify_real if real else self.verify
         return SimulatedAgent(self.graph, policy, payload=self.payload, verify=verify, real=real, **self.options)
+
+
+def _to_task_generator(given: object) -> TaskGenerator | Literal["templates"] | None:
+    if isinstance(given, str) and given != "templates":
+        given = load_chat_model(given)
+    if isinstance(given, BaseChatModel):
+        return ChatTaskGenerator(given)
+    if given is None or given == "templates" or callable(given):
+        return given
+    raise ConfigurationError(f"task_generator={given!r}: give 'templates', a chat model or its name, a TaskGenerator, or None")
 
 
 class _OwnTools(Environment):

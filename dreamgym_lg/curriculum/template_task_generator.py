@@ -1,0 +1,296 @@
+"""Variations of a tool agent's tasks without any model: a recorded request with the values of another trace."""
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from random import Random
+from typing import Any, NamedTuple
+
+from dreamgym_lg.actions import ToolCall, parse_action, render_call
+from dreamgym_lg.curriculum.task_generator import variation
+from dreamgym_lg.experience.prompt_formats import first_observation
+from dreamgym_lg.types import Task, Trajectory
+
+Scalar = str | int | float | bool | None
+Place = tuple[str, ...]
+"""Where a value stands: `call`, `answer` or `metadata`, the tool's name, then keys and numbers down to the value."""
+
+_DONORS = 200
+"""Traces whose values are tried for one variation."""
+_ENOUGH = 16
+"""Values of a place from which it is told whether words there are conditions or names."""
+_OWN = ("observation", "tools", "rubric", "generated", "reference_calls")
+"""Metadata that is no fact of the task's world."""
+
+
+class Play(NamedTuple):
+    """A recorded episode of a tool agent: its calls, what came back, and its last words."""
+
+    task: Task
+    success: bool
+    calls: tuple[ToolCall, ...]
+    answers: tuple[Any, ...]
+    """Of each call: the JSON value that its text is, else the list of its words."""
+    said: str
+    """The final answer; "" where there is none or it was not the only one."""
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        return tuple(call.name for call in self.calls)
+
+    def values(self) -> Iterator[tuple[Place, Scalar]]:
+        """Every value with its place, calls before answers."""
+        for call in self.calls:
+            yield from _leaves(call.arguments, ("call", call.name))
+        for call, answer in zip(self.calls, self.answers, strict=True):
+            yield from _leaves(answer, ("answer", call.name))
+        yield from _leaves({key: value for key, value in self.task.metadata.items() if key not in _OWN}, ("metadata",))
+
+
+class TemplateTaskGenerator:
+    """A `TaskGenerator` that puts another trace's values (ids, names, amounts, dates) into a recorded request.
+
+    The values of a request are found by comparing it with its trace: what stands in the request and in a call's arguments or
+    answers. The variation has the same wording, and all its values from one other trace. It is taken only if the recorded
+    success can be carried over call by call:
+
+    * at least one of its calls was recorded with the new values, and always answered alike: its answer replaces the old one;
+    * what the new answers say differently is a value of its own too (an id, a name); a condition such as a status, which few
+      values share, has to be the same, and an amount or date lies between those of the successes with the same tools;
+    * a call that was never recorded (a write, as a rule) takes its arguments from the request and from these answers.
+
+    The calls so made are `metadata["reference_calls"]`, as action texts. The rubric is the seed task's with the new values,
+    else it is written from these calls.
+
+    Args: `trajectories`, real ones of training tasks; seeds are the successes among them.
+    """
+
+    def __init__(self, trajectories: Sequence[Trajectory]) -> None:
+        plays = [play for each in trajectories if each.task.split == "train" and (play := _play(each)) is not None]
+        self._donors, self._requests = plays, {first_observation(play.task) for play in plays}
+        self._answers: dict[str, list[Any]] = defaultdict(list)
+        counts: dict[Place, Counter[str]] = defaultdict(Counter)
+        self._ranges: dict[tuple[Place, tuple[str, ...]], tuple[float, float]] = {}
+        for play in plays:
+            for call, answer in zip(play.calls, play.answers, strict=True):
+                known = self._answers[render_call(*call)]
+                known += [answer] if answer not in known else []
+            for place, value in play.values():
+                counts[place][_text(value)] += 1
+                if play.success and (number := _number(value)) is not None:
+                    low, high = self._ranges.get((place, play.tools), (number, number))
+                    self._ranges[place, play.tools] = min(low, number), max(high, number)
+        # few values for many traces: a status, a kind, a currency
+        self._categorical = {place for place, found in counts.items() if len(found) ** 2 <= found.total() > 1}
+        self._rare = {place for place, found in counts.items() if found.total() < _ENOUGH}
+        self._seeds: dict[str, Play] = {}
+        for play in plays:
+            if play.success and self._slots(play):
+                self._seeds.setdefault(play.task.id, play)
+                self._seeds.setdefault(first_observation(play.task), play)
+
+    @property
+    def can_vary(self) -> bool:
+        """Whether the traces hold a request whose values could be exchanged."""
+        return bool(self._seeds) and len(self._donors) > 1
+
+    def __call__(self, task: Task, trajectories: Sequence[Trajectory], rng: Random) -> Task | None:
+        """As `TaskGenerator`; None without a recorded success of `task`, or of the task that it was itself varied from."""
+        seed = self._seeds.get(task.id) or self._seeds.get(first_observation(task))
+        seed = seed or self._seeds.get(task.metadata.get("generated", {}).get("seed", ""))
+        if seed is None or task.split != "train":
+            return None
+        for donor in rng.sample(self._donors, min(_DONORS, len(self._donors))):
+            if (found := self._carried_over(seed, donor)) is not None:
+                varied = self._vary(task, seed, donor, *found)
+                if varied is not None and first_observation(varied) not in self._requests:
+                    return varied
+        return None
+
+    def _slots(self, play: Play) -> dict[str, list[Place]]:
+        """The values in the request that are the trace's own, and where else in the trace each stands."""
+        request = first_observation(play.task)
+        slots: dict[str, list[Place]] = defaultdict(list)
+        for place, value in play.values():
+            text = _text(value)
+            short = len(text) < 3 and place[0] != "call"  # a 2 in an answer is not the 2 of "2 days ago"
+            if place not in self._categorical and text and not short and _whole(text).search(request):
+                slots[text].append(place)
+        return slots
+
+    def _carried_over(self, seed: Play, donor: Play) -> tuple[dict[str, Scalar], list[ToolCall]] | None:
+        """The new value of each old one, and the seed's calls with them; None where the two traces do not fit."""
+        offered: dict[Place, Scalar] = {}
+        for place, value in donor.values():
+            offered.setdefault(place, value)
+        exchanged: dict[str, Scalar] = {}
+        for text, places in self._slots(seed).items():
+            place = next((place for place in places if place in offered), ())
+            if not place or not self._fits(place, offered[place], seed.tools):
+                return None
+            exchanged[text] = offered[place]
+        if all(old == _text(new) for old, new in exchanged.items()):
+            return None
+        calls, recorded, request = [], 0, first_observation(seed.task)
+        for call, answer in zip(seed.calls, seed.answers, strict=True):
+            made = ToolCall(call.name, _exchange(call.arguments, exchanged))
+            calls.append(made)
+            known = self._answers.get(render_call(*made), [])
+            if len(known) == 1:
+                recorded += 1
+                if not self._learn(exchanged, answer, known[0], call.name, seed.tools):
+                    return None
+            elif known or not all(
+                self._explained(place, value, exchanged, request)
+                for place, value in _leaves(call.arguments, ("call", call.name))
+            ):
+                return None
+        return (exchanged, calls) if recorded else None
+
+    def _learn(self, exchanged: dict[str, Scalar], old: Any, new: Any, tool: str, tools: tuple[str, ...]) -> bool:
+        """Add what a new answer says in place of the old one; False if that makes it another kind of task."""
+        before, after = dict(_leaves(old, ("answer", tool))), dict(_leaves(new, ("answer", tool)))
+        if before.keys() != after.keys():
+            return False
+        for place, value in before.items():
+            found = after[place]
+            if value != found and (self._is_condition(place, value) or not self._fits(place, found, tools)):
+                return False
+            if isinstance(value, bool | None) or not _text(value):
+                continue
+            if _text(exchanged.setdefault(_text(value), found)) != _text(found):
+                return False  # one old value would have to become two
+        return True
+
+    def _is_condition(self, place: Place, value: Scalar) -> bool:
+        """Whether another value there makes another case; so it may be for a word where too few are known."""
+        return place in self._categorical or (place in self._rare and not re.search(r"\d", _text(value)))
+
+    def _fits(self, place: Place, value: Scalar, tools: tuple[str, ...]) -> bool:
+        """Whether an amount or date lies where the successes with these tools have theirs; true for what is neither."""
+        number, (low, high) = _number(value), self._ranges.get((place, tools), (1.0, 0.0))
+        return number is None or low <= number <= high
+
+    def _explained(self, place: Place, value: Scalar, exchanged: Mapping[str, Scalar], request: str) -> bool:
+        """Whether it is known what this argument of a call has to be in the variation."""
+        text = _text(value)
+        return not text or text in exchanged or place in self._categorical or text in request
+
+    def _vary(self, task: Task, seed: Play, donor: Play, exchanged: dict[str, Scalar], calls: list[ToolCall]) -> Task | None:
+        metadata = self._metadata(seed, donor, exchanged)
+        if metadata is None:
+            return None
+        made = [render_call(*call) for call in calls]
+        own = str(seed.task.metadata.get("rubric") or "")
+        said = f' An answer that fits: "{_exchange(seed.said, exchanged)}"' if seed.said else ""
+        rubric = (
+            _exchange(own, exchanged)
+            if own
+            else (
+                f"A success makes these calls, or others to the same effect, and changes nothing else: {'; '.join(made)}. "
+                f"Its answer agrees with what they returned.{said}"
+            )
+        )
+        why = f"the request of {seed.task.id} with the values of {donor.task.id}, whose answers are recorded"
+        return variation(
+            task,
+            _exchange(first_observation(seed.task), exchanged),
+            rubric=rubric,
+            generated={"generator": "templates", "why": why, "seed": seed.task.id},
+            metadata={**metadata, "reference_calls": made},
+        )
+
+    def _metadata(self, seed: Play, donor: Play, exchanged: Mapping[str, Scalar]) -> dict[str, Any] | None:
+        """The task's own facts with the new values; what the records do not tell is the donor's, None if that has none."""
+        facts = {key: value for key, value in seed.task.metadata.items() if key not in _OWN}
+        others = dict(_leaves(donor.task.metadata, ("metadata",)))
+        known = dict(exchanged)
+        for place, value in _leaves(facts, ("metadata",)):
+            if _text(value) in known or place in self._categorical:
+                continue
+            if place not in others:
+                return None
+            known[_text(value)] = others[place]
+        kept = {key: value for key, value in seed.task.metadata.items() if key in _OWN}
+        return {**kept, **_exchange(facts, known)}
+
+
+def _play(trajectory: Trajectory) -> Play | None:
+    """A trajectory as calls and answers; None for an agent that calls no tool, and after malformed or invalid calls."""
+    calls, answers, said = list[ToolCall](), list[Any](), list[str]()
+    for step in trajectory.steps:
+        try:
+            action = parse_action(step.action)
+        except ValueError:
+            return None
+        if isinstance(action, str):
+            said.append(action)
+        elif not step.valid:
+            return None
+        else:
+            calls.append(action)
+            answers.append(_parsed(step.next_observation))
+    talked = len(said) > 1  # the user said more, which belongs to that request alone
+    success = trajectory.success and not talked
+    return Play(trajectory.task, success, tuple(calls), tuple(answers), said[-1] if said else "") if calls else None
+
+
+def _parsed(text: str) -> Any:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text.split()
+    return found if isinstance(found, dict | list) else text.split()
+
+
+def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Scalar]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*place, str(key)))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, (*place, str(number)))
+    else:
+        yield place, value
+
+
+def _text(value: Scalar) -> str:
+    """As it would stand in a sentence."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return "" if value is None else str(value).strip(".,;:!?()\"'")
+
+
+def _number(value: Scalar) -> float | None:
+    """The size of an amount or date; None for what has none."""
+    if isinstance(value, str):
+        text = _text(value)
+        try:
+            return float(text)
+        except ValueError:
+            try:
+                return float(date.fromisoformat(text[:10]).toordinal())
+            except ValueError:
+                return None
+    return None if value is None or isinstance(value, bool) else float(value)
+
+
+def _whole(text: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w-]){re.escape(text)}(?![\w-])")
+
+
+def _exchange(value: Any, exchanged: Mapping[str, Scalar]) -> Any:
+    """The value with every old value in it replaced by its new one, in texts too."""
+    if isinstance(value, Mapping):
+        return {key: _exchange(inner, exchanged) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_exchange(inner, exchanged) for inner in value]
+    if isinstance(value, str):
+        old = sorted((text for text in exchanged if text), key=len, reverse=True)
+        pattern = "|".join(_whole(text).pattern for text in old)
+        return re.sub(pattern, lambda match: _text(exchanged[match[0]]), value) if old else value
+    new = exchanged.get(_text(value), value) if not isinstance(value, bool | None) else value
+    number = _number(new) if isinstance(new, str) else None  # a word of an answer, where the argument is a number
+    return new if number is None else int(number) if number.is_integer() else number
