@@ -135,17 +135,13 @@ class TemplateTaskGenerator:
             return None
         calls, recorded, request = [], 0, first_observation(seed.task)
         for call, answer in zip(seed.calls, seed.answers, strict=True):
-            made = ToolCall(call.name, _exchange(call.arguments, exchanged))
-            calls.append(made)
-            known = self._answers.get(render_call(*made), [])
-            if len(known) == 1:
-                recorded += 1
-                if not self._learn(exchanged, answer, known[0], call.name, seed.tools):
-                    return None
-            elif known or not all(
-                self._explained(place, value, exchanged, request)
-                for place, value in _leaves(call.arguments, ("call", call.name))
-            ):
+            arguments = _leaves(call.arguments, ("call", call.name))
+            if not all(self._explained(place, value, exchanged, request) for place, value in arguments):
+                return None
+            calls.append(ToolCall(call.name, _exchange(call.arguments, exchanged)))
+            known = self._answers.get(render_call(*calls[-1]), [])
+            recorded += len(known) == 1
+            if len(known) > 1 or (known and not self._learn(exchanged, answer, known[0], call.name, seed.tools)):
                 return None
         return (exchanged, calls) if recorded else None
 

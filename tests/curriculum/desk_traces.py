@@ -7,6 +7,8 @@ from typing import Any
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.types import Split, Step, Task, Trajectory
 
+Call = tuple[str, dict[str, Any], str]
+"""A tool's name, its arguments, its answer."""
 SYSTEM = "You are the support desk of a shop."
 STATUSES = ("delivered", "shipped", "cancelled")
 KINDS = ("refund", "where", "address")
@@ -24,7 +26,7 @@ def trace(number: int, rng: random.Random, *, split: Split = "train", kind: str 
     order, amount = f"A-{1000 + number}", 5 + rng.randrange(200)
     facts = {"order": order, "address": f"{rng.randint(1, 99)} Elm Street {number}"}
     record = {"order": order, "status": status, "customer": f"C-{number % 40}", "amount": amount}
-    calls: list[tuple[str, dict[str, Any], str]] = [("lookup_order", {"order_id": order}, json.dumps(record))]
+    calls: list[Call] = [("lookup_order", {"order_id": order}, json.dumps(record))]
     if kind == "refund":
         calls.append(("refund", {"order_id": order, "amount": amount}, json.dumps({"refunded": amount})))
     elif kind == "address":
@@ -35,8 +37,14 @@ def trace(number: int, rng: random.Random, *, split: Split = "train", kind: str 
 
 
 def recorded(
-    id: str, asked: str, calls: list[tuple[str, dict[str, Any], str]], said: str, *, success: bool = True,
-    split: Split = "train", metadata: dict[str, Any] | None = None,
+    id: str,
+    asked: str,
+    calls: list[Call],
+    said: str,
+    *,
+    success: bool = True,
+    split: Split = "train",
+    metadata: dict[str, Any] | None = None,
 ) -> Trajectory:
     """An episode as `load_traces` reads it."""  # fmt: skip
     steps, seen = [], asked

@@ -83,7 +83,10 @@ def test_originals_take_the_place_of_variations_that_cannot_be_written() -> None
 
 
 def test_the_same_variation_written_twice_counts_once() -> None:
-    same = curriculum(task_generator=lambda task, episodes, rng: replace(task, id="same", origin="synthetic"), synthetic_share=0.5)
+    def the_same(task: Task, trajectories: Sequence[Trajectory], rng: random.Random) -> Task:
+        return replace(task, id="same", origin="synthetic")
+
+    same = curriculum(task_generator=the_same, synthetic_share=0.5)
     tasks = same.sample(8, iteration=0)
     assert len(set(ids(tasks))) == 8 and ids(tasks).count("same") == 1
 

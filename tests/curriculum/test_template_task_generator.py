@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from desk_traces import SYSTEM, recorded, trace, traces
+from desk_traces import SYSTEM, Call, recorded, trace, traces
 
 from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
@@ -69,7 +69,9 @@ def test_the_seed_tasks_own_rubric_gets_the_new_values() -> None:
     varied = TemplateTaskGenerator([parent, *TRACES[1:]])(parent.task, [], random.Random(0))
     assert varied is not None
     made = references(varied)[-1].arguments
-    assert varied.metadata["rubric"] == f"Exactly {made['amount']} of {made['order_id']} are refunded; A-10001 is another order."
+    assert (
+        varied.metadata["rubric"] == f"Exactly {made['amount']} of {made['order_id']} are refunded; A-10001 is another order."
+    )
 
 
 def test_a_condition_has_to_be_the_same() -> None:
@@ -120,13 +122,19 @@ def test_a_lookup_that_was_answered_in_two_ways_grounds_nothing() -> None:
 
 
 def test_an_argument_that_nothing_explains_is_not_made_up() -> None:
-    """The write's token came from nowhere: it cannot be carried over."""
-    done = [("lookup_order", {"order_id": "A-1"}, json.dumps({**ANSWER, "order": "A-1"})), ("refund", {"token": "t-77"}, "done")]
-    parent = recorded("p", "Refund A-1.", done, "Done.")
-    others = [look(f"A-{n}", 50) for n in range(2, 12)]
-    assert TemplateTaskGenerator([parent, *others])(parent.task, [], random.Random(0)) is None
-    explained = recorded("p", "Refund A-1 by t-77.", done, "Done.")
-    assert TemplateTaskGenerator([explained, *others])(explained.task, [], random.Random(0)) is not None
+    """A write's token: from nowhere it cannot be carried over, from a lookup it can."""
+
+    def asked(n: int, **facts: str) -> list[Call]:
+        return [("lookup_order", {"order_id": f"A-{n}"}, json.dumps({**ANSWER, "order": f"A-{n}", **facts}))]
+
+    write: list[Call] = [("refund", {"token": "t-1"}, "done")]
+    for told in (True, False):
+        parent, *others = (asked(n, **({"token": f"t-{n}"} if told else {})) for n in range(1, 12))
+        seed = recorded("p", "Refund A-1.", [*parent, *write], "Done.")
+        looked = [recorded(f"o/{n}", f"Show A-{n}.", each, "Here.") for n, each in enumerate(others, 2)]
+        varied = TemplateTaskGenerator([seed, *looked])(seed.task, [], random.Random(0))
+        assert (varied is not None) == told
+        assert varied is None or references(varied)[1].arguments["token"] == f"t-{varied.metadata['observation'][9:-1]}"
 
 
 def test_answers_in_plain_words_are_read_word_by_word() -> None:
