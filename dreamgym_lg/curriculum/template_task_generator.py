@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import ToolCall, parse_action, render_call
-from dreamgym_lg.curriculum.task_generator import variation
+from dreamgym_lg.curriculum.task_generator import Overlap, variation, words
 from dreamgym_lg.experience.prompt_formats import first_observation
 from dreamgym_lg.types import Task, Trajectory
 
@@ -19,8 +19,8 @@ Place = tuple[str, ...]
 
 _DONORS = 200
 """Traces whose values are tried for one variation."""
-_ENOUGH = 16
-"""Values of a place from which it is told whether words there are conditions or names."""
+_ALIKE = 0.5
+"""`Overlap` of two requests, their values aside, from which they ask alike."""
 _OWN = ("observation", "tools", "rubric", "generated", "reference_calls")
 """Metadata that is no fact of the task's world."""
 
@@ -49,6 +49,14 @@ class Play(NamedTuple):
         yield from _leaves({key: value for key, value in self.task.metadata.items() if key not in _OWN}, ("metadata",))
 
 
+class Relative(NamedTuple):
+    """What a recorded success says of the cases in which its calls are right."""
+
+    request: frozenset[str]
+    """Its words, without its values."""
+    values: Mapping[Place, set[str]]
+
+
 class TemplateTaskGenerator:
     """A `TaskGenerator` that puts another trace's values (ids, names, amounts, dates) into a recorded request.
 
@@ -57,8 +65,9 @@ class TemplateTaskGenerator:
     success can be carried over call by call:
 
     * at least one of its calls was recorded with the new values, and always answered alike: its answer replaces the old one;
-    * what the new answers say differently is a value of its own too (an id, a name); a condition such as a status, which few
-      values share, has to be the same, and an amount or date lies between those of the successes with the same tools;
+    * what the new answers say makes the same case as in a recorded success with the same tools and a similar request: where
+      those have few values (a status, a tier), one of these; an amount or date between theirs; anything else (an id, a name)
+      may be new;
     * a call that was never recorded (a write, as a rule) takes its arguments from the request and from these answers.
 
     The calls so made are `metadata["reference_calls"]`, as action texts. The rubric is the seed task's with the new values,
@@ -72,24 +81,24 @@ class TemplateTaskGenerator:
         self._donors, self._requests = plays, {first_observation(play.task) for play in plays}
         self._answers: dict[str, list[Any]] = defaultdict(list)
         counts: dict[Place, Counter[str]] = defaultdict(Counter)
-        self._ranges: dict[tuple[Place, tuple[str, ...]], tuple[float, float]] = {}
         for play in plays:
             for call, answer in zip(play.calls, play.answers, strict=True):
                 known = self._answers[render_call(*call)]
                 known += [answer] if answer not in known else []
             for place, value in play.values():
                 counts[place][_text(value)] += 1
-                if play.success and (number := _number(value)) is not None:
-                    low, high = self._ranges.get((place, play.tools), (number, number))
-                    self._ranges[place, play.tools] = min(low, number), max(high, number)
         # few values for many traces: a status, a kind, a currency
         self._categorical = {place for place, found in counts.items() if len(found) ** 2 <= found.total() > 1}
-        self._rare = {place for place, found in counts.items() if found.total() < _ENOUGH}
         self._seeds: dict[str, Play] = {}
+        self._similar: dict[tuple[str, ...], list[Relative]] = defaultdict(list)
         for play in plays:
-            if play.success and self._slots(play):
+            if play.success and (slots := self._slots(play)):
                 self._seeds.setdefault(play.task.id, play)
                 self._seeds.setdefault(first_observation(play.task), play)
+                self._similar[play.tools].append(Relative(words(_masked(play, slots)), _by_place(play)))
+        self._overlap = Overlap(_masked(play, self._slots(play)) for play in plays)
+        rubrics = Counter(str(play.task.metadata.get("rubric") or "") for play in plays)
+        self._rules = {rubric for rubric, number in rubrics.items() if number > 1}
 
     @property
     def can_vary(self) -> bool:
@@ -122,15 +131,16 @@ class TemplateTaskGenerator:
 
     def _carried_over(self, seed: Play, donor: Play) -> tuple[dict[str, Scalar], list[ToolCall]] | None:
         """The new value of each old one, and the seed's calls with them; None where the two traces do not fit."""
-        offered: dict[Place, Scalar] = {}
+        slots, offered = self._slots(seed), defaultdict[Place, list[Scalar]](list)
         for place, value in donor.values():
-            offered.setdefault(place, value)
-        exchanged: dict[str, Scalar] = {}
-        for text, places in self._slots(seed).items():
-            place = next((place for place in places if place in offered), ())
-            if not place or not self._fits(place, offered[place], seed.tools):
+            offered[place].append(value)
+        relatives, exchanged = self._relatives(seed, slots), dict[str, Scalar]()
+        for text, places in slots.items():
+            taken = {_text(value) for value in exchanged.values()}  # two orders stay two
+            pairs = ((place, value) for place in places for value in offered[place] if _text(value) not in taken)
+            if (pair := next(pairs, None)) is None or not _same_case(relatives, dict([pair])):
                 return None
-            exchanged[text] = offered[place]
+            exchanged[text] = pair[1]
         if all(old == _text(new) for old, new in exchanged.items()):
             return None
         calls, recorded, request = [], 0, first_observation(seed.task)
@@ -141,33 +151,14 @@ class TemplateTaskGenerator:
             calls.append(ToolCall(call.name, _exchange(call.arguments, exchanged)))
             known = self._answers.get(render_call(*calls[-1]), [])
             recorded += len(known) == 1
-            if len(known) > 1 or (known and not self._learn(exchanged, answer, known[0], call.name, seed.tools)):
+            if len(known) > 1 or (known and not _learn(exchanged, call.name, answer, known[0], relatives)):
                 return None
         return (exchanged, calls) if recorded else None
 
-    def _learn(self, exchanged: dict[str, Scalar], old: Any, new: Any, tool: str, tools: tuple[str, ...]) -> bool:
-        """Add what a new answer says in place of the old one; False if that makes it another kind of task."""
-        before, after = dict(_leaves(old, ("answer", tool))), dict(_leaves(new, ("answer", tool)))
-        if before.keys() != after.keys():
-            return False
-        for place, value in before.items():
-            found = after[place]
-            if value != found and (self._is_condition(place, value) or not self._fits(place, found, tools)):
-                return False
-            if isinstance(value, bool | None) or not _text(value):
-                continue
-            if _text(exchanged.setdefault(_text(value), found)) != _text(found):
-                return False  # one old value would have to become two
-        return True
-
-    def _is_condition(self, place: Place, value: Scalar) -> bool:
-        """Whether another value there makes another case; so it may be for a word where too few are known."""
-        return place in self._categorical or (place in self._rare and not re.search(r"\d", _text(value)))
-
-    def _fits(self, place: Place, value: Scalar, tools: tuple[str, ...]) -> bool:
-        """Whether an amount or date lies where the successes with these tools have theirs; true for what is neither."""
-        number, (low, high) = _number(value), self._ranges.get((place, tools), (1.0, 0.0))
-        return number is None or low <= number <= high
+    def _relatives(self, seed: Play, slots: Mapping[str, Sequence[Place]]) -> list[Relative]:
+        """The successes with the same tools whose requests ask alike, `seed` among them."""
+        request = words(_masked(seed, slots))
+        return [each for each in self._similar[seed.tools] if self._overlap(request, each.request) >= _ALIKE]
 
     def _explained(self, place: Place, value: Scalar, exchanged: Mapping[str, Scalar], request: str) -> bool:
         """Whether it is known what this argument of a call has to be in the variation."""
@@ -179,23 +170,24 @@ class TemplateTaskGenerator:
         if metadata is None:
             return None
         made = [render_call(*call) for call in calls]
-        own = str(seed.task.metadata.get("rubric") or "")
-        said = f' An answer that fits: "{_exchange(seed.said, exchanged)}"' if seed.said else ""
-        rubric = (
-            _exchange(own, exchanged)
-            if own
-            else (
-                f"A success makes these calls, or others to the same effect, and changes nothing else: {'; '.join(made)}. "
-                f"Its answer agrees with what they returned.{said}"
-            )
-        )
         why = f"the request of {seed.task.id} with the values of {donor.task.id}, whose answers are recorded"
         return variation(
             task,
-            _exchange(first_observation(seed.task), exchanged),
-            rubric=rubric,
+            _exchange(first_observation(seed.task), {old: exchanged[old] for old in self._slots(seed)}),
+            rubric=self._rubric(seed, exchanged, made),
             generated={"generator": "templates", "why": why, "seed": seed.task.id},
             metadata={**metadata, "reference_calls": made},
+        )
+
+    def _rubric(self, seed: Play, exchanged: Mapping[str, Scalar], made: Sequence[str]) -> str:
+        own = str(seed.task.metadata.get("rubric") or "")
+        if own:
+            return own if own in self._rules else _exchange(own, exchanged)
+        said = f' An answer that fits: "{_exchange(seed.said, exchanged)}"' if seed.said else ""
+        calls = "; ".join(made)
+        return (
+            f"A success makes these calls, or others to the same effect, and changes nothing else: {calls}. Its answer agrees "
+            f"with what they returned.{said}"
         )
 
     def _metadata(self, seed: Play, donor: Play, exchanged: Mapping[str, Scalar]) -> dict[str, Any] | None:
@@ -204,13 +196,51 @@ class TemplateTaskGenerator:
         others = dict(_leaves(donor.task.metadata, ("metadata",)))
         known = dict(exchanged)
         for place, value in _leaves(facts, ("metadata",)):
-            if _text(value) in known or place in self._categorical:
+            if not _text(value) or _text(value) in known or place in self._categorical:
                 continue
             if place not in others:
                 return None
             known[_text(value)] = others[place]
         kept = {key: value for key, value in seed.task.metadata.items() if key in _OWN}
         return {**kept, **_exchange(facts, known)}
+
+
+def _masked(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:
+    """The request without its values."""
+    return str(_exchange(first_observation(play.task), dict.fromkeys(slots, "")))
+
+
+def _by_place(play: Play) -> dict[Place, set[str]]:
+    found: dict[Place, set[str]] = defaultdict(set)
+    for place, value in play.values():
+        found[place].add(_text(value))
+    return found
+
+
+def _same_case(relatives: Sequence[Relative], found: Mapping[Place, Scalar]) -> bool:
+    """Whether these values make a case that the relatives have been in."""
+    seen = {place: set[str]().union(*(each.values.get(place, ()) for each in relatives)) for place in found}
+    conditions = {place: _text(found[place]) for place, texts in seen.items() if len(texts) ** 2 <= len(relatives)}
+    alike = [each for each in relatives if all(text in each.values.get(place, ()) for place, text in conditions.items())]
+    for place, value in found.items():
+        if (number := _number(value)) is not None:
+            known = [size for each in alike for text in each.values.get(place, ()) if (size := _number(text)) is not None]
+            if not known or not min(known) <= number <= max(known):
+                return False
+    return bool(alike)
+
+
+def _learn(exchanged: dict[str, Scalar], tool: str, old: Any, new: Any, relatives: Sequence[Relative]) -> bool:
+    """Add what a new answer says in place of the old one; False if that makes it another case, or cannot be told."""
+    before, after = dict(_leaves(old, ("answer", tool))), dict(_leaves(new, ("answer", tool)))
+    if before.keys() != after.keys() or not _same_case(relatives, after):
+        return False
+    for place, value in before.items():
+        if isinstance(value, bool | None) or not _text(value):
+            continue
+        if _text(exchanged.setdefault(_text(value), after[place])) != _text(after[place]):
+            return False  # one old value would have to become two
+    return True
 
 
 def _play(trajectory: Trajectory) -> Play | None:
