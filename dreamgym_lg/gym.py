@@ -1,6 +1,6 @@
 """`DreamGym`: an unmodified LangGraph agent, trained in the dream and handed back. The facade over all parts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
@@ -23,7 +23,7 @@ from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy
-from dreamgym_lg.simulate.agent import EpisodeOptions, Verify
+from dreamgym_lg.simulate.agent import EpisodeOptions, ResetReal, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine
 from dreamgym_lg.statistics import Rate, wilson
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
@@ -42,9 +42,12 @@ class AgentWorld(World):
         graph: The compiled graph of production, or any object with `invoke` that runs one.
         tasks: Every task, of all splits.
         payload: The graph's input for a task; by default its instruction as a human message.
-        verify: (task, final state) -> reward, 0 to 1, a success if it is 1. Without it the experience model judges the final
-            answer by `task.metadata["rubric"]`.
-        verify_real: The same for real episodes, where what the tools really did can be asked. Default: `verify`.
+        verify_dream: (task, final state) -> reward, 0 to 1, a success if it is 1: judges dreamed episodes, in which no tool
+            really ran. Without it the experience model judges the final answer by `task.metadata["rubric"]`.
+        verify_real: The same for real episodes, where what the tools really did can be asked; they need it.
+        reset_real: task -> the context manager, synchronous or asynchronous, in which each real episode is played and
+            verified (`ResetReal`): resets a staging database, say.
+        writes: Names of the tools that change the world. Default: what the tools themselves say, else found in the traces.
         create_environment: Creates the world of one dreamed episode, in place of the experience model's dream.
         task_generator: What writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`):
             `templates` (`TemplateTaskGenerator`; none where the buffer's traces hold nothing to exchange), a chat model or its
@@ -64,18 +67,27 @@ class AgentWorld(World):
         *,
         tasks: Sequence[Task] = (),
         payload: Callable[[Task], Any] | None = None,
-        verify: Verify | None = None,
+        verify_dream: Verify | None = None,
         verify_real: Verify | None = None,
+        reset_real: ResetReal | None = None,
+        writes: Collection[str] | None = None,
         create_environment: CreateEnvironment | None = None,
         task_generator: TaskGenerator | BaseChatModel | str | None = "templates",
         **options: Any,
     ) -> None:
+        if "verify" in options:
+            raise ConfigurationError(
+                "verify= does not say which episodes it judges: give verify_real= for a check of what the tools really did, "
+                "which runs after real episodes alone, and verify_dream= for one that can judge a dreamed final state, where "
+                "no tool ran; without verify_dream= the experience model judges the dream"
+            )
         for name in sorted(set(options) - _OPTIONS):
             raise ConfigurationError.unknown("option of DreamGym", name, _OPTIONS)
-        for name in ("pass_through", "simulate_nodes"):
-            if isinstance(options.get(name), str):
-                raise ConfigurationError(f"{name}={options[name]!r}: give a list of names")
-        for name, given in {"payload": payload, "verify": verify, "verify_real": verify_real}.items():
+        for name, names in {"writes": writes, **options}.items():
+            if name in ("writes", "pass_through", "simulate_nodes") and isinstance(names, str):
+                raise ConfigurationError(f"{name}={names!r}: give a list of names")
+        functions = {"payload": payload, "verify_dream": verify_dream, "verify_real": verify_real, "reset_real": reset_real}
+        for name, given in functions.items():
             if given is not None and not callable(given):
                 raise ConfigurationError(f"{name}={given!r} is no function; DreamGym's docstring says what it is given")
         for task in tasks:
@@ -83,7 +95,8 @@ class AgentWorld(World):
                 raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
         self._generator, self._checks = _to_task_generator(task_generator), TaskChecks([], evaluation=[])
         self.graph, self.all_tasks, self.payload, self.options = graph, list(tasks), payload, options
-        self.verify, self.verify_real, self._dream = verify, verify_real or verify, create_environment
+        self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
+        self.writes, self._dream = writes, create_environment
         if leaks := [part for part in self.examine().parts if part.handling == "could leak"]:
             told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
@@ -118,8 +131,15 @@ class AgentWorld(World):
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> SimulatedAgent:
         """The graph with `policy` in it, as `rollout` plays it: in the dream or, with `real`, on its own tools."""
-        verify = self.verify_real if real else self.verify
-        return SimulatedAgent(self.graph, policy, payload=self.payload, verify=verify, real=real, **self.options)
+        return SimulatedAgent(
+            self.graph,
+            policy,
+            payload=self.payload,
+            verify=self.verify_real if real else self.verify_dream,
+            real=real,
+            reset_real=self.reset_real if real else None,
+            **self.options,
+        )
 
 
 def _to_task_generator(given: object) -> TaskGenerator | Literal["templates"] | None:
@@ -159,7 +179,8 @@ class DreamGym(Experiment):
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
         policy, learner, engine, progress, say: As of `Experiment`.
-        world: Further arguments of `AgentWorld`: `payload`, `verify`, `verify_real`, `create_environment` and its options.
+        world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`,
+            `create_environment` and its options.
 
     Raises `ConfigurationError` as `AgentWorld` does.
     """

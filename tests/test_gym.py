@@ -5,7 +5,8 @@ import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,10 @@ def test_what_the_constructor_refuses(agent: Agent, buffer: ReplayBuffer) -> Non
         gym_of(agent, buffer, experience_model="nobody:gpt")
     with pytest.raises(ConfigurationError, match="payload=3 is no function"):
         gym_of(agent, buffer, payload=3)
+    with pytest.raises(ConfigurationError, match="verify_real= for a check of what the tools.*verify_dream= for one"):
+        gym_of(agent, buffer, verify=agent.verify)
+    with pytest.raises(ConfigurationError, match="writes='book': give a list"):
+        gym_of(agent, buffer, writes="book")
     with pytest.raises(ConfigurationError, match="split of task 't'.*Did you mean 'test'"):
         Task(id="t", instruction="", environment="", split="tst")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="holds no compiled graph"):
@@ -189,6 +194,31 @@ def test_evaluation_in_the_dream_touches_nothing_and_in_reality_the_tools_run(ag
     assert real.source == "real" and real.steps[0].next_observation == "A real room."
 
 
+def test_the_real_check_judges_no_dream_and_the_dreams_no_reality(agent: Agent, buffer: ReplayBuffer) -> None:
+    """A check on real tools finds nothing done in a dream: it said 0 of a policy that the experience model gives 1."""
+    gym = gym_of(agent, buffer, verify_real=agent.verify)
+    assert gym.evaluate(Says())[0].successes == 1, "the experience model judges"
+    gym = gym_of(agent, buffer, verify_real=agent.verify, verify_dream=lambda task, state: 0.0)
+    assert gym.evaluate(Says())[0].successes == 0
+    assert gym.evaluate(Says(), real=True)[0].successes == 1
+
+
+def test_the_real_world_is_reset_around_each_real_episode(agent: Agent, buffer: ReplayBuffer) -> None:
+    @contextmanager
+    def reset(task: Task) -> Iterator[None]:
+        agent.booked.clear()
+        yield
+        booked.append(list(agent.booked))
+
+    booked = list[list[str]]()
+    two = [replace(task, split="test") for task in tasks()]
+    gym = gym_of(agent, buffer, tasks=two, verify_real=agent.verify, reset_real=reset)
+    gym.evaluate(Says())
+    assert booked == []
+    gym.evaluate(Says(), real=True)
+    assert booked == [["Rome"]] * 3
+
+
 def test_an_evaluation_is_played_anew_unless_its_run_is_named(agent: Agent, buffer: ReplayBuffer) -> None:
     gym = gym_of(agent, buffer, verify_real=agent.verify)
     assert gym.evaluate(Says())[0].successes == 1
@@ -240,7 +270,7 @@ def test_there_is_no_rate_while_an_episode_is_missing(agent: Agent, buffer: Repl
             return super()._generate(messages, *args, **kwargs)
 
     two = [replace(task, split="test", instruction=f"Book city {task.id}.") for task in tasks()[:2]]
-    gym = gym_of(agent, buffer, tasks=two, verify=lambda task, state: 1.0)
+    gym = gym_of(agent, buffer, tasks=two, verify_dream=lambda task, state: 1.0)
     with pytest.raises(EpisodesMissing, match="1 of 2 episodes.*401: the key has expired") as caught:
         gym.evaluate(Away(failures=1000))
     run = str(caught.value).split("run='")[-1].split("'")[0]
@@ -269,7 +299,7 @@ def test_an_object_with_invoke_is_played_as_it_is(agent: Agent, buffer: ReplayBu
     gym = DreamGym(
         Desk(), out=Path(buffer._name).parent / "gym",
         replay_buffer=buffer, experience_model=World(), tasks=tasks(), payload=lambda task: task.instruction,
-        verify=lambda task, state: state == "done",
+        verify_dream=lambda task, state: state == "done",
     )  # fmt: skip
     assert gym.evaluate(Says())[0].successes == 1 and agent.booked == []
     assert gym.evaluate(Says(answer="no"))[0].successes == 0

@@ -98,7 +98,7 @@ def make(graph: Any, tmp_path: Path) -> Make:
 
     def make(out: Path = tmp_path / "run", **options: Any) -> DreamGym:
         return DreamGym(
-            graph, replay_buffer=buffer, experience_model=World(), tasks=TASKS, verify=odd, out=out, **options
+            graph, replay_buffer=buffer, experience_model=World(), tasks=TASKS, verify_dream=odd, out=out, **options
         )
 
     return make

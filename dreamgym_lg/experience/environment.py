@@ -56,6 +56,15 @@ class DreamEnvironment(Environment):
     async def areset(self, task: Task) -> str:
         return self.reset(task)
 
+    def resume(self, task: Task, history: Sequence[Exchange]) -> str:
+        """Begin an episode behind steps that are given, such as recorded ones; returns the last observation."""
+        self.reset(task)
+        self._history = list(history)
+        for exchange in history:
+            self._observation = exchange.prediction.observation
+            self._clipped(exchange.prediction.reward)
+        return self._observation
+
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         task = self._playing()
         self._task = replace(task, metadata={**task.metadata, "tools": list(tools)})

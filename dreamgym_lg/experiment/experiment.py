@@ -239,6 +239,8 @@ class Experiment(Workspace):
                 f"refresh_episodes={s.refresh_episodes} trains the local experience model further, and experience_model= is "
                 "given: set refresh_episodes=0"
             )
+        if s.real_evaluation and self.validation_tasks():
+            self.world.agent(policy, real=True)  # what a real evaluation lacks is said now, not after ten iterations
         learner = (create_learner or self.learner)(policy, self.models / "policy", s)
         policy.weights_changed()  # those of a checkpoint may be in place now
         tasks = self.tasks("train")

@@ -79,6 +79,7 @@ class Workspace:
     ) -> None:
         self.world, self.out, self.settings = world, Path(out), settings or world.settings
         if settings is None and (found := self._stored_settings()) is not None and found.pop("world", "") == world.name:
+            found.pop("arguments", None)  # compared by `open`
             self.settings = Settings(**found)  # type: ignore[arg-type]  # checked as it was written
         self.engine, self.progress, self.say = engine, progress, say
         self._buffer, self._prefix = replay_buffer, "" if replay_buffer is None else None
@@ -103,7 +104,8 @@ class Workspace:
 
         Raises `ConfigurationError` otherwise. What only training reads may change until it has begun.
         """
-        wanted = json.loads(json.dumps({"world": self.world.name, **asdict(settings or self.settings)}))
+        made = {"world": self.world.name, "arguments": dict(self.world.arguments)}
+        wanted = json.loads(json.dumps({**made, **asdict(settings or self.settings)}))
         if (found := self._stored_settings()) is not None:
             free = CHANGED_LATER if (self.out / "training.db").exists() else CHANGED_LATER | TRAINING
             differing = (key for key in wanted if key not in free and found.get(key) != wanted[key])

@@ -5,6 +5,7 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,7 +153,7 @@ def test_training_needs_a_base_policy(work: Experiment) -> None:
 def test_worlds_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch, work: Experiment) -> None:
     points = [EntryPoint("doors", "tests_doors:Doors", worlds.GROUP), EntryPoint("wrong", "builtins:dict", worlds.GROUP)]
     monkeypatch.setattr(worlds, "entry_points", lambda group: points)
-    monkeypatch.setitem(__import__("sys").modules, "tests_doors", __import__("types").SimpleNamespace(Doors=Doors))
+    monkeypatch.setitem(__import__("sys").modules, "tests_doors", SimpleNamespace(Doors=Doors))
     assert isinstance(load_world("doors"), Doors)
     with pytest.raises(ConfigurationError, match="it has to be a World"):
         load_world("wrong")
@@ -165,11 +166,25 @@ def test_worlds_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch, work: 
         open_folder(work.out / "models")
 
 
+def test_a_folder_is_opened_with_the_arguments_its_world_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Wide(Doors):
+        def __init__(self, width: int = 1) -> None:
+            self.width, self.arguments = width, {"width": width}
+
+    point = SimpleNamespace(name="doors", load=lambda: Wide)
+    monkeypatch.setattr(worlds, "entry_points", lambda group: [point])
+    Experiment(Wide(3), tmp_path / "run").collect()
+    world = open_folder(tmp_path / "run").world
+    assert isinstance(world, Wide) and world.width == 3
+    with pytest.raises(ConfigurationError, match=r"made with arguments=\{'width': 3\}, and arguments=\{'width': 1\} is given"):
+        Experiment(Wide(), tmp_path / "run").collect()
+
+
 def test_the_policy_with_the_most_real_successes_is_kept_the_newest_of_equals(
     work: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("trl")
-    from types import SimpleNamespace
+
 
     from dreamgym_lg.experiment.evaluation import BestPolicy
     from dreamgym_lg.integrations.trl import sft
