@@ -123,7 +123,7 @@ class AgentWorld(World):
         )
         if self._generator != "templates":
             return self._generator
-        templates = TemplateTaskGenerator(traces)
+        templates = TemplateTaskGenerator(traces, writes=frozenset(self.writes or ()).__contains__)
         return templates if templates.can_vary else None
 
     def check_task(self, task: Task) -> str | None:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from random import Random
 from typing import Any, NamedTuple
@@ -16,11 +16,15 @@ from dreamgym_lg.types import Task, Trajectory
 Scalar = str | int | float | bool | None
 Place = tuple[str, ...]
 """Where a value stands: `call`, `answer` or `metadata`, the tool's name, then keys and numbers down to the value."""
+Kind = tuple[tuple[str, ...], ...]
+"""Of each call the tool, and those arguments that are no values of a request of its own, such as a reason."""
 
 _DONORS = 200
 """Traces whose values are tried for one variation."""
 _ALIKE = 0.5
 """`Overlap` of two requests, their values aside, from which they ask alike."""
+_FLAG = 6
+"""Most values of a place, in all traces, that make it a condition whatever they are."""
 _OWN = ("observation", "tools", "rubric", "generated", "reference_calls")
 """Metadata that is no fact of the task's world."""
 
@@ -49,11 +53,13 @@ class Play(NamedTuple):
         yield from _leaves({key: value for key, value in self.task.metadata.items() if key not in _OWN}, ("metadata",))
 
 
-class Relative(NamedTuple):
+class Success(NamedTuple):
     """What a recorded success says of the cases in which its calls are right."""
 
     request: frozenset[str]
     """Its words, without its values."""
+    kind: Kind
+    tools: frozenset[str]
     values: Mapping[Place, set[str]]
 
 
@@ -64,19 +70,24 @@ class TemplateTaskGenerator:
     answers. The variation has the same wording, and all its values from one other trace. It is taken only if the recorded
     success can be carried over call by call:
 
-    * at least one of its calls was recorded with the new values, and always answered alike: its answer replaces the old one;
-    * what the new answers say makes the same case as in a recorded success with the same tools and a similar request: where
-      those have few values (a status, a tier), one of these; an amount or date between theirs; anything else (an id, a name)
-      may be new;
-    * a call that was never recorded (a write, as a rule) takes its arguments from the request and from these answers.
+    * each call that reads was recorded with the new values, and always answered alike: its answer replaces the old one;
+    * the new answers make a case that a recorded success with the same calls and a similar request has been in: where those
+      have few values (a status, a tier), one of these; an amount or date between theirs; anything else (an id, a name) may be
+      new;
+    * a call that writes takes its arguments from the request and from these answers.
+
+    A success that looked up less than most with a similar request is no seed: it was right by luck.
 
     The calls so made are `metadata["reference_calls"]`, as action texts. The rubric is the seed task's with the new values,
     else it is written from these calls.
 
-    Args: `trajectories`, real ones of training tasks; seeds are the successes among them.
+    Args:
+        trajectories: Real ones of training tasks; seeds are the successes among them.
+        writes: Whether a tool, by name, changes the world.
     """
 
-    def __init__(self, trajectories: Sequence[Trajectory]) -> None:
+    def __init__(self, trajectories: Sequence[Trajectory], *, writes: Callable[[str], bool]) -> None:
+        self._writes = writes
         plays = [play for each in trajectories if each.task.split == "train" and (play := _play(each)) is not None]
         self._donors, self._requests = plays, {first_observation(play.task) for play in plays}
         self._answers: dict[str, list[Any]] = defaultdict(list)
@@ -89,16 +100,21 @@ class TemplateTaskGenerator:
                 counts[place][_text(value)] += 1
         # few values for many traces: a status, a kind, a currency
         self._categorical = {place for place, found in counts.items() if len(found) ** 2 <= found.total() > 1}
-        self._seeds: dict[str, Play] = {}
-        self._similar: dict[tuple[str, ...], list[Relative]] = defaultdict(list)
-        for play in plays:
-            if play.success and (slots := self._slots(play)):
-                self._seeds.setdefault(play.task.id, play)
-                self._seeds.setdefault(first_observation(play.task), play)
-                self._similar[play.tools].append(Relative(words(_masked(play, slots)), _by_place(play)))
-        self._overlap = Overlap(_masked(play, self._slots(play)) for play in plays)
+        self._flags = {place for place, found in counts.items() if len(found) <= _FLAG}
         rubrics = Counter(str(play.task.metadata.get("rubric") or "") for play in plays)
         self._rules = {rubric for rubric, number in rubrics.items() if number > 1}
+        requests = [_masked(play, self._slots(play)) for play in plays]
+        self._overlap = Overlap(requests)
+        self._successes = [
+            Success(words(request), self._kind(play), frozenset(play.tools), _by_place(play))
+            for play, request in zip(plays, requests, strict=True)
+            if play.success
+        ]
+        self._seeds: dict[str, Play] = {}
+        for play in plays:
+            if play.success and self._slots(play):
+                self._seeds.setdefault(play.task.id, play)
+                self._seeds.setdefault(first_observation(play.task), play)
 
     @property
     def can_vary(self) -> bool:
@@ -111,8 +127,10 @@ class TemplateTaskGenerator:
         seed = seed or self._seeds.get(task.metadata.get("generated", {}).get("seed", ""))
         if seed is None or task.split != "train":
             return None
-        for donor in rng.sample(self._donors, min(_DONORS, len(self._donors))):
-            if (found := self._carried_over(seed, donor)) is not None:
+        slots = self._slots(seed)
+        successes = self._alike(seed, slots)
+        for donor in rng.sample(self._donors, min(_DONORS, len(self._donors)) if successes else 0):
+            if (found := self._carried_over(seed, slots, donor, successes)) is not None:
                 varied = self._vary(task, seed, donor, *found)
                 if varied is not None and first_observation(varied) not in self._requests:
                     return varied
@@ -129,36 +147,87 @@ class TemplateTaskGenerator:
                 slots[text].append(place)
         return slots
 
-    def _carried_over(self, seed: Play, donor: Play) -> tuple[dict[str, Scalar], list[ToolCall]] | None:
+    def _carried_over(
+        self, seed: Play, slots: Mapping[str, Sequence[Place]], donor: Play, successes: Sequence[Success]
+    ) -> tuple[dict[str, Scalar], list[ToolCall]] | None:
         """The new value of each old one, and the seed's calls with them; None where the two traces do not fit."""
-        slots, offered = self._slots(seed), defaultdict[Place, list[Scalar]](list)
+        offered: dict[Place, list[Scalar]] = defaultdict(list)
         for place, value in donor.values():
-            offered[place].append(value)
-        relatives, exchanged = self._relatives(seed, slots), dict[str, Scalar]()
+            offered[place] += [value] if _text(value) else []
+        exchanged: dict[str, Scalar] = {}
         for text, places in slots.items():
             taken = {_text(value) for value in exchanged.values()}  # two orders stay two
             pairs = ((place, value) for place in places for value in offered[place] if _text(value) not in taken)
-            if (pair := next(pairs, None)) is None or not _same_case(relatives, dict([pair])):
+            if (pair := next(pairs, None)) is None or not self._same_case(successes, dict([pair])):
                 return None
             exchanged[text] = pair[1]
         if all(old == _text(new) for old, new in exchanged.items()):
             return None
-        calls, recorded, request = [], 0, first_observation(seed.task)
+        calls, case, request = list[ToolCall](), dict[Place, Scalar](), first_observation(seed.task)
         for call, answer in zip(seed.calls, seed.answers, strict=True):
             arguments = _leaves(call.arguments, ("call", call.name))
             if not all(self._explained(place, value, exchanged, request) for place, value in arguments):
                 return None
             calls.append(ToolCall(call.name, _exchange(call.arguments, exchanged)))
+            if self._writes(call.name):
+                continue
             known = self._answers.get(render_call(*calls[-1]), [])
-            recorded += len(known) == 1
-            if len(known) > 1 or (known and not _learn(exchanged, call.name, answer, known[0], relatives)):
+            if len(known) != 1 or not self._learn(exchanged, case, call.name, answer, known[0], successes):
                 return None
-        return (exchanged, calls) if recorded else None
+        return (exchanged, calls) if any(not self._writes(call.name) for call in calls) else None
 
-    def _relatives(self, seed: Play, slots: Mapping[str, Sequence[Place]]) -> list[Relative]:
-        """The successes with the same tools whose requests ask alike, `seed` among them."""
-        request = words(_masked(seed, slots))
-        return [each for each in self._similar[seed.tools] if self._overlap(request, each.request) >= _ALIKE]
+    def _alike(self, seed: Play, slots: Mapping[str, Sequence[Place]]) -> list[Success]:
+        """The successes with the same calls whose requests ask alike; none if most of those that ask alike looked up more."""
+        request, kind = words(_masked(seed, slots)), self._kind(seed)
+        alike = [each for each in self._successes if self._overlap(request, each.request) >= _ALIKE]
+        looked_up = Counter(tool for each in alike for tool in each.tools if not self._writes(tool))
+        if any(2 * number > len(alike) and tool not in seed.tools for tool, number in looked_up.items()):
+            return []
+        return [each for each in alike if each.kind == kind]
+
+    def _kind(self, play: Play) -> Kind:
+        constant = [
+            (value for place, value in _leaves(call.arguments, ("call", call.name)) if place in self._categorical)
+            for call in play.calls
+        ]
+        return tuple((call.name, *map(_text, found)) for call, found in zip(play.calls, constant, strict=True))
+
+    def _same_case(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
+        """Whether these values make a case that these successes have been in."""
+        seen = {place: set[str]().union(*(each.values.get(place, ()) for each in successes)) for place in found}
+        conditions = {
+            place: _text(found[place])
+            for place, texts in seen.items()
+            if place in self._flags or len(texts) ** 2 <= len(successes)
+        }
+        alike = [each for each in successes if all(text in each.values.get(place, ()) for place, text in conditions.items())]
+        for place, value in found.items():
+            if (number := _number(value)) is not None:
+                known = [size for each in alike for text in each.values.get(place, ()) if (size := _number(text)) is not None]
+                if not known or not min(known) <= number <= max(known):
+                    return False
+        return bool(alike)
+
+    def _learn(
+        self,
+        exchanged: dict[str, Scalar],
+        case: dict[Place, Scalar],
+        tool: str,
+        old: Any,
+        new: Any,
+        successes: Sequence[Success],
+    ) -> bool:
+        """Add what a new answer says in place of the old one; False if that makes it another case, or cannot be told."""
+        before, after = dict(_leaves(old, ("answer", tool))), dict(_leaves(new, ("answer", tool)))
+        case |= after
+        if before.keys() != after.keys() or not self._same_case(successes, case):
+            return False
+        for place, value in before.items():
+            if isinstance(value, bool | None) or not _text(value):
+                continue
+            if _text(exchanged.setdefault(_text(value), after[place])) != _text(after[place]):
+                return False  # one old value would have to become two
+        return True
 
     def _explained(self, place: Place, value: Scalar, exchanged: Mapping[str, Scalar], request: str) -> bool:
         """Whether it is known what this argument of a call has to be in the variation."""
@@ -215,32 +284,6 @@ def _by_place(play: Play) -> dict[Place, set[str]]:
     for place, value in play.values():
         found[place].add(_text(value))
     return found
-
-
-def _same_case(relatives: Sequence[Relative], found: Mapping[Place, Scalar]) -> bool:
-    """Whether these values make a case that the relatives have been in."""
-    seen = {place: set[str]().union(*(each.values.get(place, ()) for each in relatives)) for place in found}
-    conditions = {place: _text(found[place]) for place, texts in seen.items() if len(texts) ** 2 <= len(relatives)}
-    alike = [each for each in relatives if all(text in each.values.get(place, ()) for place, text in conditions.items())]
-    for place, value in found.items():
-        if (number := _number(value)) is not None:
-            known = [size for each in alike for text in each.values.get(place, ()) if (size := _number(text)) is not None]
-            if not known or not min(known) <= number <= max(known):
-                return False
-    return bool(alike)
-
-
-def _learn(exchanged: dict[str, Scalar], tool: str, old: Any, new: Any, relatives: Sequence[Relative]) -> bool:
-    """Add what a new answer says in place of the old one; False if that makes it another case, or cannot be told."""
-    before, after = dict(_leaves(old, ("answer", tool))), dict(_leaves(new, ("answer", tool)))
-    if before.keys() != after.keys() or not _same_case(relatives, after):
-        return False
-    for place, value in before.items():
-        if isinstance(value, bool | None) or not _text(value):
-            continue
-        if _text(exchanged.setdefault(_text(value), after[place])) != _text(after[place]):
-            return False  # one old value would have to become two
-    return True
 
 
 def _play(trajectory: Trajectory) -> Play | None:

@@ -10,6 +10,7 @@ from dreamgym_lg.types import Split, Step, Task, Trajectory
 Call = tuple[str, dict[str, Any], str]
 """A tool's name, its arguments, its answer."""
 SYSTEM = "You are the support desk of a shop."
+WRITES = ("refund", "set_address", "escalate", "book")
 STATUSES = ("delivered", "shipped", "cancelled")
 KINDS = ("refund", "where", "address")
 REQUESTS = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from desk_traces import recorded, trace, traces
+from desk_traces import WRITES, recorded, trace, traces
 from langchain_core.messages import BaseMessage
 
 from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator, read_proposals, read_selection
@@ -81,7 +81,7 @@ def test_named_values_are_ids_numbers_addresses_and_names_within_a_sentence() ->
 
 
 def test_most_variations_by_templates_are_taken() -> None:
-    check, generate, rng = checks(), TemplateTaskGenerator(TRACES), random.Random(0)
+    check, generate, rng = checks(), TemplateTaskGenerator(TRACES, writes=WRITES.__contains__), random.Random(0)
     made = [task for each in TRACES if (task := generate(each.task, [], rng)) is not None]
     taken = [check(task) for task in made].count(None)
     assert len(made) > 100 and taken > len(made) / 2
