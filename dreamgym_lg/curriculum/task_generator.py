@@ -69,16 +69,17 @@ class Overlap:
     def __init__(self, texts: Iterable[str]) -> None:
         found = [words(text) for text in texts]
         counts = Counter(word for each in found for word in each)
-        self._total, self._weights = len(found), {word: log((1 + len(found)) / (1 + n)) for word, n in counts.items()}
+        self._unknown = log(1 + len(found))
+        self._weights = {word: log((1 + len(found)) / (1 + n)) for word, n in counts.items()}
 
     def __call__(self, one: frozenset[str], other: frozenset[str]) -> float:
         if one == other:
             return 1.0
-        both = self._weight(one | other)
-        return self._weight(one & other) / both if both else 0.0
+        shared = self._weight(one & other)
+        return shared / (shared + self._weight(one ^ other)) if shared else 0.0
 
     def _weight(self, chosen: Iterable[str]) -> float:
-        return sum(self._weights.get(word, log(1 + self._total)) for word in chosen)
+        return sum([self._weights.get(word, self._unknown) for word in chosen])
 
 
 class TaskChecks:

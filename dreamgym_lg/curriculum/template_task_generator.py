@@ -23,6 +23,7 @@ _DONORS = 200
 """Traces whose values are tried for one variation."""
 _ALIKE = 0.5
 """`Overlap` of two requests, their values aside, from which they ask alike."""
+_EMPTY: Mapping[str, Scalar] = {"": None}
 _FLAG = 6
 """Most values of a place, in all traces, that make it a condition whatever they are."""
 _OWN = ("observation", "tools", "rubric", "generated", "reference_calls")
@@ -60,7 +61,7 @@ class Success(NamedTuple):
     """Its words, without its values."""
     kind: Kind
     tools: frozenset[str]
-    values: Mapping[Place, set[str]]
+    values: Mapping[Place, Mapping[str, Scalar]]
 
 
 class TemplateTaskGenerator:
@@ -89,7 +90,8 @@ class TemplateTaskGenerator:
     def __init__(self, trajectories: Sequence[Trajectory], *, writes: Callable[[str], bool]) -> None:
         self._writes = writes
         plays = [play for each in trajectories if each.task.split == "train" and (play := _play(each)) is not None]
-        self._donors, self._requests = plays, {first_observation(play.task) for play in plays}
+        self._donors = [(play, _by_place(play)) for play in plays]
+        self._requests = {first_observation(play.task) for play in plays}
         self._answers: dict[str, list[Any]] = defaultdict(list)
         counts: dict[Place, Counter[str]] = defaultdict(Counter)
         for play in plays:
@@ -129,8 +131,8 @@ class TemplateTaskGenerator:
             return None
         slots = self._slots(seed)
         successes = self._alike(seed, slots)
-        for donor in rng.sample(self._donors, min(_DONORS, len(self._donors)) if successes else 0):
-            if (found := self._carried_over(seed, slots, donor, successes)) is not None:
+        for donor, offered in rng.sample(self._donors, min(_DONORS, len(self._donors)) if successes else 0):
+            if (found := self._carried_over(seed, slots, offered, successes)) is not None:
                 varied = self._vary(task, seed, donor, *found)
                 if varied is not None and first_observation(varied) not in self._requests:
                     return varied
@@ -148,16 +150,18 @@ class TemplateTaskGenerator:
         return slots
 
     def _carried_over(
-        self, seed: Play, slots: Mapping[str, Sequence[Place]], donor: Play, successes: Sequence[Success]
+        self,
+        seed: Play,
+        slots: Mapping[str, Sequence[Place]],
+        offered: Mapping[Place, Mapping[str, Scalar]],
+        successes: Sequence[Success],
     ) -> tuple[dict[str, Scalar], list[ToolCall]] | None:
         """The new value of each old one, and the seed's calls with them; None where the two traces do not fit."""
-        offered: dict[Place, list[Scalar]] = defaultdict(list)
-        for place, value in donor.values():
-            offered[place] += [value] if _text(value) else []
         exchanged: dict[str, Scalar] = {}
         for text, places in slots.items():
             taken = {_text(value) for value in exchanged.values()}  # two orders stay two
-            pairs = ((place, value) for place in places for value in offered[place] if _text(value) not in taken)
+            free = ((place, new, value) for place in places for new, value in offered.get(place, {}).items())
+            pairs = ((place, value) for place, new, value in free if new not in taken)
             if (pair := next(pairs, None)) is None or not self._same_case(successes, dict([pair])):
                 return None
             exchanged[text] = pair[1]
@@ -194,13 +198,15 @@ class TemplateTaskGenerator:
 
     def _same_case(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
         """Whether these values make a case that these successes have been in."""
-        seen = {place: set[str]().union(*(each.values.get(place, ()) for each in successes)) for place in found}
+        seen = {place: set[str]().union(*(each.values.get(place, _EMPTY) for each in successes)) for place in found}
         conditions = {
             place: _text(found[place])
             for place, texts in seen.items()
             if place in self._flags or len(texts) ** 2 <= len(successes)
         }
-        alike = [each for each in successes if all(text in each.values.get(place, ()) for place, text in conditions.items())]
+        alike = [
+            each for each in successes if all(text in each.values.get(place, _EMPTY) for place, text in conditions.items())
+        ]
         for place, value in found.items():
             if (number := _number(value)) is not None:
                 known = [size for each in alike for text in each.values.get(place, ()) if (size := _number(text)) is not None]
@@ -279,10 +285,12 @@ def _masked(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:
     return str(_exchange(first_observation(play.task), dict.fromkeys(slots, "")))
 
 
-def _by_place(play: Play) -> dict[Place, set[str]]:
-    found: dict[Place, set[str]] = defaultdict(set)
+def _by_place(play: Play) -> dict[Place, dict[str, Scalar]]:
+    """The values that stand in each place, under their texts."""
+    found: dict[Place, dict[str, Scalar]] = defaultdict(dict)
     for place, value in play.values():
-        found[place].add(_text(value))
+        if text := _text(value):
+            found[place].setdefault(text, value)
     return found
 
 

@@ -2,19 +2,23 @@
 
 import json
 import random
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from bench_curriculum import run
 from desk_traces import WRITES, recorded, trace, traces
 from langchain_core.messages import BaseMessage
 
 from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator, read_proposals, read_selection
 from dreamgym_lg.curriculum.task_generator import Overlap, TaskChecks, named_values, variation, words
 from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
-from dreamgym_lg.errors import BudgetExceeded, PredictionFailed
+from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, PredictionFailed
 from dreamgym_lg.experience.hosted import Hosted
+from dreamgym_lg.gym import AgentWorld
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
 
 TRACES = traces(120)
@@ -182,3 +186,56 @@ def test_in_a_game_what_is_seen_first_is_varied_and_the_instruction_stays() -> N
     assert (task.instruction, task.metadata["observation"], task.metadata["seed"]) == ("Win.", "A cellar.", 3)
     bare = variation(replace(game, metadata={}), "Win twice.", rubric="won", generated={})
     assert bare.instruction == "Win twice." and "observation" not in bare.metadata
+
+
+# --- an agent of one's own --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def agent_world(scripted: Any) -> Callable[..., AgentWorld]:
+    agents = pytest.importorskip("langchain.agents")
+
+    def lookup_order(order_id: str) -> str:
+        """Look up an order."""
+        return ""
+
+    def make(tasks: Sequence[Task], **options: Any) -> AgentWorld:
+        graph = agents.create_agent(scripted(reply=answers()), [lookup_order])
+        return AgentWorld(graph, tasks=tasks, writes=WRITES, **options)
+
+    return make
+
+
+def test_an_agents_tasks_are_varied_from_its_own_traces(agent_world: Any, scripted: Any) -> None:
+    tasks = [*(each.task for each in TRACES), HELD_OUT]
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.extend(TRACES)
+        buffer.add_tasks(tasks)
+        world = agent_world(tasks)
+        generate = world.task_generator(world.tasks("train"), buffer)
+        made = generate(SEED, [], random.Random(0))
+        assert isinstance(generate, TemplateTaskGenerator) and made is not None and world.check_task(made) is None
+        assert world.check_task(varied(HELD_OUT.metadata["observation"])) == "near_evaluation"
+        assert agent_world(tasks, task_generator=None).task_generator(tasks, buffer) is None
+        by_model = agent_world(tasks, task_generator=scripted(reply=answers())).task_generator(tasks, buffer)
+        assert isinstance(by_model, ChatTaskGenerator)
+        own = agent_world(tasks, task_generator=lambda task, episodes, rng: task).task_generator(tasks, buffer)
+        assert own(SEED, [], random.Random(0)) == SEED
+    with ReplayBuffer(":memory:") as empty:
+        assert agent_world(tasks).task_generator(tasks, empty) is None, "no traces, nothing to exchange"
+    assert AgentWorld.settings.synthetic_share == 0.25
+
+
+def test_a_task_generator_that_is_none_is_refused(agent_world: Any) -> None:
+    with pytest.raises(ConfigurationError, match="task_generator=3: give 'templates', a chat model or its name"):
+        agent_world([], task_generator=3)
+    with pytest.raises(ConfigurationError, match="'nobody:gpt'"):
+        agent_world([], task_generator="nobody:gpt")
+
+
+def test_fewer_groups_are_uniform_than_with_uniform_sampling() -> None:
+    """A policy that gets better at the kinds of task it is trained on: half of the tasks generated, and none."""
+    found = [[run(share, noise=0.5, seed=seed, iterations=20) for seed in range(2)] for share in (0.0, 0.5)]
+    uniform, mixed = (statistics.mean(each["uniform"] for each in runs) for runs in found)
+    assert mixed < uniform - 0.02
+    assert all(each["of generated"] < uniform for each in found[1])
