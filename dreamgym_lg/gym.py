@@ -1,12 +1,14 @@
 """`DreamGym`: an unmodified LangGraph agent, trained in the dream and handed back. The facade over all parts."""
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
+from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator
 from dreamgym_lg.curriculum.task_generator import TaskChecks, TaskGenerator
 from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
@@ -18,7 +20,7 @@ from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_grpo_learner
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.workspace import logger, policy_version
+from dreamgym_lg.experiment.workspace import logger, policy_version, show_progress
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
@@ -94,10 +96,14 @@ class AgentWorld(World):
             if not isinstance(task, Task):
                 raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
         self._generator, self._checks = _to_task_generator(task_generator), TaskChecks([], evaluation=[])
-        self.graph, self.all_tasks, self.payload, self.options = graph, list(tasks), payload, options
+        self.graph, self.payload, self.options = graph, payload, options
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
         self.writes, self._dream = writes, create_environment
-        if leaks := [part for part in self.examine().parts if part.handling == "could leak"]:
+        self.asks_experience = create_environment is None
+        examined = self.examine()
+        self.tools = tool_schemas(examined.tools)
+        self.all_tasks = [self.with_tools(task) for task in tasks]
+        if leaks := [part for part in examined.parts if part.handling == "could leak"]:
             told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
 
@@ -105,6 +111,10 @@ class AgentWorld(World):
         """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it."""
         names = {key: self.options[key] for key in ("pass_through", "simulate_nodes") if key in self.options}
         return examine(self.graph, **names)
+
+    def with_tools(self, task: Task) -> Task:
+        """The task with the schemas of all the graph's tools, as dream, training data and judge show them."""
+        return replace(task, metadata={**task.metadata, "tools": self.tools}) if self.tools else task
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
         return [task for task in self.all_tasks if task.split == split][:limit]
@@ -199,14 +209,15 @@ class DreamGym(Experiment):
         policy: "LocalChatModel | str | Path | None" = None,
         learner: CreateLearner = create_grpo_learner,
         engine: "CreateEngine | None" = None,
-        progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+        progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
         **world: Any,
     ) -> None:
         if not isinstance(replay_buffer, ReplayBuffer):
             raise ConfigurationError(f"replay_buffer={replay_buffer!r} is no ReplayBuffer; give ReplayBuffer(path)")
         own = AgentWorld(graph, tasks=tasks, **world)
-        own.all_tasks = own.all_tasks or replay_buffer.tasks(origin="real")
+        stored = replay_buffer.tasks(origin="real")
+        own.all_tasks = own.all_tasks or [own.with_tools(task) for task in stored]
         super().__init__(
             own,
             out,
@@ -219,7 +230,10 @@ class DreamGym(Experiment):
             progress=progress,
             say=say,
         )
-        replay_buffer.add_tasks(own.all_tasks)
+        # traces tell the tools by name at best; in a shared buffer, tasks of text games have none
+        given = {task.id for task in own.all_tasks}
+        traced = (own.with_tools(task) for task in stored if "tools" in task.metadata and task.id not in given)
+        replay_buffer.add_tasks([*own.all_tasks, *traced])
         if experience_model is not None:
             self.experience()  # a wrong one is said now
 
@@ -276,7 +290,8 @@ class DreamGym(Experiment):
         wanted = policy or self._trained()
         if wanted is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")
-        chosen = list(tasks) if tasks is not None else self.tasks("test") or self.tasks("validation")
+        held_out = self.tasks("test") or self.tasks("validation")
+        chosen = [self.world.with_tools(task) for task in tasks] if tasks is not None else held_out
         if not chosen:
             raise ConfigurationError(
                 "no task has the split 'test' or 'validation', and evaluation needs tasks never trained on: give "
@@ -295,9 +310,10 @@ class DreamGym(Experiment):
             run=self.run_name(f"{name}/{kind}"),
             replay_buffer=self.replay_buffer,
             policy_version=policy_version(wanted),
-            experience_version="" if real else experience.version,
+            experience_version=experience.version if not real and self.world.asks_experience else "",
         )
         check_played(episodes, again=f"evaluate(..., run={name!r})")
+        self.say_unreadable(episodes)
         successes = sum(episode.success for episode in episodes)
         return Rate(successes, len(episodes), *wilson(successes, len(episodes))), episodes
 

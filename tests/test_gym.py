@@ -19,7 +19,7 @@ from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, StateGraph
 from pydantic import Field
 
-from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory, load_traces
+from dreamgym_lg import DreamEnvironment, DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory, load_traces
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 
 create_agent = pytest.importorskip("langchain.agents").create_agent
@@ -173,6 +173,80 @@ def test_imported_traces_are_tasks_whose_dream_can_be_played(agent: Agent, buffe
     gym = gym_of(agent, buffer, tasks=())
     rate, (episode,) = gym.evaluate(Says(), tasks=gym.tasks("train"))
     assert rate.successes == 1 and agent.booked == [] and episode.task.instruction == "A room."
+
+
+def test_every_task_has_the_schemas_of_the_graph_in_the_dream_as_in_the_buffer(
+    agent: Agent, buffer: ReplayBuffer, tmp_path: Path
+) -> None:
+    """A trace that called no tool told that its task needs none, and the dream showed other tools than training data."""
+    said = {"messages": [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "done"}], "success": True}
+    (tmp_path / "traces.jsonl").write_text(json.dumps(said))
+    buffer.extend(load_traces(tmp_path / "traces.jsonl"))
+    buffer.add_tasks([Task(id="game", instruction="Take it.", environment="kitchen")])
+    gym_of(agent, buffer)
+    shown = {task.id: task.metadata.get("tools") for task in buffer.tasks()}
+    (schema,) = shown["a"] or ()
+    assert schema["function"]["name"] == "book" and schema["function"]["parameters"]["properties"].keys() == {"city"}
+    assert shown.pop("game") is None and all(tools == [schema] for tools in shown.values())
+
+    model = Prompts()
+    gym = gym_of(agent, buffer, experience_model=ExperienceModel(model))
+    gym.evaluate(Says(), tasks=[task for task in buffer.tasks() if task.environment == "traces"])
+    (recorded,) = buffer.trajectories(run="traces")
+    assert model.systems == {ExperienceModel(model).prompt_format.head(recorded.task)}
+
+
+class Prompts(World):
+    """Keeps the system prompts that it is asked with."""
+
+    systems: set[str] = Field(default_factory=set)
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        self.systems.add(messages[0].text)
+        return super()._generate(messages)
+
+
+def test_a_malformed_call_is_kept_as_it_was_written(agent: Agent, buffer: ReplayBuffer) -> None:
+    """It was stored as an empty answer, and the experience model was asked whether that is a success."""
+
+    class Garbled(Says):
+        def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+            bad = {"name": "book", "args": '{"city": "Ro', "id": "1", "error": "cut off", "type": "invalid_tool_call"}
+            return ChatResult(generations=[ChatGeneration(message=AIMessage("", invalid_tool_calls=[bad]))])
+
+    gym = gym_of(agent, buffer, verify_real=agent.verify)
+    for real in (False, True):
+        rate, (episode,) = gym.evaluate(Garbled(), real=real)
+        (step,) = episode.steps
+        assert rate.successes == 0 and json.loads(step.action) == {"name": "book", "arguments": '{"city": "Ro'}
+        assert step.terminated and not step.valid and step.reward == 0
+
+
+def test_unreadable_answers_in_an_evaluation_are_told(agent: Agent, buffer: ReplayBuffer) -> None:
+    class Mumbles(World):
+        def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+            mumbled = ChatResult(generations=[ChatGeneration(message=AIMessage("hm"))])
+            return mumbled if "room b" in messages[0].text else super()._generate(messages)
+
+    said = list[str]()
+    two = [replace(task, split="test") for task in tasks()[:2]]
+    gym = gym_of(agent, buffer, tasks=two, experience_model=Mumbles(), say=said.append)
+    assert gym.evaluate(Says())[0].successes == 1
+    assert len(said) == 1 and said[0].startswith("1 of 2 dreamed episodes ended in an answer of the experience model")
+
+
+def test_a_dream_of_ones_own_is_not_recorded_as_the_experience_models(agent: Agent, buffer: ReplayBuffer) -> None:
+    own = ExperienceModel(World())
+    gym = gym_of(agent, buffer, create_environment=lambda: DreamEnvironment(own))
+    _, (episode,) = gym.evaluate(Says())
+    assert episode.source == "synthetic" and episode.experience_version == ""
+
+
+def test_a_folder_that_cannot_be_written_is_named(agent: Agent, buffer: ReplayBuffer, tmp_path: Path) -> None:
+    """A full disk was a plain OSError of settings.json; here a file is where the folder should be."""
+    (tmp_path / "gym").write_text("")
+    with pytest.raises(ConfigurationError, match="cannot be written.*free space or permissions"):
+        gym_of(agent, buffer).run_name("train")
 
 
 def test_an_experience_model_is_kept_and_a_chat_model_is_grounded(agent: Agent, buffer: ReplayBuffer) -> None:

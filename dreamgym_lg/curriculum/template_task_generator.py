@@ -241,8 +241,8 @@ class TemplateTaskGenerator:
         return not text or text in exchanged or place in self._categorical or text in request
 
     def _vary(self, task: Task, seed: Play, donor: Play, exchanged: dict[str, Scalar], calls: list[ToolCall]) -> Task | None:
-        metadata = self._metadata(seed, donor, exchanged)
-        if metadata is None:
+        facts = self._facts(seed, donor, exchanged)
+        if facts is None:
             return None
         made = [render_call(*call) for call in calls]
         why = f"the request of {seed.task.id} with the values of {donor.task.id}, whose answers are recorded"
@@ -251,7 +251,7 @@ class TemplateTaskGenerator:
             _exchange(first_observation(seed.task), {old: exchanged[old] for old in self._slots(seed)}),
             rubric=self._rubric(seed, exchanged, made),
             generated={"generator": "templates", "why": why, "seed": seed.task.id},
-            metadata={**metadata, "reference_calls": made},
+            metadata={**task.metadata, **facts, "reference_calls": made},
         )
 
     def _rubric(self, seed: Play, exchanged: Mapping[str, Scalar], made: Sequence[str]) -> str:
@@ -265,7 +265,7 @@ class TemplateTaskGenerator:
             f"with what they returned.{said}"
         )
 
-    def _metadata(self, seed: Play, donor: Play, exchanged: Mapping[str, Scalar]) -> dict[str, Any] | None:
+    def _facts(self, seed: Play, donor: Play, exchanged: Mapping[str, Scalar]) -> dict[str, Any] | None:
         """The task's own facts with the new values; what the records do not tell is the donor's, None if that has none."""
         facts = {key: value for key, value in seed.task.metadata.items() if key not in _OWN}
         others = dict(_leaves(donor.task.metadata, ("metadata",)))
@@ -276,8 +276,7 @@ class TemplateTaskGenerator:
             if place not in others:
                 return None
             known[_text(value)] = others[place]
-        kept = {key: value for key, value in seed.task.metadata.items() if key in _OWN}
-        return {**kept, **_exchange(facts, known)}
+        return dict(_exchange(facts, known))
 
 
 def _masked(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:

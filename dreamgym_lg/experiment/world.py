@@ -40,6 +40,8 @@ class World(ABC):
     """What refuses invalid actions from the observations alone, in the dream and in reality (`Environment.check_action`)."""
     rewards: Rewards = "outcome"
     """What a dreamed episode pays: 1 for a success, or the change of the environment's own score (`DreamEnvironment`)."""
+    asks_experience: bool = True
+    """Whether dreams are played by the experience model; otherwise their episodes are recorded without its version."""
     hidden_facts: HiddenFacts | None = None
     """Gives the facts that a task hides, drawn once by the task's seed. A plain function in a class body has to be a
     `staticmethod`."""

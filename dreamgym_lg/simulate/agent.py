@@ -12,7 +12,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
 from langgraph.types import Interrupt
 
-from dreamgym_lg.actions import render_answer
+from dreamgym_lg.actions import render_answer, render_malformed
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.simulate.context import ActiveEpisode, Call, active, aiterate_in_episode, iterate_in_episode
@@ -192,13 +192,18 @@ class SimulatedAgent:
             )
 
     async def _outcome(self, episode: SimulatedEpisode, task: Task, final: Any) -> AgentState:
-        """The steps with a last one, the final answer, that carries the reward."""
-        answer = render_answer(final_answer(final))
+        """The steps with a last one, the final answer, that carries the reward.
+
+        If the agent ended with a tool call that could not be read, that is the last action, and an invalid one: no experience
+        model is asked what comes of it.
+        """
+        malformed = malformed_call(final)
+        answer = malformed or render_answer(final_answer(final))
         result, reward, success = episode.last, 0.0, False
         if not episode.truncated and self.verify is not None:
             result, reward = None, _verified(self.verify, task, final)
             success = reward >= 1
-        elif not episode.truncated:
+        elif not episode.truncated and (episode.last or not malformed):
             result = episode.last or await episode.environment.astep(answer)
             reward, success = result.reward, bool(result.info.get("success", False))
         steps = episode.steps
@@ -209,6 +214,7 @@ class SimulatedAgent:
             reward=reward,
             terminated=not episode.truncated,
             truncated=episode.truncated,
+            valid=not malformed,
             reasoning=_reasoning(result),
         )
         return {"steps": [*steps, last], "success": success}
@@ -227,10 +233,23 @@ def _reasoning(result: StepResult | None) -> str:
 
 def final_answer(state: Any) -> str:
     """The text with which the graph ended: its last AI message, else what it returned."""
-    messages = state.get("messages") if isinstance(state, dict) else getattr(state, "messages", state)
+    messages = _messages(state)
     if isinstance(messages, Sequence) and not isinstance(messages, str):
         return next((message.text for message in reversed(messages) if isinstance(message, AIMessage)), "")
     return str(messages if messages is not None else state)
+
+
+def malformed_call(state: Any) -> str:
+    """The action with which the graph ended if that was a tool call that could not be read; else ""."""
+    messages = _messages(state)
+    last = messages[-1] if isinstance(messages, Sequence) and messages else None
+    if not isinstance(last, AIMessage) or last.tool_calls or not last.invalid_tool_calls:
+        return ""
+    return render_malformed(last.invalid_tool_calls)
+
+
+def _messages(state: Any) -> Any:
+    return state.get("messages") if isinstance(state, dict) else getattr(state, "messages", state)
 
 
 def with_policy(

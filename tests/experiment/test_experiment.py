@@ -1,5 +1,6 @@
 """What holds for an experiment on any world: its folder, its stages, the policy it keeps, how worlds are found."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -16,7 +17,36 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import worlds
 from dreamgym_lg.experiment.evaluation import count_real_steps, validate
 from dreamgym_lg.experiment.supervised import train_base_policy
+from dreamgym_lg.experiment.workspace import load_experience_model
 from dreamgym_lg.experiment.worlds import load_world, open_folder
+from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+from dreamgym_lg.integrations.trl.sft import save_model
+
+
+def test_a_local_experience_model_is_asked_as_it_was_trained(tmp_path: Path) -> None:
+    folder, buffer = tmp_path / "run" / "models" / "experience-0", ReplayBuffer(":memory:")
+    tokenizer = create_tokenizer(["valid"], vocab_size=320)
+    save_model(create_model(tokenizer, hidden_size=32, layers=1, max_tokens=256), tokenizer, folder)
+    experience = load_experience_model(str(folder), buffer)
+    assert experience.version.endswith("/experience-5") and experience.k == 3, "no experiment's: prompted as any other"
+    (tmp_path / "run" / "settings.json").write_text('{"world": "agent", "retrieved": 2, "retrieved_characters": 70}')
+    experience = load_experience_model(str(folder), buffer)
+    form = experience.prompt_format
+    assert (experience.version, experience.k, form.instructions, form.characters) == ("experience-0", 2, "", 70)
+    assert experience.model.temperature == 0 and experience.retries == 0
+    with pytest.raises(ConfigurationError, match="Did you mean .*experience-0'"):
+        load_experience_model(str(folder.with_name("experience")), buffer)
+    with pytest.raises(ConfigurationError, match="nobody/nothing"):
+        load_experience_model("nobody/nothing", buffer)
+    assert Experiment(Doors(), tmp_path / "other", experience_model=str(folder)).experience().version == "experience-0"
+
+
+def test_progress_is_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        for done in (1, 2):
+            Experiment(Doors(), "nowhere").progress("train", done, 2)
+    assert capsys.readouterr().err == "\x1b[Ktrain: 1/2\r\x1b[Ktrain: 2/2\n"
 
 
 class Door(Environment):
