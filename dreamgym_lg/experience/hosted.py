@@ -144,8 +144,12 @@ class Hosted:
         retrying = AsyncRetrying(
             stop=stop_after_attempt(self.attempts), wait=self._pause, retry=retry_if_exception(_transient), reraise=True
         )
+
+        async def once() -> T:  # what is no coroutine function, AsyncRetrying would not await
+            return await call()
+
         try:
-            return await retrying(call)
+            return await retrying(once)
         except DreamGymError:
             raise
         except Exception as error:

@@ -44,11 +44,9 @@ def hosted(path: Path | None = None, **options: Any) -> Hosted:
     return Hosted(path, backoff=(0.0, 0.01), **options)
 
 
-async def ask(model: Any, folder: Path, prompts: Any = PROMPTS, **options: Any) -> dict[str, str]:
-    found = {}
-    async for key, answer in ask_in_batch(
-        model, prompts, folder, hosted=options.pop("hosted", hosted(**options)), poll_seconds=0.001
-    ):
+async def ask(model: Any, folder: Path, prompts: Any = PROMPTS, *, own: Hosted | None = None, **limits: Any) -> dict[str, str]:
+    own, found = own or hosted(**limits), {}
+    async for key, answer in ask_in_batch(model, prompts, folder, hosted=own, poll_seconds=0.001):
         found[key] = json.loads(answer.text)["observation"] if isinstance(answer, AIMessage) else str(answer)
     return found
 
@@ -59,9 +57,9 @@ ALL = {"open door": "It is open.", "wave": "What?", "sing": "What?", "dance": "W
 async def test_all_are_asked_in_one_batch_and_never_again(batches: Any, chat_model: Any, tmp_path: Path) -> None:
     server = batches(polls=3)
     own = hosted(prices=(1.0, 5.0))
-    assert await ask(chat_model(server), tmp_path / "b", hosted=own) == ALL
+    assert await ask(chat_model(server), tmp_path / "b", own=own) == ALL
     assert own.usage == Usage(4, 0, 400, 80, pytest.approx((400 + 5 * 80) / 1e6 / 2))
-    assert await ask(chat_model(server), tmp_path / "b", hosted=own) == ALL
+    assert await ask(chat_model(server), tmp_path / "b", own=own) == ALL
     assert len(server.batches) == 1 and len(server.requests) == 4 and own.usage.calls == 4
     more = {**PROMPTS, "wait": [HumanMessage('{"action": "wait"}')]}
     assert len(await ask(chat_model(server), tmp_path / "b", more)) == 5 and len(server.requests) == 5
@@ -97,7 +95,7 @@ async def test_killed_at_any_moment_it_goes_on_and_submits_nothing_twice(
     with pytest.raises(Killed):
         await ask(chat_model(server), tmp_path / "b", path=tmp_path / "hosted.db")
     own = hosted(tmp_path / "hosted.db")
-    assert await ask(chat_model(server), tmp_path / "b", hosted=own) == ALL
+    assert await ask(chat_model(server), tmp_path / "b", own=own) == ALL
     assert len(server.batches) == 1 and own.usage == Usage(4, 0, 400, 80, 0.0)
 
 
