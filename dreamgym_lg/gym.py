@@ -1,6 +1,6 @@
 """`DreamGym`: an unmodified LangGraph agent, trained in the dream and handed back. The facade over all parts."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +17,7 @@ from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.chat_models import load_chat_model
 from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.grounding import CHECKS, Check, Grounding, check_known
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_grpo_learner
 from dreamgym_lg.experiment.settings import Settings
@@ -26,7 +27,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy
 from dreamgym_lg.simulate.agent import EpisodeOptions, ResetReal, Verify
-from dreamgym_lg.simulate.doctor import Examination, examine
+from dreamgym_lg.simulate.doctor import Examination, examine, simulated_tools
 from dreamgym_lg.statistics import Rate, wilson
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
@@ -51,6 +52,8 @@ class AgentWorld(World):
             verified (`ResetReal`): resets a staging database, say.
         writes: Names of the tools that change the world. Default: what the tools themselves say, else found in the traces.
         create_environment: Creates the world of one dreamed episode, in place of the experience model's dream.
+        checks: What real traces decide in the dream before the experience model is asked (`Grounding`): `recorded` answers and
+            the `effects` of recorded successes. Default: both. (`verify_dream` judges in place of `effects`.)
         task_generator: What writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`):
             `templates` (`TemplateTaskGenerator`; none where the buffer's traces hold nothing to exchange), a chat model or its
             name (`ChatTaskGenerator`), any `TaskGenerator`, or None. `TaskChecks` refuses what must not be trained on.
@@ -74,6 +77,7 @@ class AgentWorld(World):
         reset_real: ResetReal | None = None,
         writes: Collection[str] | None = None,
         create_environment: CreateEnvironment | None = None,
+        checks: Collection[Check] = CHECKS,
         task_generator: TaskGenerator | BaseChatModel | str | None = "templates",
         **options: Any,
     ) -> None:
@@ -88,6 +92,7 @@ class AgentWorld(World):
         for name, names in {"writes": writes, **options}.items():
             if name in ("writes", "pass_through", "simulate_nodes") and isinstance(names, str):
                 raise ConfigurationError(f"{name}={names!r}: give a list of names")
+        check_known(checks)
         functions = {"payload": payload, "verify_dream": verify_dream, "verify_real": verify_real, "reset_real": reset_real}
         for name, given in functions.items():
             if given is not None and not callable(given):
@@ -98,7 +103,8 @@ class AgentWorld(World):
         self._generator, self._checks = _to_task_generator(task_generator), TaskChecks([], evaluation=[])
         self.graph, self.payload, self.options = graph, payload, options
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
-        self.writes, self._dream = writes, create_environment
+        self.writes, self.checks, self._dream = writes, checks, create_environment
+        self._grounding: Grounding | None = None
         self.asks_experience = create_environment is None
         examined = self.examine()
         self.tools = tool_schemas(examined.tools)
@@ -107,10 +113,14 @@ class AgentWorld(World):
             told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
 
-    def examine(self) -> Examination:
-        """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it."""
+    def examine(self, trajectories: Iterable[Trajectory] | None = None) -> Examination:
+        """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it.
+
+        Args: `trajectories`, real ones: they show which tools write, and which there are that the graph makes as it runs.
+        """
         names = {key: self.options[key] for key in ("pass_through", "simulate_nodes") if key in self.options}
-        return examine(self.graph, **names)
+        writes = self.writes if trajectories is not None else None
+        return examine(self.graph, **names, writes=writes, trajectories=trajectories or ())
 
     def with_tools(self, task: Task) -> Task:
         """The task with the schemas of all the graph's tools, as dream, training data and judge show them."""
@@ -123,7 +133,23 @@ class AgentWorld(World):
         return _OwnTools()
 
     def create_dream(self, experience: ExperienceModel) -> Environment:
-        return self._dream() if self._dream is not None else DreamEnvironment(experience)
+        if self._dream is not None:
+            return self._dream()
+        if self._grounding is None and experience.replay_buffer is not None:
+            self.ground(experience.replay_buffer)
+        return DreamEnvironment(experience, grounding=self._grounding)
+
+    def ground(self, replay_buffer: ReplayBuffer) -> Grounding:
+        """Let this buffer's real traces decide in the dream what they can; a `DreamGym` does so with its own."""
+        tools, really_run = simulated_tools(self.graph, self.options.get("pass_through", ()))
+        self._grounding = Grounding(replay_buffer, tools=tools, writes=self.writes, pass_through=really_run, checks=self.checks)
+        return self._grounding
+
+    def writing_tools(self, replay_buffer: ReplayBuffer) -> Collection[str]:
+        """The names of the tools that change the world, as the buffer's traces and the tools themselves show them."""
+        grounding = self._grounding or self.ground(replay_buffer)
+        grounding.refresh()
+        return frozenset(filter(grounding.writes, grounding.uses))
 
     def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
         traces = list(replay_buffer.trajectories(source="offline", split="train", errors=False))
@@ -133,7 +159,7 @@ class AgentWorld(World):
         )
         if self._generator != "templates":
             return self._generator
-        templates = TemplateTaskGenerator(traces, writes=frozenset(self.writes or ()).__contains__)
+        templates = TemplateTaskGenerator(traces, writes=self.writing_tools(replay_buffer).__contains__)
         return templates if templates.can_vary else None
 
     def check_task(self, task: Task) -> str | None:
@@ -189,7 +215,7 @@ class DreamGym(Experiment):
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
         policy, learner, engine, progress, say: As of `Experiment`.
-        world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`,
+        world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`, `checks`,
             `create_environment` and its options.
 
     Raises `ConfigurationError` as `AgentWorld` does.
@@ -234,6 +260,9 @@ class DreamGym(Experiment):
         given = {task.id for task in own.all_tasks}
         traced = (own.with_tools(task) for task in stored if "tools" in task.metadata and task.id not in given)
         replay_buffer.add_tasks([*own.all_tasks, *traced])
+        grounding = own.ground(replay_buffer)
+        if own.writes is not None:
+            grounding.refresh()  # a name that no tool has is said now
         if experience_model is not None:
             self.experience()  # a wrong one is said now
 
@@ -242,7 +271,7 @@ class DreamGym(Experiment):
 
     def examine(self) -> Examination:
         """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it."""
-        return self.world.examine()
+        return self.world.examine(self.replay_buffer.trajectories(source="offline", split="train", errors=False))
 
     def _trained(self) -> "LocalChatModel | None":
         """The trained policy, of this process or an earlier one."""

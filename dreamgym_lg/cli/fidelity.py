@@ -11,6 +11,7 @@ from dreamgym_lg.cli.console import console, errors_shown, progress_shown
 from dreamgym_lg.cli.experiment import OptionalWorld, open_experiment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.chat_models import load_chat_model
+from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.workspace import load_experience_model
 from dreamgym_lg.fidelity import Fidelity, measure, write_fidelity
@@ -134,4 +135,5 @@ def _of_buffer(file: Path, model: str, measure: Measure) -> Fidelity:
             "The trajectories are all of the buffer's. Those of train tasks can be retrieved (never for their own task); a "
             "model that was trained on them is not measured on held-out data by them."
         )
-        return measure(load_experience_model(model, buffer), found, notes=[note] if found else [])
+        notes = [note] if found else []
+        return measure(load_experience_model(model, buffer), found, grounding=Grounding(buffer), notes=notes)

@@ -145,7 +145,6 @@ class Workspace:
         if self._prefix is None:
             file = self.out / "run"
             if not file.exists():
-                self.out.mkdir(parents=True, exist_ok=True)
                 _write(file, f"{self.out.name}-{uuid4().hex[:8]}/")
             self._prefix = file.read_text()
         return f"{self._prefix}{name}"

@@ -201,7 +201,7 @@ def agent_world(scripted: Any) -> Callable[..., AgentWorld]:
 
     def make(tasks: Sequence[Task], **options: Any) -> AgentWorld:
         graph = agents.create_agent(scripted(reply=answers()), [lookup_order])
-        return AgentWorld(graph, tasks=tasks, writes=WRITES, **options)
+        return AgentWorld(graph, tasks=tasks, **options)  # which tools write is found in the traces and in their names
 
     return make
 

@@ -33,7 +33,8 @@ def test_a_dreamed_episode(scripted: Any, door_world: Any) -> None:
     environment = DreamEnvironment(ExperienceModel(scripted(reply=door_world)))
     assert environment.reset(TASK) == "A closed door."
     refused = environment.step("dance")
-    assert refused.info == {"success": False, "valid": False, "reasoning": "invalid, it is not understood"}
+    told = {"success": False, "valid": False, "reasoning": "invalid, it is not understood"}
+    assert refused.info == {**told, "decided_by": "model"}
     environment.step("open door")
     last = environment.step("go north")
     assert last[:4] == ("You are outside.", 1.0, True, False) and last.info["success"]
