@@ -3,15 +3,19 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.actions import tool_schemas
+from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator
+from dreamgym_lg.curriculum.task_generator import TaskChecks, TaskGenerator
+from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
 from dreamgym_lg.environment import CreateEnvironment, Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experience.chat_models import load_chat_model
 from dreamgym_lg.experience.edits import edited_successes
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.grounding import CHECKS, Check, Grounding, check_known
@@ -55,6 +59,9 @@ class AgentWorld(World):
         create_environment: Creates the world of one dreamed episode, in place of the experience model's dream.
         checks: What real traces decide in the dream before the experience model is asked (`Grounding`): `recorded` answers and
             the `effects` of recorded successes. Default: both. (`verify_dream` judges in place of `effects`.)
+        task_generator: What writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`):
+            `templates` (`TemplateTaskGenerator`; none where the buffer's traces hold nothing to exchange), a chat model or its
+            name (`ChatTaskGenerator`), any `TaskGenerator`, or None. `TaskChecks` refuses what must not be trained on.
         options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
     Raises `ConfigurationError` for arguments of a wrong kind, and if something in the graph could leak (`examine` says what,
@@ -63,7 +70,6 @@ class AgentWorld(World):
 
     name = "agent"
     settings = Settings(
-        synthetic_share=0,
         real_budget=0,
         policy_tokens=512,
         concurrency=64,
@@ -85,6 +91,7 @@ class AgentWorld(World):
         writes: Collection[str] | None = None,
         create_environment: CreateEnvironment | None = None,
         checks: Collection[Check] = CHECKS,
+        task_generator: TaskGenerator | BaseChatModel | str | None = "templates",
         **options: Any,
     ) -> None:
         if "verify" in options:
@@ -106,6 +113,7 @@ class AgentWorld(World):
         for task in tasks:
             if not isinstance(task, Task):
                 raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
+        self._generator, self._checks = _to_task_generator(task_generator), TaskChecks([], evaluation=[])
         self.graph, self.payload, self.options = graph, payload, options
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
         self.writes, self.checks, self._dream = writes, checks, create_environment
@@ -211,6 +219,20 @@ class AgentWorld(World):
         agent = self.agent(policy, real=False)
         return [await replay(agent, trajectory) for trajectory in recorded]
 
+    def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
+        traces = list(replay_buffer.trajectories(source="offline", split="train", errors=False))
+        evaluation = [task for task in replay_buffer.tasks() if task.split != "train"]
+        self._checks = TaskChecks(
+            [*tasks, *replay_buffer.tasks(origin="synthetic")], evaluation=evaluation, trajectories=traces
+        )
+        if self._generator != "templates":
+            return self._generator
+        templates = TemplateTaskGenerator(traces, writes=self.writing_tools(replay_buffer).__contains__)
+        return templates if templates.can_vary else None
+
+    def check_task(self, task: Task) -> str | None:
+        return self._checks(task)
+
     def agent(self, policy: BaseChatModel, *, real: bool) -> SimulatedAgent:
         """The graph with `policy` in it, as `rollout` plays it: in the dream or, with `real`, on its own tools."""
         return SimulatedAgent(
@@ -222,6 +244,16 @@ class AgentWorld(World):
             reset_real=self.reset_real if real else None,
             **self.options,
         )
+
+
+def _to_task_generator(given: object) -> TaskGenerator | Literal["templates"] | None:
+    if isinstance(given, str) and given != "templates":
+        given = load_chat_model(given)
+    if isinstance(given, BaseChatModel):
+        return ChatTaskGenerator(given)
+    if given is None or given == "templates" or callable(given):
+        return given
+    raise ConfigurationError(f"task_generator={given!r}: give 'templates', a chat model or its name, a TaskGenerator, or None")
 
 
 class _OwnTools(Environment):

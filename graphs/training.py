@@ -106,6 +106,7 @@ class Training:
         iteration = state.get("iteration", 0)
         tasks = self.curriculum.sample(self.num_tasks, iteration=iteration)
         self.replay_buffer.add_tasks(tasks)
+        self.replay_buffer.record_metrics(state["run"], iteration, self.curriculum.pop_metrics())
         return {"iteration": iteration, "task_ids": [task.id for task in tasks]}
 
     def rollout(self, state: TrainingState) -> TrainingState:
@@ -145,10 +146,7 @@ class Training:
         metrics = describe(groups)
         if self.source == "real":
             metrics["real_steps"] = real_steps(ordered, self.check_action)
-        values = [
-            self.curriculum.update(group[0].task.id, [t.reward for t in group if t.error is None], iteration=iteration)
-            for group in groups
-        ]
+        values = [self.curriculum.update(group) for group in groups]
         metrics["curriculum_value"] = sum(values) / len(values)
         if self.learner.iteration <= iteration:  # else the crash came after this update
             self.learner.update(groups)

@@ -307,8 +307,13 @@ class Experiment(Workspace):
         learner = (create_learner or self.learner)(policy, self.models / "policy", s)
         policy.weights_changed()  # those of a checkpoint may be in place now
         tasks = self.tasks("train")
-        vary = self.world.task_generator(tasks)
-        curriculum = Curriculum(tasks, vary_task=vary, synthetic_share=s.synthetic_share if vary else 0, seed=s.seed)
+        curriculum = Curriculum(
+            tasks,
+            task_generator=self.world.task_generator(tasks, self.replay_buffer) if s.synthetic_share else None,
+            check_task=self.world.check_task,
+            synthetic_share=s.synthetic_share,
+            seed=s.seed,
+        )
         trained_on = self.replay_buffer.trajectories(run=self.run_name(TRAIN), errors=False)
         curriculum.restore(self.replay_buffer.tasks(origin="synthetic"), trained_on)
         training = Training(

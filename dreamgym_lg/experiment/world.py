@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.curriculum.curriculum import VaryTask
+from dreamgym_lg.curriculum.task_generator import TaskGenerator
 from dreamgym_lg.environment import CheckAction, Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
@@ -96,8 +96,12 @@ class World(ABC):
         """Further real tasks that the proof reports in rows of their own, by name, e.g. of objects never seen in training."""
         return {}
 
-    def task_generator(self, tasks: Sequence[Task]) -> VaryTask | None:
-        """What writes variations of tasks for the curriculum, from the training tasks `tasks`; None: nothing does."""
+    def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
+        """What writes variations of the training tasks `tasks` for the curriculum; None: nothing does."""
+        return None
+
+    def check_task(self, task: Task) -> str | None:
+        """Why a generated task must not be trained on, in a word under which refusals are counted; None if it may."""
         return None
 
     def as_dreamed(self, recorded: Sequence[Trajectory]) -> Sequence[Trajectory]:
