@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from langchain_core.messages import InvalidToolCall
@@ -45,6 +46,16 @@ def parse_action(action: str) -> ToolCall | str:
     if isinstance(found, dict) and isinstance(found.get("name"), str) and isinstance(found.get("arguments"), dict):
         return ToolCall(found["name"], found["arguments"])
     raise ValueError(f"{action[:80]!r} is neither a tool call (name, arguments) nor an answer")
+
+
+@lru_cache(100_000)
+def parse_call(action: str) -> ToolCall | None:
+    """The call that an action is; None for anything else. Do not change its arguments: they are remembered."""
+    try:
+        parsed = parse_action(action)
+    except ValueError:
+        return None
+    return parsed if isinstance(parsed, ToolCall) else None
 
 
 def is_answer(action: str) -> bool:

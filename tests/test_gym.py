@@ -20,6 +20,7 @@ from langgraph.graph import START, StateGraph
 from pydantic import Field
 
 from dreamgym_lg import DreamEnvironment, DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory, load_traces
+from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 
 create_agent = pytest.importorskip("langchain.agents").create_agent
@@ -29,6 +30,8 @@ class Says(BaseChatModel):
     """Books a room, then answers with `answer`."""
 
     answer: str = "done"
+    city: str = "Rome"
+    """Empty: it is left away, which the tool does not allow."""
     asked: list[int] = Field(default_factory=list)
     """An entry a call; an episode asks a copy of its policy, which shares it."""
 
@@ -42,7 +45,7 @@ class Says(BaseChatModel):
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
         self.asked.append(len(messages))
         booked = any(isinstance(message, ToolMessage) for message in messages)
-        call = {"name": "book", "args": {"city": "Rome"}, "id": "1"}
+        call = {"name": "book", "args": {"city": self.city} if self.city else {}, "id": "1"}
         message = AIMessage(self.answer) if booked else AIMessage("", tool_calls=[call])
         return ChatResult(generations=[ChatGeneration(message=message)])
 
@@ -163,7 +166,7 @@ def test_a_task_is_held_out_by_giving_it_with_another_split_and_not_given_back(a
 
 
 def test_imported_traces_are_tasks_whose_dream_can_be_played(agent: Agent, buffer: ReplayBuffer, tmp_path: Path) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "book", "arguments": '{"city": "Oslo"}'}}
+    call = {"id": "1", "type": "function", "function": {"name": "book", "arguments": '{"city": "Rome"}'}}
     messages = [
         {"role": "user", "content": "A room."}, {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "Booked."}, {"role": "assistant", "content": "done"},
@@ -173,6 +176,55 @@ def test_imported_traces_are_tasks_whose_dream_can_be_played(agent: Agent, buffe
     gym = gym_of(agent, buffer, tasks=())
     rate, (episode,) = gym.evaluate(Says(), tasks=gym.tasks("train"))
     assert rate.successes == 1 and agent.booked == [] and episode.task.instruction == "A room."
+
+
+def booked(task: Task, city: str, index: int = 0) -> Trajectory:
+    """A recorded success that booked a room there."""
+    call = Step(observation=task.instruction, action=render_call("book", {"city": city}), next_observation="A real room.")
+    answer = Step(observation="A real room.", action=render_answer("done"), next_observation="", reward=1, terminated=True)
+    return Trajectory(task=task, steps=[call, answer], success=True, run="traces", rollout_index=index)
+
+
+def test_traces_decide_in_the_dream_what_they_know_unless_it_is_switched_off(agent: Agent, buffer: ReplayBuffer) -> None:
+    train, other, _ = tasks()
+    buffer.add(booked(train, "Oslo"))
+
+    def decided(task: Task, city: str, **options: Any) -> list[tuple[str, str, float]]:
+        gym = gym_of(agent, buffer, experience_model=ExperienceModel(World()), **options)
+        (episode,) = gym.evaluate(Says(city=city), tasks=[task])[1]
+        (stored,) = buffer.trajectories(run=episode.run)
+        assert stored.steps == tuple(episode.steps)
+        shown = [step.next_observation.split(" invoking")[0] for step in stored.steps]
+        return [(text, step.decided_by, step.reward) for text, step in zip(shown, stored.steps, strict=True)]
+
+    known, dreamed = ("A real room.", "recorded", 0), ("A dreamed room.", "model", 0)
+    assert decided(train, "Oslo") == [known, ("", "effects", 1)]
+    assert decided(train, "Rome") == [dreamed, ("", "effects", 0)]
+    assert decided(other, "Oslo") == [known, ("", "model", 1)]
+    assert decided(train, "Rome", checks=["recorded"]) == [dreamed, ("", "model", 1)]
+    assert decided(train, "Oslo", checks=["effects"]) == [dreamed, ("", "effects", 1)]
+    assert decided(train, "Rome", writes=[]) == [dreamed, ("", "model", 1)], "nothing is written: the answer alone counts"
+    assert decided(train, "Rome", verify_dream=lambda task, state: 1) == [dreamed, ("", "verify", 1)]
+    assert decided(train, "") == [("Error", "schema", 0), ("", "effects", 0)]
+    assert agent.booked == []
+
+
+def test_checks_and_writes_of_unknown_names_are_refused_at_once(agent: Agent, buffer: ReplayBuffer) -> None:
+    with pytest.raises(ConfigurationError, match="unknown check 'record'.*Did you mean 'recorded'"):
+        gym_of(agent, buffer, checks=["record"])
+    with pytest.raises(ConfigurationError, match="unknown tool in writes 'boook'.*Did you mean 'book'"):
+        gym_of(agent, buffer, writes=["boook"])
+    with pytest.raises(ConfigurationError, match="writes='book': give a list"):
+        gym_of(agent, buffer, writes="book")
+
+
+def test_the_doctor_of_a_gym_knows_its_traces(agent: Agent, buffer: ReplayBuffer) -> None:
+    def use(**options: Any) -> str:
+        return next(part.use for part in gym_of(agent, buffer, **options).examine().parts if part.name == "book")
+
+    assert use().startswith("writes: nothing says") and use(writes=[]) == "reads: writes= does not name it"
+    assert gym_of(agent, buffer).world.writing_tools(buffer) == {"book"}
+    assert gym_of(agent, buffer, pass_through=["book"]).world.writing_tools(buffer) == set()
 
 
 def test_every_task_has_the_schemas_of_the_graph_in_the_dream_as_in_the_buffer(

@@ -15,7 +15,7 @@ from dreamgym_lg.gym import AgentWorld
 from dreamgym_lg.simulate.agent import final_answer
 
 SETTINGS = replace(
-    AgentWorld.settings, real_evaluation=True, evaluate_tasks=48, demonstrations=500, policy_tokens=128, learning_rate=3e-4
+    AgentWorld.settings, real_budget=None, evaluate_tasks=48, demonstrations=500, policy_tokens=128, learning_rate=3e-4
 )
 """What differs from a large model's training: every success is shown to the policy, its replies are short and the learning rate
 is a small model's. The staging database is asked on the validation tickets, by which the best policy is kept."""

@@ -35,6 +35,12 @@ PassThrough = Annotated[list[str] | None, typer.Option(help="A tool that really 
 SimulateNode = Annotated[
     list[str] | None, typer.Option(help="A node of plain code for which the dream answers; may be repeated.")
 ]
+Writes = Annotated[
+    list[str] | None, typer.Option(help="A tool that changes the world; may be repeated. Default: found in tools and traces.")
+]
+Traces = Annotated[
+    Path | None, typer.Option("--replay-buffer", help="Real traces, which show which tools write.", exists=True, dir_okay=False)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the parts as JSON.")]
 
 Source = Annotated[
@@ -72,19 +78,32 @@ def doctor(
     agent: Agent,
     pass_through: PassThrough = None,
     simulate_node: SimulateNode = None,
+    writes: Writes = None,
+    replay_buffer: Traces = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which parts of an agent a dream simulates, which run for real, which cannot be simulated, and how to fix those.
+
+    Of a simulated tool it says whether it is taken for one that reads or one that writes, and why: a dreamed success needs the
+    writing calls of a recorded one.
 
     Only the agent's module is imported; a function that creates the agent is called. Exit code 0: it can be dreamed; 1:
     something would be stopped or could leak; 2: it could not be loaded.
     """
     with errors_shown():
+        from dreamgym_lg.replay.buffer import ReplayBuffer
         from dreamgym_lg.simulate.doctor import examine
 
         with redirect_stdout(sys.stderr):  # what the module prints is not our answer
             graph = load_agent(agent)
-        found = examine(graph, pass_through=pass_through or (), simulate_nodes=simulate_node or ())
+        with ReplayBuffer(replay_buffer or ":memory:") as buffer:
+            found = examine(
+                graph,
+                pass_through=pass_through or (),
+                simulate_nodes=simulate_node or (),
+                writes=writes,
+                trajectories=buffer.trajectories(source="offline", split="train", errors=False),
+            )
     if as_json:
         parts = [part._asdict() for part in found.parts]
         print(json.dumps({"agent": agent, "ready": not found.problems, "parts": parts}, indent=2))
@@ -96,14 +115,14 @@ def doctor(
 
 def _show(agent: str, found: "Examination") -> None:
     table = Table(title=escape(agent), title_justify="left")
-    for column in ("part", "name", "in the dream", "what to do"):
+    for column in ("part", "name", "in the dream", "reads or writes", "what to do"):
         table.add_column(column, overflow="fold")
     last = ""
     for part in found.parts:
         kind = part.kind if part.kind != last else ""
         last, colour = part.kind, COLOURS.get(part.handling, "")
         handling = f"[{colour}]{part.handling}[/]" if colour else part.handling
-        table.add_row(kind, escape(part.name), handling, escape(part.advice))
+        table.add_row(kind, escape(part.name), handling, escape(part.use), escape(part.advice))
     console.print(table)
     if not found.problems:
         console.print(

@@ -21,6 +21,7 @@ from dreamgym_lg.cli.play_session import Session, typed_call
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
+from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.prompt_formats import is_tool_task, schemas
 from dreamgym_lg.experiment.workspace import load_experience_model
@@ -38,6 +39,15 @@ COMMANDS = {
     "help": "these lines",
     "quit": "leave, as does the end of the input",
 }
+
+DECIDERS = {
+    "schema": "the tool's argument schema",
+    "recorded": "a recorded answer",
+    "effects": "a recorded success's writing calls",
+    "verify": "your own check",
+    "model": "the experience model",
+}
+"""`Step.decided_by` in words."""
 
 Real = Annotated[
     bool, typer.Option("--real", help="The real environment answers, in place of the dream (an experiment's only).")
@@ -126,7 +136,7 @@ def _of_buffer(file: Path, model: str, real: bool) -> Iterator[Place]:
         raise ConfigurationError("--real needs a WORLD: a replay buffer does not hold the tools themselves")
     with ReplayBuffer(file) as buffer:
         experience = load_experience_model(model, buffer)
-        dream = DreamEnvironment(experience)
+        dream = DreamEnvironment(experience, grounding=Grounding(buffer))
         yield Place(
             dream,
             buffer,
@@ -207,6 +217,8 @@ class Player:
         last = self.session.steps[-1]
         reason = "refused by the check that stands before dream and reality alike" if self.session.refused else last.reasoning
         verdict = f"{'valid' if last.valid else 'invalid'}, reward {last.reward:g}"
+        if last.decided_by:
+            verdict += f", decided by {DECIDERS[last.decided_by]}"
         _say(f"{reason or '(the real environment gives no reasons)'}\n{verdict}", "dim")
 
     def undo(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.actions import parse_call
 from dreamgym_lg.environment import INVALID_REWARD
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.types import Prediction, Step
@@ -78,11 +78,7 @@ def check_structure(
 
 
 def _called(action: str) -> str | None:
-    try:
-        parsed = parse_action(action)
-    except ValueError:
-        return None
-    return parsed.name if isinstance(parsed, ToolCall) else None
+    return call.name if (call := parse_call(action)) is not None else None
 
 
 def _container(text: str) -> str | None:

@@ -50,7 +50,15 @@ class PromptFormat(Protocol):
         """The system message: all that stays the same over an episode."""
 
     def ask(
-        self, task: Task, action: str, *, seen: Sequence[str], score: float, demonstrations: Sequence[Step], hidden: str
+        self,
+        task: Task,
+        action: str,
+        *,
+        seen: Sequence[str],
+        score: float,
+        demonstrations: Sequence[Step],
+        hidden: str,
+        calls: str = "",
     ) -> str:
         """The message that asks what follows `action`.
 
@@ -60,6 +68,7 @@ class PromptFormat(Protocol):
             score: The sum of the episode's rewards so far.
             demonstrations: Recorded transitions like this one.
             hidden: The fact that the world reveals next (`HiddenFacts`); "" for none.
+            calls: What a tool agent has done before its final answer (`rules.calls_made`); "" before any other action.
         """
 
     def answer(self, prediction: Prediction) -> str:
@@ -97,12 +106,20 @@ class LineFormat:
         return "\n".join(part for part in parts if part)
 
     def ask(
-        self, task: Task, action: str, *, seen: Sequence[str], score: float, demonstrations: Sequence[Step], hidden: str
+        self,
+        task: Task,
+        action: str,
+        *,
+        seen: Sequence[str],
+        score: float,
+        demonstrations: Sequence[Step],
+        hidden: str,
+        calls: str = "",
     ) -> str:
         """Demonstrations, the action, and what a small model does not see by itself.
 
-        That is the score so far (it tells which progress is the last one), what of the action was named before, and the
-        hidden fact.
+        That is the score so far (it tells which progress is the last one), what of the action was named before, the hidden
+        fact, and before a final answer what has been done.
         """
         shown = [
             f"seen: {step.observation}\n{_on_a_line(step.action)}\n{self.answer(right)}"
@@ -111,6 +128,7 @@ class LineFormat:
         head = f"now, with a score of {round(score, 2):g}:"
         named = _named(task, action, seen)
         coming = [f"next in line: {hidden}"] if hidden else []
+        coming += [f"calls so far: {calls}"] if calls else []
         text = "\n".join([*shown, head, _on_a_line(action), *named, *coming])
         return f"{seen[0]}\n{text}" if len(seen) == 1 else text
 
@@ -211,9 +229,17 @@ class JsonFormat:
         return f"{self.instructions}\n\n{encoded(world)}"
 
     def ask(
-        self, task: Task, action: str, *, seen: Sequence[str], score: float, demonstrations: Sequence[Step], hidden: str
+        self,
+        task: Task,
+        action: str,
+        *,
+        seen: Sequence[str],
+        score: float,
+        demonstrations: Sequence[Step],
+        hidden: str,
+        calls: str = "",
     ) -> str:
-        """One JSON object; what was seen later than at first is not shown again, since it stands in the conversation."""
+        """One JSON object; what was seen later than at first and `calls` are not shown again: they are in the conversation."""
         shown = [
             {"observation": step.observation, "action": step.action, "answer": _ordered(right)}
             for step, right in cut(demonstrations, self.characters)

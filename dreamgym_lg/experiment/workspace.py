@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -40,11 +40,12 @@ logger = logging.getLogger(__name__)
 TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
 """Names under which trajectories are recorded; those of evaluations begin with `validate/` and `proof/`."""
 
-CHANGED_LATER = {"iterations", "stop_after_uniform"}
+CHANGED_LATER = {"iterations", "stop_after_uniform", "max_gap", "real_budget"}
 """Settings that may change between two runs in the same folder."""
 TRAINING = {
     "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "synthetic_share", "evaluate_every",
-    "evaluate_tasks", "real_evaluation", "refresh_every", "refresh_episodes", "refresh_steps", "policy_tokens",
+    "evaluate_tasks", "max_false_success", "refresh_every", "refresh_episodes", "refresh_steps", "policy_tokens",
+    "experience_learning_rate", "base_learning_rate",
 }  # fmt: skip
 """Settings that only training reads."""
 DATA = "stage/experience/data"
@@ -145,7 +146,6 @@ class Workspace:
         if self._prefix is None:
             file = self.out / "run"
             if not file.exists():
-                self.out.mkdir(parents=True, exist_ok=True)
                 _write(file, f"{self.out.name}-{uuid4().hex[:8]}/")
             self._prefix = file.read_text()
         return f"{self._prefix}{name}"
@@ -194,18 +194,36 @@ class Workspace:
         buffer = self.replay_buffer
         usable = partial(buffer.trajectories, source="offline", split="train", errors=False)
         found = list(usable(run=self.run_name(OFFLINE))) or list(usable())
-        known = int(next((row["trajectories"] for row in buffer.metrics(self.run_name(DATA))), len(found)))
-        first = found[:known]
+        first = found[: (known := self._known(len(found)))]
         Random(self.settings.seed).shuffle(first)
         return first + found[known:]
 
+    def _known(self, found: int) -> int:
+        """How many offline trajectories there were when the experience model was trained; `found` before."""
+        recorded = self.replay_buffer.metrics(self.run_name(DATA))
+        return int(next((row["trajectories"] for row in recorded), found))
+
+    def experience_data(self) -> tuple[list[Trajectory], list[Trajectory]]:
+        """The offline trajectories that the experience model is trained on, and those held out from it.
+
+        As many as its steps take; where that would be all of them, a tenth of the tasks is held out.
+        """
+        offline, wanted = self.offline(), self.settings.batch_size * self.settings.experience_steps
+        if (known := self._known(len(offline))) > wanted:
+            return offline[:wanted], offline[wanted:]
+        ids = list(dict.fromkeys(trajectory.task.id for trajectory in offline[:known]))
+        shown = set(ids[len(ids) // 10 :])
+        return (
+            [trajectory for trajectory in offline[:known] if trajectory.task.id in shown],
+            [trajectory for trajectory in offline[:known] if trajectory.task.id not in shown] + offline[known:],
+        )
+
     def held_out_offline(self) -> list[Trajectory]:
-        """The offline trajectories that `train_experience` did not take, in the order of `offline`; all, for a given model.
+        """The offline trajectories that `train_experience` did not take; all, for a given model.
 
         A refresh draws on all of them.
         """
-        s = self.settings
-        return self.offline()[0 if self._given is not None else s.batch_size * s.experience_steps :]
+        return self.offline() if self._given is not None else self.experience_data()[1]
 
     def policy(self, name: str, temperature: float = 1.0) -> "LocalChatModel":
         """A policy of the folder: `base`, `supervised`, `trained`, or another in `models`."""
@@ -234,11 +252,19 @@ class Workspace:
                 demonstrations=self.settings.retrieved,
                 demonstration_characters=self.settings.retrieved_characters,
                 hidden_facts=self.world.hidden_facts,
+                writes=self.world.writing_tools(self.replay_buffer),
             )
             return self._given
         name = self.newest_experience() if name is None else name
         model = self._local(name, own_process) if name else None
-        return _as_trained(model, self.settings, self.replay_buffer, self.world.hidden_facts, name)
+        return _as_trained(
+            model,
+            self.settings,
+            self.replay_buffer,
+            self.world.hidden_facts,
+            name,
+            writes=self.world.writing_tools(self.replay_buffer),
+        )
 
     def _local(self, name: str, own_process: bool) -> "LocalChatModel":
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -341,6 +367,8 @@ def _as_trained(
     replay_buffer: ReplayBuffer,
     hidden_facts: HiddenFacts | None,
     version: str,
+    *,
+    writes: Collection[str] = (),
 ) -> ExperienceModel:
     """The experience model as `train_experience` trains it and every dream asks it."""
     return ExperienceModel(
@@ -350,6 +378,7 @@ def _as_trained(
         demonstration_characters=settings.retrieved_characters,
         instructions="",  # a model that is trained on the format needs none
         hidden_facts=hidden_facts,
+        writes=writes,
         retries=0,
         version=version,
     )

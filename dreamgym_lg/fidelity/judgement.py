@@ -52,7 +52,7 @@ class Judgement:
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "Judgement":
         """What `to_dict` wrote."""
-        read = {name: Rate(*value) if isinstance(value, list) else value for name, value in given.items()}
+        read: dict[str, Any] = {name: Rate(*value) if isinstance(value, list) else value for name, value in given.items()}
         for name in ("by_kind", "by_decision"):
             read[name] = {key: Rate(*value) for key, value in given[name].items()}
         return cls(**read)
@@ -202,8 +202,9 @@ def _shows(lookup: _Lookup, result: StepResult | None) -> bool:
 
 
 def _judged(found: Sequence[_Put], version: str) -> Judgement:
-    wrong = [each for each in found if not each.trajectory.success and each.asked]
-    right = [each for each in found if each.trajectory.success and any(asked.last for asked in each.asked)]
+    ended = [each for each in found if any(asked.last for asked in each.asked)]
+    wrong = [each for each in ended if not each.trajectory.success]
+    right = [each for each in ended if each.trajectory.success]
     kinds, decisions = defaultdict[str, list[_Put]](list), defaultdict[str, list[_Put]](list)
     for each in wrong:
         kinds[_kind(each.trajectory)].append(each)

@@ -199,13 +199,14 @@ class SimulatedAgent:
         """
         malformed = malformed_call(final)
         answer = malformed or render_answer(final_answer(final))
-        result, reward, success = episode.last, 0.0, False
+        result, reward, success, decided_by = episode.last, 0.0, False, "schema" if malformed and not self.real else ""
         if not episode.truncated and self.verify is not None:
             result, reward = None, _verified(self.verify, task, final)
-            success = reward >= 1
+            success, decided_by = reward >= 1, "" if self.real else "verify"
         elif not episode.truncated and (episode.last or not malformed):
             result = episode.last or await episode.environment.astep(answer)
             reward, success = result.reward, bool(result.info.get("success", False))
+            decided_by = str(result.info.get("decided_by", ""))
         steps = episode.steps
         last = Step(
             observation=steps[-1].next_observation if steps else task.instruction,
@@ -216,6 +217,7 @@ class SimulatedAgent:
             truncated=episode.truncated,
             valid=not malformed,
             reasoning=_reasoning(result),
+            decided_by=decided_by,
         )
         return {"steps": [*steps, last], "success": success}
 

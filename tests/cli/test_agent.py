@@ -103,6 +103,9 @@ def test_the_table_names_parts_handling_and_fixes(folder: Path) -> None:
     code, shown = run("doctor", "my_agent.py:graph")
     assert code == 1
     assert "move it into a tool" in shown and "Cannot be simulated as it is: log" in shown
+    assert "writes: nothing says" in " ".join(shown.split())
+    code, shown = run("doctor", "my_agent.py:graph", "--writes", "boook")
+    assert code == 2 and "Did you mean 'book'" in shown
     code, shown = run("doctor", "my_agent.py:clean", "--pass-through", "book")
     assert code == 1 and "tool book" in shown and "os.remove" in shown
 

@@ -104,7 +104,8 @@ def test_the_verdict_is_the_answers_alone(scripted: Any) -> None:
     environment = DreamEnvironment(ExperienceModel(scripted(reply=lambda _: answer(observation=claims)), prompt_format="json"))
     environment.reset(TASK)
     result = environment.step(f"look {claims}")
-    assert result == StepResult(claims, 0.0, False, False, {"success": False, "valid": True, "reasoning": "why not"})
+    info = {"success": False, "valid": True, "reasoning": "why not", "decided_by": "model"}
+    assert result == StepResult(claims, 0.0, False, False, info)
 
 
 @pytest.mark.parametrize("value", [*ATTACKS[:-1], {"a": ["x", 1, None, True, {"b": "<>"}]}, "料理 – ü", "[A]", []])

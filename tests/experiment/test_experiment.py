@@ -126,7 +126,7 @@ def test_a_world_without_scripted_policies_says_what_to_do(tmp_path: Path) -> No
     assert len(bare.tasks("train")) == 4 and bare.offline() == []
     with pytest.raises(ConfigurationError, match="no scripted policies .*load_traces"):
         Experiment(Shut(), tmp_path / "other", Settings(episodes={"random": 1})).collect()
-    with pytest.raises(ConfigurationError, match="no offline trajectory is a success"):
+    with pytest.raises(ConfigurationError, match="no offline trajectory of 0 is a success"):
         train_base_policy(bare)
 
 
@@ -160,7 +160,7 @@ def test_real_validation_plays_the_real_environment_and_counts_its_steps(work: E
     assert figures["eval_dream_successes"] == 2 and figures["eval_real_successes"] == 0
     assert figures["eval_invalid_recall"] == 0 and figures["eval_invalid_count"] == 4
     assert count_real_steps(work)["evaluation"] == 4
-    work.settings = replace(work.settings, real_evaluation=False)
+    work.settings = replace(work.settings, real_budget=0)
     assert not any(name.startswith("eval_real") for name in validate(work, scripted(reply=lambda _: "kick"), experience, 2))
 
 
