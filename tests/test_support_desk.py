@@ -118,6 +118,7 @@ def test_glue_has_fewer_than_forty_lines() -> None:
 @pytest.mark.parametrize("server", ["--truthful", "--dreamed"])
 def test_the_whole_story_runs(server: str, tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="needs trl")
+    pytest.importorskip("dreamgym_lg.integrations.transformers.small_base", reason="needs the small base")
     command = [sys.executable, FOLDER / "run.py", server, "--quick", "--traces", "60", "--out", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
