@@ -25,9 +25,9 @@ from tickets import KINDS, Shop, create_shop
 
 from dreamgym_lg import DreamGym, Environment, ReplayBuffer, StepResult, Task, load_traces
 from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.evaluation import MODES, POLICIES
 from dreamgym_lg.experiment.settings import Settings, quick
-from dreamgym_lg.gym import AgentWorld
 from dreamgym_lg.simulate.agent import final_answer
 
 SETTINGS = replace(AgentWorld.settings, real_budget=None, evaluate_tasks=48, policy_tokens=96, learning_rate=3e-4)
