@@ -198,7 +198,12 @@ class Grounding:
         return Decision(Prediction(reasoning, "", float(success), True, success, True), "effects")
 
     def _references(self, task: Task) -> Collection[Effects]:
-        """The effects of the task's recorded successes, as far as the agent has the tools for them."""
+        """The effects of the task's recorded successes, as far as the agent has the tools for them.
+
+        Those of a task that was generated from a recorded success are those of the calls that it was generated with.
+        """
+        if generated := task.metadata.get("reference_calls"):
+            return {_unordered(self._index.effects((self._call(action), True) for action in generated))}
         tools = {tool["name"] for tool in schemas(task)}
         for scope in _successes(task.id, task.environment, task.instruction, task.split):
             found = self._index.successes.get(scope, ())
