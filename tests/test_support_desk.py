@@ -2,13 +2,17 @@
 
 import ast
 import json
+import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from dreamgym_lg.experiment.evaluation import validate
 
 pytest.importorskip("langchain", reason="needs langchain")
 
@@ -22,16 +26,17 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("desk")
     sys.path.insert(0, str(FOLDER))
     try:
+        import glue
         import old_policy
-        import run
         import tickets
+        from truthful_server import TruthfulServer
     finally:
         sys.path.remove(str(FOLDER))
     tasks = tickets.create_shop(out / "shop.db", seed=1, train=TRAIN, validation=VALIDATION, test=TEST)
     shop = tickets.Shop(out / "shop.db")
     old_policy.write_traces(out / "traces.jsonl", shop, tasks[:TRAIN], seed=1)
-    gym = run.create_gym(shop, tasks[TRAIN:], out, truthful=True, settings=run.SETTINGS)
-    return SimpleNamespace(out=out, tasks=tasks, shop=shop, gym=gym, old_policy=old_policy, run=run, tickets=tickets)
+    gym = glue.create_gym(shop, tasks[TRAIN:], out, create_environment=partial(TruthfulServer, shop), settings=glue.SETTINGS)
+    return SimpleNamespace(out=out, tasks=tasks, shop=shop, gym=gym, old_policy=old_policy, tickets=tickets)
 
 
 def test_splits_share_no_id_no_name_and_no_wording(desk: Any) -> None:
@@ -77,6 +82,12 @@ def test_the_truthful_server_answers_and_judges_as_the_real_database(desk: Any, 
         assert real.successes < TEST / 2
 
 
+def test_a_truthful_server_needs_no_experience_model_to_be_validated_against(desk: Any) -> None:
+    policy = desk.old_policy.OldPolicy(habit="wrong_argument")
+    figures = validate(desk.gym, policy, desk.gym.experience(), 0)
+    assert 0 < figures["eval_real_successes"] == figures["eval_dream_successes"] < VALIDATION == figures["eval_real_episodes"]
+
+
 def test_what_nobody_asked_for_is_no_success(desk: Any) -> None:
     agent = sys.modules["agent"]
     task = next(task for task in desk.tasks if task.metadata["kind"] == "where")
@@ -94,17 +105,26 @@ def test_what_nobody_asked_for_is_no_success(desk: Any) -> None:
 
 
 def test_glue_has_fewer_than_forty_lines() -> None:
-    source = (FOLDER / "run.py").read_text()
-    glue = [node for node in ast.parse(source).body if getattr(node, "name", "") in ("TruthfulServer", "create_gym", "train")]
-    assert len(glue) == 3
-    lines = source.splitlines()
-    texts = {
-        number
-        for node in glue
-        for each in ast.walk(node)
-        if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
-        for number in range(each.lineno, (each.end_lineno or 0) + 1)
-    }
-    numbers = (n for node in glue for n in range(node.lineno, (node.end_lineno or 0) + 1))
-    code = [n for n in numbers if lines[n - 1].strip() and n not in texts]
+    source = (FOLDER / "glue.py").read_text()
+    texts = (
+        each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
+    )
+    told = {number for text in texts for number in range(text.lineno, (text.end_lineno or 0) + 1)}
+    code = [line for number, line in enumerate(source.splitlines(), 1) if line.strip() and number not in told]
     assert 20 < len(code) < 40, len(code)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["--truthful", "--dreamed"])
+def test_the_whole_story_runs(server: str, tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason="needs trl")
+    command = [sys.executable, FOLDER / "run.py", server, "--quick", "--traces", "60", "--out", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    successes = json.loads((tmp_path / "result.json").read_text())["successes"]
+    assert successes["old policy, its own tickets, real"]["all"][1] == 60
+    rows = [f"{policy}, {mode}" for policy in ("base", "supervised", "trained") for mode in ("greedy", "sampled")]
+    for row in rows:
+        real, dream = successes[f"{row}, real"], successes[f"{row}, dream"]
+        assert real["all"][1] == dream["all"][1] == 12 and real["last"][1] == 2
+        assert server == "--dreamed" or row.endswith("sampled") or real == dream, "a truthful server says what is true"

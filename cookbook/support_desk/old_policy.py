@@ -47,7 +47,7 @@ class OldPolicy(BaseChatModel):
         return "old-policy"
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Any:
-        return self
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
 
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
         ticket = next(message.text for message in messages if isinstance(message, HumanMessage))

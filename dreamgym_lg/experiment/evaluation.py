@@ -14,7 +14,7 @@ from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
-from dreamgym_lg.fidelity.verdicts import measure_verdicts, summarise
+from dreamgym_lg.fidelity.verdicts import Verdicts, measure_verdicts, summarise
 from dreamgym_lg.replay.schema import FAILED
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.statistics import difference_interval
@@ -37,7 +37,7 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
     told = f"after {iteration} iterations: dream {_of(dreamed)}"
     if panel := tasks[: _affordable(work, iteration)]:
         real = check_played(work.play("validate/real", policy, panel, iteration=iteration))
-        verdicts = run_lasting(measure_verdicts(experience, real, check_action=work.world.check_action))
+        verdicts = _verdicts(work, experience, real)
         same = dreamed[: len(real)]  # the same tasks
         one, other = (sum(episode.success for episode in episodes) for episodes in (same, real))
         gap, (low, high) = (one - other) / len(real), difference_interval((one, len(same)), (other, len(real)))
@@ -60,6 +60,12 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
         told += f"; real_budget={work.settings.real_budget} is spent: no real episode was played"
     work.say(told)
     return figures
+
+
+def _verdicts(work: Workspace, experience: ExperienceModel, real: Sequence[Trajectory]) -> Verdicts:
+    """The experience model's judgement of real episodes; of none where it does not play the dream."""
+    asked = real if work.world.asks_experience else ()
+    return run_lasting(measure_verdicts(experience, asked, check_action=work.world.check_action))
 
 
 def _of(episodes: Sequence[Trajectory]) -> str:
@@ -152,7 +158,7 @@ def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, e
     # a policy or an experience model that was trained further is another one, whose episodes are stored beside the others
     version = f"{name}/{mode}/{policy_version(policy)}"
     real = check_played(work.play(f"proof/real/{version}", policy, held_out))
-    verdicts = run_lasting(measure_verdicts(experience, real, check_action=work.world.check_action))
+    verdicts = _verdicts(work, experience, real)
     asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
     figures["real"].setdefault(name, {})[mode] = summarise(real) | asked
     if name != "supervised":  # it has no dream to be compared with

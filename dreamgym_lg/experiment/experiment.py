@@ -154,7 +154,7 @@ class Experiment(Workspace):
     def train_supervised(self, model: "StartModel" = None) -> None:
         """Train the baseline without any dream: from the base policy's start, on its demonstrations, as far as that goes.
 
-        It is played on the validation tasks as it learns, in reality with `real_evaluation`; training ends when its success
+        It is played on the validation tasks as it learns, in reality unless `real_budget` is 0; training ends when its success
         stops rising, and the best one is kept as `models/supervised`. Args: `model`, as of `train_base`.
         """
         if self._policy is not None or not self.settings.supervised_steps:

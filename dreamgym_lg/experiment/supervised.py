@@ -218,12 +218,12 @@ def _earns_something(work: Workspace, experience: ExperienceModel, model: Any, t
 def _stopped_rising(work: Workspace, model: Any, tokenizer: Any, step: int) -> bool:
     """Whether the baseline's validation success has stopped rising; the best one is kept on the way.
 
-    It is real success where real evaluation is allowed, else that in the dream.
+    It is real success unless `real_budget` is 0, else that in the dream.
     """
     if step % CHECKED and step != work.settings.supervised_steps:
         return False
     best, policy = BestPolicy(work, "supervised"), _policy(work, model, tokenizer)
-    kind, dream = ("real", None) if work.settings.real_evaluation else ("dream", work.experience())
+    kind, dream = ("real", None) if work.settings.real_budget != 0 else ("dream", work.experience())
     name = "validate/supervised" if dream is None else "validate/supervised/dream"
     episodes = check_played(work.play(name, policy, work.validation_tasks(), iteration=step, experience=dream))
     successes = sum(trajectory.success for trajectory in episodes)
