@@ -7,9 +7,7 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",  # no warning when a test starts a process
     OMP_WAIT_POLICY="PASSIVE",  # idle torch threads sleep: two cores are shared with the test itself
 )
-PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
-if PARALLEL:  # a worker has one core: two torch processes of two threads take five times as long
-    os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.update({"OMP_NUM_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {})  # a worker has one core
 
 import asyncio
 import gc
@@ -35,7 +33,7 @@ gc.disable()  # until everything is imported and collected: it finds nothing, an
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Under pytest-xdist the long tests come first, so that the workers end together."""
-    if PARALLEL:
+    if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
         for item in items:
             if shared := next((name for name in SHARED if name in item.fixturenames), None):
