@@ -198,7 +198,7 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
         experience_model=experience_model or NearestRecorded(buffer),
         tasks=[*train, *held_out],
         payload=lambda task: task,
-        verify=calls_made,
+        verify_dream=calls_made,
         verify_real=lambda task, state: state["apis"].success(),
         out=out / "run",
     )

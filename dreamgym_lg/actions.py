@@ -1,8 +1,14 @@
 """A tool agent's actions as text: one JSON object a call, the same in traces, in the dream and in the real environment."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from langchain_core.messages import InvalidToolCall
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+_SCHEMAS = ("function", "input_schema", "toolSpec", "title", "properties")
+"""Keys of which a tool's schema has one, whatever its provider; a tool that runs at the provider has none."""
 
 
 class ToolCall(NamedTuple):
@@ -15,6 +21,15 @@ class ToolCall(NamedTuple):
 def render_call(name: str, arguments: Mapping[str, Any]) -> str:
     """The action text of a tool call: `{"name": ..., "arguments": {...}}`, keys sorted, on one line."""
     return json.dumps({"name": name, "arguments": dict(arguments)}, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def render_malformed(calls: Sequence[InvalidToolCall]) -> str:
+    """The action text of what was meant as tool calls and could not be read as such: `{"name": ..., "arguments": TEXT}`.
+
+    The text is what the policy wrote; `parse_action` takes it for neither a call nor an answer.
+    """
+    text = "\n".join(call["args"] or "" for call in calls)
+    return json.dumps({"name": calls[0]["name"], "arguments": text}, ensure_ascii=False)
 
 
 def render_answer(text: str) -> str:
@@ -38,3 +53,18 @@ def is_answer(action: str) -> bool:
         return isinstance(parse_action(action), str)
     except ValueError:
         return False
+
+
+def tool_schemas(tools: Iterable[Any]) -> list[dict[str, Any]]:
+    """Tools as function schemas in OpenAI's form: LangChain's tools, functions, or schemas in any provider's form.
+
+    Those that run at the provider, such as a web search, are left out. Raises what LangChain raises for what is no tool.
+    """
+    found = []
+    for tool in tools:
+        if isinstance(tool, Mapping) and "name" in tool and "parameters" in tool:  # OpenAI's responses, or a bare function
+            function = {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
+            found.append({"type": "function", "function": function})
+        elif not isinstance(tool, Mapping) or any(key in tool for key in _SCHEMAS):
+            found.append(dict(convert_to_openai_tool(tool)))
+    return found

@@ -1,12 +1,14 @@
 """`DreamGym`: an unmodified LangGraph agent, trained in the dream and handed back. The facade over all parts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
+from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.environment import CreateEnvironment, Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.event_loop import run_lasting
@@ -14,12 +16,12 @@ from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_grpo_learner
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.workspace import logger, policy_version
+from dreamgym_lg.experiment.workspace import logger, policy_version, show_progress
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import SimulatedAgent, with_policy
-from dreamgym_lg.simulate.agent import EpisodeOptions, Verify
+from dreamgym_lg.simulate.agent import EpisodeOptions, ResetReal, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine
 from dreamgym_lg.statistics import Rate, wilson
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
@@ -38,9 +40,12 @@ class AgentWorld(World):
         graph: The compiled graph of production, or any object with `invoke` that runs one.
         tasks: Every task, of all splits.
         payload: The graph's input for a task; by default its instruction as a human message.
-        verify: (task, final state) -> reward, 0 to 1, a success if it is 1. Without it the experience model judges the final
-            answer by `task.metadata["rubric"]`.
-        verify_real: The same for real episodes, where what the tools really did can be asked. Default: `verify`.
+        verify_dream: (task, final state) -> reward, 0 to 1, a success if it is 1: judges dreamed episodes, in which no tool
+            really ran. Without it the experience model judges the final answer by `task.metadata["rubric"]`.
+        verify_real: The same for real episodes, where what the tools really did can be asked; they need it.
+        reset_real: task -> the context manager, synchronous or asynchronous, in which each real episode is played and
+            verified (`ResetReal`): resets a staging database, say.
+        writes: Names of the tools that change the world. Default: what the tools themselves say, else found in the traces.
         create_environment: Creates the world of one dreamed episode, in place of the experience model's dream.
         options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
@@ -57,25 +62,39 @@ class AgentWorld(World):
         *,
         tasks: Sequence[Task] = (),
         payload: Callable[[Task], Any] | None = None,
-        verify: Verify | None = None,
+        verify_dream: Verify | None = None,
         verify_real: Verify | None = None,
+        reset_real: ResetReal | None = None,
+        writes: Collection[str] | None = None,
         create_environment: CreateEnvironment | None = None,
         **options: Any,
     ) -> None:
+        if "verify" in options:
+            raise ConfigurationError(
+                "verify= does not say which episodes it judges: give verify_real= for a check of what the tools really did, "
+                "which runs after real episodes alone, and verify_dream= for one that can judge a dreamed final state, where "
+                "no tool ran; without verify_dream= the experience model judges the dream"
+            )
         for name in sorted(set(options) - _OPTIONS):
             raise ConfigurationError.unknown("option of DreamGym", name, _OPTIONS)
-        for name in ("pass_through", "simulate_nodes"):
-            if isinstance(options.get(name), str):
-                raise ConfigurationError(f"{name}={options[name]!r}: give a list of names")
-        for name, given in {"payload": payload, "verify": verify, "verify_real": verify_real}.items():
+        for name, names in {"writes": writes, **options}.items():
+            if name in ("writes", "pass_through", "simulate_nodes") and isinstance(names, str):
+                raise ConfigurationError(f"{name}={names!r}: give a list of names")
+        functions = {"payload": payload, "verify_dream": verify_dream, "verify_real": verify_real, "reset_real": reset_real}
+        for name, given in functions.items():
             if given is not None and not callable(given):
                 raise ConfigurationError(f"{name}={given!r} is no function; DreamGym's docstring says what it is given")
         for task in tasks:
             if not isinstance(task, Task):
                 raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
-        self.graph, self.all_tasks, self.payload, self.options = graph, list(tasks), payload, options
-        self.verify, self.verify_real, self._dream = verify, verify_real or verify, create_environment
-        if leaks := [part for part in self.examine().parts if part.handling == "could leak"]:
+        self.graph, self.payload, self.options = graph, payload, options
+        self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
+        self.writes, self._dream = writes, create_environment
+        self.asks_experience = create_environment is None
+        examined = self.examine()
+        self.tools = tool_schemas(examined.tools)
+        self.all_tasks = [self.with_tools(task) for task in tasks]
+        if leaks := [part for part in examined.parts if part.handling == "could leak"]:
             told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
 
@@ -83,6 +102,10 @@ class AgentWorld(World):
         """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it."""
         names = {key: self.options[key] for key in ("pass_through", "simulate_nodes") if key in self.options}
         return examine(self.graph, **names)
+
+    def with_tools(self, task: Task) -> Task:
+        """The task with the schemas of all the graph's tools, as dream, training data and judge show them."""
+        return replace(task, metadata={**task.metadata, "tools": self.tools}) if self.tools else task
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
         return [task for task in self.all_tasks if task.split == split][:limit]
@@ -95,8 +118,15 @@ class AgentWorld(World):
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> SimulatedAgent:
         """The graph with `policy` in it, as `rollout` plays it: in the dream or, with `real`, on its own tools."""
-        verify = self.verify_real if real else self.verify
-        return SimulatedAgent(self.graph, policy, payload=self.payload, verify=verify, real=real, **self.options)
+        return SimulatedAgent(
+            self.graph,
+            policy,
+            payload=self.payload,
+            verify=self.verify_real if real else self.verify_dream,
+            real=real,
+            reset_real=self.reset_real if real else None,
+            **self.options,
+        )
 
 
 class _OwnTools(Environment):
@@ -126,7 +156,8 @@ class DreamGym(Experiment):
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
         policy, learner, engine, progress, say: As of `Experiment`.
-        world: Further arguments of `AgentWorld`: `payload`, `verify`, `verify_real`, `create_environment` and its options.
+        world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`,
+            `create_environment` and its options.
 
     Raises `ConfigurationError` as `AgentWorld` does.
     """
@@ -145,14 +176,15 @@ class DreamGym(Experiment):
         policy: "LocalChatModel | str | Path | None" = None,
         learner: CreateLearner = create_grpo_learner,
         engine: "CreateEngine | None" = None,
-        progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+        progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
         **world: Any,
     ) -> None:
         if not isinstance(replay_buffer, ReplayBuffer):
             raise ConfigurationError(f"replay_buffer={replay_buffer!r} is no ReplayBuffer; give ReplayBuffer(path)")
         own = AgentWorld(graph, tasks=tasks, **world)
-        own.all_tasks = own.all_tasks or replay_buffer.tasks(origin="real")
+        stored = replay_buffer.tasks(origin="real")
+        own.all_tasks = own.all_tasks or [own.with_tools(task) for task in stored]
         super().__init__(
             own,
             out,
@@ -165,7 +197,10 @@ class DreamGym(Experiment):
             progress=progress,
             say=say,
         )
-        replay_buffer.add_tasks(own.all_tasks)
+        # traces tell the tools by name at best; in a shared buffer, tasks of text games have none
+        given = {task.id for task in own.all_tasks}
+        traced = (own.with_tools(task) for task in stored if "tools" in task.metadata and task.id not in given)
+        replay_buffer.add_tasks([*own.all_tasks, *traced])
         if experience_model is not None:
             self.experience()  # a wrong one is said now
 
@@ -222,7 +257,8 @@ class DreamGym(Experiment):
         wanted = policy or self._trained()
         if wanted is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")
-        chosen = list(tasks) if tasks is not None else self.tasks("test") or self.tasks("validation")
+        held_out = self.tasks("test") or self.tasks("validation")
+        chosen = [self.world.with_tools(task) for task in tasks] if tasks is not None else held_out
         if not chosen:
             raise ConfigurationError(
                 "no task has the split 'test' or 'validation', and evaluation needs tasks never trained on: give "
@@ -241,9 +277,10 @@ class DreamGym(Experiment):
             run=self.run_name(f"{name}/{kind}"),
             replay_buffer=self.replay_buffer,
             policy_version=policy_version(wanted),
-            experience_version="" if real else experience.version,
+            experience_version=experience.version if not real and self.world.asks_experience else "",
         )
         check_played(episodes, again=f"evaluate(..., run={name!r})")
+        self.say_unreadable(episodes)
         successes = sum(episode.success for episode in episodes)
         return Rate(successes, len(episodes), *wilson(successes, len(episodes))), episodes
 

@@ -154,15 +154,30 @@ class Training:
         # an outage leaves groups of one episode, which are uniform but say nothing of the policy
         uniform = all(is_uniform(group) for group in groups) and not mostly_failed(ordered)
         after: TrainingState = {"uniform_iterations": state.get("uniform_iterations", 0) + 1 if uniform else 0}
+        metrics["uniform"] = int(uniform)
         metrics["stopped_early"] = int(self.is_stuck(after) and iteration + 1 < state["iterations"])
-        if metrics["stopped_early"]:
-            self.say(
-                f"the run ends after {iteration + 1} of {state['iterations']} iterations: in the last "
-                f"{after['uniform_iterations']}, all episodes of a task had the same reward, which teaches nothing. "
-                "Give harder or easier tasks, or stop_after_uniform=0 to go on"
-            )
+        self._tell_uniform(state | after, uniform=uniform)
         self.replay_buffer.record_metrics(state["run"], iteration, metrics)
         return after
+
+    def _tell_uniform(self, state: TrainingState, *, uniform: bool) -> None:
+        """Say that iterations teach nothing: at the first of them, and when the run ends."""
+        finished, wanted = state["iteration"] + 1, state["iterations"]
+        rows = self.replay_buffer.metrics(state["run"])
+        taught_nothing = uniform + sum(row["iteration"] < state["iteration"] and row.get("uniform") == 1 for row in rows)
+        if self.is_stuck(state) and finished < wanted:
+            self.say(
+                f"the run ends after {finished} of {wanted} iterations: in the last {state['uniform_iterations']}, all "
+                "episodes of a task had the same reward, which teaches nothing. Give harder or easier tasks, or "
+                "stop_after_uniform=0 to go on"
+            )
+        elif finished >= wanted and taught_nothing:
+            self.say(f"{taught_nothing} of {finished} iterations taught nothing: all episodes of a task had the same reward")
+        elif uniform and taught_nothing == 1:
+            self.say(
+                f"iteration {state['iteration']} taught nothing: all episodes of a task had the same reward. It will be said "
+                "at the end how many were so"
+            )
 
     def evaluate_policy(self, state: TrainingState) -> TrainingState:
         assert self.evaluate is not None

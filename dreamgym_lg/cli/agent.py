@@ -49,6 +49,17 @@ Environment = Annotated[str, typer.Option(help="The name under which the tasks o
 HeldOut = Annotated[
     float, typer.Option(min=0, max=1, help="Share of the tasks to keep for evaluation: never trained on, never retrieved.")
 ]
+Rewards = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON object of rewards: by the thread of a SqliteSaver's file, a LangSmith or OpenTelemetry trace, a row's id.",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+RewardRange = Annotated[
+    tuple[float, float], typer.Option(metavar="LOWEST HIGHEST", help="Of the recorded rewards, which are scaled to 0 to 1.")
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a row was rejected; the rest is stored all the same.")]
 
 T = TypeVar("T")
@@ -188,6 +199,8 @@ def import_traces(
     format: Format = "auto",
     environment: Environment = "traces",
     held_out: HeldOut = 0.0,
+    rewards: Rewards = None,
+    reward_range: RewardRange = (0, 1),
     strict: Strict = False,
 ) -> None:
     """Read existing traces into a replay buffer, where they ground the dream. Importing the same file twice stores it once."""
@@ -196,7 +209,14 @@ def import_traces(
 
     with errors_shown(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the rejected rows are shown below
-        found = load_traces(traces, format=format, environment=environment, held_out=held_out)  # type: ignore[arg-type]
+        found = load_traces(
+            traces,
+            format=format,  # type: ignore[arg-type]  # another one is refused
+            environment=environment,
+            held_out=held_out,
+            reward=_rewards(rewards) if rewards is not None else None,
+            reward_range=reward_range,
+        )
         read = list(found)
         with ReplayBuffer(to) as buffer:
             added = buffer.extend(read)
@@ -214,6 +234,16 @@ def import_traces(
         _show_rejected(found.rejected)
     if strict and found.rejected:
         raise typer.Exit(1)
+
+
+def _rewards(file: Path) -> dict[str, float]:
+    try:
+        found = json.loads(file.read_text())
+    except ValueError as error:
+        raise ConfigurationError(f"{file} is no JSON ({error}); give an object of ids and rewards") from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{file} holds a {type(found).__name__}; give an object of ids and rewards")
+    return found
 
 
 def _show_rejected(rejected: "Sequence[Rejected]") -> None:

@@ -114,7 +114,7 @@ def _default_folder(world: World, seed: int, quickly: bool) -> Path:
 @contextmanager
 def _opened(given: str, **options: Any) -> Iterator[Experiment]:
     """`open_experiment` with progress bars over it."""
-    with errors_shown():
+    with errors_shown(resumes=True):
         work = open_experiment(given, **options)
         with progress_shown() as progress:
             work.progress, work.say = progress, console.print

@@ -10,8 +10,9 @@ import typer
 from dreamgym_lg.cli.console import console, errors_shown, progress_shown
 from dreamgym_lg.cli.experiment import OptionalWorld, open_experiment
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.chat_models import load_chat_model, to_experience_model
+from dreamgym_lg.experience.chat_models import load_chat_model
 from dreamgym_lg.experiment.experiment import Experiment
+from dreamgym_lg.experiment.workspace import load_experience_model
 from dreamgym_lg.fidelity import Fidelity, measure, write_fidelity
 from dreamgym_lg.fidelity.ask import ABLATIONS, Ablation
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -23,7 +24,13 @@ _COLOUR = {"bad": "red", "watch": "yellow", "good": "green"}
 Buffer = Annotated[
     Path | None, typer.Option(help="In place of an experiment: your own replay buffer.", exists=True, dir_okay=False)
 ]
-Model = Annotated[str | None, typer.Option(help="With --replay-buffer: the experience model, e.g. openai:gpt-5-mini.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="With --replay-buffer: the experience model, e.g. openai:gpt-5-mini, or the folder of a local one, "
+        "e.g. runs/mine/models/experience-0."
+    ),
+]
 Limit = Annotated[int, typer.Option(min=1, help="Episodes of each kind put to the model, drawn by --seed.")]
 Without = Annotated[
     list[str] | None,
@@ -77,7 +84,9 @@ def check_source(world: str | None, replay_buffer: Path | None, experience_model
     if (world is None) == (replay_buffer is None):
         raise ConfigurationError("give either a WORLD, or --replay-buffer with --experience-model")
     if replay_buffer is not None and not experience_model:
-        raise ConfigurationError("--replay-buffer needs --experience-model, e.g. openai:gpt-5-mini")
+        raise ConfigurationError(
+            "--replay-buffer needs --experience-model, e.g. openai:gpt-5-mini or runs/mine/models/experience-0"
+        )
     if world is not None and experience_model:
         raise ConfigurationError(f"{world} has an experience model of its own: leave --experience-model away")
 
@@ -125,4 +134,4 @@ def _of_buffer(file: Path, model: str, measure: Measure) -> Fidelity:
             "The trajectories are all of the buffer's. Those of train tasks can be retrieved (never for their own task); a "
             "model that was trained on them is not measured on held-out data by them."
         )
-        return measure(to_experience_model(model, buffer), found, notes=[note] if found else [])
+        return measure(load_experience_model(model, buffer), found, notes=[note] if found else [])

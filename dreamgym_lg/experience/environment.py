@@ -1,7 +1,6 @@
 """The dream: an experience model as an `Environment`, which the same agents, rollouts and checks take as a real one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from dreamgym_lg.actions import is_answer
@@ -9,7 +8,7 @@ from dreamgym_lg.environment import CheckAction, Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange
-from dreamgym_lg.experience.prompt_formats import first_observation
+from dreamgym_lg.experience.prompt_formats import first_observation, is_tool_task, with_tools
 from dreamgym_lg.types import Prediction, Step, StepResult, Task
 
 Rewards = Literal["outcome", "score"]
@@ -56,9 +55,17 @@ class DreamEnvironment(Environment):
     async def areset(self, task: Task) -> str:
         return self.reset(task)
 
+    def resume(self, task: Task, history: Sequence[Exchange]) -> str:
+        """Begin an episode behind steps that are given, such as recorded ones; returns the last observation."""
+        self.reset(task)
+        self._history = list(history)
+        for exchange in history:
+            self._observation = exchange.prediction.observation
+            self._clipped(exchange.prediction.reward)
+        return self._observation
+
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        task = self._playing()
-        self._task = replace(task, metadata={**task.metadata, "tools": list(tools)})
+        self._task = with_tools(self._playing(), tools)
 
     def step(self, action: str) -> StepResult:
         task = self._playing()
@@ -80,7 +87,7 @@ class DreamEnvironment(Environment):
             prediction = prediction._replace(reward=self._clipped(prediction.reward))
         self._history.append(Exchange(action, prediction, found))
         self._observation = prediction.observation
-        if "tools" in self._playing().metadata:  # a tool ends nothing: the agent does, with its answer
+        if is_tool_task(self._playing()):  # a tool ends nothing: the agent does, with its answer
             prediction = prediction._replace(terminated=is_answer(action), success=prediction.success and is_answer(action))
         if prediction.terminated:
             self._task = None

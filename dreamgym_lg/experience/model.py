@@ -123,16 +123,15 @@ class ExperienceModel:
     def messages(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step]) -> list[BaseMessage]:
         """The prompt of one step: a conversation that only grows, so that a local model's key-value cache is kept."""
         messages: list[BaseMessage] = [SystemMessage(self.prompt_format.head(task))]
-        first: str | None = first_observation(task)
-        last, score = first_observation(task), 0.0
+        seen, score = [first_observation(task)], 0.0
         *facts, fact = self._facts(task, history)
         for exchange, its_fact in zip(history, facts, strict=True):
             asked = self.prompt_format.ask(
-                exchange.action, first=first, last=last, score=score, demonstrations=exchange.demonstrations, hidden=its_fact
+                task, exchange.action, seen=seen, score=score, demonstrations=exchange.demonstrations, hidden=its_fact
             )
             messages += [HumanMessage(asked), AIMessage(self.prompt_format.answer(exchange.prediction))]
-            first, last, score = None, exchange.prediction.observation, score + exchange.prediction.reward
-        asked = self.prompt_format.ask(action, first=first, last=last, score=score, demonstrations=found, hidden=fact)
+            seen, score = [*seen, exchange.prediction.observation], score + exchange.prediction.reward
+        asked = self.prompt_format.ask(task, action, seen=seen, score=score, demonstrations=found, hidden=fact)
         return [*messages, HumanMessage(asked)]
 
     def _facts(self, task: Task, history: Sequence[Exchange]) -> Sequence[str]:
@@ -204,7 +203,7 @@ class ExperienceModel:
         """The prediction, or None after telling the model what was wrong; raises on the last attempt."""
         try:
             prediction = believed(self.prompt_format.read(answer.text), score)
-            check_structure(prediction, action, found)
+            check_structure(prediction, action, found, self.replay_buffer.answers if self.replay_buffer else lambda tool: ())
             return prediction
         except PredictionFailed as error:
             if attempt == self.retries:

@@ -30,6 +30,7 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
     """The policy on the validation tasks, dreamed and (with `real_evaluation`) real; metrics of the training graph."""
     tasks = work.validation_tasks()
     dreamed = check_played(work.play("validate/dream", policy, tasks, iteration=iteration, experience=experience))
+    work.say_unreadable(dreamed)
     figures: dict[str, Any] = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
     told = f"after {iteration} iterations: dream {sum(t.success for t in dreamed)}/{len(dreamed)}"
     if work.settings.real_evaluation:

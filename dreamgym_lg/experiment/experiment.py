@@ -16,7 +16,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment import evaluation, supervised
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.workspace import OFFLINE, REFRESH, TRAIN, Workspace, logger, policy_version
+from dreamgym_lg.experiment.workspace import OFFLINE, REFRESH, TRAIN, Workspace, logger, policy_version, show_progress
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.learner import Learner
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -76,7 +76,7 @@ class Experiment(Workspace):
         replay_buffer: ReplayBuffer | None = None,
         experience_model: ExperienceModel | BaseChatModel | str | None = None,
         engine: "CreateEngine | None" = None,
-        progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+        progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
     ) -> None:
         super().__init__(
@@ -174,12 +174,29 @@ class Experiment(Workspace):
             )
         done = next(iter(self.replay_buffer.metrics(self.run_name("stage/train"))), {})
         same_end = done.get("stop_after_uniform") == self.settings.stop_after_uniform
-        if done.get("iterations", 0) >= self.settings.iterations and same_end:
+        finished = done.get("iterations", 0) >= self.settings.iterations and same_end
+        start = None if finished else self.base_policy()
+        if self._policy is not None:
+            self._check_policy(self._policy)
+        if start is None:
             self.trained = self._like(self._policy, self.policy("trained"))
         else:
             learner = partial(self.learner, **{name: value for name, value in options.items() if name not in known})
-            self.trained = self._train(self.base_policy(), learner, float(done.get("seconds", 0)))
+            self.trained = self._train(start, learner, float(done.get("seconds", 0)))
         return self.trained
+
+    def _check_policy(self, given: "LocalChatModel | str | Path") -> None:
+        """Raise `ConfigurationError` for another policy than the one that training in this folder began with."""
+        run, version = self.run_name("stage/train/from"), policy_version(Path(given) if isinstance(given, str) else given)
+        began = next((row["policy"] for row in self.replay_buffer.metrics(run)), None)
+        own = [policy_version(self.models / name) for name in ("base", "trained")]
+        if began is None:
+            self.replay_buffer.record_metrics(run, 0, {"policy": version})
+        elif version not in (began, *own):
+            raise ConfigurationError(
+                f"{self.out} trains the policy {began!r}, and {version!r} is given: give the first one, or take another folder "
+                "(out=, --out)"
+            )
 
     def base_policy(self) -> "LocalChatModel":
         """The policy that training begins with. Raises `ConfigurationError` without one, or for one that cannot be trained."""
@@ -239,6 +256,8 @@ class Experiment(Workspace):
                 f"refresh_episodes={s.refresh_episodes} trains the local experience model further, and experience_model= is "
                 "given: set refresh_episodes=0"
             )
+        if s.real_evaluation and self.validation_tasks():
+            self.world.agent(policy, real=True)  # what a real evaluation lacks is said now, not after ten iterations
         learner = (create_learner or self.learner)(policy, self.models / "policy", s)
         policy.weights_changed()  # those of a checkpoint may be in place now
         tasks = self.tasks("train")
@@ -251,7 +270,7 @@ class Experiment(Workspace):
             agent=self.world.agent(policy, real=False),
             learner=learner,
             source="synthetic",
-            experience=experience,
+            experience=experience if self.world.asks_experience else None,
             curriculum=curriculum,
             replay_buffer=self.replay_buffer,
             create_environment=partial(self.world.create_dream, experience),

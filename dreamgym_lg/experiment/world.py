@@ -28,6 +28,9 @@ class World(ABC):
 
     name: str
     """The `environment` of its tasks, e.g. `textworld_express/peckingorder`."""
+    arguments: Mapping[str, object] = {}
+    """What it was created with that its name does not say, as keyword arguments, JSON-serialisable. Written to the folder of
+    an experiment, which refuses another world and creates an installed one with them again."""
     settings: Settings = Settings()
     """What an experiment on this world uses unless it is told otherwise."""
     max_steps: int = 30
@@ -36,6 +39,8 @@ class World(ABC):
     """What refuses invalid actions from the observations alone, in the dream and in reality (`Environment.check_action`)."""
     rewards: Rewards = "outcome"
     """What a dreamed episode pays: 1 for a success, or the change of the environment's own score (`DreamEnvironment`)."""
+    asks_experience: bool = True
+    """Whether dreams are played by the experience model; otherwise their episodes are recorded without its version."""
     hidden_facts: HiddenFacts | None = None
     """Gives the facts that a task hides, drawn once by the task's seed. A plain function in a class body has to be a
     `staticmethod`."""

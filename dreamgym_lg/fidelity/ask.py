@@ -11,6 +11,7 @@ from dreamgym_lg.environment import CheckAction
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange
+from dreamgym_lg.experience.prompt_formats import is_tool_task
 from dreamgym_lg.experience.training_data import recorded_exchanges
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
@@ -125,7 +126,7 @@ class Asker(NamedTuple):
                 answer = await self.experience.apredict(task, shown, action, found)
             except PredictionFailed:  # anything else is raised: a server that is down says nothing about the model
                 return None
-        if task.metadata.get("tools") and not is_answer(action):  # as in the dream: a tool ends nothing
+        if is_tool_task(task) and not is_answer(action):  # as in the dream: a tool ends nothing
             return answer._replace(terminated=False, success=False)
         return answer
 

@@ -202,6 +202,15 @@ class ReplayBuffer:
         where, values = _where(run=run, source=source, split=split)
         return int(self._rows(f"SELECT {_COUNTED[what]} {where}", values)[0][0])
 
+    def answers(self, tool: str) -> list[str]:
+        """The different answers that a tool has been recorded to give to valid calls, of the steps that `similar` searches."""
+        called = json.dumps(tool, ensure_ascii=False)
+        sql = (
+            f"SELECT DISTINCT next_observation FROM {_WITH_TASK} JOIN steps ON trajectory_id = trajectories.id "
+            "WHERE valid AND split = 'train' AND source != 'synthetic' AND substr(action, -length(?1)) = ?1"
+        )
+        return [answer for (answer,) in self._rows(sql, [f', "name": {called}}}'])]
+
     def similar(self, observation: str, action: str, *, k: int = 3, exclude_task: str | None = None) -> list[Step]:
         """The `k` stored steps whose (observation, action) has the highest cosine, best first, equal ones oldest first.
 

@@ -50,6 +50,8 @@ class Examination:
     """All that was found; `problems` are the parts that cannot be simulated as they are."""
 
     parts: Sequence[Part] = field(default_factory=list)
+    tools: Sequence[BaseTool] = ()
+    """The agent's tools, those of its sub-agents included, without those that exist only while it runs."""
 
     @property
     def problems(self) -> list[Part]:
@@ -81,7 +83,7 @@ def examine(graph: Any, *, pass_through: Sequence[str] = (), simulate_nodes: Seq
         parts += [Part("node", place, "simulated")] if roots is None else _plain_code(place, roots)
     if isinstance(get_llm_cache(), BaseCache):
         parts.append(Part("cache", "the global LLM cache", "replaced"))
-    return Examination(list(dict.fromkeys(parts)))
+    return Examination(list(dict.fromkeys(parts)), list(tools.values()))
 
 
 def _models(found: Sequence[Any]) -> Iterator[Part]:

@@ -55,6 +55,7 @@ class TextWorldExpressWorld(World):
         self.settings = replace(self.settings, **_OWN.get(game, {}))
         self.check: Check = check or ("state" if game == "twc" else "names")
         self.check_action = partial(check_action, game, check=self.check)
+        self.arguments = {"check": self.check, "max_steps": max_steps}
         self._made: dict[range, list[Task]] = {}
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
@@ -95,6 +96,6 @@ def _seeds(count: int, seed: int) -> range:
     return range(seed * 100_000, seed * 100_000 + count)
 
 
-def twc() -> TextWorldExpressWorld:
-    """The world `twc` of the command line; `peckingorder` is the class itself."""
-    return TextWorldExpressWorld("twc")
+def twc(**arguments: Any) -> TextWorldExpressWorld:
+    """The world `twc` of the command line; `peckingorder` is the class itself. Args: `arguments`, of the class."""
+    return TextWorldExpressWorld("twc", **arguments)

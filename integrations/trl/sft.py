@@ -104,8 +104,42 @@ class _WeightedTrainer(SFTTrainer):
         learned = labels != -100
         logits = outputs.logits[:, :-1][learned].float()
         losses = torch.nn.functional.cross_entropy(logits, labels[learned], reduction="none")
-        loss = (losses * weights[learned]).sum() / weights[learned].sum().clamp(min=1e-6)
+        loss = (losses * weights[learned]).sum() / inputs.get("total", _total_weight(inputs))
         return (loss, outputs) if return_outputs else loss
+
+    def training_step(
+        self,
+        model: PreTrainedModel,
+        inputs: dict[str, torch.Tensor],
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """One batch in passes of `_TOKENS_A_PASS` tokens, whose gradients add up: it needs the memory of one pass."""
+        total, losses = _total_weight(inputs), []
+        for rows in _passes(inputs["attention_mask"].sum(dim=1)):
+            length = int(inputs["attention_mask"][rows].sum(dim=1).max())
+            part = {name: values[rows, :length] for name, values in inputs.items()}
+            losses.append(super().training_step(model, {**part, "total": total}, None))
+        return torch.stack(losses).sum()
+
+
+_TOKENS_A_PASS = 4096
+"""Tokens, padding included, in one forward and backward pass of supervised training; at least one row."""
+
+
+def _total_weight(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Of all tokens that are learned; never 0."""
+    return inputs["weights"][:, 1:][inputs["labels"][:, 1:] != -100].sum().clamp(min=1e-6)
+
+
+def _passes(lengths: torch.Tensor) -> list[list[int]]:
+    """Which rows share a pass: the longest first, as many as fit."""
+    passes: list[list[int]] = []
+    for row in lengths.argsort(descending=True).tolist():
+        if passes and int(lengths[passes[-1][0]]) * (len(passes[-1]) + 1) <= _TOKENS_A_PASS:
+            passes[-1].append(row)
+        else:
+            passes.append([row])
+    return passes
 
 
 class _Progress(TrainerCallback):

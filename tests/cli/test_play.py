@@ -53,7 +53,7 @@ def sit(scripted: Any, door_world: Any, tmp_path: Path, monkeypatch: pytest.Monk
         model = scripted(reply=reply)
         start.asked = model.asked  # type: ignore[attr-defined]
         monkeypatch.setattr(
-            command, "to_experience_model", lambda name, buffer: ExperienceModel(model, replay_buffer=buffer, version=name)
+            command, "load_experience_model", lambda name, buffer: ExperienceModel(model, replay_buffer=buffer, version=name)
         )
         given = ["--replay-buffer", str(tmp_path / "replay.db"), "--experience-model", "test:door", *options]
         return CliRunner().invoke(app, given, input="\n".join(lines), env={"COLUMNS": "200"})

@@ -153,7 +153,8 @@ def test_when_most_episodes_failed_it_is_said_with_the_first_cause(process: Any,
         return one
 
     said: list[str] = []
-    assert run(3).metrics()[0]["failed_episodes"] == 3 and said == []
+    assert run(3).metrics()[0]["failed_episodes"] == 3 and not any("failed" in text for text in said)
+    said.clear()
     assert run(4).metrics()[0]["failed_episodes"] == 4
     assert said == [
         "4 of 6 episodes of iteration 0 failed, and the policy is trained on the others alone; "
@@ -167,7 +168,15 @@ def test_a_run_whose_groups_are_uniform_ends_early_and_says_so(process: Any, tmp
     assert one.run(tmp_path)["iteration"] == 2 and one.learner.iteration == 2
     assert [row["stopped_early"] for row in one.metrics()] == [0, 1]
     assert one.nodes[-1] == ("evaluate", 1), "the last policy is evaluated, whatever ended the run"
-    assert len(said) == 1 and said[0].startswith("the run ends after 2 of 4 iterations: in the last 2, all episodes")
+    assert [text.partition(":")[0] for text in said] == ["iteration 0 taught nothing", "the run ends after 2 of 4 iterations"]
+
+
+def test_iterations_that_teach_nothing_are_told_as_they_happen_and_at_the_end(process: Any, tmp_path: Path) -> None:
+    one, said = process(tmp_path, lambda _: "open door", stop_after_uniform=0), []
+    one.training.say = said.append
+    one.run(tmp_path)
+    assert said[0].startswith("iteration 0 taught nothing: all episodes of a task had the same reward")
+    assert said[1:] == ["4 of 4 iterations taught nothing: all episodes of a task had the same reward"]
 
 
 def test_a_run_ends_early_only_if_told_to_and_while_nothing_is_learned(process: Any, steady: Any, tmp_path: Path) -> None:
