@@ -20,8 +20,8 @@ from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Tra
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import supervised
+from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.evaluation import count_real_steps
-from dreamgym_lg.gym import AgentWorld
 from dreamgym_lg.integrations.transformers.batch import Batch
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer

@@ -10,8 +10,7 @@ from agent import create_desk
 from old_policy import WRITES, OldPolicy
 from tickets import Shop
 
-from dreamgym_lg import DreamGym, ReplayBuffer, Task, load_traces
-from dreamgym_lg.gym import AgentWorld
+from dreamgym_lg import AgentWorld, DreamGym, ReplayBuffer, Task, load_traces
 from dreamgym_lg.simulate.agent import final_answer
 
 SETTINGS = replace(

@@ -152,7 +152,7 @@ class Grounding:
         if (call := self._call(action)) is not None:
             if "recorded" not in self.checks:
                 return None
-            found = self._before(call, calls, history) or self._recorded(task, history, action, effects, unseen)
+            found = self._before(call, calls, history) or self._recorded(task, history, action, call, effects, unseen)
             return Decision(found, "recorded") if found is not None else None
         judged = "effects" in self.checks and not unseen and is_answer(action)
         return self._judge(task, _unordered(effects)) if judged else None
@@ -169,9 +169,14 @@ class Grounding:
         return None
 
     def _recorded(
-        self, task: Task, history: Sequence[Exchange], action: str, effects: Effects, unseen: bool
+        self,
+        task: Task,
+        history: Sequence[Exchange],
+        action: str,
+        call: Call,
+        effects: Effects,
+        unseen: bool,
     ) -> Prediction | None:
-        call = self._call(action)
         own, world = (self._index.answers.get((scope, call, effects), {}) for scope in _worlds(task.id, task.environment))
         if unseen:
             others = {answer: votes.number - own.get(answer, _NONE).number for answer, votes in world.items()}
@@ -198,7 +203,12 @@ class Grounding:
         return Decision(Prediction(reasoning, "", float(success), True, success, True), "effects")
 
     def _references(self, task: Task) -> Collection[Effects]:
-        """The effects of the task's recorded successes, as far as the agent has the tools for them."""
+        """The effects of the task's recorded successes, as far as the agent has the tools for them.
+
+        Those of a task that was generated from a recorded success are those of the calls that it was generated with.
+        """
+        if generated := task.metadata.get("reference_calls"):
+            return {_unordered(self._index.effects((self._call(action), True) for action in generated))}
         tools = {tool["name"] for tool in schemas(task)}
         for scope in _successes(task.id, task.environment, task.instruction, task.split):
             found = self._index.successes.get(scope, ())

@@ -277,7 +277,7 @@ class Workspace:
                 temperature=0,
                 max_new_tokens=tokens,
                 own_process=own_process,
-                max_batch_size=64,  # long prompts: twice as many at once would double its memory
+                max_batch_size=48,  # long prompts: more at once would need more memory than the demo may
             )
             if not own_process:
                 return model

@@ -17,7 +17,7 @@ from dreamgym_lg.curriculum.task_generator import Overlap, TaskChecks, named_val
 from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, PredictionFailed
 from dreamgym_lg.experience.hosted import Hosted
-from dreamgym_lg.gym import AgentWorld
+from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
 

@@ -413,3 +413,11 @@ def test_a_dream_that_is_measured_on_traces_of_a_task_does_not_know_them(buffer:
     assert deciders() == ["recorded", "model"], "what another task's trace says still counts"
     buffer.add(trace(task(), (ORDER, "other"), DONE, index=1))
     assert deciders() == ["recorded", "model"], "and this task's have no vote"
+
+
+def test_a_generated_task_is_judged_by_the_calls_that_it_was_generated_with(buffer: ReplayBuffer, dream: Any) -> None:
+    made = task("new", metadata={"reference_calls": [ORDER, REFUND]}, origin="synthetic")
+    played = dream()
+    *_, right = played.play(made, REFUND, DONE)
+    *_, wrong = played.play(made, ORDER, DONE)
+    assert [(each.reward, each.info["decided_by"]) for each in (right, wrong)] == [(1.0, "effects"), (0.0, "effects")]
