@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ALFWORLD := $(VENV)/.alfworld
 LAYOUT := build/layout/dreamgym_lg
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --benchmark-disable
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast lint bench clean
@@ -28,10 +29,10 @@ demo: install  ## train a small policy in the dream and judge it in the real env
 	$(BIN)/dreamgym demo $(ARGS)
 
 test: install $(ALFWORLD)  ## run every test; ARGS= goes to pytest
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(ARGS)
+	$(PYTEST) --cov --cov-report=term:skip-covered $(ARGS)
 
 test-fast: install  ## run the tests that are not marked slow; ARGS= goes to pytest
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 lint: install $(LAYOUT)  ## check style, layers (ruff) and types (mypy)
 	$(BIN)/ruff check .

@@ -198,7 +198,7 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
         experience_model=experience_model or NearestRecorded(buffer),
         tasks=[*train, *held_out],
         payload=lambda task: task,
-        verify=calls_made,
+        verify_dream=calls_made,
         verify_real=lambda task, state: state["apis"].success(),
         out=out / "run",
     )
@@ -223,7 +223,7 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
     show("GRPO in the dream, nothing real is touched")
     before = desk.real_answers
     training = {"iterations": 1 if quick else 3, "num_tasks": 2, "num_generations": 4, "learning_rate": 1e-3, "beta": 0.0}
-    improved = gym.train(policy, real_evaluation=False, evaluate_tasks=0, **training)
+    improved = gym.train(policy, real_budget=0, evaluate_tasks=0, **training)
     for metrics in buffer.metrics(gym.run_name("train")):
         print(
             f"  iteration {metrics['iteration']}: reward {metrics['reward_mean']:.2f}, {metrics['steps_mean']:.1f} steps, "

@@ -12,6 +12,7 @@ from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Prediction, Segment, Step, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
+    from dreamgym_lg.experiment.agent_world import AgentWorld
     from dreamgym_lg.experiment.experiment import Experiment
     from dreamgym_lg.experiment.settings import Settings
     from dreamgym_lg.experiment.world import World
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from dreamgym_lg.traces import load_traces
 
 __all__ = [
+    "AgentWorld",
     "Curriculum",
     "DreamEnvironment",
     "DreamGym",
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 _LATER = {
+    "AgentWorld": "dreamgym_lg.experiment.agent_world",
     "DreamGym": "dreamgym_lg.gym",
     "Experiment": "dreamgym_lg.experiment.experiment",
     "Settings": "dreamgym_lg.experiment.settings",

@@ -1,8 +1,15 @@
 """A tool agent's actions as text: one JSON object a call, the same in traces, in the dream and in the real environment."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
+
+from langchain_core.messages import InvalidToolCall
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+_SCHEMAS = ("function", "input_schema", "toolSpec", "title", "properties")
+"""Keys of which a tool's schema has one, whatever its provider; a tool that runs at the provider has none."""
 
 
 class ToolCall(NamedTuple):
@@ -15,6 +22,15 @@ class ToolCall(NamedTuple):
 def render_call(name: str, arguments: Mapping[str, Any]) -> str:
     """The action text of a tool call: `{"name": ..., "arguments": {...}}`, keys sorted, on one line."""
     return json.dumps({"name": name, "arguments": dict(arguments)}, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def render_malformed(calls: Sequence[InvalidToolCall]) -> str:
+    """The action text of what was meant as tool calls and could not be read as such: `{"name": ..., "arguments": TEXT}`.
+
+    The text is what the policy wrote; `parse_action` takes it for neither a call nor an answer.
+    """
+    text = "\n".join(call["args"] or "" for call in calls)
+    return json.dumps({"name": calls[0]["name"], "arguments": text}, ensure_ascii=False)
 
 
 def render_answer(text: str) -> str:
@@ -32,9 +48,34 @@ def parse_action(action: str) -> ToolCall | str:
     raise ValueError(f"{action[:80]!r} is neither a tool call (name, arguments) nor an answer")
 
 
+@lru_cache(100_000)
+def parse_call(action: str) -> ToolCall | None:
+    """The call that an action is; None for anything else. Do not change its arguments: they are remembered."""
+    try:
+        parsed = parse_action(action)
+    except ValueError:
+        return None
+    return parsed if isinstance(parsed, ToolCall) else None
+
+
 def is_answer(action: str) -> bool:
     """Whether the action is the final answer of a tool agent."""
     try:
         return isinstance(parse_action(action), str)
     except ValueError:
         return False
+
+
+def tool_schemas(tools: Iterable[Any]) -> list[dict[str, Any]]:
+    """Tools as function schemas in OpenAI's form: LangChain's tools, functions, or schemas in any provider's form.
+
+    Those that run at the provider, such as a web search, are left out. Raises what LangChain raises for what is no tool.
+    """
+    found = []
+    for tool in tools:
+        if isinstance(tool, Mapping) and "name" in tool and "parameters" in tool:  # OpenAI's responses, or a bare function
+            function = {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
+            found.append({"type": "function", "function": function})
+        elif not isinstance(tool, Mapping) or any(key in tool for key in _SCHEMAS):
+            found.append(dict(convert_to_openai_tool(tool)))
+    return found

@@ -105,6 +105,7 @@ def _played(action: str, observation: str, answer: str | None, result: StepResul
         truncated=not result.terminated and (result.truncated or last),
         valid=bool(result.info.get("valid", True)),
         reasoning=str(result.info.get("reasoning", "")),
+        decided_by=str(result.info.get("decided_by", "")),
     )
     return Played(step, result.terminated and bool(result.info.get("success", False)), answer is not None)
 

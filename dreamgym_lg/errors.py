@@ -2,6 +2,7 @@
 
 DreamGymError
 ├── ConfigurationError      an argument, an option or an unknown name: nothing was started
+│   └── UntruthfulDream     a dream pays too much of what it must not: no policy is trained there
 ├── MissingDependency       something to install first: an extra, a Java runtime
 ├── ContractBroken          an environment breaks a rule of the contract that `check_environment` checks
 ├── EnvironmentFailed       a real environment broke: recorded as the rollout's cause
@@ -35,6 +36,10 @@ class ConfigurationError(DreamGymError, ValueError):
         near = get_close_matches(given, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return cls(f"unknown {kind} {given!r}; known: {', '.join(names)}.{hint}")
+
+
+class UntruthfulDream(ConfigurationError):
+    """A dream pays more of the episodes that must not be paid than `Settings.max_false_success` allows."""
 
 
 class MissingDependency(DreamGymError, ImportError):

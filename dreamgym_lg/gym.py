@@ -7,108 +7,23 @@ from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.environment import CreateEnvironment, Environment
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_grpo_learner
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.workspace import logger, policy_version
-from dreamgym_lg.experiment.world import World
+from dreamgym_lg.experiment.workspace import logger, policy_version, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
-from dreamgym_lg.simulate import SimulatedAgent, with_policy
-from dreamgym_lg.simulate.agent import EpisodeOptions, Verify
-from dreamgym_lg.simulate.doctor import Examination, examine
+from dreamgym_lg.simulate import with_policy
+from dreamgym_lg.simulate.doctor import Examination
 from dreamgym_lg.statistics import Rate, wilson
-from dreamgym_lg.types import Split, StepResult, Task, Trajectory
+from dreamgym_lg.types import Split, Task, Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.workspace import CreateEngine
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-
-_OPTIONS = set(EpisodeOptions.__annotations__)
-
-
-class AgentWorld(World):
-    """The world of an unmodified LangGraph agent: its tasks, its real tools, and the dream of them.
-
-    Args:
-        graph: The compiled graph of production, or any object with `invoke` that runs one.
-        tasks: Every task, of all splits.
-        payload: The graph's input for a task; by default its instruction as a human message.
-        verify: (task, final state) -> reward, 0 to 1, a success if it is 1. Without it the experience model judges the final
-            answer by `task.metadata["rubric"]`.
-        verify_real: The same for real episodes, where what the tools really did can be asked. Default: `verify`.
-        create_environment: Creates the world of one dreamed episode, in place of the experience model's dream.
-        options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
-
-    Raises `ConfigurationError` for arguments of a wrong kind, and if something in the graph could leak (`examine` says what,
-    and what to do).
-    """
-
-    name = "agent"
-    settings = Settings(synthetic_share=0, real_evaluation=False, policy_tokens=512, concurrency=64)
-
-    def __init__(
-        self,
-        graph: Any,
-        *,
-        tasks: Sequence[Task] = (),
-        payload: Callable[[Task], Any] | None = None,
-        verify: Verify | None = None,
-        verify_real: Verify | None = None,
-        create_environment: CreateEnvironment | None = None,
-        **options: Any,
-    ) -> None:
-        for name in sorted(set(options) - _OPTIONS):
-            raise ConfigurationError.unknown("option of DreamGym", name, _OPTIONS)
-        for name in ("pass_through", "simulate_nodes"):
-            if isinstance(options.get(name), str):
-                raise ConfigurationError(f"{name}={options[name]!r}: give a list of names")
-        for name, given in {"payload": payload, "verify": verify, "verify_real": verify_real}.items():
-            if given is not None and not callable(given):
-                raise ConfigurationError(f"{name}={given!r} is no function; DreamGym's docstring says what it is given")
-        for task in tasks:
-            if not isinstance(task, Task):
-                raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
-        self.graph, self.all_tasks, self.payload, self.options = graph, list(tasks), payload, options
-        self.verify, self.verify_real, self._dream = verify, verify_real or verify, create_environment
-        if leaks := [part for part in self.examine().parts if part.handling == "could leak"]:
-            told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
-            raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
-
-    def examine(self) -> Examination:
-        """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it."""
-        names = {key: self.options[key] for key in ("pass_through", "simulate_nodes") if key in self.options}
-        return examine(self.graph, **names)
-
-    def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
-        return [task for task in self.all_tasks if task.split == split][:limit]
-
-    def create_environment(self) -> Environment:
-        return _OwnTools()
-
-    def create_dream(self, experience: ExperienceModel) -> Environment:
-        return self._dream() if self._dream is not None else DreamEnvironment(experience)
-
-    def agent(self, policy: BaseChatModel, *, real: bool) -> SimulatedAgent:
-        """The graph with `policy` in it, as `rollout` plays it: in the dream or, with `real`, on its own tools."""
-        verify = self.verify_real if real else self.verify
-        return SimulatedAgent(self.graph, policy, payload=self.payload, verify=verify, real=real, **self.options)
-
-
-class _OwnTools(Environment):
-    """The real environment of an agent: it acts on its own tools, so there is nothing to step."""
-
-    def reset(self, task: Task) -> str:
-        return task.instruction
-
-    def step(self, action: str) -> StepResult:
-        raise EnvironmentFailed(
-            "an agent's real environment is its own tools, which only the agent calls: evaluate(real=True) plays it there"
-        )
 
 
 class DreamGym(Experiment):
@@ -126,7 +41,8 @@ class DreamGym(Experiment):
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
         policy, learner, engine, progress, say: As of `Experiment`.
-        world: Further arguments of `AgentWorld`: `payload`, `verify`, `verify_real`, `create_environment` and its options.
+        world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`, `checks`,
+            `create_environment` and its options.
 
     Raises `ConfigurationError` as `AgentWorld` does.
     """
@@ -138,21 +54,22 @@ class DreamGym(Experiment):
         graph: Any,
         *,
         replay_buffer: ReplayBuffer,
-        experience_model: ExperienceModel | BaseChatModel | str | None,
+        experience_model: ExperienceModel | BaseChatModel | str | None = None,
         tasks: Sequence[Task] = (),
         out: str | Path = "runs/gym",
         settings: Settings | None = None,
         policy: "LocalChatModel | str | Path | None" = None,
         learner: CreateLearner = create_grpo_learner,
         engine: "CreateEngine | None" = None,
-        progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+        progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
         **world: Any,
     ) -> None:
         if not isinstance(replay_buffer, ReplayBuffer):
             raise ConfigurationError(f"replay_buffer={replay_buffer!r} is no ReplayBuffer; give ReplayBuffer(path)")
         own = AgentWorld(graph, tasks=tasks, **world)
-        own.all_tasks = own.all_tasks or replay_buffer.tasks(origin="real")
+        stored = replay_buffer.tasks(origin="real")
+        own.all_tasks = own.all_tasks or [own.with_tools(task) for task in stored]
         super().__init__(
             own,
             out,
@@ -165,7 +82,13 @@ class DreamGym(Experiment):
             progress=progress,
             say=say,
         )
-        replay_buffer.add_tasks(own.all_tasks)
+        # traces tell the tools by name at best; in a shared buffer, tasks of text games have none
+        given = {task.id for task in own.all_tasks}
+        traced = (own.with_tools(task) for task in stored if "tools" in task.metadata and task.id not in given)
+        replay_buffer.add_tasks([*own.all_tasks, *traced])
+        grounding = own.ground(replay_buffer)
+        if own.writes is not None:
+            grounding.refresh()  # a name that no tool has is said now
         if experience_model is not None:
             self.experience()  # a wrong one is said now
 
@@ -174,22 +97,13 @@ class DreamGym(Experiment):
 
     def examine(self) -> Examination:
         """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it."""
-        return self.world.examine()
+        return self.world.examine(self.replay_buffer.trajectories(source="offline", split="train", errors=False))
 
     def _trained(self) -> "LocalChatModel | None":
         """The trained policy, of this process or an earlier one."""
         if self.trained is None and (self.models / "trained").exists():
             self.trained = self.policy("trained")
         return self.trained
-
-    def train_base(self) -> None:
-        """Nothing to do with a policy given; raises `ConfigurationError` without: none that calls tools is made here."""
-        if self._policy is not None:
-            return
-        raise ConfigurationError(
-            "DreamGym does not make a base policy: give DreamGym(policy=...) or train(policy) a model that calls tools, such "
-            "as Qwen/Qwen2.5-7B-Instruct"
-        )
 
     def evaluate(self, policy: BaseChatModel | None = None, **settings: Any) -> tuple[Rate, list[Trajectory]]:
         """As `aevaluate`, waited for."""
@@ -222,7 +136,8 @@ class DreamGym(Experiment):
         wanted = policy or self._trained()
         if wanted is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")
-        chosen = list(tasks) if tasks is not None else self.tasks("test") or self.tasks("validation")
+        held_out = self.tasks("test") or self.tasks("validation")
+        chosen = [self.world.with_tools(task) for task in tasks] if tasks is not None else held_out
         if not chosen:
             raise ConfigurationError(
                 "no task has the split 'test' or 'validation', and evaluation needs tasks never trained on: give "
@@ -241,9 +156,10 @@ class DreamGym(Experiment):
             run=self.run_name(f"{name}/{kind}"),
             replay_buffer=self.replay_buffer,
             policy_version=policy_version(wanted),
-            experience_version="" if real else experience.version,
+            experience_version=experience.version if not real and self.world.asks_experience else "",
         )
         check_played(episodes, again=f"evaluate(..., run={name!r})")
+        self.say_unreadable(episodes)
         successes = sum(episode.success for episode in episodes)
         return Rate(successes, len(episodes), *wilson(successes, len(episodes))), episodes
 

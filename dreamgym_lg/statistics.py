@@ -34,6 +34,17 @@ def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
     return (0.0 if successes == 0 else centre - margin), (1.0 if successes == n else centre + margin)
 
 
+def difference_interval(a: tuple[int, int], b: tuple[int, int]) -> tuple[float, float]:
+    """The 95 % interval of the rate of `a` minus that of `b`, each (successes, trials) of at least one trial.
+
+    Newcombe's hybrid score interval (1998, Statistics in Medicine 17, method 10): made of Wilson's intervals, between -1 and 1.
+    """
+    p, q = a[0] / a[1], b[0] / b[1]
+    (low_a, high_a), (low_b, high_b) = wilson(*a), wilson(*b)
+    low, high = sqrt((p - low_a) ** 2 + (high_b - q) ** 2), sqrt((high_a - p) ** 2 + (q - low_b) ** 2)
+    return p - q - low, p - q + high
+
+
 def clustered_interval(episodes: Sequence[Sequence[float]], *, top: float | None = None) -> tuple[float, float] | None:
     """The 95 % interval of a mean over steps, where the steps of one episode may resemble each other.
 

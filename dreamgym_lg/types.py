@@ -54,7 +54,7 @@ class StepResult(NamedTuple):
     """The episode was cut short by a step limit; never true together with `terminated`."""
     info: Mapping[str, Any]
     """`success: bool` (true only with `terminated`), `valid: bool` (the environment understood the action) and, in the
-    dream, `reasoning: str`. An absent key reads as False, True and ""."""
+    dream, `reasoning: str` and `decided_by: str` (as `Step.decided_by`). An absent key reads as False, True, "" and ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,10 @@ class Step:
     valid: bool = True
     reasoning: str = ""
     """The experience model's reasoning about this step; of a real one, what `annotate` wrote in hindsight, else empty."""
+    decided_by: str = ""
+    """Which part decided answer and reward of a dreamed step: `schema` (LangChain refused the call: unknown tool, wrong
+    arguments), `recorded` (answered as in a trace, or as earlier in the episode), `effects` (the writing calls of a recorded
+    success), `verify` (the user's own check) or `model` (the experience model). Empty: a real step, or nobody was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,8 @@ class TrainingState(TypedDict, total=False):
     task_ids: list[str]
     uniform_iterations: int
     """How many iterations in a row, up to the last update, had uniform groups alone."""
+    gap: float
+    """Dreamed minus real success at the last evaluation that played both; 0 where its interval holds 0."""
 
 
 @dataclass(kw_only=True)
@@ -89,6 +91,9 @@ class Training:
     stop_after_uniform: int = 5
     """The run ends early after so many iterations in a row whose groups were all uniform: equal rewards within a group
     teach GRPO nothing. 0: never."""
+    max_gap: float | None = None
+    """The run ends early after an evaluation whose metric `eval_gap`, dreamed minus real success, is above it, if the lower end
+    of its interval, `eval_gap_low`, is above 0. None: never."""
     on_node: Callable[[str, int], None] = lambda node, iteration: None
     say: Callable[[str], None] = logger.warning
     """Told what a user should know while the run goes on: that most episodes failed, that it ends early."""
@@ -101,6 +106,7 @@ class Training:
         iteration = state.get("iteration", 0)
         tasks = self.curriculum.sample(self.num_tasks, iteration=iteration)
         self.replay_buffer.add_tasks(tasks)
+        self.replay_buffer.record_metrics(state["run"], iteration, self.curriculum.pop_metrics())
         return {"iteration": iteration, "task_ids": [task.id for task in tasks]}
 
     def rollout(self, state: TrainingState) -> TrainingState:
@@ -140,10 +146,7 @@ class Training:
         metrics = describe(groups)
         if self.source == "real":
             metrics["real_steps"] = real_steps(ordered, self.check_action)
-        values = [
-            self.curriculum.update(group[0].task.id, [t.reward for t in group if t.error is None], iteration=iteration)
-            for group in groups
-        ]
+        values = [self.curriculum.update(group) for group in groups]
         metrics["curriculum_value"] = sum(values) / len(values)
         if self.learner.iteration <= iteration:  # else the crash came after this update
             self.learner.update(groups)
@@ -154,20 +157,47 @@ class Training:
         # an outage leaves groups of one episode, which are uniform but say nothing of the policy
         uniform = all(is_uniform(group) for group in groups) and not mostly_failed(ordered)
         after: TrainingState = {"uniform_iterations": state.get("uniform_iterations", 0) + 1 if uniform else 0}
+        metrics["uniform"] = int(uniform)
         metrics["stopped_early"] = int(self.is_stuck(after) and iteration + 1 < state["iterations"])
-        if metrics["stopped_early"]:
-            self.say(
-                f"the run ends after {iteration + 1} of {state['iterations']} iterations: in the last "
-                f"{after['uniform_iterations']}, all episodes of a task had the same reward, which teaches nothing. "
-                "Give harder or easier tasks, or stop_after_uniform=0 to go on"
-            )
+        self._tell_uniform(state | after, uniform=uniform)
         self.replay_buffer.record_metrics(state["run"], iteration, metrics)
         return after
 
+    def _tell_uniform(self, state: TrainingState, *, uniform: bool) -> None:
+        """Say that iterations teach nothing: at the first of them, and when the run ends."""
+        finished, wanted = state["iteration"] + 1, state["iterations"]
+        rows = self.replay_buffer.metrics(state["run"])
+        taught_nothing = uniform + sum(row["iteration"] < state["iteration"] and row.get("uniform") == 1 for row in rows)
+        if self.is_stuck(state) and finished < wanted:
+            self.say(
+                f"the run ends after {finished} of {wanted} iterations: in the last {state['uniform_iterations']}, all "
+                "episodes of a task had the same reward, which teaches nothing. Give harder or easier tasks, or "
+                "stop_after_uniform=0 to go on"
+            )
+        elif finished >= wanted and taught_nothing:
+            self.say(f"{taught_nothing} of {finished} iterations taught nothing: all episodes of a task had the same reward")
+        elif uniform and taught_nothing == 1:
+            self.say(
+                f"iteration {state['iteration']} taught nothing: all episodes of a task had the same reward. It will be said "
+                "at the end how many were so"
+            )
+
     def evaluate_policy(self, state: TrainingState) -> TrainingState:
         assert self.evaluate is not None
-        self.replay_buffer.record_metrics(state["run"], state["iteration"], self.evaluate(state["iteration"] + 1))
-        return {}
+        finished = state["iteration"] + 1
+        metrics = dict(self.evaluate(finished))
+        gap, low = (float(metrics.get(name) or 0) for name in ("eval_gap", "eval_gap_low"))
+        after: TrainingState = {"gap": gap if low > 0 else 0.0}
+        if self.is_lied_to(after) and finished < state["iterations"]:
+            metrics["stopped_early"] = 1
+            self.say(
+                f"the run ends after {finished} of {state['iterations']} iterations: dreamed minus real success of the policy "
+                f"is {gap:+.2f} (95 % interval from {low:+.2f}), above max_gap={self.max_gap:g}: it learns what is paid in the "
+                "dream alone. The policy that did best in reality is kept. Refresh the experience model or give it more "
+                "failures; more iterations, or max_gap=None, go on"
+            )
+        self.replay_buffer.record_metrics(state["run"], state["iteration"], metrics)
+        return after
 
     def refresh_experience(self, state: TrainingState) -> TrainingState:
         assert self.refresh is not None
@@ -180,8 +210,11 @@ class Training:
     def is_stuck(self, state: TrainingState) -> bool:
         return 0 < self.stop_after_uniform <= state.get("uniform_iterations", 0)
 
+    def is_lied_to(self, state: TrainingState) -> bool:
+        return self.max_gap is not None and state.get("gap", 0) > self.max_gap
+
     def is_over(self, state: TrainingState, finished: int) -> bool:
-        return finished >= state["iterations"] or self.is_stuck(state)
+        return finished >= state["iterations"] or self.is_stuck(state) or self.is_lied_to(state)
 
     def after_update(self, state: TrainingState) -> Literal["evaluate", "refresh", "count"]:
         finished = state["iteration"] + 1
@@ -262,7 +295,7 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
                 graph.update_state(config, given)
             given = None
         elif iterations > begun.values.get("iterations", iterations):
-            given["uniform_iterations"] = 0  # who asks for more of a run that ended early gets it
+            given |= {"uniform_iterations": 0, "gap": 0.0}  # who asks for more of a run that ended early gets it
         control = RunControl()
         with _draining(control):
             try:

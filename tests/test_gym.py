@@ -5,7 +5,8 @@ import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, StateGraph
 from pydantic import Field
 
-from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory, load_traces
+from dreamgym_lg import DreamEnvironment, DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory, load_traces
+from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 
 create_agent = pytest.importorskip("langchain.agents").create_agent
@@ -28,6 +30,8 @@ class Says(BaseChatModel):
     """Books a room, then answers with `answer`."""
 
     answer: str = "done"
+    city: str = "Rome"
+    """Empty: it is left away, which the tool does not allow."""
     asked: list[int] = Field(default_factory=list)
     """An entry a call; an episode asks a copy of its policy, which shares it."""
 
@@ -41,7 +45,7 @@ class Says(BaseChatModel):
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
         self.asked.append(len(messages))
         booked = any(isinstance(message, ToolMessage) for message in messages)
-        call = {"name": "book", "args": {"city": "Rome"}, "id": "1"}
+        call = {"name": "book", "args": {"city": self.city} if self.city else {}, "id": "1"}
         message = AIMessage(self.answer) if booked else AIMessage("", tool_calls=[call])
         return ChatResult(generations=[ChatGeneration(message=message)])
 
@@ -116,6 +120,10 @@ def test_what_the_constructor_refuses(agent: Agent, buffer: ReplayBuffer) -> Non
         gym_of(agent, buffer, experience_model="nobody:gpt")
     with pytest.raises(ConfigurationError, match="payload=3 is no function"):
         gym_of(agent, buffer, payload=3)
+    with pytest.raises(ConfigurationError, match="verify_real= for a check of what the tools.*verify_dream= for one"):
+        gym_of(agent, buffer, verify=agent.verify)
+    with pytest.raises(ConfigurationError, match="writes='book': give a list"):
+        gym_of(agent, buffer, writes="book")
     with pytest.raises(ConfigurationError, match="split of task 't'.*Did you mean 'test'"):
         Task(id="t", instruction="", environment="", split="tst")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="holds no compiled graph"):
@@ -158,7 +166,7 @@ def test_a_task_is_held_out_by_giving_it_with_another_split_and_not_given_back(a
 
 
 def test_imported_traces_are_tasks_whose_dream_can_be_played(agent: Agent, buffer: ReplayBuffer, tmp_path: Path) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "book", "arguments": '{"city": "Oslo"}'}}
+    call = {"id": "1", "type": "function", "function": {"name": "book", "arguments": '{"city": "Rome"}'}}
     messages = [
         {"role": "user", "content": "A room."}, {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "Booked."}, {"role": "assistant", "content": "done"},
@@ -168,6 +176,129 @@ def test_imported_traces_are_tasks_whose_dream_can_be_played(agent: Agent, buffe
     gym = gym_of(agent, buffer, tasks=())
     rate, (episode,) = gym.evaluate(Says(), tasks=gym.tasks("train"))
     assert rate.successes == 1 and agent.booked == [] and episode.task.instruction == "A room."
+
+
+def booked(task: Task, city: str, index: int = 0) -> Trajectory:
+    """A recorded success that booked a room there."""
+    call = Step(observation=task.instruction, action=render_call("book", {"city": city}), next_observation="A real room.")
+    answer = Step(observation="A real room.", action=render_answer("done"), next_observation="", reward=1, terminated=True)
+    return Trajectory(task=task, steps=[call, answer], success=True, run="traces", rollout_index=index)
+
+
+def test_traces_decide_in_the_dream_what_they_know_unless_it_is_switched_off(agent: Agent, buffer: ReplayBuffer) -> None:
+    train, other, _ = tasks()
+    buffer.add(booked(train, "Oslo"))
+
+    def decided(task: Task, city: str, **options: Any) -> list[tuple[str, str, float]]:
+        gym = gym_of(agent, buffer, experience_model=ExperienceModel(World()), **options)
+        (episode,) = gym.evaluate(Says(city=city), tasks=[task])[1]
+        (stored,) = buffer.trajectories(run=episode.run)
+        assert stored.steps == tuple(episode.steps)
+        shown = [step.next_observation.split(" invoking")[0] for step in stored.steps]
+        return [(text, step.decided_by, step.reward) for text, step in zip(shown, stored.steps, strict=True)]
+
+    known, dreamed = ("A real room.", "recorded", 0), ("A dreamed room.", "model", 0)
+    assert decided(train, "Oslo") == [known, ("", "effects", 1)]
+    assert decided(train, "Rome") == [dreamed, ("", "effects", 0)]
+    assert decided(other, "Oslo") == [known, ("", "model", 1)]
+    assert decided(train, "Rome", checks=["recorded"]) == [dreamed, ("", "model", 1)]
+    assert decided(train, "Oslo", checks=["effects"]) == [dreamed, ("", "effects", 1)]
+    assert decided(train, "Rome", writes=[]) == [dreamed, ("", "model", 1)], "nothing is written: the answer alone counts"
+    assert decided(train, "Rome", verify_dream=lambda task, state: 1) == [dreamed, ("", "verify", 1)]
+    assert decided(train, "") == [("Error", "schema", 0), ("", "effects", 0)]
+    assert agent.booked == []
+
+
+def test_checks_and_writes_of_unknown_names_are_refused_at_once(agent: Agent, buffer: ReplayBuffer) -> None:
+    with pytest.raises(ConfigurationError, match="unknown check 'record'.*Did you mean 'recorded'"):
+        gym_of(agent, buffer, checks=["record"])
+    with pytest.raises(ConfigurationError, match="unknown tool in writes 'boook'.*Did you mean 'book'"):
+        gym_of(agent, buffer, writes=["boook"])
+    with pytest.raises(ConfigurationError, match="writes='book': give a list"):
+        gym_of(agent, buffer, writes="book")
+
+
+def test_the_doctor_of_a_gym_knows_its_traces(agent: Agent, buffer: ReplayBuffer) -> None:
+    def use(**options: Any) -> str:
+        return next(part.use for part in gym_of(agent, buffer, **options).examine().parts if part.name == "book")
+
+    assert use().startswith("writes: nothing says") and use(writes=[]) == "reads: writes= does not name it"
+    assert gym_of(agent, buffer).world.writing_tools(buffer) == {"book"}
+    assert gym_of(agent, buffer, pass_through=["book"]).world.writing_tools(buffer) == set()
+
+
+def test_every_task_has_the_schemas_of_the_graph_in_the_dream_as_in_the_buffer(
+    agent: Agent, buffer: ReplayBuffer, tmp_path: Path
+) -> None:
+    """A trace that called no tool told that its task needs none, and the dream showed other tools than training data."""
+    said = {"messages": [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "done"}], "success": True}
+    (tmp_path / "traces.jsonl").write_text(json.dumps(said))
+    buffer.extend(load_traces(tmp_path / "traces.jsonl"))
+    buffer.add_tasks([Task(id="game", instruction="Take it.", environment="kitchen")])
+    gym_of(agent, buffer)
+    shown = {task.id: task.metadata.get("tools") for task in buffer.tasks()}
+    (schema,) = shown["a"] or ()
+    assert schema["function"]["name"] == "book" and schema["function"]["parameters"]["properties"].keys() == {"city"}
+    assert shown.pop("game") is None and all(tools == [schema] for tools in shown.values())
+
+    model = Prompts()
+    gym = gym_of(agent, buffer, experience_model=ExperienceModel(model))
+    gym.evaluate(Says(), tasks=[task for task in buffer.tasks() if task.environment == "traces"])
+    (recorded,) = buffer.trajectories(run="traces")
+    assert model.systems == {ExperienceModel(model).prompt_format.head(recorded.task)}
+
+
+class Prompts(World):
+    """Keeps the system prompts that it is asked with."""
+
+    systems: set[str] = Field(default_factory=set)
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        self.systems.add(messages[0].text)
+        return super()._generate(messages)
+
+
+def test_a_malformed_call_is_kept_as_it_was_written(agent: Agent, buffer: ReplayBuffer) -> None:
+    """It was stored as an empty answer, and the experience model was asked whether that is a success."""
+
+    class Garbled(Says):
+        def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+            bad = {"name": "book", "args": '{"city": "Ro', "id": "1", "error": "cut off", "type": "invalid_tool_call"}
+            return ChatResult(generations=[ChatGeneration(message=AIMessage("", invalid_tool_calls=[bad]))])
+
+    gym = gym_of(agent, buffer, verify_real=agent.verify)
+    for real in (False, True):
+        rate, (episode,) = gym.evaluate(Garbled(), real=real)
+        (step,) = episode.steps
+        assert rate.successes == 0 and json.loads(step.action) == {"name": "book", "arguments": '{"city": "Ro'}
+        assert step.terminated and not step.valid and step.reward == 0
+
+
+def test_unreadable_answers_in_an_evaluation_are_told(agent: Agent, buffer: ReplayBuffer) -> None:
+    class Mumbles(World):
+        def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+            mumbled = ChatResult(generations=[ChatGeneration(message=AIMessage("hm"))])
+            return mumbled if "room b" in messages[0].text else super()._generate(messages)
+
+    said = list[str]()
+    two = [replace(task, split="test") for task in tasks()[:2]]
+    gym = gym_of(agent, buffer, tasks=two, experience_model=Mumbles(), say=said.append)
+    assert gym.evaluate(Says())[0].successes == 1
+    assert len(said) == 1 and said[0].startswith("1 of 2 dreamed episodes ended in an answer of the experience model")
+
+
+def test_a_dream_of_ones_own_is_not_recorded_as_the_experience_models(agent: Agent, buffer: ReplayBuffer) -> None:
+    own = ExperienceModel(World())
+    gym = gym_of(agent, buffer, create_environment=lambda: DreamEnvironment(own))
+    _, (episode,) = gym.evaluate(Says())
+    assert episode.source == "synthetic" and episode.experience_version == ""
+
+
+def test_a_folder_that_cannot_be_written_is_named(agent: Agent, buffer: ReplayBuffer, tmp_path: Path) -> None:
+    """A full disk was a plain OSError of settings.json; here a file is where the folder should be."""
+    (tmp_path / "gym").write_text("")
+    with pytest.raises(ConfigurationError, match="cannot be written.*free space or permissions"):
+        gym_of(agent, buffer).run_name("train")
 
 
 def test_an_experience_model_is_kept_and_a_chat_model_is_grounded(agent: Agent, buffer: ReplayBuffer) -> None:
@@ -187,6 +318,31 @@ def test_evaluation_in_the_dream_touches_nothing_and_in_reality_the_tools_run(ag
     rate, (real,) = gym.evaluate(Says(answer="no idea"), real=True)
     assert rate.successes == 1 and agent.booked == ["Rome"] and agent.production.asked == []
     assert real.source == "real" and real.steps[0].next_observation == "A real room."
+
+
+def test_the_real_check_judges_no_dream_and_the_dreams_no_reality(agent: Agent, buffer: ReplayBuffer) -> None:
+    """A check on real tools finds nothing done in a dream: it said 0 of a policy that the experience model gives 1."""
+    gym = gym_of(agent, buffer, verify_real=agent.verify)
+    assert gym.evaluate(Says())[0].successes == 1, "the experience model judges"
+    gym = gym_of(agent, buffer, verify_real=agent.verify, verify_dream=lambda task, state: 0.0)
+    assert gym.evaluate(Says())[0].successes == 0
+    assert gym.evaluate(Says(), real=True)[0].successes == 1
+
+
+def test_the_real_world_is_reset_around_each_real_episode(agent: Agent, buffer: ReplayBuffer) -> None:
+    @contextmanager
+    def reset(task: Task) -> Iterator[None]:
+        agent.booked.clear()
+        yield
+        booked.append(list(agent.booked))
+
+    booked = list[list[str]]()
+    two = [replace(task, split="test") for task in tasks()]
+    gym = gym_of(agent, buffer, tasks=two, verify_real=agent.verify, reset_real=reset)
+    gym.evaluate(Says())
+    assert booked == []
+    gym.evaluate(Says(), real=True)
+    assert booked == [["Rome"]] * 3
 
 
 def test_an_evaluation_is_played_anew_unless_its_run_is_named(agent: Agent, buffer: ReplayBuffer) -> None:
@@ -240,7 +396,7 @@ def test_there_is_no_rate_while_an_episode_is_missing(agent: Agent, buffer: Repl
             return super()._generate(messages, *args, **kwargs)
 
     two = [replace(task, split="test", instruction=f"Book city {task.id}.") for task in tasks()[:2]]
-    gym = gym_of(agent, buffer, tasks=two, verify=lambda task, state: 1.0)
+    gym = gym_of(agent, buffer, tasks=two, verify_dream=lambda task, state: 1.0)
     with pytest.raises(EpisodesMissing, match="1 of 2 episodes.*401: the key has expired") as caught:
         gym.evaluate(Away(failures=1000))
     run = str(caught.value).split("run='")[-1].split("'")[0]
@@ -269,7 +425,7 @@ def test_an_object_with_invoke_is_played_as_it_is(agent: Agent, buffer: ReplayBu
     gym = DreamGym(
         Desk(), out=Path(buffer._name).parent / "gym",
         replay_buffer=buffer, experience_model=World(), tasks=tasks(), payload=lambda task: task.instruction,
-        verify=lambda task, state: state == "done",
+        verify_dream=lambda task, state: state == "done",
     )  # fmt: skip
     assert gym.evaluate(Says())[0].successes == 1 and agent.booked == []
     assert gym.evaluate(Says(answer="no"))[0].successes == 0

@@ -98,7 +98,8 @@ def make(graph: Any, tmp_path: Path) -> Make:
 
     def make(out: Path = tmp_path / "run", **options: Any) -> DreamGym:
         return DreamGym(
-            graph, replay_buffer=buffer, experience_model=World(), tasks=TASKS, verify=odd, out=out, **options
+            graph, replay_buffer=buffer, experience_model=World(), tasks=TASKS, out=out,
+            verify_dream=odd, verify_real=odd, **options,
         )
 
     return make
@@ -159,6 +160,33 @@ def test_a_killed_training_goes_on_where_it_was(make: Make, tmp_path: Path) -> N
     more = gym.train(policy(), 3, **SETTINGS)
     assert gym.replay_buffer.count("trajectories", run=gym.run_name("train")) == played + 8
     assert not torch.equal(weights(more), weights(resumed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_a_killed_training_takes_the_iterations_of_the_call_that_resumes_it(make: Make, iterations: int) -> None:
+    def kill(label: str, iteration: int, total: int) -> None:
+        if (label, iteration) == ("train: update_policy", 0):
+            raise Killed
+
+    with pytest.raises(Killed):
+        make(progress=kill).train(policy(), 2, **SETTINGS)
+    gym = make()
+    gym.train(policy(), iterations, **SETTINGS)
+    assert [each["iteration"] for each in gym.replay_buffer.metrics(gym.run_name("train"))] == list(range(iterations))
+
+
+@pytest.mark.slow
+def test_another_policy_is_refused_by_name(make: Make) -> None:
+    """It was not noticed: the training went on with the weights of its checkpoint."""
+    tiny, other = policy(), policy()
+    other.name_or_path = "other"
+    gym = make()
+    gym.train(tiny, 1, **SETTINGS)
+    for iterations in (1, 2):
+        with pytest.raises(ConfigurationError, match="trains the policy 'tiny', and 'other' is given"):
+            gym.train(other, iterations, **SETTINGS)
+    assert gym.train(tiny, 1, **SETTINGS) is not None, "by now it is called by its folder"
 
 
 @pytest.mark.slow

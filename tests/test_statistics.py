@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.statistics import FEW_EPISODES, Rate, clustered_interval, intervals_apart, wilson
+from dreamgym_lg.statistics import FEW_EPISODES, Rate, clustered_interval, difference_interval, intervals_apart, wilson
 
 
 @pytest.mark.parametrize(
@@ -125,3 +125,11 @@ def test_rate_prints_value_and_interval():
 
     assert rate.value == 94 / 120
     assert str(rate) == f"{rate}" == "0.78 [0.70, 0.85]"
+
+
+def test_difference_of_rates_has_newcombes_published_interval():
+    low, high = difference_interval((56, 70), (48, 80))
+    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+    low, high = difference_interval((10, 10), (0, 10))
+    assert 0 < low < 1 and high == 1
+    assert difference_interval((0, 10), (0, 20))[0] < 0 < difference_interval((0, 10), (0, 20))[1]

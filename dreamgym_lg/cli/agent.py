@@ -35,6 +35,12 @@ PassThrough = Annotated[list[str] | None, typer.Option(help="A tool that really 
 SimulateNode = Annotated[
     list[str] | None, typer.Option(help="A node of plain code for which the dream answers; may be repeated.")
 ]
+Writes = Annotated[
+    list[str] | None, typer.Option(help="A tool that changes the world; may be repeated. Default: found in tools and traces.")
+]
+Traces = Annotated[
+    Path | None, typer.Option("--replay-buffer", help="Real traces, which show which tools write.", exists=True, dir_okay=False)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the parts as JSON.")]
 
 Source = Annotated[
@@ -49,6 +55,17 @@ Environment = Annotated[str, typer.Option(help="The name under which the tasks o
 HeldOut = Annotated[
     float, typer.Option(min=0, max=1, help="Share of the tasks to keep for evaluation: never trained on, never retrieved.")
 ]
+Rewards = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON object of rewards: by the thread of a SqliteSaver's file, a LangSmith or OpenTelemetry trace, a row's id.",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+RewardRange = Annotated[
+    tuple[float, float], typer.Option(metavar="LOWEST HIGHEST", help="Of the recorded rewards, which are scaled to 0 to 1.")
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a row was rejected; the rest is stored all the same.")]
 
 T = TypeVar("T")
@@ -61,19 +78,32 @@ def doctor(
     agent: Agent,
     pass_through: PassThrough = None,
     simulate_node: SimulateNode = None,
+    writes: Writes = None,
+    replay_buffer: Traces = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which parts of an agent a dream simulates, which run for real, which cannot be simulated, and how to fix those.
+
+    Of a simulated tool it says whether it is taken for one that reads or one that writes, and why: a dreamed success needs the
+    writing calls of a recorded one.
 
     Only the agent's module is imported; a function that creates the agent is called. Exit code 0: it can be dreamed; 1:
     something would be stopped or could leak; 2: it could not be loaded.
     """
     with errors_shown():
+        from dreamgym_lg.replay.buffer import ReplayBuffer
         from dreamgym_lg.simulate.doctor import examine
 
         with redirect_stdout(sys.stderr):  # what the module prints is not our answer
             graph = load_agent(agent)
-        found = examine(graph, pass_through=pass_through or (), simulate_nodes=simulate_node or ())
+        with ReplayBuffer(replay_buffer or ":memory:") as buffer:
+            found = examine(
+                graph,
+                pass_through=pass_through or (),
+                simulate_nodes=simulate_node or (),
+                writes=writes,
+                trajectories=buffer.trajectories(source="offline", split="train", errors=False),
+            )
     if as_json:
         parts = [part._asdict() for part in found.parts]
         print(json.dumps({"agent": agent, "ready": not found.problems, "parts": parts}, indent=2))
@@ -85,14 +115,14 @@ def doctor(
 
 def _show(agent: str, found: "Examination") -> None:
     table = Table(title=escape(agent), title_justify="left")
-    for column in ("part", "name", "in the dream", "what to do"):
+    for column in ("part", "name", "in the dream", "reads or writes", "what to do"):
         table.add_column(column, overflow="fold")
     last = ""
     for part in found.parts:
         kind = part.kind if part.kind != last else ""
         last, colour = part.kind, COLOURS.get(part.handling, "")
         handling = f"[{colour}]{part.handling}[/]" if colour else part.handling
-        table.add_row(kind, escape(part.name), handling, escape(part.advice))
+        table.add_row(kind, escape(part.name), handling, escape(part.use), escape(part.advice))
     console.print(table)
     if not found.problems:
         console.print(
@@ -188,6 +218,8 @@ def import_traces(
     format: Format = "auto",
     environment: Environment = "traces",
     held_out: HeldOut = 0.0,
+    rewards: Rewards = None,
+    reward_range: RewardRange = (0, 1),
     strict: Strict = False,
 ) -> None:
     """Read existing traces into a replay buffer, where they ground the dream. Importing the same file twice stores it once."""
@@ -196,7 +228,14 @@ def import_traces(
 
     with errors_shown(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the rejected rows are shown below
-        found = load_traces(traces, format=format, environment=environment, held_out=held_out)  # type: ignore[arg-type]
+        found = load_traces(
+            traces,
+            format=format,  # type: ignore[arg-type]  # another one is refused
+            environment=environment,
+            held_out=held_out,
+            reward=_rewards(rewards) if rewards is not None else None,
+            reward_range=reward_range,
+        )
         read = list(found)
         with ReplayBuffer(to) as buffer:
             added = buffer.extend(read)
@@ -214,6 +253,16 @@ def import_traces(
         _show_rejected(found.rejected)
     if strict and found.rejected:
         raise typer.Exit(1)
+
+
+def _rewards(file: Path) -> dict[str, float]:
+    try:
+        found = json.loads(file.read_text())
+    except ValueError as error:
+        raise ConfigurationError(f"{file} is no JSON ({error}); give an object of ids and rewards") from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{file} holds a {type(found).__name__}; give an object of ids and rewards")
+    return found
 
 
 def _show_rejected(rejected: "Sequence[Rejected]") -> None:

@@ -15,15 +15,18 @@ console = Console()
 
 
 @contextmanager
-def errors_shown() -> Iterator[None]:
-    """An error of this library ends the command with its message alone and exit code 2; Ctrl-C with 130."""
+def errors_shown(*, resumes: bool = False) -> Iterator[None]:
+    """An error of this library ends the command with its message alone and exit code 2; Ctrl-C with 130.
+
+    Args: `resumes`, whether the same command goes on where it was stopped.
+    """
     try:
         yield
     except DreamGymError as error:
         console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
-        console.print("stopped; the same command goes on from here", style="yellow")
+        console.print("stopped; the same command goes on from here" if resumes else "stopped", style="yellow")
         raise typer.Exit(130) from None
 
 

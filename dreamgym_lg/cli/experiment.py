@@ -46,6 +46,13 @@ Refresh = Annotated[
         help="Real episodes shown to the experience model at each refresh; 0 spends no real step. Default: the world's.",
     ),
 ]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Train even in a dream that pays what it must not, and whatever the gap to reality (max_false_success, max_gap).",
+    ),
+]
 To = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write the trained policy to; it must not exist.")]
 DEMO = "peckingorder"
 
@@ -59,6 +66,7 @@ def open_experiment(
     existing: bool = False,
     iterations: int | None = None,
     refresh_episodes: int | None = None,
+    force: bool = False,
 ) -> Experiment:
     """The experiment that `given` names: a world's name, `FILE.py:NAME`, or an experiment's folder.
 
@@ -67,12 +75,15 @@ def open_experiment(
         quickly: With `quick` settings, in a folder of its own.
         existing: On a world, open only the experiment that is in the folder already, with the settings that it was made with.
         iterations, refresh_episodes: Of its settings; None leaves them as they are.
+        force: Without `max_false_success` and `max_gap`.
 
     Raises `ConfigurationError` if `given` names none of these.
     """
     quiet_libraries(offline=not _is_object(given))
     settings = {"iterations": iterations, "refresh_episodes": refresh_episodes}
     chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    if force:
+        chosen |= {"max_false_success": None, "max_gap": None}
     if _is_folder(given):
         if seed is not None or out is not None or quickly:
             raise ConfigurationError(
@@ -114,7 +125,7 @@ def _default_folder(world: World, seed: int, quickly: bool) -> Path:
 @contextmanager
 def _opened(given: str, **options: Any) -> Iterator[Experiment]:
     """`open_experiment` with progress bars over it."""
-    with errors_shown():
+    with errors_shown(resumes=True):
         work = open_experiment(given, **options)
         with progress_shown() as progress:
             work.progress, work.say = progress, console.print
@@ -154,9 +165,14 @@ def train(
     quick: Quick = False,
     iterations: Iterations = None,
     refresh: Refresh = None,
+    force: Force = False,
 ) -> None:
-    """Collect data if needed, train the experience model and the base policy, then the policy in the dream."""
-    with _opened(world, seed=seed, out=out, quickly=quick, iterations=iterations, refresh_episodes=refresh) as work:
+    """Collect data if needed, train the experience model and the base policy, then the policy in the dream.
+
+    A dream that pays what it must not is refused, with the figure.
+    """
+    options = {"iterations": iterations, "refresh_episodes": refresh, "force": force}
+    with _opened(world, seed=seed, out=out, quickly=quick, **options) as work:
         _prepare(work)
         work.train()
         console.print(f"trained policy: {work.models / 'trained'}", soft_wrap=True)

@@ -10,8 +10,11 @@ import typer
 from dreamgym_lg.cli.console import console, errors_shown, progress_shown
 from dreamgym_lg.cli.experiment import OptionalWorld, open_experiment
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.chat_models import load_chat_model, to_experience_model
+from dreamgym_lg.experience.chat_models import load_chat_model
+from dreamgym_lg.experience.grounding import Grounding
+from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.experiment import Experiment
+from dreamgym_lg.experiment.workspace import load_experience_model
 from dreamgym_lg.fidelity import Fidelity, measure, write_fidelity
 from dreamgym_lg.fidelity.ask import ABLATIONS, Ablation
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -23,7 +26,13 @@ _COLOUR = {"bad": "red", "watch": "yellow", "good": "green"}
 Buffer = Annotated[
     Path | None, typer.Option(help="In place of an experiment: your own replay buffer.", exists=True, dir_okay=False)
 ]
-Model = Annotated[str | None, typer.Option(help="With --replay-buffer: the experience model, e.g. openai:gpt-5-mini.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="With --replay-buffer: the experience model, e.g. openai:gpt-5-mini, or the folder of a local one, "
+        "e.g. runs/mine/models/experience-0."
+    ),
+]
 Limit = Annotated[int, typer.Option(min=1, help="Episodes of each kind put to the model, drawn by --seed.")]
 Without = Annotated[
     list[str] | None,
@@ -62,6 +71,7 @@ def fidelity(
             asked = partial(measure, limit=limit, without=left_out, judge_model=judge, seed=seed, on_progress=progress)
             if world is not None:
                 work = open_experiment(world, existing=True)
+                work.progress = progress
                 measured, folder = _of_experiment(work, replay, asked), work.out
             else:
                 assert replay_buffer is not None and experience_model is not None  # by check_source
@@ -77,7 +87,9 @@ def check_source(world: str | None, replay_buffer: Path | None, experience_model
     if (world is None) == (replay_buffer is None):
         raise ConfigurationError("give either a WORLD, or --replay-buffer with --experience-model")
     if replay_buffer is not None and not experience_model:
-        raise ConfigurationError("--replay-buffer needs --experience-model, e.g. openai:gpt-5-mini")
+        raise ConfigurationError(
+            "--replay-buffer needs --experience-model, e.g. openai:gpt-5-mini or runs/mine/models/experience-0"
+        )
     if world is not None and experience_model:
         raise ConfigurationError(f"{world} has an experience model of its own: leave --experience-model away")
 
@@ -92,6 +104,7 @@ def _of_experiment(work: Experiment, replay: bool, measure: Measure) -> Fidelity
     runs = [t for t in work.replay_buffer.trajectories() if t.run.startswith(evaluations)]
     dreamed = any(t.success and t.source == "synthetic" for t in runs)
     create_environment = work.world.create_environment if replay and dreamed else None
+    judgement = gate.measure(work, experience) if work.world.judged_by_dream else None
     notes = [told]
     if replay and create_environment is None:
         notes.append("The buffer holds no dreamed success of an evaluation, so none was replayed in the real environment.")
@@ -100,6 +113,7 @@ def _of_experiment(work: Experiment, replay: bool, measure: Measure) -> Fidelity
         [*offline, *runs],
         check_action=work.world.check_action,
         create_environment=create_environment,
+        judgement=judgement,
         notes=notes,
         group=lambda t: "offline data" if t.source == "offline" else UNSEEN if t.run.startswith(panels) else POLICY,
     )
@@ -125,4 +139,5 @@ def _of_buffer(file: Path, model: str, measure: Measure) -> Fidelity:
             "The trajectories are all of the buffer's. Those of train tasks can be retrieved (never for their own task); a "
             "model that was trained on them is not measured on held-out data by them."
         )
-        return measure(to_experience_model(model, buffer), found, notes=[note] if found else [])
+        notes = [note] if found else []
+        return measure(load_experience_model(model, buffer), found, grounding=Grounding(buffer), notes=notes)

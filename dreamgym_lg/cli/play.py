@@ -20,10 +20,11 @@ from dreamgym_lg.cli.fidelity import Buffer, Model, check_source
 from dreamgym_lg.cli.play_session import Session, typed_call
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
-from dreamgym_lg.experience.chat_models import to_experience_model
 from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
+from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experience.prompt_formats import schemas
+from dreamgym_lg.experience.prompt_formats import is_tool_task, schemas
+from dreamgym_lg.experiment.workspace import load_experience_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Split, Task
 
@@ -38,6 +39,15 @@ COMMANDS = {
     "help": "these lines",
     "quit": "leave, as does the end of the input",
 }
+
+DECIDERS = {
+    "schema": "the tool's argument schema",
+    "recorded": "a recorded answer",
+    "effects": "a recorded success's writing calls",
+    "verify": "your own check",
+    "model": "the experience model",
+}
+"""`Step.decided_by` in words."""
 
 Real = Annotated[
     bool, typer.Option("--real", help="The real environment answers, in place of the dream (an experiment's only).")
@@ -125,8 +135,8 @@ def _of_buffer(file: Path, model: str, real: bool) -> Iterator[Place]:
     if real:
         raise ConfigurationError("--real needs a WORLD: a replay buffer does not hold the tools themselves")
     with ReplayBuffer(file) as buffer:
-        experience = to_experience_model(model, buffer)
-        dream = DreamEnvironment(experience)
+        experience = load_experience_model(model, buffer)
+        dream = DreamEnvironment(experience, grounding=Grounding(buffer))
         yield Place(
             dream,
             buffer,
@@ -175,7 +185,7 @@ class Player:
                 raise ConfigurationError.unknown("command", line.split()[0], [f"/{each}" for each in COMMANDS])
             getattr(self, name)(*([rest.strip()] if name == "answer" else []))
             return
-        self._act(typed_call(line, tools) if (tools := schemas(self.session.task)) else line)
+        self._act(typed_call(line, schemas(self.session.task)) if is_tool_task(self.session.task) else line)
 
     def _act(self, action: str) -> None:
         self.session.act(action)
@@ -207,6 +217,8 @@ class Player:
         last = self.session.steps[-1]
         reason = "refused by the check that stands before dream and reality alike" if self.session.refused else last.reasoning
         verdict = f"{'valid' if last.valid else 'invalid'}, reward {last.reward:g}"
+        if last.decided_by:
+            verdict += f", decided by {DECIDERS[last.decided_by]}"
         _say(f"{reason or '(the real environment gives no reasons)'}\n{verdict}", "dim")
 
     def undo(self) -> None:
@@ -234,7 +246,8 @@ class Player:
 
     def tools(self) -> None:
         if not (found := schemas(self.session.task)):
-            raise ConfigurationError("this task has no tools: type the action as text")
+            how = "/answer alone ends it" if is_tool_task(self.session.task) else "type the action as text"
+            raise ConfigurationError(f"this task has no tools: {how}")
         for tool in found:
             _say(tool["name"], "bold")
             schema = tool.get("parameters")
@@ -242,14 +255,14 @@ class Player:
             _say("\n".join(filter(None, (tool.get("description"), told))), "dim")
 
     def answer(self, text: str) -> None:
-        if not schemas(self.session.task):
+        if not is_tool_task(self.session.task):
             raise ConfigurationError("this task has no tools, so no final answer ends it: type the action as text")
         if not text:
             raise ConfigurationError("/answer needs a text: /answer The flight is booked.")
         self._act(render_answer(text))
 
     def help(self) -> None:
-        how = "NAME KEY=VALUE ..., or JSON" if schemas(self.session.task) else "any text"
+        how = "NAME KEY=VALUE ..., or JSON" if is_tool_task(self.session.task) else "any text"
         _say("\n".join([f"an action: {how}", *(f"/{name:<7} {what}" for name, what in COMMANDS.items())]), "dim")
 
     def leave(self) -> None:

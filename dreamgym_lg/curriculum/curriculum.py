@@ -1,13 +1,19 @@
 """The curriculum: tasks that are hard but solvable (paper, section 4, "curriculum task generator")."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
+from dreamgym_lg.curriculum.task_generator import TaskGenerator
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.types import Task, Trajectory
 
-VaryTask = Callable[[Task, random.Random], Task | None]
-"""Writes a variation of a task, or None where it cannot. The result's origin is `synthetic`."""
+CheckTask = Callable[[Task], str | None]
+"""Why a generated task must not be trained on, as the word under which refusals are counted; None if it may."""
+
+_TRIES = 4
+"""How often a variation is asked for before an original task takes its place."""
 
 
 def value(rewards: Sequence[float]) -> float:
@@ -33,12 +39,18 @@ class Curriculum:
         self,
         tasks: Sequence[Task],
         *,
-        vary_task: VaryTask | None = None,
+        task_generator: TaskGenerator | None = None,
+        check_task: CheckTask = lambda task: None,
         synthetic_share: float = 0.25,
         num_seeds: int = 8,
         seed: int = 0,
     ) -> None:
-        """Args: `synthetic_share`, the paper's lambda in [0, 1]; `num_seeds`, its m: how many high-V tasks are varied."""
+        """Args:
+        task_generator: Writes the variations; None: there are none.
+        check_task: Refuses generated tasks.
+        synthetic_share: The paper's lambda in [0, 1].
+        num_seeds: Its m: how many high-V tasks are varied.
+        """
         if not tasks:
             raise ConfigurationError("a curriculum needs at least one task")
         if not 0 <= synthetic_share <= 1:
@@ -47,10 +59,13 @@ class Curriculum:
             raise ConfigurationError(f"evaluation tasks must not be trained on: {', '.join(evaluation[:3])}")
         self._tasks = {task.id: task for task in tasks}
         self._original = list(tasks)
-        self._vary_task, self._share, self._num_seeds, self._seed = vary_task, synthetic_share, num_seeds, seed
+        self._generate, self._check = task_generator, check_task
+        self._share, self._num_seeds, self._seed = synthetic_share, num_seeds, seed
         self.values: dict[str, float] = {}
         """V of each task of the newest iteration that was trained on."""
+        self._episodes: dict[str, list[Trajectory]] = {}
         self._newest = -1
+        self._counts: Counter[str] = Counter()
 
     def __getitem__(self, task_id: str) -> Task:
         return self._tasks[task_id]
@@ -58,30 +73,42 @@ class Curriculum:
     def restore(self, tasks: Iterable[Task], episodes: Iterable[Trajectory]) -> None:
         """Take up a run where it was: with the synthetic tasks made so far, and with the episodes trained on so far."""
         self._tasks.update({task.id: task for task in tasks})
-        groups: dict[tuple[int, str], list[float]] = {}
-        for episode in episodes:
+        groups: dict[tuple[int, str], list[Trajectory]] = {}
+        for episode in sorted(episodes, key=lambda episode: episode.rollout_index):
             if episode.error is None:
-                groups.setdefault((episode.iteration, episode.task.id), []).append(episode.reward)
-        for iteration, task_id in sorted(groups):
-            self.update(task_id, groups[iteration, task_id], iteration=iteration)
+                groups.setdefault((episode.iteration, episode.task.id), []).append(episode)
+        for key in sorted(groups):
+            self.update(groups[key])
 
-    def update(self, task_id: str, rewards: Sequence[float], *, iteration: int) -> float:
-        """Note the rewards of a task's group, and forget the values of earlier iterations; returns its V."""
+    def update(self, group: Sequence[Trajectory]) -> float:
+        """Note the episodes of a task's group, and forget those of earlier iterations; returns its V.
+
+        Failed episodes count for nothing.
+        """
+        task_id, iteration = group[0].task.id, group[0].iteration
         if iteration > self._newest:
             self._newest = iteration
             self.values.clear()
-        found = value(rewards)
+            self._episodes.clear()
+        played = [replace(episode, segments=()) for episode in group if episode.error is None]
+        found = value([episode.reward for episode in played])
         if iteration == self._newest:
-            self.values[task_id] = found
+            self.values[task_id], self._episodes[task_id] = found, played
         return found
 
     def propose(self, rng: random.Random) -> Task | None:
         """A variation of one of the last iteration's `num_seeds` tasks with the highest V; None if none had variance."""
         ranked = sorted((v, task_id) for task_id, v in self.values.items() if v > 0 and task_id in self._tasks)
-        if self._vary_task is None or not ranked:
+        seeds = [task_id for _, task_id in ranked[-self._num_seeds :]]
+        if self._generate is None or not seeds:
             return None
-        _, task_id = rng.choice(ranked[-self._num_seeds :])
-        return self._vary_task(self._tasks[task_id], rng)
+        episodes = [episode for task_id in reversed(seeds) for episode in self._episodes[task_id]]
+        for _ in range(_TRIES):
+            task = self._generate(self._tasks[rng.choice(seeds)], episodes, rng)
+            if (reason := "not_written" if task is None else self._check(task)) is None:
+                return task
+            self._counts[f"refused_{reason}"] += 1
+        return None
 
     def sample(self, n: int, *, iteration: int) -> list[Task]:
         """n distinct tasks, at most `synthetic_share` of them synthetic (fewer while nothing can be varied)."""
@@ -91,7 +118,13 @@ class Curriculum:
             if (task := self.propose(rng)) is not None:
                 chosen[task.id] = task
                 self._tasks[task.id] = task
+        self._counts["generated_tasks"] += len(chosen)
         rest = [task for task in self._original if task.id not in chosen]
         for task in rng.sample(rest, min(n - len(chosen), len(rest))):
             chosen[task.id] = task
         return list(chosen.values())
+
+    def pop_metrics(self) -> dict[str, int]:
+        """Since this was last asked: `generated_tasks`, and `refused_<reason>` of those that were not taken."""
+        counts, self._counts = dict(self._counts), Counter()
+        return counts

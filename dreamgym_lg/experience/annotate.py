@@ -6,13 +6,16 @@ experience model is trained; the rest makes the annotator think the episode thro
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.errors import BudgetExceeded, ModelUnavailable, PredictionFailed
+from dreamgym_lg.experience.batch_requests import ask_in_batch
 from dreamgym_lg.experience.hosted import Hosted, hosted_for, name_of
 from dreamgym_lg.experience.predictions import json_object, load_prompt
 from dreamgym_lg.experience.prompt_formats import bind_schema, default_format, encoded
@@ -74,6 +77,7 @@ async def annotate(
     run: str | None = None,
     limit: int | None = None,
     retries: int = 1,
+    batch: Path | None = None,
     observation_characters: int = 2000,
     on_trajectory: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> Annotated:
@@ -84,10 +88,11 @@ async def annotate(
     recorded as metrics of the run `annotate`.
 
     Args: `hosted`, its slots and budget (default as for `ExperienceModel`); `source`, `split`, `run`, what is annotated;
-    `limit`, trajectories at most; `retries`, further tries after an answer that cannot be read; `observation_characters`,
-    how much of each observation is shown.
+    `limit`, trajectories at most; `retries`, further tries after an answer that cannot be read; `batch`, a folder: asked by
+    OpenAI's Batch API, its batches and answers kept there (`ask_in_batch`); `observation_characters`, how much of each
+    observation is shown.
 
-    Raises `BudgetExceeded` once what was under way is stored.
+    Raises `BudgetExceeded` once what was under way is stored; with `batch` also what `ask_in_batch` raises.
     """
     found = replay_buffer.trajectories(source=source, split=split, run=run, errors=False)
     steps = [trajectory for trajectory in found if trajectory.steps]
@@ -98,6 +103,14 @@ async def annotate(
     failed: dict[str, str] = {}
     spent: list[BudgetExceeded] = []
 
+    def stored(trajectory: Trajectory, messages: list[BaseMessage], answer: AIMessage, *, last: bool) -> bool:
+        """False for an answer that cannot be read, which the messages now say."""
+        if (read := _read(answer, messages, len(trajectory.steps), last=last)) is None:
+            return False
+        replay_buffer.set_reasoning(trajectory, read.plans, annotation=read.episode)
+        on_trajectory(trajectory)
+        return True
+
     async def one(trajectory: Trajectory) -> None:
         async with slots:
             if spent:
@@ -106,9 +119,7 @@ async def annotate(
                 messages = conversation(trajectory, observation_characters)
                 for attempt in range(retries + 1):
                     answer = await (hosted.aask(asked, messages) if hosted else asked.ainvoke(messages))
-                    if (read := _read(answer, messages, len(trajectory.steps), last=attempt == retries)) is not None:
-                        replay_buffer.set_reasoning(trajectory, read.plans, annotation=read.episode)
-                        on_trajectory(trajectory)
+                    if stored(trajectory, messages, answer, last=attempt == retries):
                         return
             except BudgetExceeded as error:
                 spent.append(error)
@@ -117,10 +128,42 @@ async def annotate(
 
     chosen = waiting[:limit]
     replay_buffer.record_metrics("annotate", 0, {"version": f"{name_of(model)}/{PROMPT}"})
-    await asyncio.gather(*(one(trajectory) for trajectory in chosen))
+    if batch is not None:
+        named = {f"{each.task.id}/{each.rollout_index}/{each.iteration}/{each.run}": each for each in chosen}
+        prompts = {name: conversation(each, observation_characters) for name, each in named.items()}
+        failed |= await _in_batches(
+            partial(ask_in_batch, asked, folder=batch, hosted=hosted or Hosted()),
+            prompts,
+            lambda name, answer, last: stored(named[name], prompts[name], answer, last=last),
+            retries,
+        )
+    else:
+        await asyncio.gather(*(one(trajectory) for trajectory in chosen))
     if spent:
         raise spent[0]
     return Annotated(len(chosen) - len(failed), len(steps) - len(waiting), failed)
+
+
+async def _in_batches(
+    ask: Callable[[Mapping[str, list[BaseMessage]]], AsyncIterator[tuple[str, AIMessage | ModelUnavailable]]],
+    prompts: Mapping[str, list[BaseMessage]],
+    store: Callable[[str, AIMessage, bool], bool],
+    retries: int,
+) -> dict[str, str]:
+    """Why some have no annotation after `retries` further batches. Args: `store`, as `stored`: (name, answer, last try)."""
+    failed: dict[str, str] = {}
+    for attempt in range(retries + 1):
+        again = {}
+        async for name, answer in ask(prompts):
+            try:
+                if isinstance(answer, ModelUnavailable):
+                    raise answer
+                if not store(name, answer, attempt == retries):
+                    again[name] = prompts[name]
+            except (PredictionFailed, ModelUnavailable) as error:
+                failed[name] = str(error)
+        prompts = again
+    return failed
 
 
 def conversation(trajectory: Trajectory, observation_characters: int = 2000) -> list[BaseMessage]:

@@ -1,6 +1,7 @@
 """Experience models and chat models from whatever names one."""
 
 import re
+from collections.abc import Collection
 
 from langchain_core.language_models import BaseChatModel
 
@@ -42,6 +43,7 @@ def to_experience_model(
     demonstrations: int = 3,
     demonstration_characters: int = 1000,
     hidden_facts: HiddenFacts | None = None,
+    writes: Collection[str] = (),
 ) -> ExperienceModel:
     """An experience model grounded in `replay_buffer`, from a chat model or a name like `openai:gpt-5-mini`.
 
@@ -59,4 +61,5 @@ def to_experience_model(
         demonstrations=demonstrations,
         demonstration_characters=demonstration_characters,
         hidden_facts=hidden_facts,
+        writes=writes,
     )

@@ -1,15 +1,15 @@
 """The dream: an experience model as an `Environment`, which the same agents, rollouts and checks take as a real one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.environment import CheckAction, Environment
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experience.grounding import Decision, Grounding
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange
-from dreamgym_lg.experience.prompt_formats import first_observation
+from dreamgym_lg.experience.prompt_formats import first_observation, is_tool_task, with_tools
 from dreamgym_lg.types import Prediction, Step, StepResult, Task
 
 Rewards = Literal["outcome", "score"]
@@ -20,6 +20,9 @@ Rewards = Literal["outcome", "score"]
 0 and is clipped to [0, 1] after each step.
 """
 
+_FULL = 0.98
+"""A score from which on it counts as 1: three thirds may be dreamed as 0.33 each."""
+
 
 class DreamEnvironment(Environment):
     """An environment played by an experience model; nothing real is touched.
@@ -27,19 +30,30 @@ class DreamEnvironment(Environment):
     Args:
         check_action: The real environment's own check, so that the dream refuses what the real environment would.
         rewards: What the steps pay; say it as the real environment does.
+        full_score_completes: With `score`: an episode is a success as soon as its score is 1, and ends, whatever the
+            experience model says. One that has read of few successes seldom says that a task is completed.
+        grounding: What real traces decide of a tool agent's dream before the experience model is asked.
     """
 
     def __init__(
-        self, experience: ExperienceModel, *, check_action: CheckAction | None = None, rewards: Rewards = "outcome"
+        self,
+        experience: ExperienceModel,
+        *,
+        check_action: CheckAction | None = None,
+        rewards: Rewards = "outcome",
+        full_score_completes: bool = False,
+        grounding: Grounding | None = None,
     ) -> None:
         if rewards not in get_args(Rewards):
             raise ConfigurationError.unknown("rewards", rewards, get_args(Rewards))
-        self.experience, self.rewards = experience, rewards
+        self.experience, self.rewards, self.grounding = experience, rewards, grounding
+        self.full_score_completes = full_score_completes and rewards == "score"
         self._check_action = check_action
         self._task: Task | None = None
         self._history: list[Exchange] = []
         self._observation = ""
         self._score = 0.0
+        self._unseen = False
 
     def check_action(self, action: str, observations: Sequence[str]) -> str | None:
         return self._check_action(action, observations) if self._check_action else None
@@ -49,42 +63,68 @@ class DreamEnvironment(Environment):
             raise ConfigurationError(
                 f"task {task.id!r} has no metadata['observation'] and no instruction: a dream of it has nothing to begin with"
             )
-        self._task, self._history, self._score = task, [], 0.0
+        if self.grounding is not None:
+            self.grounding.refresh()
+        self._task, self._history, self._score, self._unseen = task, [], 0.0, False
         self._observation = first_observation(task)
         return self._observation
 
     async def areset(self, task: Task) -> str:
         return self.reset(task)
 
+    def resume(self, task: Task, history: Sequence[Exchange]) -> str:
+        """Begin an episode behind steps that are given, such as recorded ones; returns the last observation.
+
+        The dream is measured so: traces of the same task decide nothing, or each would confirm itself.
+        """
+        self.reset(task)
+        self._unseen = True
+        self._history = list(history)
+        for exchange in history:
+            self._observation = exchange.prediction.observation
+            self._clipped(exchange.prediction.reward)
+        return self._observation
+
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        task = self._playing()
-        self._task = replace(task, metadata={**task.metadata, "tools": list(tools)})
+        self._task = with_tools(self._playing(), tools)
 
     def step(self, action: str) -> StepResult:
         task = self._playing()
-        found = self.experience.demonstrations(self._observation, action, task)
-        return self._advance(action, found, self.experience.predict(task, self._history, action, found))
+        found = self.experience.demonstrations(self._observation, action, task, self._history)
+        if (known := self._known(action)) is not None:
+            return self._advance(action, found, *known)
+        return self._advance(action, found, self.experience.predict(task, self._history, action, found), "model")
 
     async def astep(self, action: str) -> StepResult:
         task = self._playing()
-        found = self.experience.demonstrations(self._observation, action, task)
-        return self._advance(action, found, await self.experience.apredict(task, self._history, action, found))
+        found = self.experience.demonstrations(self._observation, action, task, self._history)
+        if (known := self._known(action)) is not None:
+            return self._advance(action, found, *known)
+        return self._advance(action, found, await self.experience.apredict(task, self._history, action, found), "model")
+
+    def _known(self, action: str) -> Decision | None:
+        if self.grounding is None:
+            return None
+        return self.grounding.decide(self._playing(), self._history, action, unseen=self._unseen)
 
     def _playing(self) -> Task:
         if self._task is None:
             raise RuntimeError("step before reset, or after the episode's end: call reset(task)")
         return self._task
 
-    def _advance(self, action: str, found: tuple[Step, ...], prediction: Prediction) -> StepResult:
+    def _advance(self, action: str, found: tuple[Step, ...], prediction: Prediction, decided_by: str) -> StepResult:
         if self.rewards == "score":  # the next prompt shows the score that is paid
             prediction = prediction._replace(reward=self._clipped(prediction.reward))
         self._history.append(Exchange(action, prediction, found))
         self._observation = prediction.observation
-        if "tools" in self._playing().metadata:  # a tool ends nothing: the agent does, with its answer
+        if self.full_score_completes and self._score >= _FULL:
+            prediction = prediction._replace(terminated=True, success=True)
+        if is_tool_task(self._playing()):  # a tool ends nothing: the agent does, with its answer
             prediction = prediction._replace(terminated=is_answer(action), success=prediction.success and is_answer(action))
         if prediction.terminated:
             self._task = None
         info = {"success": prediction.success, "valid": prediction.valid, "reasoning": prediction.reasoning}
+        info["decided_by"] = decided_by
         reward = prediction.reward if self.rewards == "score" else float(prediction.success)
         return StepResult(prediction.observation, reward, prediction.terminated, False, info)
 

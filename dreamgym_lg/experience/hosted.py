@@ -4,11 +4,11 @@ import asyncio
 import re
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from os import PathLike, fspath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.utils import count_tokens_approximately
@@ -18,6 +18,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, DreamGymError, ModelUnavailable
 from dreamgym_lg.event_loop import lasting_loop
+
+T = TypeVar("T")
 
 Chat = Runnable[Any, AIMessage]
 """A chat model, or one with arguments bound to it."""
@@ -110,6 +112,17 @@ class Hosted:
         if self._keeps:
             self._ledger.remember(key, text)
 
+    def charge(self, key: str, usage: Usage) -> None:
+        """Count what was spent elsewhere, such as in a batch; once for each `key`, with a file over restarts too."""
+
+        async def count() -> None:
+            if self._ledger.recall(f"charged/{key}") is None:
+                self._ledger.remember(f"charged/{key}", "")
+                self._ledger.spend(usage)
+                self.usage = self.usage.plus(usage)
+
+        asyncio.run_coroutine_threadsafe(count(), lasting_loop("dreamgym-hosted")).result()
+
     def pop_metrics(self) -> dict[str, float]:
         """Calls, tokens and cost since this was last asked: the metrics of an iteration."""
         now = self.usage
@@ -124,16 +137,24 @@ class Hosted:
     # --- in the loop's thread: nothing below needs a lock -------------------------------------------------------------------
 
     async def _ask(self, model: Chat, messages: list[BaseMessage]) -> AIMessage:
+        return await self.retried(lambda: self._call(model, messages), self._keys_of(model))
+
+    async def retried(self, call: Callable[[], Awaitable[T]], keys: Iterable[str]) -> T:
+        """What a call gives in one of `attempts` tries. Raises `ModelUnavailable`, whose text holds none of `keys`."""
         retrying = AsyncRetrying(
             stop=stop_after_attempt(self.attempts), wait=self._pause, retry=retry_if_exception(_transient), reraise=True
         )
+
+        async def once() -> T:  # what is no coroutine function, AsyncRetrying would not await
+            return await call()
+
         try:
-            return await retrying(self._call, model, messages)
+            return await retrying(once)
         except DreamGymError:
             raise
         except Exception as error:
             tried = retrying.statistics.get("attempt_number", 1)
-            text = self._redacted(f"{type(error).__name__}: {error}", model)
+            text = redact(f"{type(error).__name__}: {error}", keys)
         # outside of the except clause: the cause, which may quote a key, is not chained to it
         raise ModelUnavailable(f"the hosted model gave no answer in {tried} of {self.attempts} attempts: {text[:500]}")
 
@@ -141,7 +162,7 @@ class Hosted:
         async with self._slots:
             async with self._starting:
                 await asyncio.sleep(0)
-            self._check_budget()
+            self.check_budget()
             self.usage = self.usage.plus(Usage(calls=1))
             spent = Usage(failed=1)
             try:
@@ -151,15 +172,16 @@ class Hosted:
             finally:
                 self.usage = self.usage.plus(spent)
                 self._ledger.spend(spent._replace(calls=1))
-        clean = self._redacted(answer.text, model)  # a proxy may echo what it was sent
+        clean = redact(answer.text, self._keys_of(model))  # a proxy may echo what it was sent
         return answer if clean == answer.text else AIMessage(clean)
 
-    def _redacted(self, text: str, model: Chat) -> str:
+    def _keys_of(self, model: Chat) -> set[str]:
         if id(model) not in self._keys:
             self._keys[id(model)] = model, secrets(model)  # the model is kept: an id is reused once its object is gone
-        return redact(text, self._keys[id(model)][1])
+        return self._keys[id(model)][1]
 
-    def _check_budget(self) -> None:
+    def check_budget(self) -> int | None:
+        """How many further calls `max_calls` allows; None for any number. Raises `BudgetExceeded` if a limit is reached."""
         used = {
             "calls": self.usage.calls,
             "tokens": self.usage.input_tokens + self.usage.output_tokens,
@@ -171,6 +193,8 @@ class Hosted:
                     f"{used[what]:g} of max_{what}={limit:g} are spent; the answers so far are kept: "
                     f"run again with a larger max_{what}"
                 )
+        most = self.limits["calls"]
+        return None if most is None else int(most - self.usage.calls)
 
     def _spent(self, messages: list[BaseMessage], answer: AIMessage) -> Usage:
         """The tokens as the server counts them, else as they are commonly counted: a budget without a count would never end."""

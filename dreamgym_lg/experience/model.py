@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from hashlib import sha256
 from typing import TypeVar
@@ -10,6 +10,7 @@ from typing import TypeVar
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
+from dreamgym_lg.actions import is_answer
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.experience.hidden_facts import HiddenFacts, world_seed
 from dreamgym_lg.experience.hosted import Chat, Hosted, hosted_for, name_of
@@ -21,7 +22,10 @@ from dreamgym_lg.experience.prompt_formats import (
     bind_schema,
     default_format,
     first_observation,
+    is_tool_task,
 )
+from dreamgym_lg.experience.rules import NOTHING, calls_made, played, untold, written
+from dreamgym_lg.experience.similar_successes import SimilarSuccesses
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import unrecorded
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
@@ -50,6 +54,7 @@ class ExperienceModel:
         prompt_format: PromptFormat | PromptFormatName | None = None,
         instructions: str | None = None,
         hidden_facts: HiddenFacts | None = None,
+        writes: Collection[str] = (),
         hosted: Hosted | None = None,
         retries: int = 1,
         version: str | None = None,
@@ -65,6 +70,8 @@ class ExperienceModel:
             profile says that it takes one.
         instructions: The system prompt, "" for none. Default: the newest of `dreamgym_lg/prompts` in this format.
         hidden_facts: What the world reveals next, drawn once by its seed and shown in every prompt. Default: nothing.
+        writes: A tool agent's tools that change its world; what the others answer tells which recorded successes are like
+            an episode.
         hosted: Limits, retries and memory of a model behind a network. Default: `Hosted()` for one that takes a key.
         retries: Further tries after an answer that cannot be read, each told what was wrong.
         version: Default: the model's name and the prompt's, e.g. `gpt-5-mini/experience-4`. With `hidden_facts`,
@@ -77,12 +84,13 @@ class ExperienceModel:
             raise ConfigurationError(f"demonstrations={demonstrations} needs a replay_buffer to retrieve them from")
         self.model, self.replay_buffer, self.k, self.retries = model, replay_buffer, demonstrations, retries
         self.hosted = hosted or hosted_for(model)
-        self.hidden_facts = hidden_facts
+        self.hidden_facts, self.writes = hidden_facts, frozenset(writes)
         self.prompt_format = _create_format(prompt_format, model, instructions, demonstration_characters)
         self._set_version(f"{name_of(model)}/{self.prompt_format.name}" if version is None else version)
         self._answers: dict[str, Prediction] = {}
         self._asking: dict[str, asyncio.Task[Prediction]] = {}
         self._found: dict[tuple[str, str, str], tuple[Step, ...]] = {}
+        self._successes: SimilarSuccesses | None = None
 
     @property
     def grounded(self) -> bool:
@@ -94,14 +102,25 @@ class ExperienceModel:
         self._set_version(version)
         self._answers.clear()
         self._found.clear()
+        self._successes = None
 
     def _set_version(self, version: str) -> None:
         self.version = f"{version}+hidden_facts" if self.hidden_facts else version
 
-    def demonstrations(self, observation: str, action: str, task: Task) -> tuple[Step, ...]:
-        """The k stored real transitions nearest to (observation, action), none of them of the same task."""
+    def demonstrations(
+        self, observation: str, action: str, task: Task, history: Sequence[Exchange] = ()
+    ) -> tuple[Step, ...]:
+        """The k stored real transitions nearest to (observation, action), none of them of the same task.
+
+        For a tool agent's final answer, those of the successes of tasks like this one, with answers like those in `history`
+        (`SimilarSuccesses`).
+        """
         if not self.k or self.replay_buffer is None:
             return ()
+        if _ends(task, action):
+            calls = [played(exchange) for exchange in history]
+            if successes := self._similar_successes(self.replay_buffer).nearest(task, calls, self.k):
+                return successes
         key = (observation, action, task.id)
         if key not in self._found:
             found = tuple(self.replay_buffer.similar(observation, action, k=self.k, exclude_task=task.id))
@@ -109,12 +128,30 @@ class ExperienceModel:
             return found
         return self._found[key]
 
+    def untold(self, task: Task, history: Sequence[Exchange], action: str) -> list[str]:
+        """What a tool agent's final answer claims, and nobody told: a status that was not looked up, another order's number."""
+        told = self._similar_successes(self.replay_buffer).told if self.replay_buffer is not None else frozenset()
+        return untold(task, [played(exchange) for exchange in history], action, told)
+
+    def _calls(self, task: Task, history: Sequence[Exchange], action: str) -> str:
+        """Where `action` is a tool agent's final answer, what it is judged by: calls so far, unfounded claims; else ""."""
+        if not _ends(task, action):
+            return ""
+        claims = ", ".join(self.untold(task, history, action)) or NOTHING
+        return f"{written(calls_made(task, [played(exchange) for exchange in history]))}\ntold by nobody: {claims}"
+
+    def _similar_successes(self, replay_buffer: ReplayBuffer) -> SimilarSuccesses:
+        if self._successes is None:
+            self._successes = SimilarSuccesses(replay_buffer.trajectories(split="train", errors=False), self.writes)
+        return self._successes
+
     def retrieve(self, trajectories: Sequence[Trajectory]) -> None:
         """Look up the demonstrations of all these steps at once, a task at a time: much faster than one by one."""
         queries: dict[str, dict[tuple[str, str], None]] = {}
         for trajectory in trajectories if self.k else ():
             pairs = queries.setdefault(trajectory.task.id, {})
-            pairs.update(dict.fromkeys((step.observation, step.action) for step in trajectory.steps))
+            asked = (step for step in trajectory.steps if not _ends(trajectory.task, step.action))
+            pairs.update(dict.fromkeys((step.observation, step.action) for step in asked))
         for task_id, pairs in queries.items():
             assert self.replay_buffer is not None
             found = self.replay_buffer.similar_many(list(pairs), self.k, exclude_task=task_id)
@@ -123,16 +160,29 @@ class ExperienceModel:
     def messages(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step]) -> list[BaseMessage]:
         """The prompt of one step: a conversation that only grows, so that a local model's key-value cache is kept."""
         messages: list[BaseMessage] = [SystemMessage(self.prompt_format.head(task))]
-        first: str | None = first_observation(task)
-        last, score = first_observation(task), 0.0
+        seen, score = [first_observation(task)], 0.0
         *facts, fact = self._facts(task, history)
-        for exchange, its_fact in zip(history, facts, strict=True):
+        for number, (exchange, its_fact) in enumerate(zip(history, facts, strict=True)):
             asked = self.prompt_format.ask(
-                exchange.action, first=first, last=last, score=score, demonstrations=exchange.demonstrations, hidden=its_fact
+                task,
+                exchange.action,
+                seen=seen,
+                score=score,
+                demonstrations=exchange.demonstrations,
+                hidden=its_fact,
+                calls=self._calls(task, history[:number], exchange.action),
             )
             messages += [HumanMessage(asked), AIMessage(self.prompt_format.answer(exchange.prediction))]
-            first, last, score = None, exchange.prediction.observation, score + exchange.prediction.reward
-        asked = self.prompt_format.ask(action, first=first, last=last, score=score, demonstrations=found, hidden=fact)
+            seen, score = [*seen, exchange.prediction.observation], score + exchange.prediction.reward
+        asked = self.prompt_format.ask(
+            task,
+            action,
+            seen=seen,
+            score=score,
+            demonstrations=found,
+            hidden=fact,
+            calls=self._calls(task, history, action),
+        )
         return [*messages, HumanMessage(asked)]
 
     def _facts(self, task: Task, history: Sequence[Exchange]) -> Sequence[str]:
@@ -204,7 +254,7 @@ class ExperienceModel:
         """The prediction, or None after telling the model what was wrong; raises on the last attempt."""
         try:
             prediction = believed(self.prompt_format.read(answer.text), score)
-            check_structure(prediction, action, found)
+            check_structure(prediction, action, found, self.replay_buffer.answers if self.replay_buffer else lambda tool: ())
             return prediction
         except PredictionFailed as error:
             if attempt == self.retries:
@@ -253,6 +303,11 @@ def _create_format(
 
 def _score(history: Sequence[Exchange]) -> float:
     return sum(exchange.prediction.reward for exchange in history)
+
+
+def _ends(task: Task, action: str) -> bool:
+    """Whether the action is a tool agent's final answer."""
+    return is_tool_task(task) and is_answer(action)
 
 
 def _keep(kept: dict[Key, Value], key: Key, value: Value, limit: int) -> None:

@@ -2,11 +2,11 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.actions import parse_call
 from dreamgym_lg.environment import INVALID_REWARD
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.types import Prediction, Step
@@ -55,16 +55,22 @@ def believed(said: Prediction, score: float = 0.0) -> Prediction:
     return said._replace(reward=said.reward if said.valid else INVALID_REWARD, terminated=ended, success=success)
 
 
-def check_structure(prediction: Prediction, action: str, found: Sequence[Step]) -> None:
+def check_structure(
+    prediction: Prediction, action: str, found: Sequence[Step], answers: Callable[[str], Iterable[str]]
+) -> None:
     """Raise `PredictionFailed` if a tool answers in another structure than its recorded answers have.
 
-    If every demonstration of the same tool is a JSON object (or a list), so must the answer be. Errors may be plain text.
+    If every demonstration of the same tool is a JSON object (or a list), so must the answer be. Plain text is an error: of an
+    invalid action, or of a tool that has been recorded to answer so. Args: `answers`, the recorded answers of a tool.
     """
     called = _called(action)
     if called is None or not prediction.valid:
         return
     recorded = [_container(step.next_observation) for step in found if step.valid and _called(step.action) == called]
-    if recorded and recorded[0] is not None and len(set(recorded)) == 1 and _container(prediction.observation) != recorded[0]:
+    said = _container(prediction.observation)
+    if recorded and recorded[0] is not None and len(set(recorded)) == 1 and said != recorded[0]:
+        if said is None and any(_container(answer) is None for answer in answers(called)):
+            return
         raise PredictionFailed(
             f"the observation {prediction.observation[:120]!r} is no JSON {recorded[0]}, which every recorded answer of the "
             f"tool {called!r} is"
@@ -72,11 +78,7 @@ def check_structure(prediction: Prediction, action: str, found: Sequence[Step]) 
 
 
 def _called(action: str) -> str | None:
-    try:
-        parsed = parse_action(action)
-    except ValueError:
-        return None
-    return parsed.name if isinstance(parsed, ToolCall) else None
+    return call.name if (call := parse_call(action)) is not None else None
 
 
 def _container(text: str) -> str | None:

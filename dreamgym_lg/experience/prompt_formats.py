@@ -8,7 +8,7 @@ the JSON every text is encoded, so that nothing in it can close the string it st
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol, cast
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableSequence
 
+from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.experience.hidden_facts import world_seed
 from dreamgym_lg.experience.hosted import Chat
@@ -49,16 +50,25 @@ class PromptFormat(Protocol):
         """The system message: all that stays the same over an episode."""
 
     def ask(
-        self, action: str, *, first: str | None, last: str, score: float, demonstrations: Sequence[Step], hidden: str
+        self,
+        task: Task,
+        action: str,
+        *,
+        seen: Sequence[str],
+        score: float,
+        demonstrations: Sequence[Step],
+        hidden: str,
+        calls: str = "",
     ) -> str:
         """The message that asks what follows `action`.
 
         Args:
-            first: The observation that the episode begins with; None in later steps.
-            last: The newest observation.
+            seen: The episode's observations so far, oldest first. The first question shows the first one; every later one is
+                in the conversation.
             score: The sum of the episode's rewards so far.
             demonstrations: Recorded transitions like this one.
             hidden: The fact that the world reveals next (`HiddenFacts`); "" for none.
+            calls: What a tool agent has done before its final answer (`rules.calls_made`); "" before any other action.
         """
 
     def answer(self, prediction: Prediction) -> str:
@@ -96,23 +106,31 @@ class LineFormat:
         return "\n".join(part for part in parts if part)
 
     def ask(
-        self, action: str, *, first: str | None, last: str, score: float, demonstrations: Sequence[Step], hidden: str
+        self,
+        task: Task,
+        action: str,
+        *,
+        seen: Sequence[str],
+        score: float,
+        demonstrations: Sequence[Step],
+        hidden: str,
+        calls: str = "",
     ) -> str:
         """Demonstrations, the action, and what a small model does not see by itself.
 
-        That is the score so far (it tells which progress is the last one), whether the last observation named the action's
-        words, and the hidden fact.
+        That is the score so far (it tells which progress is the last one), what of the action was named before, the hidden
+        fact, and before a final answer what has been done.
         """
         shown = [
             f"seen: {step.observation}\n{_on_a_line(step.action)}\n{self.answer(right)}"
             for step, right in cut(demonstrations, self.characters)
         ]
-        found_words = [word.lower() in words(last) for word in action.split()]
-        share = "all" if all(found_words) else "some" if any(found_words) else "none"
         head = f"now, with a score of {round(score, 2):g}:"
+        named = _named(task, action, seen)
         coming = [f"next in line: {hidden}"] if hidden else []
-        text = "\n".join([*shown, head, _on_a_line(action), f"words just named: {share}", *coming])
-        return text if first is None else f"{first}\n{text}"
+        coming += [f"calls so far: {calls}"] if calls else []
+        text = "\n".join([*shown, head, _on_a_line(action), *named, *coming])
+        return f"{seen[0]}\n{text}" if len(seen) == 1 else text
 
     def answer(self, prediction: Prediction) -> str:
         """Verdict and reasoning, reward (to six digits) and status, observation, as `read` takes them.
@@ -147,12 +165,12 @@ class LineFormat:
 
     def _tools(self, task: Task) -> list[str]:
         """What a tool agent's world needs besides: what can be called, and how its final answer is judged."""
-        if not (tools := schemas(task)):
+        if not is_tool_task(task):
             return []
         rubric = task.metadata.get("rubric") or RUBRIC
         return [
             'The agent acts by calling tools: {"name": ..., "arguments": ...}. Answer as the tool itself would. The tools:',
-            *(json.dumps(tool, ensure_ascii=False, sort_keys=True) for tool in tools),
+            *(json.dumps(tool, ensure_ascii=False, sort_keys=True) for tool in schemas(task)),
             '{"answer": ...} ends the episode: the status is then success or failure, the observation (nothing), and '
             f"{rubric}",
         ]
@@ -199,8 +217,8 @@ class JsonFormat:
 
     def head(self, task: Task) -> str:
         world: dict[str, Any] = {"task": task.instruction, "world_seed": world_seed(task)}
-        if tools := schemas(task):
-            world["tools"] = tools
+        if is_tool_task(task):
+            world["tools"] = schemas(task)
             world["actions"] = (
                 'The agent calls tools by {"name": ..., "arguments": ...}; answer as the tool itself would. '
                 '{"answer": ...} ends the episode.'
@@ -211,17 +229,25 @@ class JsonFormat:
         return f"{self.instructions}\n\n{encoded(world)}"
 
     def ask(
-        self, action: str, *, first: str | None, last: str, score: float, demonstrations: Sequence[Step], hidden: str
+        self,
+        task: Task,
+        action: str,
+        *,
+        seen: Sequence[str],
+        score: float,
+        demonstrations: Sequence[Step],
+        hidden: str,
+        calls: str = "",
     ) -> str:
-        """One JSON object; `last` is not shown again, since it stands in the conversation."""
-        seen = [
+        """One JSON object; what was seen later than at first and `calls` are not shown again: they are in the conversation."""
+        shown = [
             {"observation": step.observation, "action": step.action, "answer": _ordered(right)}
             for step, right in cut(demonstrations, self.characters)
         ]
-        asked: dict[str, Any] = {"seen": seen} if seen else {}
+        asked: dict[str, Any] = {"seen": shown} if shown else {}
         asked["score"] = round(score, 2)
-        if first is not None:
-            asked["observation"] = first
+        if len(seen) == 1:
+            asked["observation"] = seen[0]
         if hidden:
             asked["hidden"] = hidden
         return encoded({**asked, "action": action})
@@ -290,6 +316,42 @@ def encoded(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()  # half an emoji, from an answer that was cut
 
 
+def _named(task: Task, action: str, seen: Sequence[str]) -> list[str]:
+    """What of an action was named before, as at most one line.
+
+    Of a tool call, the arguments whose values the instruction or an observation names; of a text game's action, whether the
+    last observation names its words.
+    """
+    try:
+        called = parse_action(action)
+    except ValueError:
+        if is_tool_task(task):
+            return []
+        found = [word.lower() in words(seen[-1]) for word in action.split()]
+        return [f"words just named: {'all' if all(found) else 'some' if any(found) else 'none'}"]
+    given = called.arguments if isinstance(called, ToolCall) else {}
+    values = {name: parts for name in sorted(given) if (parts := list(_texts(given[name])))}
+    texts = [task.instruction, *seen]
+    named = [name for name, parts in values.items() if all(any(_names(text, part) for text in texts) for part in parts)]
+    new = [name for name in values if name not in named]
+    return [f"values named before: {', '.join(named) or 'none'}; new: {', '.join(new) or 'none'}"] if values else []
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts and numbers in an argument."""
+    if isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool) and str(value).strip():
+        yield str(value).strip()
+
+
+@lru_cache(10_000)
+def _names(text: str, part: str) -> bool:
+    """Whether a text holds another one, not as a piece of a longer word or number."""
+    return re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text, re.IGNORECASE) is not None
+
+
 @lru_cache(2000)
 def words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"[\w'-]+", text.lower()))
@@ -300,10 +362,24 @@ def first_observation(task: Task) -> str:
     return str(task.metadata.get("observation") or task.instruction)
 
 
-def schemas(task: Task) -> list[Any]:
-    """The functions that the agent can call; of traces, which do not hold the schemas, the names."""
+def is_tool_task(task: Task) -> bool:
+    """Whether an agent with tools plays this task: its actions are calls, or the answer that ends it."""
+    return "tools" in task.metadata
+
+
+def with_tools(task: Task, shown: Sequence[Mapping[str, Any]]) -> Task:
+    """The task of an agent that was shown these tools: its own schemas stay, and those it had no schema of are added."""
+    known = [tool for tool in task.metadata.get("tools") or () if not isinstance(tool, str)]
+    names = {tool["function"]["name"] for tool in known}
+    added = [tool for tool in shown if tool["function"]["name"] not in names]
+    return replace(task, metadata={**task.metadata, "tools": [*known, *added]})
+
+
+def schemas(task: Task) -> list[Mapping[str, Any]]:
+    """The functions that the agent can call, by name; of traces that came without schemas, the names alone."""
     tools: Sequence[str | Mapping[str, Any]] = task.metadata.get("tools") or ()
-    return [{"name": tool} if isinstance(tool, str) else tool["function"] for tool in tools]
+    found = [{"name": tool} if isinstance(tool, str) else tool["function"] for tool in tools]
+    return sorted(found, key=lambda function: str(function["name"]))
 
 
 def cut(found: Sequence[Step], characters: int) -> list[tuple[Step, Prediction]]:

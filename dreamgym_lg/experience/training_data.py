@@ -1,33 +1,61 @@
 """Training data of an experience model: recorded episodes as the conversations that it should have held."""
 
+from collections.abc import Sequence
+
 from langchain_core.messages import BaseMessage
 
 from dreamgym_lg.environment import CheckAction
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.experience.prompt_formats import is_tool_task
+from dreamgym_lg.experience.rules import answer_reasoning, call_reasoning, played
+from dreamgym_lg.types import Prediction, Step, Trajectory
 
 
 def recorded_exchanges(
-    experience: ExperienceModel, trajectory: Trajectory, check_action: CheckAction | None = None
+    experience: ExperienceModel,
+    trajectory: Trajectory,
+    check_action: CheckAction | None = None,
 ) -> list[Exchange]:
     """What `experience` should have answered in a recorded episode.
 
-    Actions that `check_action` refuses never reach an experience model, neither here nor in the dream.
+    Actions that `check_action` refuses never reach an experience model, neither here nor in the dream. A tool agent's steps
+    without a reasoning of their own get one by rules.
     """
     seen = [str(trajectory.task.metadata.get("observation", ""))]
-    exchanges = []
+    exchanges: list[Exchange] = []
     for step in trajectory.steps:
         if check_action is None or check_action(step.action, seen) is None:
             right = in_hindsight(step, success=trajectory.success)
-            found = experience.demonstrations(step.observation, step.action, trajectory.task)
+            found = experience.demonstrations(step.observation, step.action, trajectory.task, exchanges)
+            if is_tool_task(trajectory.task) and not step.reasoning:
+                right = _reasoned(right, experience, trajectory, exchanges, step, found)
             exchanges.append(Exchange(step.action, right, found))
         seen.append(step.next_observation)
     return exchanges
 
 
+def _reasoned(
+    right: Prediction,
+    experience: ExperienceModel,
+    trajectory: Trajectory,
+    exchanges: Sequence[Exchange],
+    step: Step,
+    found: Sequence[Step],
+) -> Prediction:
+    task, writes, history = trajectory.task, experience.writes, [played(exchange) for exchange in exchanges]
+    if step.terminated:
+        claims = experience.untold(task, exchanges, step.action)
+        reasoning = answer_reasoning(task, history, found, claims, success=trajectory.success, writes=writes)
+    else:
+        reasoning = call_reasoning(task, history, step, writes)
+    return right._replace(reasoning=reasoning or right.reasoning)
+
+
 def to_conversation(
-    experience: ExperienceModel, trajectory: Trajectory, check_action: CheckAction | None = None
+    experience: ExperienceModel,
+    trajectory: Trajectory,
+    check_action: CheckAction | None = None,
 ) -> list[BaseMessage]:
     """A trajectory as the conversation `experience` should have held, for its training; empty if it was asked nothing."""
     exchanges = recorded_exchanges(experience, trajectory, check_action)

@@ -12,10 +12,12 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
-from dreamgym_lg.fidelity.verdicts import measure_verdicts, summarise
+from dreamgym_lg.fidelity.verdicts import Verdicts, measure_verdicts, summarise
 from dreamgym_lg.replay.schema import FAILED
 from dreamgym_lg.rollout import check_played, real_steps
+from dreamgym_lg.statistics import difference_interval
 from dreamgym_lg.token_recorder import TrainablePolicy
 from dreamgym_lg.types import Trajectory
 
@@ -27,28 +29,63 @@ STAGES = ("collect", "experience", "base", "supervised", "train", "prove")
 
 
 def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
-    """The policy on the validation tasks, dreamed and (with `real_evaluation`) real; metrics of the training graph."""
+    """The policy on the validation tasks, dreamed and, as far as `real_budget` goes, real; metrics of the training graph."""
     tasks = work.validation_tasks()
     dreamed = check_played(work.play("validate/dream", policy, tasks, iteration=iteration, experience=experience))
+    work.say_unreadable(dreamed)
     figures: dict[str, Any] = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
-    told = f"after {iteration} iterations: dream {sum(t.success for t in dreamed)}/{len(dreamed)}"
-    if work.settings.real_evaluation:
-        real = check_played(work.play("validate/real", policy, tasks, iteration=iteration))
-        verdicts = run_lasting(measure_verdicts(experience, real, check_action=work.world.check_action))
-        gap = _counts(dreamed)["successes"] / len(dreamed) - _counts(real)["successes"] / len(real)
+    told = f"after {iteration} iterations: dream {_of(dreamed)}"
+    if panel := tasks[: _affordable(work, iteration)]:
+        real = check_played(work.play("validate/real", policy, panel, iteration=iteration))
+        verdicts = _verdicts(work, experience, real)
+        same = dreamed[: len(real)]  # the same tasks
+        one, other = (sum(episode.success for episode in episodes) for episodes in (same, real))
+        gap, (low, high) = (one - other) / len(real), difference_interval((one, len(same)), (other, len(real)))
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
         figures |= {
+            "eval_gap": gap,
+            "eval_gap_low": low,
+            "eval_gap_high": high,
             "eval_invalid_recall": verdicts.invalid_recall,
             "eval_invalid_count": verdicts.invalid,
             "eval_reward_errors": verdicts.reward_errors / max(verdicts.valid + verdicts.invalid, 1),
         }
+        on = f" (on the same tasks {_of(same)})" if len(same) < len(dreamed) else ""
         told += (
-            f", real {sum(t.success for t in real)}/{len(real)}, gap {gap:+.2f}; the experience model recognised "
+            f"{on}, real {_of(real)}, gap {gap:+.2f} [{low:+.2f}, {high:+.2f}]; the experience model recognised "
             f"{verdicts.invalid_recognised} of {verdicts.invalid} invalid actions and gave "
             f"{figures['eval_reward_errors']:.1%} wrong rewards"
         )
+    elif work.settings.real_budget:
+        told += f"; real_budget={work.settings.real_budget} is spent: no real episode was played"
     work.say(told)
     return figures
+
+
+def _verdicts(work: Workspace, experience: ExperienceModel, real: Sequence[Trajectory]) -> Verdicts:
+    """The experience model's judgement of real episodes; of none where it does not play the dream."""
+    asked = real if work.world.asks_experience else ()
+    return run_lasting(measure_verdicts(experience, asked, check_action=work.world.check_action))
+
+
+def _of(episodes: Sequence[Trajectory]) -> str:
+    return f"{sum(episode.success for episode in episodes)}/{len(episodes)}"
+
+
+def _affordable(work: Workspace, iteration: int) -> int | None:
+    """How many validation tasks this evaluation may play in the real environment; None for all of them."""
+    s = work.settings
+    if s.real_budget is None:
+        return None
+    panel = min(s.real_budget // planned_evaluations(s), len(work.validation_tasks()))
+    earlier = work.replay_buffer.trajectories(run=work.run_name("validate/real"), errors=False)
+    spent = sum(episode.iteration != iteration for episode in earlier)
+    return panel if spent + panel <= s.real_budget else 0
+
+
+def planned_evaluations(settings: Settings) -> int:
+    """How often a training evaluates: every `evaluate_every` iterations, and after the last."""
+    return -(-settings.iterations // settings.evaluate_every)
 
 
 def _counts(episodes: Sequence[Trajectory]) -> dict[str, float]:
@@ -71,7 +108,10 @@ class BestPolicy:
         return int(next((row["risen_at"] for row in self.work.replay_buffer.metrics(self.run)), 0))
 
     def offer(self, at: int, successes: float, reward: float, policy: TrainablePolicy) -> None:
-        """Keep this policy if no earlier one has more successes or, with as many, a higher mean reward."""
+        """Keep this policy if no earlier one has more successes or, with as many, a higher mean reward.
+
+        Args: `successes`, how many or, where not every evaluation has the same number of tasks, their share.
+        """
         from dreamgym_lg.integrations.trl.sft import save_model
 
         before = next((row for row in self.work.replay_buffer.metrics(self.run)), None)
@@ -118,7 +158,7 @@ def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, e
     # a policy or an experience model that was trained further is another one, whose episodes are stored beside the others
     version = f"{name}/{mode}/{policy_version(policy)}"
     real = check_played(work.play(f"proof/real/{version}", policy, held_out))
-    verdicts = run_lasting(measure_verdicts(experience, real, check_action=work.world.check_action))
+    verdicts = _verdicts(work, experience, real)
     asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
     figures["real"].setdefault(name, {})[mode] = summarise(real) | asked
     if name != "supervised":  # it has no dream to be compared with

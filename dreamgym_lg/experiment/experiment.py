@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
@@ -14,16 +15,18 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experiment import evaluation, supervised
+from dreamgym_lg.experiment import evaluation, gate, supervised
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.workspace import OFFLINE, REFRESH, TRAIN, Workspace, logger, policy_version
+from dreamgym_lg.experiment.workspace import OFFLINE, REFRESH, TRAIN, Workspace, logger, policy_version, show_progress
 from dreamgym_lg.experiment.world import World
+from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.learner import Learner
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.token_recorder import TrainablePolicy
 
 if TYPE_CHECKING:
+    from dreamgym_lg.experiment.supervised import StartModel
     from dreamgym_lg.experiment.workspace import CreateEngine
     from dreamgym_lg.graphs.training import Training
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -76,7 +79,7 @@ class Experiment(Workspace):
         replay_buffer: ReplayBuffer | None = None,
         experience_model: ExperienceModel | BaseChatModel | str | None = None,
         engine: "CreateEngine | None" = None,
-        progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+        progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
     ) -> None:
         super().__init__(
@@ -113,33 +116,67 @@ class Experiment(Workspace):
                 self.replay_buffer.extend(islice(named, 100))
                 self.progress("collect real trajectories", min(done + 100, total), total)
 
-    def train_experience(self) -> None:
-        """Fine-tune a local experience model, from scratch, on the offline trajectories. Nothing to do for a given one."""
+    def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | str | None = None) -> None:
+        """Fine-tune a local experience model on the offline trajectories. Nothing to do if the experiment was given one.
+
+        It ends early once the loss on a tenth of the tasks, which it does not see, has stopped falling (tool agents).
+
+        Args:
+            model: Whose weights it begins with: a local chat model, its path or hub name. Default: a small one.
+            annotator: A chat model that writes the reasoning of steps that have none. Default: rules, for a tool agent's.
+
+        Raises `ConfigurationError` if nothing recorded is a success, for a model beside a given `experience_model`, and for
+        another model than the finished stage began with.
+        """
         if self._given is not None:
+            if model is not None:
+                raise ConfigurationError("experience_model= is given, so there is none to train: leave out one of the two")
             return
-        with self.stage("experience") as todo:
+        with self._stage_from("experience", model) as todo:
             if todo:
-                supervised.train_experience_model(self)
+                supervised.train_experience_model(self, model, annotator)
 
-    def train_base(self) -> None:
-        """Fine-tune the base policy on a few offline successes until its dreamed episodes earn something."""
+    def train_base(self, model: "StartModel" = None) -> None:
+        """Fine-tune the base policy on offline successes until its dreamed episodes earn something.
+
+        Args: `model`, whose weights it begins with, as of `train_experience`. Default: the experience model's.
+
+        Raises `ConfigurationError` without a success, and as `train_experience` does.
+        """
         if self._policy is not None:
+            if model is not None:
+                raise ConfigurationError("policy= is given, and training begins with it: leave out one of the two")
             return
-        with self.stage("base") as todo:
+        with self._stage_from("base", model) as todo:
             if todo:
-                supervised.train_base_policy(self)
+                supervised.train_base_policy(self, model)
 
-    def train_supervised(self) -> None:
+    def train_supervised(self, model: "StartModel" = None) -> None:
         """Train the baseline without any dream: from the base policy's start, on its demonstrations, as far as that goes.
 
-        It is played on the real validation tasks as it learns; training ends when its success stops rising, and the best one
-        is kept as `models/supervised`.
+        It is played on the validation tasks as it learns, in reality unless `real_budget` is 0; training ends when its success
+        stops rising, and the best one is kept as `models/supervised`. Args: `model`, as of `train_base`.
         """
         if self._policy is not None or not self.settings.supervised_steps:
             return
-        with self.stage("supervised") as todo:
+        with self._stage_from("supervised", model) as todo:
             if todo:
-                supervised.train_baseline(self)
+                supervised.train_baseline(self, model)
+
+    @contextmanager
+    def _stage_from(self, name: str, model: "StartModel") -> Iterator[bool]:
+        """`stage`, of a training that begins with these weights. Raises `ConfigurationError` if it has begun with others."""
+        given = str(getattr(model, "name_or_path", model))
+        with self.stage(name) as todo:
+            run = self.run_name(f"stage/{name}/from")
+            began = next((row["model"] for row in self.replay_buffer.metrics(run)), given)
+            if not todo and model is not None and began != given:
+                raise ConfigurationError(
+                    f"{self.out} holds what {name!r} made of the model {began!r}, and {given!r} is given: take another folder"
+                )
+            if todo:
+                self.replay_buffer.record_metrics(run, 0, {"model": given})
+            yield todo
 
     # --- training ----------------------------------------------------------------------------------------------------------
 
@@ -148,9 +185,9 @@ class Experiment(Workspace):
     ) -> "LocalChatModel":
         """Train the policy in the dream by the cyclic training graph; it is stored as `models/trained` and returned.
 
-        With `real_evaluation` that is the policy with the highest real success on the validation tasks, never one chosen by
+        With real validation episodes (`real_budget`) that is the policy with the highest real success, never one chosen by
         the dream; otherwise the newest. Killed at any moment, the same call goes on; with more `iterations`, a finished
-        training goes on too.
+        training goes on too, and so does one that a gap to reality ended with a wider or no `max_gap`.
 
         Args:
             policy: A local chat model, or the path or hub name of one: the weights that training begins with. Default: the
@@ -158,7 +195,8 @@ class Experiment(Workspace):
             iterations: How many there shall be in all. Default: the settings'.
             options: Other values of `Settings` (`num_tasks`, `learning_rate`, ...), and arguments of the learner.
 
-        Raises `ConfigurationError` without a task or a policy to train, `NothingToTrain` if the episodes give nothing to
+        Raises `ConfigurationError` without a task or a policy to train, `UntruthfulDream` if the dream pays too much of what
+        it must not (`max_false_success`; asked before the first iteration), `NothingToTrain` if the episodes give nothing to
         learn from, `MissingDependency` without the extra `train`.
         """
         known = {field.name for field in fields(Settings)}
@@ -173,13 +211,30 @@ class Experiment(Workspace):
                 "buffer with traces"
             )
         done = next(iter(self.replay_buffer.metrics(self.run_name("stage/train"))), {})
-        same_end = done.get("stop_after_uniform") == self.settings.stop_after_uniform
-        if done.get("iterations", 0) >= self.settings.iterations and same_end:
+        same_end = all(done.get(name) == getattr(self.settings, name) for name in ("stop_after_uniform", "max_gap"))
+        finished = done.get("iterations", 0) >= self.settings.iterations and same_end
+        start = None if finished else self.base_policy()
+        if self._policy is not None:
+            self._check_policy(self._policy)
+        if start is None:
             self.trained = self._like(self._policy, self.policy("trained"))
         else:
             learner = partial(self.learner, **{name: value for name, value in options.items() if name not in known})
-            self.trained = self._train(self.base_policy(), learner, float(done.get("seconds", 0)))
+            self.trained = self._train(start, learner, float(done.get("seconds", 0)))
         return self.trained
+
+    def _check_policy(self, given: "LocalChatModel | str | Path") -> None:
+        """Raise `ConfigurationError` for another policy than the one that training in this folder began with."""
+        run, version = self.run_name("stage/train/from"), policy_version(Path(given) if isinstance(given, str) else given)
+        began = next((row["policy"] for row in self.replay_buffer.metrics(run)), None)
+        own = [policy_version(self.models / name) for name in ("base", "trained")]
+        if began is None:
+            self.replay_buffer.record_metrics(run, 0, {"policy": version})
+        elif version not in (began, *own):
+            raise ConfigurationError(
+                f"{self.out} trains the policy {began!r}, and {version!r} is given: give the first one, or take another folder "
+                "(out=, --out)"
+            )
 
     def base_policy(self) -> "LocalChatModel":
         """The policy that training begins with. Raises `ConfigurationError` without one, or for one that cannot be trained."""
@@ -203,6 +258,8 @@ class Experiment(Workspace):
         from dreamgym_lg.integrations.trl.sft import save_model
 
         start, wanted = time.perf_counter(), self.settings.iterations
+        if not (self.out / "training.db").exists():
+            gate.check_truthful(self)
         if not (self.models / "base").exists():
             save_model(policy.model, policy.tokenizer, self.models / "base")  # what the proof compares with
         training, close = self.training(policy, create_learner)
@@ -214,7 +271,8 @@ class Experiment(Workspace):
         kept = self._like(policy, self.policy("best")) if (self.models / "best").exists() else policy
         save_model(kept.model, kept.tokenizer, self.models / "trained")
         seconds = time.perf_counter() - start + before
-        figures = {"seconds": seconds, "iterations": wanted, "stop_after_uniform": self.settings.stop_after_uniform}
+        ends = {"stop_after_uniform": self.settings.stop_after_uniform, "max_gap": self.settings.max_gap}
+        figures = {"seconds": seconds, "iterations": wanted, **ends}
         self.replay_buffer.record_metrics(self.run_name("stage/train"), 0, figures)
         kept.name_or_path = str(self.models / "trained")
         return kept
@@ -239,11 +297,23 @@ class Experiment(Workspace):
                 f"refresh_episodes={s.refresh_episodes} trains the local experience model further, and experience_model= is "
                 "given: set refresh_episodes=0"
             )
+        if s.real_budget and s.real_budget < evaluation.planned_evaluations(s):
+            raise ConfigurationError(
+                f"real_budget={s.real_budget} is not one real episode for each of the {evaluation.planned_evaluations(s)} "
+                "evaluations of this training: give more of it, a larger evaluate_every, or 0"
+            )
+        if s.real_budget != 0 and self.validation_tasks():
+            self.world.agent(policy, real=True)  # what a real evaluation lacks is said now, not after ten iterations
         learner = (create_learner or self.learner)(policy, self.models / "policy", s)
         policy.weights_changed()  # those of a checkpoint may be in place now
         tasks = self.tasks("train")
-        vary = self.world.task_generator(tasks)
-        curriculum = Curriculum(tasks, vary_task=vary, synthetic_share=s.synthetic_share if vary else 0, seed=s.seed)
+        curriculum = Curriculum(
+            tasks,
+            task_generator=self.world.task_generator(tasks, self.replay_buffer) if s.synthetic_share else None,
+            check_task=self.world.check_task,
+            synthetic_share=s.synthetic_share,
+            seed=s.seed,
+        )
         trained_on = self.replay_buffer.trajectories(run=self.run_name(TRAIN), errors=False)
         curriculum.restore(self.replay_buffer.tasks(origin="synthetic"), trained_on)
         training = Training(
@@ -251,7 +321,7 @@ class Experiment(Workspace):
             agent=self.world.agent(policy, real=False),
             learner=learner,
             source="synthetic",
-            experience=experience,
+            experience=experience if self.world.asks_experience else None,
             curriculum=curriculum,
             replay_buffer=self.replay_buffer,
             create_environment=partial(self.world.create_dream, experience),
@@ -264,6 +334,7 @@ class Experiment(Workspace):
             evaluate=partial(self._evaluate, policy, experience) if self.validation_tasks() else None,
             evaluate_every=s.evaluate_every,
             stop_after_uniform=s.stop_after_uniform,
+            max_gap=s.max_gap,
             refresh=partial(self.refresh, policy, experience) if s.refresh_episodes else None,
             refresh_every=s.refresh_every,
             on_node=lambda node, iteration: self.progress(f"train: {node}", iteration, s.iterations),
@@ -273,9 +344,9 @@ class Experiment(Workspace):
 
     def _evaluate(self, policy: "LocalChatModel", experience: ExperienceModel, iteration: int) -> dict[str, Any]:
         figures = evaluation.validate(self, policy, experience, iteration)
-        if self.settings.real_evaluation:
+        if episodes := figures.get("eval_real_episodes"):
             best = evaluation.BestPolicy(self, "best")
-            best.offer(iteration, figures["eval_real_successes"], figures["eval_real_reward_mean"], policy)
+            best.offer(iteration, figures["eval_real_successes"] / episodes, figures["eval_real_reward_mean"], policy)
         return figures
 
     def refresh(self, policy: "LocalChatModel", experience: ExperienceModel, iteration: int) -> dict[str, Any]:
@@ -288,6 +359,15 @@ class Experiment(Workspace):
         experience.model = self.experience(name).model
         experience.refreshed(name)
         return {"real_steps": real_steps(episodes, self.world.check_action)}
+
+    def fidelity(self, *, limit: int = 50) -> Judgement:
+        """What the dream pays of recorded episodes and edits of them, and whether its answers agree (`gate.measure`).
+
+        The same experience model and the same episodes are measured once. Args: `limit`, episodes of each kind at most.
+
+        Raises `ConfigurationError` without an experience model, and for a world whose dream is not the experience model's.
+        """
+        return gate.measure(self, self.experience(), limit=limit)
 
     # --- evaluation --------------------------------------------------------------------------------------------------------
 

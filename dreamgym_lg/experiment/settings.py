@@ -21,6 +21,8 @@ class Settings:
     """How much of each of their observations is shown."""
     experience_steps: int = 400
     """Optimiser steps of the experience model's supervised training."""
+    experience_learning_rate: float = 2e-3
+    """Of that training, for a small model; one of billions of parameters takes about 1e-5. A refresh takes a quarter of it."""
     context_tokens: int = 2048
     """Context length, in tokens, of the small models that are trained from scratch."""
     experience_tokens: int = 512
@@ -30,6 +32,8 @@ class Settings:
     """Offline successes that the base policy is fine-tuned on."""
     base_steps: int = 300
     """Optimiser steps of the base policy at most; it is done as soon as its dreamed episodes earn `base_reward` on average."""
+    base_learning_rate: float = 7e-4
+    """Of the supervised training of policies, for small models as `experience_learning_rate`."""
     base_reward: float = 0.25
     """Mean reward of dreamed episodes, 0 to 1, at which the base policy is good enough to be improved."""
     policy_tokens: int = 256
@@ -60,8 +64,14 @@ class Settings:
     """Iterations between two evaluations on the validation tasks."""
     evaluate_tasks: int = 32
     """Validation tasks of each evaluation; 0: no evaluation while training."""
-    real_evaluation: bool = True
-    """Evaluate in the real environment as well, and keep the policy that does best there."""
+    real_budget: int | None = None
+    """Real validation episodes while training, in all: every evaluation plays as many tasks in the real environment as leaves
+    some for the others, and the policy that does best there is kept. None: all validation tasks each time. 0: none."""
+    max_false_success: float | None = 0.05
+    """Share, 0 to 1, of the episodes that must not be paid which a dream may pay; `train` refuses a worse one. None: any."""
+    max_gap: float | None = 0.3
+    """Dreamed minus real success on the validation tasks above which training ends, where the 95 % interval of the difference
+    excludes 0. None: it goes on, whatever the gap."""
     proof_tasks: int = 120
     """Held-out tasks of the proof."""
     panel_tasks: int = 40
@@ -92,4 +102,6 @@ def quick(settings: Settings) -> Settings:
         refresh_every=2,
         refresh_episodes=min(settings.refresh_episodes, 8),
         refresh_steps=4,
+        max_false_success=None,
+        max_gap=None,
     )

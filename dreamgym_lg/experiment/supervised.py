@@ -1,82 +1,203 @@
 """The supervised stages of an experiment: the experience model, the base policy, and the baseline without any dream."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experience.annotate import annotate
+from dreamgym_lg.experience.chat_models import load_chat_model
 from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.prompt_formats import is_tool_task
+from dreamgym_lg.experience.similar_successes import ends_in_answer
 from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.experiment.evaluation import BestPolicy
 from dreamgym_lg.experiment.workspace import DATA, REFRESH, Workspace
 from dreamgym_lg.experiment.world import Messages
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, is_missing
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.types import Source, Trajectory
 
-POLICY_OPTIONS = {"learning_rate": 7e-4, "lr_scheduler_type": "constant_with_warmup"}
+if TYPE_CHECKING:
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+    from dreamgym_lg.integrations.trl.sft import TokenizedConversation
+
+    StartModel = LocalChatModel | str | Path | None
+    """A local model, its path or hub name; None for a small one of our own."""
+
+POLICY_OPTIONS = {"lr_scheduler_type": "constant_with_warmup"}
 """Of base policy and baseline alike: what tells them apart is how long they are trained."""
+FIRST_LINES_WEIGHT = 4.0
+"""The loss weight of the experience model's verdict, reward and status."""
 CHECKED, PATIENCE = 50, 3
 """The baseline is evaluated every so many steps, and ends after so many evaluations without a better one."""
+FEW = 20
+"""Recorded episodes below which a warning says that there are few."""
+WATCHED = 64
+"""Held-out episodes whose loss ends the experience model's training."""
 
 
-def train_experience_model(work: Workspace) -> None:
-    """A small model from scratch, `models/experience-0`, on what it should have answered in the offline trajectories."""
-    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
-    from dreamgym_lg.integrations.trl.sft import save_model
+def train_experience_model(
+    work: Workspace, model: "StartModel" = None, annotator: BaseChatModel | str | None = None
+) -> None:
+    """Train `models/experience-0` on what it should have answered in the offline trajectories.
 
-    s, offline = work.settings, work.offline()
+    Args: `model`, whose weights it begins with; `annotator`, writes the reasoning of steps that have none, in place of rules.
+    """
+    s = work.settings
+    annotator = load_chat_model(annotator) if isinstance(annotator, str) else annotator
+    if annotator is not None:
+        _annotate(work, work.replay_buffer, annotator)
+    offline = work.offline()
     work.replay_buffer.record_metrics(work.run_name(DATA), 0, {"trajectories": len(offline)})
-    conversations = _experience_data(work, offline[: s.batch_size * s.experience_steps])
-    # with the policy's own texts among them: a word that begins a message is another token than one after a space
+    shown, held_out = (work.world.as_dreamed(each) for each in work.experience_data())
+    edited = _edited(work, shown, annotator)
+    conversations = _conversations(work, [*shown, *edited])
     acted = [work.world.conversation(trajectory) for trajectory in offline]
-    tokenizer = create_tokenizer(m["content"] for conversation in [*conversations, *acted] for m in conversation)
-    save_model(create_model(tokenizer, max_tokens=s.context_tokens, seed=s.seed), tokenizer, work.models / "scratch")
+    start = _start(work, model, (m["content"] for conversation in [*conversations, *acted] for m in conversation))
+    rows: Sequence[Messages] | Sequence[TokenizedConversation] = conversations
+    watched: Sequence[TokenizedConversation] = ()
+    if any(_is_judged(trajectory) for trajectory in shown):
+        rows = _judging_rows(work, start, shown, edited)
+        watched = _tokenized(start, _conversations(work, held_out[:WATCHED]))
     _fine_tune(
         work,
         "experience model",
-        "scratch",
+        start,
         "experience-0",
-        conversations,
+        rows,
         steps=s.experience_steps,
-        learning_rate=2e-3,
-        first_lines_weight=4.0,
+        learning_rate=s.experience_learning_rate,
+        first_lines_weight=FIRST_LINES_WEIGHT,
+        held_out=watched,
     )
+
+
+def _annotate(work: Workspace, replay_buffer: ReplayBuffer, annotator: BaseChatModel) -> None:
+    """Let a chat model write the reasoning of all steps that have none; what fails is said, and left to rules."""
+    source: Source | None = "offline" if replay_buffer is work.replay_buffer else None
+    done = run_lasting(annotate(replay_buffer, annotator, source=source))
+    if done.failed:
+        cause = next(iter(done.failed.values()))
+        work.say(f"{len(done.failed)} episodes could not be annotated and have their reasoning by rules; the first: {cause}")
+
+
+def _edited(work: Workspace, shown: Sequence[Trajectory], annotator: BaseChatModel | None) -> list[Trajectory]:
+    """Successes made wrong, in a file of their own: they are no data of the real world, and nothing retrieves them."""
+    successes = [trajectory for trajectory in shown if trajectory.success]
+    writes = work.world.writing_tools(work.replay_buffer)
+    edited = list(work.world.edited_successes(successes, writes=writes, seed=work.settings.seed))
+    if not edited or annotator is None:
+        return edited
+    with ReplayBuffer(work.out / "edited.db") as buffer:
+        buffer.extend(edited)
+        _annotate(work, buffer, annotator)
+        return list(buffer.trajectories())
+
+
+def _judging_rows(
+    work: Workspace, start: str | Path, shown: Sequence[Trajectory], edited: Sequence[Trajectory]
+) -> "list[TokenizedConversation]":
+    """Rows in which final answers that end in success are as frequent as those that do not.
+
+    Of an edited episode only the verdict is learned: what its tools answered is made up.
+    """
+    from dreamgym_lg.integrations.trl.sft import only_last_reply
+
+    _check_judged(work, shown, edited)
+
+    def rows(trajectories: Sequence[Trajectory]) -> "list[TokenizedConversation]":
+        return _tokenized(start, _conversations(work, trajectories))
+
+    judged = [trajectory for trajectory in shown if _is_judged(trajectory)]
+    paid = rows([trajectory for trajectory in judged if trajectory.success])
+    unpaid = [*rows([trajectory for trajectory in judged if not trajectory.success]), *only_last_reply(rows(edited))]
+    cut_short = rows([trajectory for trajectory in shown if not _is_judged(trajectory)])
+    few, many = sorted((paid, unpaid), key=len)
+    repeated = [few[number % len(few)] for number in range(len(many))] if few else []
+    return [*repeated, *many, *cut_short]
+
+
+def _is_judged(trajectory: Trajectory) -> bool:
+    """Whether it is a tool agent's episode that ends with the answer it is judged by."""
+    return is_tool_task(trajectory.task) and ends_in_answer(trajectory)
+
+
+def _check_judged(work: Workspace, shown: Sequence[Trajectory], edited: Sequence[Trajectory]) -> None:
+    """Say what is missing for a model that has to tell success from failure. Raises `ConfigurationError` without a success."""
+    judged = [trajectory for trajectory in shown if _is_judged(trajectory)]
+    paid = sum(trajectory.success for trajectory in judged)
+    if not paid:
+        raise ConfigurationError(
+            f"none of the {len(judged)} recorded episodes that end in an answer is a success: an experience model cannot learn "
+            "what to pay; import traces with their outcome (`success` or `reward` in each row)"
+        )
+    if len(shown) < FEW:
+        work.say(
+            f"{len(shown)} recorded episodes are few for an experience model, which learns the tools' answers from them: "
+            "import more, some for each kind of task"
+        )
+    if paid == len(judged) and not edited:
+        work.say(
+            f"all {paid} recorded episodes are successes, and none could be edited into a failure: the experience model will "
+            "pay for every answer; import failed traces too, or name the tools that change the world (writes=[...])"
+        )
 
 
 def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None:
     """Train the newest experience model further, as `name`: half on the policy's real episodes, half on offline data."""
     s = work.settings
     rng, half = Random(f"{s.seed}/mix/{iteration}"), s.batch_size * s.refresh_steps // 2
-    new = _experience_data(work, list(work.replay_buffer.trajectories(run=work.run_name(REFRESH), errors=False)))
-    old = _experience_data(work, work.replay_buffer.sample(half, rng=rng, source="offline"))
+    played = list(work.replay_buffer.trajectories(run=work.run_name(REFRESH), errors=False))
+    kept = work.replay_buffer.sample(half, rng=rng, source="offline")
+    old, new = work.world.as_dreamed(kept), work.world.as_dreamed(played)
     _fine_tune(
         work,
         "refresh",
-        work.newest_experience(),
+        work.models / work.newest_experience(),
         name,
-        [*old, *rng.choices(new, k=half)],
+        [*_conversations(work, old), *rng.choices(_conversations(work, new), k=half)],
         steps=s.refresh_steps,
-        learning_rate=5e-4,
-        first_lines_weight=4.0,
+        learning_rate=s.experience_learning_rate / 4,
+        first_lines_weight=FIRST_LINES_WEIGHT,
     )
 
 
-def train_base_policy(work: Workspace) -> None:
-    """The base policy, from the experience model's weights, until its dreamed episodes earn something."""
-    steps = work.settings.base_steps
+def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
+    """The base policy, by default from the experience model's weights, until its dreamed episodes earn something."""
     until = partial(_earns_something, work, work.experience())
-    shown = _demonstrations(work, steps)
-    _fine_tune(work, "base policy", "experience-0", "base", shown, steps=steps, until=until, **POLICY_OPTIONS)
+    _train_policy(work, model, "base policy", "base", steps=work.settings.base_steps, until=until)
 
 
-def train_baseline(work: Workspace) -> None:
-    """The baseline: start, demonstrations and optimiser of the base policy, until real validation success stops rising."""
-    steps, until = work.settings.supervised_steps, partial(_stopped_rising, work)
-    shown = _demonstrations(work, steps)
-    _fine_tune(
-        work, "supervised baseline", "experience-0", "supervised-last", shown, steps=steps, until=until, **POLICY_OPTIONS
-    )
+def train_baseline(work: Workspace, model: "StartModel" = None) -> None:
+    """The baseline: start, demonstrations and optimiser of the base policy, until its validation success stops rising."""
+    until, steps = partial(_stopped_rising, work), work.settings.supervised_steps
+    if not work.validation_tasks():
+        raise ConfigurationError(
+            f"{work.out} has no task of the split 'validation', whose success says when the supervised baseline is done: give "
+            "some tasks this split (dataclasses.replace(task, split='validation')), or set supervised_steps=0"
+        )
+    _train_policy(work, model, "supervised baseline", "supervised-last", steps=steps, until=until)
+
+
+def _train_policy(work: Workspace, model: "StartModel", label: str, to: str, *, steps: int, until: Callable[..., bool]) -> None:
+    from dreamgym_lg.integrations.transformers.loading import load_tokenizer
+
+    shown = _demonstrations(work)
+    start: str | Path = (trained := work.models / "experience-0")
+    if model is not None or not trained.exists():
+        acted = [work.world.conversation(trajectory) for trajectory in work.world.as_dreamed(work.offline())]
+        start = _start(work, model, (m["content"] for conversation in acted for m in conversation))
+    s, tokenizer = work.settings, load_tokenizer(start)
+    rows = work.world.policy_rows(shown, tokenizer, max_new_tokens=s.policy_tokens)
+    rows *= -(-s.batch_size * steps // len(rows))  # as many as the steps take: a last batch of few rows would weigh as much
+    rate = s.base_learning_rate
+    _fine_tune(work, label, start, to, rows, steps=steps, until=until, learning_rate=rate, **POLICY_OPTIONS)
 
 
 def _earns_something(work: Workspace, experience: ExperienceModel, model: Any, tokenizer: Any, step: int) -> bool:
@@ -95,14 +216,19 @@ def _earns_something(work: Workspace, experience: ExperienceModel, model: Any, t
 
 
 def _stopped_rising(work: Workspace, model: Any, tokenizer: Any, step: int) -> bool:
-    """Whether the baseline's real validation success has stopped rising; the best one is kept on the way."""
+    """Whether the baseline's validation success has stopped rising; the best one is kept on the way.
+
+    It is real success unless `real_budget` is 0, else that in the dream.
+    """
     if step % CHECKED and step != work.settings.supervised_steps:
         return False
     best, policy = BestPolicy(work, "supervised"), _policy(work, model, tokenizer)
-    episodes = check_played(work.play("validate/supervised", policy, work.validation_tasks(), iteration=step))
+    kind, dream = ("real", None) if work.settings.real_budget != 0 else ("dream", work.experience())
+    name = "validate/supervised" if dream is None else "validate/supervised/dream"
+    episodes = check_played(work.play(name, policy, work.validation_tasks(), iteration=step, experience=dream))
     successes = sum(trajectory.success for trajectory in episodes)
     best.offer(step, successes, sum(t.reward for t in episodes) / max(len(episodes), 1), policy)
-    work.say(f"supervised for {step} steps: real {successes}/{len(episodes)}")
+    work.say(f"supervised for {step} steps: {kind} {successes}/{len(episodes)}")
     return step - best.risen_at >= PATIENCE * CHECKED
 
 
@@ -112,16 +238,19 @@ def _policy(work: Workspace, model: Any, tokenizer: Any) -> Any:
     return LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=work.settings.policy_tokens)
 
 
-def _demonstrations(work: Workspace, steps: int) -> list[Messages]:
-    """Offline successes without an invalid action, repeated to last for so many optimiser steps."""
-    s = work.settings
-    shown = [t for t in work.offline() if t.success and not t.invalid_actions][: s.demonstrations]
+def _demonstrations(work: Workspace) -> list[Trajectory]:
+    """Offline successes without an invalid action. Raises `ConfigurationError` if there is none."""
+    offline = work.offline()
+    shown = [t for t in offline if t.success and not t.invalid_actions][: work.settings.demonstrations]
     if not shown:
-        raise ConfigurationError("no offline trajectory is a success: there is nothing to fine-tune a base policy on")
-    return [work.world.conversation(t) for t in shown] * -(-s.batch_size * steps // len(shown))
+        raise ConfigurationError(
+            f"no offline trajectory of {len(offline)} is a success without an invalid action: there is nothing to fine-tune a "
+            "base policy on; collect or import some, or give train() a policy that is good enough already"
+        )
+    return shown
 
 
-def _experience_data(work: Workspace, trajectories: Sequence[Trajectory]) -> list[Messages]:
+def _conversations(work: Workspace, trajectories: Sequence[Trajectory]) -> list[Messages]:
     """What the experience model should have been asked and have answered in these episodes, a conversation each."""
     asked = work.experience("")
     asked.retrieve(trajectories)
@@ -130,33 +259,51 @@ def _experience_data(work: Workspace, trajectories: Sequence[Trajectory]) -> lis
     return [[{"role": roles.get(m.type, m.type), "content": m.text} for m in messages] for messages in found if messages]
 
 
+def _tokenized(start: str | Path, conversations: Sequence[Messages]) -> "list[TokenizedConversation]":
+    from dreamgym_lg.integrations.transformers.loading import load_tokenizer
+    from dreamgym_lg.integrations.trl.sft import tokenize
+
+    return tokenize(load_tokenizer(start), conversations) if conversations else []
+
+
+def _start(work: Workspace, model: "StartModel", texts: Iterable[str]) -> str | Path:
+    """The folder or hub name of the weights that a training begins with. Args: `texts`, for a tokenizer from scratch."""
+    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+    from dreamgym_lg.integrations.trl.sft import save_model
+
+    if isinstance(model, str | Path):
+        return model
+    folder = work.models / "scratch"
+    if model is None:
+        tokenizer = create_tokenizer(texts)
+        save_model(create_model(tokenizer, max_tokens=work.settings.context_tokens, seed=work.settings.seed), tokenizer, folder)
+    elif model.model is None:
+        raise ConfigurationError("the model has a process of its own, which trains nothing: load it without own_process")
+    else:
+        save_model(model.model, model.tokenizer, folder)
+    return folder
+
+
 def _fine_tune(
     work: Workspace,
     label: str,
-    start: str,
+    start: str | Path,
     to: str,
-    conversations: Sequence[Messages],
+    rows: "Sequence[Messages] | Sequence[TokenizedConversation]",
     *,
     steps: int,
-    until: Callable[[Any, Any, int], bool] | None = None,
     **options: Any,
 ) -> None:
-    """Fine-tune `models/START` on conversations and write `models/TO`. Args: `options`, of `sft.fine_tune`."""
+    """Fine-tune the model at `start` and write `models/TO`. Args: `options`, of `sft.fine_tune`."""
     from dreamgym_lg.integrations.trl.sft import fine_tune
 
-    if not (work.models / start).exists():
-        raise ConfigurationError(
-            f"{work.out} has no local experience model, from whose weights this training starts: call train_experience(), "
-            "or give policy= where experience_model= is a hosted model"
-        )
     fine_tune(
-        work.models / start,
+        start,
         work.models / to,
-        conversations,
+        rows,
         steps=steps,
         seed=work.settings.seed,
         batch_size=work.settings.batch_size,
         on_step=lambda step, loss: work.progress(f"{label} (loss {loss:.2f})", step, steps),
-        until=until,
         **options,
     )

@@ -1,12 +1,15 @@
 """The folder of an experiment: its settings, replay buffer, models and stages."""
 
+import ctypes
+import gc
 import json
 import logging
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -18,6 +21,7 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.chat_models import to_experience_model
+from dreamgym_lg.experience.hidden_facts import HiddenFacts
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
@@ -36,15 +40,22 @@ logger = logging.getLogger(__name__)
 TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
 """Names under which trajectories are recorded; those of evaluations begin with `validate/` and `proof/`."""
 
-CHANGED_LATER = {"iterations", "stop_after_uniform"}
+CHANGED_LATER = {"iterations", "stop_after_uniform", "max_gap", "real_budget"}
 """Settings that may change between two runs in the same folder."""
 TRAINING = {
     "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "synthetic_share", "evaluate_every",
-    "evaluate_tasks", "real_evaluation", "refresh_every", "refresh_episodes", "refresh_steps", "policy_tokens",
+    "evaluate_tasks", "max_false_success", "refresh_every", "refresh_episodes", "refresh_steps", "policy_tokens",
+    "experience_learning_rate", "base_learning_rate",
 }  # fmt: skip
 """Settings that only training reads."""
 DATA = "stage/experience/data"
 """Where it is recorded how many trajectories the experience model was trained from."""
+
+
+def show_progress(label: str, done: int, total: int) -> None:
+    """Show progress on one line of the terminal; nothing where standard error is none."""
+    if sys.stderr.isatty():  # what is printed next takes the line's place, unless it is the stage's last
+        print(f"\x1b[K{label}: {done}/{total}", end="\n" if done >= total else "\r", file=sys.stderr, flush=True)
 
 
 class Workspace:
@@ -57,11 +68,11 @@ class Workspace:
         out: The folder; made when the first stage begins.
         settings: Default: the world's.
         replay_buffer: Where traces are and episodes go. Default: `replay.db` in the folder.
-        experience_model: An `ExperienceModel`, any chat model or a name like `openai:gpt-5-mini`. Default: the local one that
-            `train_experience` trains.
+        experience_model: An `ExperienceModel`, any chat model, a name like `openai:gpt-5-mini`, or the folder of a local one
+            (`runs/mine/models/experience-0`). Default: the local one that `train_experience` trains.
         engine: Creates what generates the policy's replies from the folder of its weights; it has to follow them when
             `Engine.clear` is called. Default: the weights in this process.
-        progress: Called throughout with a label, how much is done, and of how much.
+        progress: Called throughout with a label, how much is done, and of how much. Default: a line on the terminal.
         say: Called with one line at each evaluation and whenever something should be known at once. Default: a logged warning.
     """
 
@@ -74,11 +85,12 @@ class Workspace:
         replay_buffer: ReplayBuffer | None = None,
         experience_model: ExperienceModel | BaseChatModel | str | None = None,
         engine: "CreateEngine | None" = None,
-        progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+        progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
     ) -> None:
         self.world, self.out, self.settings = world, Path(out), settings or world.settings
         if settings is None and (found := self._stored_settings()) is not None and found.pop("world", "") == world.name:
+            found.pop("arguments", None)  # compared by `open`
             self.settings = Settings(**found)  # type: ignore[arg-type]  # checked as it was written
         self.engine, self.progress, self.say = engine, progress, say
         self._buffer, self._prefix = replay_buffer, "" if replay_buffer is None else None
@@ -103,7 +115,8 @@ class Workspace:
 
         Raises `ConfigurationError` otherwise. What only training reads may change until it has begun.
         """
-        wanted = json.loads(json.dumps({"world": self.world.name, **asdict(settings or self.settings)}))
+        made = {"world": self.world.name, "arguments": dict(self.world.arguments)}
+        wanted = json.loads(json.dumps({**made, **asdict(settings or self.settings)}))
         if (found := self._stored_settings()) is not None:
             free = CHANGED_LATER if (self.out / "training.db").exists() else CHANGED_LATER | TRAINING
             differing = (key for key in wanted if key not in free and found.get(key) != wanted[key])
@@ -133,7 +146,6 @@ class Workspace:
         if self._prefix is None:
             file = self.out / "run"
             if not file.exists():
-                self.out.mkdir(parents=True, exist_ok=True)
                 _write(file, f"{self.out.name}-{uuid4().hex[:8]}/")
             self._prefix = file.read_text()
         return f"{self._prefix}{name}"
@@ -147,6 +159,7 @@ class Workspace:
             return
         start = time.perf_counter()
         yield True
+        _give_back_memory()
         self.replay_buffer.record_metrics(self.run_name(f"stage/{name}"), 0, {"seconds": time.perf_counter() - start})
 
     def seconds(self, name: str) -> float | None:
@@ -181,18 +194,36 @@ class Workspace:
         buffer = self.replay_buffer
         usable = partial(buffer.trajectories, source="offline", split="train", errors=False)
         found = list(usable(run=self.run_name(OFFLINE))) or list(usable())
-        known = int(next((row["trajectories"] for row in buffer.metrics(self.run_name(DATA))), len(found)))
-        first = found[:known]
+        first = found[: (known := self._known(len(found)))]
         Random(self.settings.seed).shuffle(first)
         return first + found[known:]
 
+    def _known(self, found: int) -> int:
+        """How many offline trajectories there were when the experience model was trained; `found` before."""
+        recorded = self.replay_buffer.metrics(self.run_name(DATA))
+        return int(next((row["trajectories"] for row in recorded), found))
+
+    def experience_data(self) -> tuple[list[Trajectory], list[Trajectory]]:
+        """The offline trajectories that the experience model is trained on, and those held out from it.
+
+        As many as its steps take; where that would be all of them, a tenth of the tasks is held out.
+        """
+        offline, wanted = self.offline(), self.settings.batch_size * self.settings.experience_steps
+        if (known := self._known(len(offline))) > wanted:
+            return offline[:wanted], offline[wanted:]
+        ids = list(dict.fromkeys(trajectory.task.id for trajectory in offline[:known]))
+        shown = set(ids[len(ids) // 10 :])
+        return (
+            [trajectory for trajectory in offline[:known] if trajectory.task.id in shown],
+            [trajectory for trajectory in offline[:known] if trajectory.task.id not in shown] + offline[known:],
+        )
+
     def held_out_offline(self) -> list[Trajectory]:
-        """The offline trajectories that `train_experience` did not take, in the order of `offline`; all, for a given model.
+        """The offline trajectories that `train_experience` did not take; all, for a given model.
 
         A refresh draws on all of them.
         """
-        s = self.settings
-        return self.offline()[0 if self._given is not None else s.batch_size * s.experience_steps :]
+        return self.offline() if self._given is not None else self.experience_data()[1]
 
     def policy(self, name: str, temperature: float = 1.0) -> "LocalChatModel":
         """A policy of the folder: `base`, `supervised`, `trained`, or another in `models`."""
@@ -212,6 +243,8 @@ class Workspace:
         In a process of its own a local one computes beside the policy. `name=""` is one without weights, which prepares
         training data.
         """
+        if isinstance(self._given, str) and is_local_model(self._given):
+            self._given = local_experience_model(self._given, self.replay_buffer, self.world.hidden_facts)
         if self._given is not None:
             self._given = to_experience_model(
                 self._given,
@@ -219,18 +252,18 @@ class Workspace:
                 demonstrations=self.settings.retrieved,
                 demonstration_characters=self.settings.retrieved_characters,
                 hidden_facts=self.world.hidden_facts,
+                writes=self.world.writing_tools(self.replay_buffer),
             )
             return self._given
         name = self.newest_experience() if name is None else name
-        return ExperienceModel(
-            self._local(name, own_process) if name else None,
-            replay_buffer=self.replay_buffer,
-            demonstrations=self.settings.retrieved,
-            demonstration_characters=self.settings.retrieved_characters,
-            instructions="",  # a model that is trained on the format needs none
-            hidden_facts=self.world.hidden_facts,
-            retries=0,
-            version=name,
+        model = self._local(name, own_process) if name else None
+        return _as_trained(
+            model,
+            self.settings,
+            self.replay_buffer,
+            self.world.hidden_facts,
+            name,
+            writes=self.world.writing_tools(self.replay_buffer),
         )
 
     def _local(self, name: str, own_process: bool) -> "LocalChatModel":
@@ -244,7 +277,7 @@ class Workspace:
                 temperature=0,
                 max_new_tokens=tokens,
                 own_process=own_process,
-                max_batch_size=64,  # long prompts: twice as many at once would double its memory
+                max_batch_size=48,  # long prompts: more at once would need more memory than the demo may
             )
             if not own_process:
                 return model
@@ -282,9 +315,73 @@ class Workspace:
             attempts=3,
             recursion_limit=max(200, 2 * self.world.max_steps + 5),
             replay_buffer=self.replay_buffer,
-            experience_version=experience.version if experience is not None else "",
+            experience_version=experience.version if experience is not None and self.world.asks_experience else "",
         )
         return run_lasting(episodes)
+
+    def say_unreadable(self, episodes: Sequence[Trajectory]) -> None:
+        """Say how many dreamed episodes of an evaluation count as no success since an answer in them could not be read."""
+        failed = [str(episode.error) for episode in episodes if episode.error]
+        if failed:
+            self.say(
+                f"{len(failed)} of {len(episodes)} dreamed episodes ended in an answer of the experience model that could not "
+                f"be read, and count as no success; the first: {failed[0]}"
+            )
+
+
+def is_local_model(name: str) -> bool:
+    """Whether a name is that of a folder or of the Hugging Face hub, and none like `openai:gpt-5-mini`."""
+    return Path(name).is_dir() or ("/" in name and ":" not in name)
+
+
+def local_experience_model(name: str, replay_buffer: ReplayBuffer, hidden_facts: HiddenFacts | None = None) -> ExperienceModel:
+    """An experience model from a folder of weights, or from the hub.
+
+    One that an experiment trained (`runs/mine/models/experience-0`) is asked as in its training, by the settings beside it;
+    any other is prompted. Raises `ConfigurationError` if there is no such model.
+    """
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+
+    path = Path(name)
+    if path.parent.is_dir() and not path.is_dir():
+        known = [str(each) for each in path.parent.iterdir() if (each / "config.json").exists()]
+        raise ConfigurationError.unknown("experience model", name, known)
+    stored = path.parent.parent / "settings.json"
+    given = json.loads(stored.read_text()) if stored.exists() else {}
+    names = ("retrieved", "retrieved_characters", "experience_tokens")
+    settings = replace(Settings(), **{key: given[key] for key in names if key in given})
+    model = LocalChatModel.from_path(name, temperature=0, max_new_tokens=settings.experience_tokens)
+    if given:
+        return _as_trained(model, settings, replay_buffer, hidden_facts, path.name)
+    return to_experience_model(model, replay_buffer, hidden_facts=hidden_facts)
+
+
+def load_experience_model(name: str, replay_buffer: ReplayBuffer) -> ExperienceModel:
+    """An experience model from what a user calls it: a hosted model's name, a folder, or a name on the hub."""
+    return local_experience_model(name, replay_buffer) if is_local_model(name) else to_experience_model(name, replay_buffer)
+
+
+def _as_trained(
+    model: BaseChatModel | None,
+    settings: Settings,
+    replay_buffer: ReplayBuffer,
+    hidden_facts: HiddenFacts | None,
+    version: str,
+    *,
+    writes: Collection[str] = (),
+) -> ExperienceModel:
+    """The experience model as `train_experience` trains it and every dream asks it."""
+    return ExperienceModel(
+        model,
+        replay_buffer=replay_buffer,
+        demonstrations=settings.retrieved,
+        demonstration_characters=settings.retrieved_characters,
+        instructions="",  # a model that is trained on the format needs none
+        hidden_facts=hidden_facts,
+        writes=writes,
+        retries=0,
+        version=version,
+    )
 
 
 def policy_version(policy: "BaseChatModel | Path") -> str:
@@ -294,9 +391,21 @@ def policy_version(policy: "BaseChatModel | Path") -> str:
     return stamp.read_text() if name and stamp.is_file() else name or type(policy).__name__
 
 
+def _give_back_memory() -> None:
+    """Hand back to the system what training has freed: glibc keeps it, and the next stage needs it in another process."""
+    gc.collect()  # a trainer refers to itself
+    with suppress(OSError, AttributeError):  # other C libraries have no malloc_trim
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _write(file: Path, text: str) -> None:
-    """Write a file that is either whole or as it was."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    """Write a file that is either whole or as it was. Raises `ConfigurationError` where nothing can be written."""
     draft = file.with_name(f"{file.name}.tmp")
-    draft.write_text(text)
-    draft.replace(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text)
+        draft.replace(file)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{file} cannot be written ({error.strerror or error}): free space or permissions, or take another folder"
+        ) from error

@@ -1,19 +1,26 @@
 """`World`: the tasks and the real environment of an experiment."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.curriculum.curriculum import VaryTask
+from dreamgym_lg.curriculum.task_generator import TaskGenerator
 from dreamgym_lg.environment import CheckAction, Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
 from dreamgym_lg.experience.hidden_facts import HiddenFacts
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.types import Split, Task, Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from dreamgym_lg.integrations.trl.sft import TokenizedConversation
 
 Messages = list[dict[str, str]]
 """A conversation as chat templates take it: `role` and `content` of each message."""
@@ -28,6 +35,9 @@ class World(ABC):
 
     name: str
     """The `environment` of its tasks, e.g. `textworld_express/peckingorder`."""
+    arguments: Mapping[str, object] = {}
+    """What it was created with that its name does not say, as keyword arguments, JSON-serialisable. Written to the folder of
+    an experiment, which refuses another world and creates an installed one with them again."""
     settings: Settings = Settings()
     """What an experiment on this world uses unless it is told otherwise."""
     max_steps: int = 30
@@ -36,6 +46,13 @@ class World(ABC):
     """What refuses invalid actions from the observations alone, in the dream and in reality (`Environment.check_action`)."""
     rewards: Rewards = "outcome"
     """What a dreamed episode pays: 1 for a success, or the change of the environment's own score (`DreamEnvironment`)."""
+    asks_experience: bool = True
+    """Whether dreams are played by the experience model; otherwise their episodes are recorded without its version."""
+    full_score_completes: bool = False
+    """With `score`: whether a score of 1 is what the environment itself calls a success (`DreamEnvironment`)."""
+    judged_by_dream: bool = True
+    """Whether a dreamed episode earns what the dream of the experience model says. False for a world that verifies dreamed
+    episodes itself, or brings its own dream: then no gate is before training."""
     hidden_facts: HiddenFacts | None = None
     """Gives the facts that a task hides, drawn once by the task's seed. A plain function in a class body has to be a
     `staticmethod`."""
@@ -55,7 +72,12 @@ class World(ABC):
 
     def create_dream(self, experience: ExperienceModel) -> Environment:
         """The dream of one episode, played by the experience model."""
-        return DreamEnvironment(experience, check_action=self.check_action, rewards=self.rewards)
+        return DreamEnvironment(
+            experience,
+            check_action=self.check_action,
+            rewards=self.rewards,
+            full_score_completes=self.full_score_completes,
+        )
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterable[Trajectory]:
         """Real offline trajectories by scripted policies. Args: `episodes`, how many of each scripted policy."""
@@ -74,9 +96,38 @@ class World(ABC):
         """Further real tasks that the proof reports in rows of their own, by name, e.g. of objects never seen in training."""
         return {}
 
-    def task_generator(self, tasks: Sequence[Task]) -> VaryTask | None:
-        """What writes variations of tasks for the curriculum, from the training tasks `tasks`; None: nothing does."""
+    def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
+        """What writes variations of the training tasks `tasks` for the curriculum; None: nothing does."""
         return None
+
+    def check_task(self, task: Task) -> str | None:
+        """Why a generated task must not be trained on, in a word under which refusals are counted; None if it may."""
+        return None
+
+    def as_dreamed(self, recorded: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        """Recorded trajectories as the environment of a dream would meet them. Default: as they are."""
+        return recorded
+
+    def writing_tools(self, replay_buffer: ReplayBuffer) -> Collection[str]:
+        """The names of a tool agent's tools that change the world; the buffer's traces may show it. Default: none."""
+        return ()
+
+    def edited_successes(
+        self, recorded: Sequence[Trajectory], *, writes: Collection[str], seed: int
+    ) -> Sequence[Trajectory]:
+        """Recorded successes (of `as_dreamed`) made wrong, which an experience model must not pay. Default: none."""
+        return ()
+
+    def policy_rows(
+        self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
+    ) -> "list[TokenizedConversation]":
+        """Trajectories as rows of supervised training of a policy. Default: what `conversation` makes of each.
+
+        Args: `max_new_tokens`, the most tokens of a reply when it plays.
+        """
+        from dreamgym_lg.integrations.trl.sft import tokenize
+
+        return tokenize(tokenizer, [self.conversation(trajectory) for trajectory in recorded])
 
     def conversation(self, trajectory: Trajectory) -> Messages:
         """A trajectory as the conversation that its policy held, for supervised training. Default: of the episode graph."""

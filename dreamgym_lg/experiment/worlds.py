@@ -11,7 +11,8 @@ from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
 
 GROUP = "dreamgym_lg.worlds"
-"""Each entry point is a function of no argument that creates a `World`; the last part of the world's name is its own."""
+"""Each entry point creates a `World` when called without arguments, or again with its `World.arguments`; the last part of the
+world's name is its own."""
 
 
 def world_names() -> list[str]:
@@ -19,12 +20,12 @@ def world_names() -> list[str]:
     return sorted({point.name for point in entry_points(group=GROUP)})
 
 
-def load_world(name: str) -> World:
+def load_world(name: str, **arguments: object) -> World:
     """Create the world of this name. Raises `ConfigurationError` for an unknown one."""
     found = [point for point in entry_points(group=GROUP) if point.name == name]
     if not found:
         raise ConfigurationError.unknown("world", name, world_names())
-    world = found[0].load()()
+    world = found[0].load()(**arguments)
     if not isinstance(world, World):
         raise ConfigurationError(f"the entry point {name!r} of {GROUP} created {world!r}; it has to be a World")
     return world
@@ -52,7 +53,7 @@ def open_folder(folder: Path, world: World | None = None, **settings: Any) -> Ex
         )
     try:
         stored = json.loads(file.read_text())
-        name = str(stored.pop("world"))
+        name, arguments = str(stored.pop("world")), stored.pop("arguments")
         chosen = Settings(**{**stored, **settings})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
@@ -66,7 +67,7 @@ def open_folder(folder: Path, world: World | None = None, **settings: Any) -> Ex
                 f"{folder} holds an experiment on the world {name!r}, which no installed package has; in place of the folder, "
                 "give FILE.py:NAME of the Experiment"
             )
-        world = load_world(own)
+        world = load_world(own, **arguments)
     if world.name != name:
         raise ConfigurationError(f"{folder} holds an experiment on the world {name!r}, not {world.name!r}: take another folder")
     return Experiment(world, folder, chosen)

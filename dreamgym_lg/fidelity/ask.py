@@ -9,8 +9,10 @@ from typing import Literal, NamedTuple
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.environment import CheckAction
 from dreamgym_lg.errors import PredictionFailed
+from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange
+from dreamgym_lg.experience.prompt_formats import is_tool_task
 from dreamgym_lg.experience.training_data import recorded_exchanges
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
@@ -34,6 +36,8 @@ class Answered:
     """Whether this step really completed the task."""
     answer: Prediction | None
     """None if it could not be read or, teacher-free, the dream was over before this step."""
+    decided_by: str = "model"
+    """Which part decided the answer (`Step.decided_by`)."""
 
     @property
     def real_status(self) -> Status:
@@ -68,6 +72,8 @@ class Asker(NamedTuple):
     """Bounds the questions asked at once."""
     check_action: CheckAction | None = None
     without: Ablation | None = None
+    grounding: Grounding | None = None
+    """Answers what real traces know; those of the task that is asked about stay out of it."""
 
     async def forced(self, trajectory: Trajectory) -> list[Answered]:
         """Ask about every step after the real history; steps that `check_action` refuses are not asked."""
@@ -79,7 +85,7 @@ class Asker(NamedTuple):
             for position, (_, step) in enumerate(numbered)
         ]
         answers = await asyncio.gather(*questions)
-        return [_answered(trajectory, *each, answer) for each, answer in zip(numbered, answers, strict=True)]
+        return [_answered(trajectory, *each, *answer) for each, answer in zip(numbered, answers, strict=True)]
 
     async def free(self, trajectory: Trajectory) -> Replay:
         """Play the recorded actions again in the dream, each after the dream's own answers: how an episode drifts."""
@@ -89,16 +95,17 @@ class Asker(NamedTuple):
         answered: list[Answered] = []
         observation, error, over = str(trajectory.task.metadata["observation"]), None, False
         for number, step in self.asked(trajectory):
-            answer = None
+            answer, decided_by = None, ""
             if not over:
-                answer = await self._answer(trajectory.task, history, observation, step.action)
+                answer, decided_by = await self._answer(trajectory.task, history, observation, step.action)
                 error = "PredictionFailed: the answer could not be read" if answer is None else None
                 over = answer is None or answer.terminated
             if answer is not None:
-                history.append(Exchange(step.action, answer, self._found(trajectory.task, observation, step.action)))
+                found = self._found(trajectory.task, history, observation, step.action)
+                history.append(Exchange(step.action, answer, found))
                 steps.append(_dreamed(step.action, observation, answer))
                 observation = answer.observation
-            answered.append(_answered(trajectory, number, step, answer))
+            answered.append(_answered(trajectory, number, step, answer, decided_by))
         success = bool(history) and history[-1].prediction.success
         dreamed = replace(trajectory, steps=steps, source="synthetic", success=success, error=error, segments=())
         return Replay(trajectory, dreamed, answered)
@@ -112,11 +119,17 @@ class Asker(NamedTuple):
             seen.append(step.next_observation)
         return asked
 
-    def _found(self, task: Task, observation: str, action: str) -> tuple[Step, ...]:
-        return () if self.without == "retrieval" else self.experience.demonstrations(observation, action, task)
+    def _found(self, task: Task, history: Sequence[Exchange], observation: str, action: str) -> tuple[Step, ...]:
+        return () if self.without == "retrieval" else self.experience.demonstrations(observation, action, task, history)
 
-    async def _answer(self, task: Task, history: Sequence[Exchange], observation: str, action: str) -> Prediction | None:
-        found = self._found(task, observation, action)
+    async def _answer(
+        self, task: Task, history: Sequence[Exchange], observation: str, action: str
+    ) -> tuple[Prediction | None, str]:
+        """The answer, None if it cannot be read, and which part decided it."""
+        known = self.grounding.decide(task, history, action, unseen=True) if self.grounding is not None else None
+        if known is not None:
+            return known.prediction, known.decided_by
+        found = self._found(task, history, observation, action)
         shown = [self._shown(exchange) for exchange in history]
         if self.without == "history":  # an episode that begins here
             task, shown = replace(task, metadata={**task.metadata, "observation": observation}), []
@@ -124,10 +137,10 @@ class Asker(NamedTuple):
             try:
                 answer = await self.experience.apredict(task, shown, action, found)
             except PredictionFailed:  # anything else is raised: a server that is down says nothing about the model
-                return None
-        if task.metadata.get("tools") and not is_answer(action):  # as in the dream: a tool ends nothing
-            return answer._replace(terminated=False, success=False)
-        return answer
+                return None, "model"
+        if is_tool_task(task) and not is_answer(action):  # as in the dream: a tool ends nothing
+            answer = answer._replace(terminated=False, success=False)
+        return answer, "model"
 
     def _shown(self, exchange: Exchange) -> Exchange:
         if self.without == "retrieval":
@@ -146,8 +159,9 @@ def dreamable(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, task=replace(trajectory.task, metadata=metadata))
 
 
-def _answered(trajectory: Trajectory, number: int, step: Step, answer: Prediction | None) -> Answered:
-    return Answered(number=number, step=step, success=step.terminated and trajectory.success, answer=answer)
+def _answered(trajectory: Trajectory, number: int, step: Step, answer: Prediction | None, decided_by: str) -> Answered:
+    success = step.terminated and trajectory.success
+    return Answered(number=number, step=step, success=success, answer=answer, decided_by=decided_by)
 
 
 def _dreamed(action: str, observation: str, answer: Prediction) -> Step:

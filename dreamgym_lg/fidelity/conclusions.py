@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from dreamgym_lg.fidelity.figures import StepRate
+from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.fidelity.policies import Comparison, DreamToReal
 from dreamgym_lg.fidelity.records import Conclusion, Fidelity, Group, Level
 from dreamgym_lg.statistics import FEW_EPISODES, Rate
@@ -20,6 +21,8 @@ def draw_conclusions(fidelity: Fidelity) -> tuple[Conclusion, ...]:
     found = [] if fidelity.grounded else [Conclusion("bad", UNGROUNDED)]
     if not fidelity.retrieves:
         found.append(Conclusion("watch", UNSHOWN))
+    if fidelity.judgement is not None:
+        found += _of_judgement(fidelity.judgement)
     for group in fidelity.groups:
         found += _of_group(group)
     found += [*_of_comparisons(fidelity.comparisons), *_of_replays(fidelity.dream_to_real), *_of_leaks(fidelity)]
@@ -38,6 +41,19 @@ def _level_of_errors(rate: Rate | StepRate) -> Level:
     if rate.value >= 0.1:
         return "bad"
     return "watch" if rate.successes or rate.episodes < FEW_EPISODES else "good"
+
+
+def _of_judgement(judged: Judgement) -> Iterator[Conclusion]:
+    if false := judged.false_success:
+        kinds = ", ".join(f"{kind} {_of(rate)}" for kind, rate in judged.by_kind.items())
+        said = f"The dream pays {_of(false)} recorded and edited episodes that must not be paid ({kinds})."
+        yield Conclusion("bad" if false.value > 0.05 else _level_of_errors(false), said)
+    if missed := judged.false_failure:
+        yield Conclusion(_level_of_errors(missed), f"The dream does not pay {_of(missed)} recorded successes.")
+    if same := judged.same_lookup:
+        yield Conclusion(_level(same), f"Asked again before anything is written, {_of(same)} lookups are answered alike.")
+    if shown := judged.lookup_after_write:
+        yield Conclusion(_level(shown), f"{_of(shown)} lookups that a write really changed show in the dream what is new.")
 
 
 def _of_group(group: Group) -> Iterator[Conclusion]:

@@ -12,10 +12,12 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.environment import CheckAction, CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.fidelity.ask import ABLATIONS, Ablation, Answered, Asker, Replay
 from dreamgym_lg.fidelity.conclusions import draw_conclusions
+from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.fidelity.leak import find_leaks
 from dreamgym_lg.fidelity.policies import DreamToReal, compare_success_rates, dream_to_real
 from dreamgym_lg.fidelity.records import Fidelity, Group, Variant
@@ -38,12 +40,14 @@ async def ameasure(
     group: Callable[[Trajectory], str] | None = None,
     limit: int | None = 100,
     check_action: CheckAction | None = None,
+    grounding: Grounding | None = None,
     without: Sequence[Ablation] = (),
     create_environment: CreateEnvironment | None = None,
     judge_model: BaseChatModel | None = None,
     judge_limit: int = 20,
     seed: int = 0,
     concurrency: int = 32,
+    judgement: Judgement | None = None,
     notes: Sequence[str] = (),
     on_progress: OnProgress = lambda *_: None,
 ) -> Fidelity:
@@ -57,10 +61,12 @@ async def ameasure(
         group: What kind a real trajectory is of; by default offline data and the policy's own actions, by its source.
         limit: Episodes drawn of each group, and dreamed successes replayed, at most; None for all.
         check_action: The environment's own check; what it refuses reaches no experience model.
+        grounding: What real traces decide in the dream; the report says of each part how often its rewards were right.
         without: Ablations, measured beside the model as it is; each asks as much again.
         create_environment: Creates real environments; dreamed successes are then replayed there (this spends real steps).
         judge_model: Scores `judge_limit` dreamed episodes by the four rubrics; never the experience model itself.
         concurrency: Questions asked at once.
+        judgement: What the same model's dream pays (`ajudge`), for the report.
         notes: Printed in the report, such as where the trajectories come from.
 
     Raises `ConfigurationError` for an unknown ablation and for a judge that is the experience model; whatever the model's
@@ -75,9 +81,11 @@ async def ameasure(
     real = [each for each in given if each.source != "synthetic"]
     usable = [each for each in real if each.error is None and each.steps]
     drawn, rng = _drawn(usable, group or (lambda each: GROUPS[each.source]), limit, seed), Random(f"{seed}/dreamed")
+    if grounding is not None:
+        grounding.refresh()
     variants, replays, asked = [], [], []
     for ablation in dict.fromkeys([None, *without]) if usable else ():
-        asker = Asker(experience, asyncio.Semaphore(concurrency), check_action, ablation)
+        asker = Asker(experience, asyncio.Semaphore(concurrency), check_action, ablation, grounding)
         measured = [await _group(asker, name, chosen, of, on_progress) for name, (chosen, of) in drawn.items()]
         variants.append(Variant(without=ablation, groups=tuple(each for each, _ in measured)))
         if ablation is None:
@@ -92,6 +100,7 @@ async def ameasure(
         left_out=len(real) - len(usable),
         variants=tuple(variants),
         comparisons=compare_success_rates(given),
+        judgement=judgement,
         dream_to_real=await _replayed(dreamed, create_environment, limit, rng, concurrency, on_progress),
         rubric=await _judged(judge_model, dreamed or [each.dreamed for each in replays], judge_limit, rng, on_progress),
         leaks=find_leaks(experience, asked),

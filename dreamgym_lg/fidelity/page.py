@@ -99,7 +99,17 @@ def _steps(steps: int, episodes: int) -> str:
 
 
 def _table(fidelity: Fidelity) -> list[tuple[str, str, list[StepRate | Mean | None]]]:
-    return [(name, meaning, [read(group.one_step) for group in fidelity.groups]) for name, read, meaning in STEP_FIGURES]
+    ones = [group.one_step for group in fidelity.groups]
+    rows: list[tuple[str, str, list[StepRate | Mean | None]]] = [
+        (name, meaning, [read(one) for one in ones]) for name, read, meaning in STEP_FIGURES
+    ]
+    parts = sorted({part for one in ones for part in one.reward_right_by})
+    if len(parts) > 1:  # otherwise it is the row of all
+        rows += [
+            (f"reward right, decided by {part}", f"within {CLOSE}", [one.reward_right_by.get(part) for one in ones])
+            for part in parts
+        ]
+    return rows
 
 
 def _worth(fidelity: Fidelity) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from dreamgym_lg.fidelity.ask import Ablation
 from dreamgym_lg.fidelity.figures import Mean, StepRate
+from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.fidelity.leak import Leaks
 from dreamgym_lg.fidelity.policies import Comparison, DreamToReal
 from dreamgym_lg.fidelity.rubric import Rubric
@@ -61,6 +62,8 @@ class Fidelity:
     variants: tuple[Variant, ...]
     """The first is the model as it is; empty without a real trajectory."""
     comparisons: tuple[Comparison, ...]
+    judgement: Judgement | None
+    """What the dream pays of episodes that must or must not be paid."""
     dream_to_real: DreamToReal | None
     rubric: Rubric | None
     leaks: Leaks | None

@@ -18,7 +18,7 @@ APPLICATION_ID = 0x4447796D
 """`DGym` in the file's header."""
 
 TASK_COLUMNS = "tasks.id, instruction, environment, metadata, origin, parent_id, split"
-STEP_COLUMNS = "observation, action, next_observation, reward, terminated, truncated, valid, reasoning"
+STEP_COLUMNS = "observation, action, next_observation, reward, terminated, truncated, valid, reasoning, decided_by"
 TRAJECTORY_COLUMNS = (
     "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version, annotation"
 )
@@ -68,6 +68,12 @@ def _annotation(db: Database) -> None:
 def _temperature(db: Database) -> None:
     # NULL for what was recorded before: nobody knows at which temperature.
     db.execute("ALTER TABLE segments ADD COLUMN temperature REAL")
+
+
+@migrations(name="0004_decided_by")
+def _decided_by(db: Database) -> None:
+    db.execute("ALTER TABLE steps ADD COLUMN decided_by TEXT NOT NULL DEFAULT ''")
+    db.execute("CREATE INDEX tasks_split ON tasks (split)")
 
 
 def wrapped(connection: sqlite3.Connection) -> Database:
@@ -141,7 +147,7 @@ def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) ->
             check_split(connection, each.task)
             stored[id] = each
     connection.executemany(
-        f"INSERT INTO steps (trajectory_id, position, {STEP_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT INTO steps (trajectory_id, position, {STEP_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [(id, position, *_step_row(step)) for id, each in stored.items() for position, step in enumerate(each.steps)],
     )
     connection.executemany(
@@ -238,7 +244,7 @@ def annotation_text(annotation: Mapping[str, str] | None) -> str | None:
 
 def _step_row(step: Step) -> tuple[Any, ...]:
     texts = as_text(step.observation), as_text(step.action), as_text(step.next_observation)
-    return (*texts, step.reward, step.terminated, step.truncated, step.valid, as_text(step.reasoning))
+    return (*texts, step.reward, step.terminated, step.truncated, step.valid, as_text(step.reasoning), step.decided_by)
 
 
 def _segment_row(segment: Segment) -> tuple[bytes, bytes, bytes, float | None]:
@@ -284,7 +290,7 @@ def trajectory_of(row: Sequence[Any], steps: Sequence[Step], segments: Sequence[
 
 def step_of(row: Sequence[Any]) -> Step:
     """The step that a row of `STEP_COLUMNS` records."""
-    observation, action, next_observation, reward, terminated, truncated, valid, reasoning = row
+    observation, action, next_observation, reward, terminated, truncated, valid, reasoning, decided_by = row
     return Step(
         observation=observation,
         action=action,
@@ -294,4 +300,5 @@ def step_of(row: Sequence[Any]) -> Step:
         truncated=bool(truncated),
         valid=bool(valid),
         reasoning=reasoning,
+        decided_by=decided_by,
     )

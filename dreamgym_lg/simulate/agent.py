@@ -1,7 +1,9 @@
 """An unmodified graph as what `rollout` plays, and as what goes back to production."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from langchain_core.language_models import BaseChatModel
@@ -10,7 +12,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
 from langgraph.types import Interrupt
 
-from dreamgym_lg.actions import render_answer
+from dreamgym_lg.actions import render_answer, render_malformed
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.simulate.context import ActiveEpisode, Call, active, aiterate_in_episode, iterate_in_episode
@@ -27,6 +29,14 @@ Graph = TypeVar("Graph", bound=Pregel)
 
 Verify = Callable[[Task, Any], float | bool]
 """(task, the graph's final state) -> the episode's reward, 0 to 1; a success if it is 1."""
+
+ResetReal = Callable[[Task], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
+"""task -> the context in which a real episode of it is played and verified: it puts the real world into its first state.
+
+A context variable that it sets is seen by the graph, its tools and `Verify`. Episodes with a synchronous context manager are
+played one after the other, as it cannot wait for another one; asynchronous ones are entered at once and have to give each
+episode a world of its own, or take a lock.
+"""
 
 
 class EpisodeOptions(TypedDict, total=False):
@@ -101,6 +111,7 @@ class SimulatedAgent:
         verify: The outcome, judged from the graph's final state. Without it the environment judges: it is asked the final
             answer as an action, and its reward and success count.
         real: Only the policy is put in; tools, checkpointer and all else are the graph's own, and no guard stands.
+        reset_real: With `real`, the context in which each episode is played and verified.
         options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond`, `recursion_limit` of `simulated`.
     """
 
@@ -112,11 +123,17 @@ class SimulatedAgent:
         payload: Callable[[Task], Any] | None = None,
         verify: Verify | None = None,
         real: bool = False,
+        reset_real: ResetReal | None = None,
         **options: Unpack[EpisodeOptions],
     ) -> None:
         if real and verify is None:
-            raise ConfigurationError("real=True needs verify=: in the real environment no model judges the outcome")
+            raise ConfigurationError(
+                "real=True needs verify= (of a DreamGym: verify_real=): in the real environment no model judges the outcome"
+            )
+        if reset_real is not None and not real:
+            raise ConfigurationError("reset_real= with real=False: a dreamed episode has no real world to reset; leave it away")
         self.graph, self.policy, self.verify, self.real, self.options = graph, policy, verify, real, options
+        self.reset_real, self._alone = reset_real, asyncio.Lock()
         self.payload = payload or (lambda task: {"messages": [HumanMessage(task.instruction)]})
 
     async def astream(
@@ -141,30 +158,55 @@ class SimulatedAgent:
         episode = SimulatedEpisode(self.graph, policy=self.policy, environment=world, task=task, **self.options)
         failure: Exception | None = None
         final: Any = None
-        try:
-            async with episode:
-                final = await episode.ainvoke(self.payload(task), {"callbacks": (config or {}).get("callbacks")})
-        except Exception as error:
-            failure = error
-        except (RealAccessBlocked, BaseExceptionGroup) as error:  # a failed rollout, but no reason to end the others
-            failure = EnvironmentFailed(str(error))
-        if (recorder := TokenRecorder.current()) is not None:
-            logger.info("the episode of task %s gave %s", task.id, recorder.capture(len(episode.calls)))
-        yield {"steps": episode.steps}
-        if failure is not None:
+        async with self._reset(task):
+            try:
+                async with episode:
+                    final = await episode.ainvoke(self.payload(task), {"callbacks": (config or {}).get("callbacks")})
+            except Exception as error:
+                failure = error
+            except (RealAccessBlocked, BaseExceptionGroup) as error:  # a failed rollout, but no reason to end the others
+                failure = EnvironmentFailed(str(error))
+            if (recorder := TokenRecorder.current()) is not None:
+                logger.info("the episode of task %s gave %s", task.id, recorder.capture(len(episode.calls)))
+            yield {"steps": episode.steps}
+            if failure is None:
+                yield await self._outcome(episode, task, final)
+        if failure is not None:  # outside, where no context manager of the user's can swallow it
             raise failure
-        yield await self._outcome(episode, task, final)
+
+    @asynccontextmanager
+    async def _reset(self, task: Task) -> AsyncIterator[None]:
+        """The block is one episode: with `reset_real`, inside its context manager."""
+        context = self.reset_real(task) if self.reset_real is not None else nullcontext()
+        if isinstance(context, AbstractAsyncContextManager):  # as is `nullcontext`
+            async with context:
+                yield
+        elif isinstance(context, AbstractContextManager):
+            async with self._alone:
+                with context:
+                    yield
+        else:
+            raise ConfigurationError(
+                f"reset_real returned {context!r} for task {task.id}; give a context manager, e.g. a generator function with "
+                "one `yield` under @contextlib.contextmanager"
+            )
 
     async def _outcome(self, episode: SimulatedEpisode, task: Task, final: Any) -> AgentState:
-        """The steps with a last one, the final answer, that carries the reward."""
-        answer = render_answer(final_answer(final))
-        result, reward, success = episode.last, 0.0, False
+        """The steps with a last one, the final answer, that carries the reward.
+
+        If the agent ended with a tool call that could not be read, that is the last action, and an invalid one: no experience
+        model is asked what comes of it.
+        """
+        malformed = malformed_call(final)
+        answer = malformed or render_answer(final_answer(final))
+        result, reward, success, decided_by = episode.last, 0.0, False, "schema" if malformed and not self.real else ""
         if not episode.truncated and self.verify is not None:
             result, reward = None, _verified(self.verify, task, final)
-            success = reward >= 1
-        elif not episode.truncated:
+            success, decided_by = reward >= 1, "" if self.real else "verify"
+        elif not episode.truncated and (episode.last or not malformed):
             result = episode.last or await episode.environment.astep(answer)
             reward, success = result.reward, bool(result.info.get("success", False))
+            decided_by = str(result.info.get("decided_by", ""))
         steps = episode.steps
         last = Step(
             observation=steps[-1].next_observation if steps else task.instruction,
@@ -173,7 +215,9 @@ class SimulatedAgent:
             reward=reward,
             terminated=not episode.truncated,
             truncated=episode.truncated,
+            valid=not malformed,
             reasoning=_reasoning(result),
+            decided_by=decided_by,
         )
         return {"steps": [*steps, last], "success": success}
 
@@ -191,10 +235,23 @@ def _reasoning(result: StepResult | None) -> str:
 
 def final_answer(state: Any) -> str:
     """The text with which the graph ended: its last AI message, else what it returned."""
-    messages = state.get("messages") if isinstance(state, dict) else getattr(state, "messages", state)
+    messages = _messages(state)
     if isinstance(messages, Sequence) and not isinstance(messages, str):
         return next((message.text for message in reversed(messages) if isinstance(message, AIMessage)), "")
     return str(messages if messages is not None else state)
+
+
+def malformed_call(state: Any) -> str:
+    """The action with which the graph ended if that was a tool call that could not be read; else ""."""
+    messages = _messages(state)
+    last = messages[-1] if isinstance(messages, Sequence) and messages else None
+    if not isinstance(last, AIMessage) or last.tool_calls or not last.invalid_tool_calls:
+        return ""
+    return render_malformed(last.invalid_tool_calls)
+
+
+def _messages(state: Any) -> Any:
+    return state.get("messages") if isinstance(state, dict) else getattr(state, "messages", state)
 
 
 def with_policy(

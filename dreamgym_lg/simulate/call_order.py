@@ -23,6 +23,7 @@ class PendingStep:
     """Of its call, as `CallOrder.place` says."""
     valid: bool
     reasoning: str
+    decided_by: str
 
     def is_before(self, other: "PendingStep") -> bool:
         """Whether one reply asked for both, for this one first."""

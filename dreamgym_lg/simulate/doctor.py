@@ -4,7 +4,7 @@ import io
 import sqlite3
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +19,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command, interrupt
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experience.writing_tools import ToolUse, find_tool_uses, trace_of
 from dreamgym_lg.simulate.object_graph import (
     body,
     changes_state_only,
@@ -30,6 +31,7 @@ from dreamgym_lg.simulate.object_graph import (
     users,
 )
 from dreamgym_lg.simulate.static_analysis import makes_tools, run_by, touched
+from dreamgym_lg.types import Trajectory
 
 Handling = Literal["simulated", "passes through", "replaced", "answered", "stopped", "could leak"]
 """`stopped`: the guard raises there and the episode fails; `could leak`: nothing would stop it."""
@@ -43,6 +45,8 @@ class Part(NamedTuple):
     handling: Handling
     advice: str = ""
     """Empty where nothing need be done."""
+    use: str = ""
+    """Of a simulated tool, whether it reads or writes, and how that is known."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,26 @@ class Examination:
     """All that was found; `problems` are the parts that cannot be simulated as they are."""
 
     parts: Sequence[Part] = field(default_factory=list)
+    tools: Sequence[BaseTool] = ()
+    """The agent's tools, those of its sub-agents included, without those that exist only while it runs."""
 
     @property
     def problems(self) -> list[Part]:
         return [part for part in self.parts if part.handling in ("stopped", "could leak")]
 
 
-def examine(graph: Any, *, pass_through: Sequence[str] = (), simulate_nodes: Sequence[str] = ()) -> Examination:
+def examine(
+    graph: Any,
+    *,
+    pass_through: Sequence[str] = (),
+    simulate_nodes: Sequence[str] = (),
+    writes: Collection[str] | None = None,
+    trajectories: Iterable[Trajectory] = (),
+) -> Examination:
     """Find an agent's models, tools, graphs, caches, checkpointers, interrupts and plain code; nothing is run.
+
+    Args: `writes`, the tools that change the world; `trajectories`, real ones, in which they are found otherwise
+    (`find_tool_uses`).
 
     Raises `ConfigurationError` if `graph` holds no graph at all, or a name given is none of its nodes or tools.
     """
@@ -74,14 +90,15 @@ def examine(graph: Any, *, pass_through: Sequence[str] = (), simulate_nodes: Seq
     if unknown := set(pass_through) - set(tools):
         raise ConfigurationError.unknown("tool", sorted(unknown)[0], tools)
     parts = list(_models(found))
+    uses = find_tool_uses(tools.values(), map(trace_of, trajectories), writes=writes)
     for tool in tools.values():
-        parts += _tool(tool, pass_through)
+        parts += _tool(tool, pass_through, uses[tool.name])
     parts += [*_backends(found), *_graphs(graphs)]
     for place, roots in _places(graph, graphs, simulate_nodes):
         parts += [Part("node", place, "simulated")] if roots is None else _plain_code(place, roots)
     if isinstance(get_llm_cache(), BaseCache):
         parts.append(Part("cache", "the global LLM cache", "replaced"))
-    return Examination(list(dict.fromkeys(parts)))
+    return Examination(list(dict.fromkeys(parts)), list(tools.values()))
 
 
 def _models(found: Sequence[Any]) -> Iterator[Part]:
@@ -91,19 +108,27 @@ def _models(found: Sequence[Any]) -> Iterator[Part]:
             yield Part("model", name.strip(), "simulated")
 
 
-def _tool(tool: BaseTool, pass_through: Sequence[str]) -> Iterator[Part]:
+def simulated_tools(graph: Any, pass_through: Sequence[str] = ()) -> tuple[list[BaseTool], list[str]]:
+    """The tools of an agent that a dream plays, and the names of those that really run in it."""
+    tools = {tool.name: tool for tool in reachable(graph) if isinstance(tool, BaseTool)}
+    really = [name for name, tool in tools.items() if name in pass_through or _runs_by_itself(tool)]
+    return [tool for name, tool in tools.items() if name not in really], really
+
+
+def _runs_by_itself(tool: BaseTool) -> str:
+    """Why a tool is no part of the world, so that it runs in a dream too; "" if it is one."""
+    return "a sub-agent" if runs_an_agent(tool) else "state only" if changes_state_only(tool) else ""
+
+
+def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator[Part]:
     what = ""
-    if tool.name not in pass_through:
-        if runs_an_agent(tool):
-            what = " (a sub-agent)"
-        elif changes_state_only(tool):
-            what = " (state only)"
-        else:
-            changes = isinstance(kind := returns(tool), type) and issubclass(kind, Command)
-            advice = "it returns a Command: if it only hands over or notes something, name it in pass_through"
-            yield Part("tool", tool.name, "simulated", advice if changes else "")
-            return
-    yield Part("tool", f"{tool.name}{what}", "passes through")
+    if tool.name not in pass_through and not (what := _runs_by_itself(tool)):
+        changes = isinstance(kind := returns(tool), type) and issubclass(kind, Command)
+        advice = "it returns a Command: if it only hands over or notes something, name it in pass_through"
+        told = f"{'writes' if use.writes else 'reads'}: {use.why}"
+        yield Part("tool", tool.name, "simulated", advice if changes else "", told)
+        return
+    yield Part("tool", f"{tool.name} ({what})" if what else tool.name, "passes through")
     root = body(tool)
     root = types.MethodType(root, tool) if root is type(tool)._run else root
     yield from (part for part in _plain_code(f"tool {tool.name}", [root]) if part.kind != "code")

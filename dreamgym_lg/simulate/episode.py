@@ -144,10 +144,22 @@ class SimulatedEpisode:
                     self.call_order.add_reply([asked["id"] for asked in message.tool_calls if asked["id"]])
 
     def add_step(
-        self, action: str, answer: str, call_id: str | None, *, valid: bool = True, reasoning: str = ""
+        self,
+        action: str,
+        answer: str,
+        call_id: str | None,
+        *,
+        valid: bool = True,
+        reasoning: str = "",
+        decided_by: str | None = None,
     ) -> PendingStep:
-        """Record a step behind all others, but before later calls of the same reply that were quicker."""
-        step = PendingStep(action, answer, self.call_order.place(call_id), valid, reasoning)
+        """Record a step behind all others, but before later calls of the same reply that were quicker.
+
+        Args: `decided_by`, as of a `Step`; None for a call that the environment was not asked about.
+        """
+        if decided_by is None:  # in a dream no tool's own code runs: what failed before the environment, LangChain refused
+            decided_by = "schema" if self._environment is not None and not valid else ""
+        step = PendingStep(action, answer, self.call_order.place(call_id), valid, reasoning, decided_by)
         with self._lock:
             later = (n for n, other in enumerate(self._pending) if step.is_before(other))
             self._pending.insert(next(later, len(self._pending)), step)
@@ -167,6 +179,7 @@ class SimulatedEpisode:
                     next_observation=following,
                     valid=each.valid,
                     reasoning=each.reasoning,
+                    decided_by=each.decided_by,
                 )
             )
         return steps
@@ -192,8 +205,12 @@ class SimulatedEpisode:
         if result.terminated or result.truncated:
             self.last = result
         value = read(result.observation)
-        valid, reasoning = bool(result.info.get("valid", True)), str(result.info.get("reasoning", ""))
-        return self.add_step(action, result.observation, call_id, valid=valid, reasoning=reasoning), value
+        info = result.info
+        valid, reasoning, decided_by = info.get("valid", True), info.get("reasoning", ""), info.get("decided_by", "")
+        step = self.add_step(
+            action, result.observation, call_id, valid=bool(valid), reasoning=str(reasoning), decided_by=str(decided_by)
+        )
+        return step, value
 
     def _check_running(self) -> None:
         if self.last is not None:

@@ -5,6 +5,8 @@ from typing import Any
 
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
+from dreamgym_lg.actions import tool_schemas
+
 
 def normalise(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of a production model's call, as the policy takes them.
@@ -29,20 +31,7 @@ def normalise(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def _tools(kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
     config = kwargs.get("toolConfig") or {}
     bound = kwargs.get("tools") or kwargs.get("functions") or config.get("tools") or ()
-    return [tool for given in bound for tool in _tool(given)]
-
-
-_SCHEMAS = ("function", "input_schema", "toolSpec", "title", "properties")
-
-
-def _tool(given: Any) -> list[dict[str, Any]]:
-    """A bound tool as a list of one function; of none, if it is one that runs at the provider, such as a web search."""
-    if isinstance(given, Mapping) and "name" in given and "parameters" in given:  # OpenAI's responses, or a bare function
-        function = {key: given[key] for key in ("name", "description", "parameters") if key in given}
-        return [{"type": "function", "function": function}]
-    if isinstance(given, Mapping) and not any(key in given for key in _SCHEMAS):
-        return []
-    return [dict(convert_to_openai_tool(given))]
+    return tool_schemas(bound)
 
 
 def _tool_choice(kwargs: Mapping[str, Any]) -> str | None:

@@ -4,8 +4,10 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,15 +16,15 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.traces import checkpoints, langsmith, otel, rows
-from dreamgym_lg.traces.conversation import finite, to_trajectory, verdict
+from dreamgym_lg.traces.conversation import ParsedConversation, Range, called_tools, finite, scaled, to_trajectory, verdict
 from dreamgym_lg.traces.rows import Conversation, Rejected
 from dreamgym_lg.types import Split, Trajectory
 
 __all__ = ["Format", "Rejected", "Reward", "Traces", "load_traces"]
 
 Format = Literal["auto", "messages", "langsmith", "otel"]
-Reward = Callable[[Sequence[BaseMessage]], float]
-"""The score of a recorded conversation: any finite number, above 0 for a success."""
+Reward = Callable[[Sequence[BaseMessage]], float] | Mapping[str, float]
+"""The score of a recorded conversation, above 0 for a success: by its messages, or by its id (`Conversation.id`)."""
 
 _Found = Iterator[Conversation | Rejected]
 _READERS: Mapping[str, Callable[[Iterator[rows.TraceRow | Rejected]], _Found]] = {
@@ -36,9 +38,16 @@ class Traces(Iterable[Trajectory]):
     """The trajectories of one source, read anew at each iteration, and what of it could not be read."""
 
     def __init__(
-        self, name: str, found: Callable[[], _Found], environment: str, reward: Reward | None, held_out: float
+        self,
+        name: str,
+        found: Callable[[], _Found],
+        environment: str,
+        reward: Reward | None,
+        reward_range: Range,
+        held_out: float,
     ) -> None:
-        self._name, self._found, self._environment, self._reward, self._share = name, found, environment, reward, held_out
+        self._name, self._found, self._environment, self._share = name, found, environment, held_out
+        self._reward, self._range = reward, reward_range
         self._rejected: tuple[Rejected, ...] | None = None
 
     def __iter__(self) -> Iterator[Trajectory]:
@@ -63,24 +72,54 @@ class Traces(Iterable[Trajectory]):
         return self._rejected or ()
 
     def _held_out(self, trajectory: Trajectory) -> Trajectory:
-        position = int.from_bytes(blake2b(trajectory.task.id.encode(), digest_size=8).digest()) / 2**64
+        # by the words, not by the id: with other metadata they would be in both splits
+        words = f"{trajectory.task.environment}/{trajectory.task.instruction}".encode("utf-8", "surrogatepass")
+        position = int.from_bytes(blake2b(words, digest_size=8).digest()) / 2**64
         split: Split = "test" if position < self._share else "train"
         return replace(trajectory, task=replace(trajectory.task, split=split))
 
+    @cached_property
+    def _tools(self) -> list[Mapping[str, Any] | str]:
+        """What the agent could call: every schema in the source, and names where a conversation came without schemas.
+
+        Reads the source once to its end. Raises `ConfigurationError` if `reward` names a conversation that is not in it.
+        """
+        tools: dict[str, Mapping[str, Any] | str] = {}
+        unknown = set(self._reward) if isinstance(self._reward, Mapping) else set[str]()
+        for found in self._found():
+            if isinstance(found, Conversation):
+                unknown.discard(found.id)
+                tools |= {str(tool["function"]["name"]): tool for tool in found.tools}
+                for name in () if found.tools else called_tools(found.messages):
+                    tools.setdefault(name, name)
+        if unknown:
+            raise ConfigurationError(
+                f"reward= has {len(unknown)} ids of no conversation in {self._name}, e.g. {min(unknown)!r}: give thread ids of "
+                "a checkpointer, trace ids of LangSmith or OpenTelemetry, or what the rows have as `id`"
+            )
+        return [tools[name] for name in sorted(tools)]
+
     def _trajectory(self, conversation: Conversation) -> Trajectory | Rejected:
         try:
-            reward, success = (0.0, False) if self._reward else verdict(conversation)
-            trajectory = to_trajectory(conversation, self._environment, reward, success)
+            parsed = ParsedConversation.parse(conversation.messages)
+            reward, success = self._verdict(conversation)
+            return to_trajectory(parsed, conversation.fields, self._environment, reward, success, self._tools)
+        except ConfigurationError:  # of `reward`, and no fault of the row
+            raise
         except ValueError as error:
             return Rejected(conversation.line, str(error))
-        if self._reward is None:
-            return trajectory
-        given = self._reward(conversation.messages)
+
+    def _verdict(self, conversation: Conversation) -> tuple[float, bool]:
+        if callable(self._reward):
+            given = self._reward(conversation.messages)
+        elif self._reward is not None and conversation.id in self._reward:
+            given = self._reward[conversation.id]
+        else:
+            return verdict(conversation, self._range)
         try:
-            reward = finite(given, "reward")
+            return scaled(finite(given, "reward"), "reward", self._range), given > 0
         except ValueError as error:
-            raise ConfigurationError(f"reward(messages) of line {conversation.line} of {self._name}: {error}") from error
-        return to_trajectory(conversation, self._environment, reward, reward > 0)
+            raise ConfigurationError(f"reward= of line {conversation.line} of {self._name}: {error}") from error
 
 
 def load_traces(
@@ -89,6 +128,7 @@ def load_traces(
     format: Format = "auto",
     environment: str = "traces",
     reward: Reward | None = None,
+    reward_range: Range = (0, 1),
     held_out: float = 0.0,
 ) -> Traces:
     """Recorded conversations of a tool agent as offline trajectories, for `ReplayBuffer.extend`.
@@ -98,36 +138,43 @@ def load_traces(
     `langsmith`, exported runs; `otel`, OpenTelemetry GenAI spans; `auto` takes the first of these that a row fits. Rows of
     `messages` are read one at a time; the others are held until the end of the file, since a trace is many rows.
 
-    A task's instruction is the system message and the first human one; its id depends on `environment` and these alone.
+    A task's instruction is the system message and the first human one; its metadata is a row's `metadata` (a `rubric`, say)
+    with the first observation and the tools: those of the whole source, by their schemas where these were recorded (a row's
+    `tools`, LangSmith's invocation parameters, `gen_ai.tool.definitions`), else by name. `DreamGym` puts the schemas of its
+    graph in their place. A task's id depends on `environment`, instruction and `metadata` alone.
+
     Every tool call is a step, a parallel reply as many; what the agent said to a user who went on is a step too. The last
     step is the final answer; a conversation that stops before one is truncated, and no success. The reward is on the last
-    step: a row's `reward`, `score` or `success`, the mean of LangSmith's `feedback_stats`, else 0; or `reward(messages)`,
-    which overrides them. Above 0 is a success unless the row's `success` says otherwise.
+    step: a row's `reward`, `score` or `success`, the mean of LangSmith's `feedback_stats`, else 0. `reward` overrides them:
+    a function of the messages, or numbers by a conversation's id (a checkpointer's thread, a LangSmith or OpenTelemetry
+    trace, a row's `id`). Above 0 is a success unless the row's `success` says otherwise. Rewards of another `reward_range`
+    than 0 to 1 are scaled to that; a row outside of it is rejected.
 
-    `held_out` is the share of the tasks, 0 to 1, that get the split `test`, by a hash of their id: nothing is trained on them,
-    nothing retrieved from them, and `DreamGym.evaluate` plays them.
+    `held_out` is the share of the tasks, 0 to 1, that get the split `test`, by a hash of their words: nothing is trained on
+    them, nothing retrieved from them, and `DreamGym.evaluate` plays them.
 
     What cannot be read is in `Traces.rejected`, and one warning tells how much. The same conversation read twice is the
     same trajectory to a replay buffer, which stores it once.
 
-    Raises `ConfigurationError` if the file does not exist, if nothing in it can be read, if `reward` returns no finite
-    number, or for a `held_out` that is no share.
+    Raises `ConfigurationError` if the file does not exist, if nothing in it can be read, if `reward` gives a number outside of
+    `reward_range` or names an unknown conversation, or for a `held_out` that is no share.
     """
+    if not all(map(isfinite, reward_range)) or reward_range[0] >= reward_range[1]:
+        raise ConfigurationError(f"reward_range={reward_range!r}: give the lowest and the highest reward, e.g. (0, 100)")
     if not 0 <= held_out <= 1:
         raise ConfigurationError(f"held_out={held_out!r}: give the share of the tasks to keep from training, 0 to 1")
     if format not in get_args(Format):
         raise ConfigurationError.unknown("format", format, get_args(Format))
     if isinstance(path_or_checkpointer, BaseCheckpointSaver):
         checkpointer, name = path_or_checkpointer, type(path_or_checkpointer).__name__
-        traces = Traces(name, lambda: checkpoints.conversations(checkpointer), environment, reward, held_out)
+        found = partial(checkpoints.conversations, checkpointer)
     else:
         path, name = Path(path_or_checkpointer), os.fspath(path_or_checkpointer)
         if not path.is_file():
             raise ConfigurationError(f"{name} is not a file; give a file of traces or a LangGraph checkpointer")
-        if format == "auto" and checkpoints.is_sqlite(path):
-            traces = Traces(name, lambda: checkpoints.of_file(path), environment, reward, held_out)
-        else:
-            traces = Traces(name, lambda: _of_file(path, format), environment, reward, held_out)
+        stored = format == "auto" and checkpoints.is_sqlite(path)
+        found = partial(checkpoints.of_file, path) if stored else partial(_of_file, path, format)
+    traces = Traces(name, found, environment, reward, reward_range, held_out)
     if next(iter(traces), None) is None:
         what = "" if format == "auto" else f" as {format}"
         raise ConfigurationError(f"{name}: nothing in it can be read{what}; {_summary(traces.rejected)}")

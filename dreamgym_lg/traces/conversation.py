@@ -3,12 +3,13 @@
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.actions import render_answer, render_call, render_malformed
 from dreamgym_lg.traces.rows import Conversation
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -34,6 +35,8 @@ class ParsedConversation:
     acts: list[_Act] = field(default_factory=list)
     said: str | None = None
     """The agent's last words, until it is known who answers them; at the end, its final answer."""
+    malformed: _Act | None = None
+    """In its place: a tool call that could not be read, with which the agent ended."""
 
     @classmethod
     def parse(cls, messages: Sequence[BaseMessage]) -> "ParsedConversation":
@@ -42,19 +45,21 @@ class ParsedConversation:
         for message in messages:
             parsed._read(message)
         waiting = [act for act in parsed.acts if not act.answered]
+        if waiting and not any(act.valid for act in waiting):
+            parsed.malformed = waiting[-1]  # no tool could be asked, so the agent ended here
         if waiting:
             # Stopped in the middle of a call: what is known of the turn stays, what would have come is not invented.
             parsed.acts = [act for act in parsed.acts if act.answered]
         if not any(parsed.asked):
             raise ValueError("no human message has a text: there is nothing the agent could have seen first")
-        if not parsed.acts and parsed.said is None:
+        if not parsed.acts and not parsed.ended:
             lost = f"; its call of {waiting[0].tool!r} was never answered" if waiting else ""
             raise ValueError(f"the agent did nothing: no AI message after the first human one{lost}")
         return parsed
 
     @property
     def ended(self) -> bool:
-        return self.said is not None
+        return self.said is not None or self.malformed is not None
 
     def steps(self) -> list[Step]:
         """One step an act; each observation is what the step before brought, as it is in the dream."""
@@ -63,10 +68,14 @@ class ParsedConversation:
             after = "\n\n".join(act.seen)
             steps.append(Step(observation=observation, action=act.action, next_observation=after, valid=act.valid))
             observation = after
-        if self.said is None:
+        if self.malformed is not None:
+            last = self.malformed.action
+        elif self.said is not None:
+            last = render_answer(self.said)
+        else:
             return [*steps[:-1], replace(steps[-1], truncated=True)]
-        answer = render_answer(self.said)
-        return [*steps, Step(observation=observation, action=answer, next_observation="", terminated=True)]
+        valid = self.malformed is None
+        return [*steps, Step(observation=observation, action=last, next_observation="", terminated=True, valid=valid)]
 
     def _read(self, message: BaseMessage) -> None:
         if isinstance(message, AIMessage):
@@ -86,8 +95,7 @@ class ParsedConversation:
             raise ValueError(f"tool call {call} has no answer before the next AI message")
         acts = [_Act(render_call(call["name"], call["args"]), call["id"] or "", call["name"]) for call in message.tool_calls]
         for bad in message.invalid_tool_calls:
-            action = json.dumps({"name": bad["name"], "arguments": bad["args"]}, ensure_ascii=False)
-            acts.append(_Act(action, bad["id"] or "", bad["name"] or "", valid=False))
+            acts.append(_Act(render_malformed([bad]), bad["id"] or "", bad["name"] or "", valid=False))
         if not self.asked:
             if acts:
                 raise ValueError("the agent called a tool before any human message: there is no first observation")
@@ -115,6 +123,11 @@ class ParsedConversation:
         self.acts[-1].seen.append(text)
 
 
+def called_tools(messages: Sequence[BaseMessage]) -> set[str]:
+    """The names of the tools that were called."""
+    return {call["name"] for message in messages if isinstance(message, AIMessage) for call in message.tool_calls}
+
+
 def shown(message: BaseMessage) -> str:
     """A message's text as its reader has it; `[image]` and the like for what is no text."""
     blocks = [message.content] if isinstance(message.content, str) else message.content
@@ -126,15 +139,33 @@ def shown(message: BaseMessage) -> str:
     return "\n".join(lines)
 
 
-def verdict(conversation: Conversation) -> tuple[float, bool]:
-    """The row's own reward and success; a reward above 0 counts as success where the row does not say."""
+Range = tuple[float, float]
+"""The lowest and the highest reward of a source."""
+
+
+def verdict(conversation: Conversation, reward_range: Range) -> tuple[float, bool]:
+    """The row's own reward, 0 to 1, and success; a recorded reward above 0 counts as success where the row does not say."""
     fields = {key: value for key, value in conversation.fields.items() if value is not None}
     success = fields.get("success")
-    for key in ("reward", "score", "success"):
+    for key in ("reward", "score"):
         if key in fields:
             reward = finite(fields[key], key)
-            return reward, bool(finite(success, "success") > 0) if success is not None else reward > 0
-    return 0.0, False
+            succeeded = finite(success, "success") > 0 if success is not None else reward > 0
+            return scaled(reward, key, reward_range), succeeded
+    if success is None:
+        return 0.0, False
+    return scaled(finite(success, "success"), "success", (0, 1)), finite(success, "success") > 0
+
+
+def scaled(reward: float, name: str, reward_range: Range) -> float:
+    """The reward on a scale from 0 to 1. Raises `ValueError`, which names it, outside of `reward_range`."""
+    low, high = reward_range
+    if not low <= reward <= high:
+        raise ValueError(
+            f"its {name} is {reward:g}, outside {low:g} to {high:g}: give load_traces(..., reward_range=(lowest, highest)), or "
+            "`dreamgym import --reward-range LOWEST HIGHEST`, and all are scaled to 0 to 1"
+        )
+    return (reward - low) / (high - low)
 
 
 def finite(value: object, name: str) -> float:
@@ -148,23 +179,34 @@ def finite(value: object, name: str) -> float:
     raise ValueError(f"its {name} is {str(value)[:40]!r}, not a finite number")
 
 
-def to_trajectory(conversation: Conversation, environment: str, reward: float, success: bool) -> Trajectory:
+def to_trajectory(
+    parsed: ParsedConversation,
+    fields: Mapping[str, Any],
+    environment: str,
+    reward: float,
+    success: bool,
+    tools: Sequence[Mapping[str, Any] | str],
+) -> Trajectory:
     """Convert a conversation to a trajectory, with the reward on its last step.
 
-    Raises `ValueError` where it is no conversation that an agent could have held.
+    Args: `fields`, of the row, whose `metadata` is the task's; `tools`, all that the agent could call: those that it called in
+    this trace alone would tell what the task needs.
+
+    Raises `ValueError` for metadata that is no object.
     """
-    parsed = ParsedConversation.parse(conversation.messages)
     steps = parsed.steps()
     steps[-1] = replace(steps[-1], reward=reward)
     instruction = "\n\n".join([*parsed.system, *parsed.asked])
+    metadata = fields.get("metadata") or {}
+    if not isinstance(metadata, Mapping):
+        raise ValueError(f"its metadata is {str(metadata)[:40]!r}, not an object")
+    # The same words with other metadata are another task: another customer, another order.
+    told = f"{instruction}\n{json.dumps(metadata, sort_keys=True)}" if metadata else instruction
     task = Task(
-        id=f"{environment}/{_digest(instruction)[:16]}",
+        id=f"{environment}/{_digest(told)[:16]}",
         instruction=instruction,
         environment=environment,
-        metadata={
-            "observation": steps[0].observation,
-            "tools": sorted({act.tool for act in parsed.acts if act.tool}),
-        },
+        metadata={**metadata, "observation": steps[0].observation, "tools": list(tools)},
     )
     # The content is the key: a trace that two exports share is stored once, two of the same task are both stored.
     index = int(_digest(repr(steps))[:12], 16)

@@ -7,7 +7,7 @@ from langchain_core.messages import HumanMessage, ToolMessage
 
 from dreamgym_lg.traces.calls import ModelCall, ToolRun, asks_tools, best, moment, rebuilt, with_system
 from dreamgym_lg.traces.conversation import finite
-from dreamgym_lg.traces.messages import as_content, messages_of
+from dreamgym_lg.traces.messages import as_content, messages_of, recorded_tools
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
 
 
@@ -34,7 +34,7 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
         trace = next(iter(traces))
         runs = traces.pop(trace)
         try:
-            yield _conversation(sorted(runs, key=lambda run: run.start))
+            yield _conversation(trace, sorted(runs, key=lambda run: run.start))
         except ValueError as error:
             yield Rejected(runs[0].line, f"trace {trace}: {error}")
 
@@ -54,7 +54,7 @@ def _file_runs(row: TraceRow, traces: dict[str, list[_Run]]) -> None:
     traces.setdefault(trace, []).extend(found)
 
 
-def _conversation(runs: list[_Run]) -> Conversation:
+def _conversation(trace: str, runs: list[_Run]) -> Conversation:
     known = {run.id: run for run in runs}
     root = next((run for run in runs if run.parent not in known), runs[0])
     outer = [run for run in runs if not _inside_tool(run, known)]
@@ -72,7 +72,15 @@ def _conversation(runs: list[_Run]) -> Conversation:
     # The root may hold the question and the answer alone: that would leave out what the agent did.
     partial = asks_tools(called) and not asks_tools(whole)
     messages = best([called] if partial else [with_system(whole, called), called])
-    return Conversation(root.line, messages, {"score": _score(root.fields.get("feedback_stats"))})
+    fields = {"score": _score(root.fields.get("feedback_stats"))}
+    return Conversation(root.line, messages, fields, trace, [tool for run in outer for tool in _tools(run.fields)])
+
+
+def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a model call was bound to, as LangChain's tracer records it."""
+    extra = fields.get("extra")
+    given = extra.get("invocation_params") if isinstance(extra, Mapping) else None
+    return recorded_tools(given.get("tools")) if isinstance(given, Mapping) else []
 
 
 def _inside_tool(run: _Run, known: Mapping[str, _Run]) -> bool:

@@ -14,6 +14,8 @@ from langchain_core.messages import (
     messages_from_dict,
 )
 
+from dreamgym_lg.actions import tool_schemas
+
 _ROLES = {"human", "user", "ai", "assistant", "model", "system", "developer", "tool", "function", "chat", "remove"}
 _CALLS, _RESULTS = {"tool_call", "tool_use"}, {"tool_call_response", "tool_result"}
 _HOLDERS = ("messages", "generations", "choices", "message", "output", "input")
@@ -131,6 +133,22 @@ def _block(part: Mapping[str, Any]) -> dict[str, Any]:
     if part.get("type", "text") == "text":
         return {"type": "text", "text": str(part.get("content", part.get("text", "")))}
     return {"type": str(part.get("modality") or part["type"])}
+
+
+def recorded_tools(value: object) -> list[dict[str, Any]]:
+    """The tools that a row or a model call says it had, as function schemas. Raises `ValueError` for what are none."""
+    value = decoded(value)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
+        raise ValueError(f"its tools are {_short(value)}, not a list of function schemas")
+    try:
+        found = tool_schemas(value)
+    except Exception as error:  # LangChain's conversion raises what each form brings
+        raise ValueError(f"its tools cannot be read ({type(error).__name__}: {error}): {_short(value)}") from error
+    if not all(isinstance(tool["function"].get("name"), str) for tool in found):
+        raise ValueError(f"its tools cannot be read (one has no name): {_short(value)}")
+    return found
 
 
 def decoded(value: object) -> Any:

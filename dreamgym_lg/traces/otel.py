@@ -11,7 +11,7 @@ from langchain_core.messages import BaseMessage, SystemMessage, ToolMessage
 
 from dreamgym_lg.traces.calls import ModelCall, ToolRun, around, asks_tools, best, moment, rebuilt
 from dreamgym_lg.traces.conversation import finite
-from dreamgym_lg.traces.messages import as_content, as_text, decoded, messages_of, to_messages
+from dreamgym_lg.traces.messages import as_content, as_text, decoded, messages_of, recorded_tools, to_messages
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
 
 _HOLDERS = ("resourceSpans", "batches", "scopeSpans", "instrumentationLibrarySpans", "spans")
@@ -68,7 +68,7 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
         trace = next(iter(traces))
         spans = traces.pop(trace)
         try:
-            yield _conversation(sorted(spans, key=lambda span: span.start))
+            yield _conversation(trace, sorted(spans, key=lambda span: span.start))
         except ValueError as error:
             yield Rejected(spans[0].line, f"trace {trace}: {error}")
 
@@ -134,7 +134,7 @@ def _plain(value: Any) -> Any:
     return int(inner) if kind == "intValue" and str(inner).lstrip("-").isdigit() else inner
 
 
-def _conversation(spans: list[_Span]) -> Conversation:
+def _conversation(trace: str, spans: list[_Span]) -> Conversation:
     known = {span.id: span for span in spans if span.id}
     outer = [span for span in spans if not _inside_tool(span, known)]
     calls = [_model_call(span) for span in outer if span.operation == "chat"]
@@ -146,7 +146,8 @@ def _conversation(spans: list[_Span]) -> Conversation:
         whole = [*agents, *whole] if tools else [*whole, *agents]
     found = [event[_SCORE] for span in spans for _, event in span.events if event.get(_SCORE) is not None]
     scores = [finite(score, "evaluation score") for score in found]
-    return Conversation(spans[0].line, best(whole), {"score": sum(scores) / len(scores) if scores else None})
+    defined = [tool for span in outer for tool in recorded_tools(span.attributes.get("gen_ai.tool.definitions"))]
+    return Conversation(spans[0].line, best(whole), {"score": sum(scores) / len(scores) if scores else None}, trace, defined)
 
 
 def _inside_tool(span: _Span, known: Mapping[str, _Span]) -> bool:

@@ -1,13 +1,13 @@
 """A file of traces as rows with their lines: JSON Lines, or JSON that runs over lines. What is no JSON is rejected."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from langchain_core.messages import BaseMessage
 
-from dreamgym_lg.traces.messages import is_message, to_messages
+from dreamgym_lg.traces.messages import is_message, recorded_tools, to_messages
 
 _DECODER = json.JSONDecoder()
 
@@ -33,7 +33,12 @@ class Conversation(NamedTuple):
     line: int
     messages: list[BaseMessage]
     fields: Mapping[str, Any] = {}
-    """The row's own verdict: `reward` or `score` (a number), `success` (a boolean). None reads as absent."""
+    """The row's own verdict: `reward` or `score` (a number), `success` (a boolean); and its task's `metadata`. None reads as
+    absent."""
+    id: str = ""
+    """The thread of a checkpointer, the trace of LangSmith and OpenTelemetry, the row's own `id` (else "")."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """The schemas of what the agent could call (`tool_schemas`), where they were recorded."""
 
 
 def read_rows(path: Path) -> Iterator[TraceRow | Rejected]:
@@ -129,6 +134,7 @@ def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation 
             continue
         fields = row.value if isinstance(row.value, Mapping) else {"messages": row.value}
         try:
-            yield Conversation(row.line, to_messages(fields.get("messages")), fields)
+            named, tools = str(fields.get("id") or ""), recorded_tools(fields.get("tools"))
+            yield Conversation(row.line, to_messages(fields.get("messages")), fields, named, tools)
         except ValueError as error:
             yield Rejected(row.line, str(error))

@@ -42,6 +42,7 @@ class ALFWorldWorld(World):
     def __init__(self, games: str | Path | None = None, *, max_steps: int = 20) -> None:
         self.games = games or os.environ.get("ALFWORLD_DATA") or Path("~/.cache/alfworld")
         self.max_steps = max_steps
+        self.arguments = {"games": str(self.games), "max_steps": max_steps}
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
         """As `World.tasks`; those of the official `valid_unseen` are a panel. Raises `ConfigurationError` without games."""

@@ -59,6 +59,7 @@ class BFCLWorld(World):
     def __init__(self, category: str = "multi_turn_base", *, max_steps: int = 40) -> None:
         load_tasks(category)  # an unknown one is named at once
         self.category, self.max_steps = category, max_steps
+        self.arguments = {"category": category, "max_steps": max_steps}
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
         return [task for task in load_tasks(self.category)[:limit] if task.split == split]

@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from dreamgym_lg.curriculum.curriculum import VaryTask
+from dreamgym_lg.curriculum.task_generator import TaskGenerator
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
@@ -15,6 +15,7 @@ from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpr
 from dreamgym_lg.integrations.textworld_express.hidden_facts import hidden_facts
 from dreamgym_lg.integrations.textworld_express.scripted_policies import scripted_trajectories
 from dreamgym_lg.integrations.textworld_express.text import GAMES, Check, check_action, vary_task
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Split, Task, Trajectory
 
 EPISODES = {"demonstration": 1500, "noisy": 800, "random": 700, "malformed": 500, "fluent_wrong": 5500, "mixture": 1000}
@@ -43,8 +44,10 @@ class TextWorldExpressWorld(World):
         experience_tokens=256,
         policy_tokens=16,
         learning_rate=3e-4,
+        max_false_success=None,  # the measurement asks about every step, 24 s of a core; here every evaluation is real as well
     )
     rewards = "score"
+    full_score_completes = True
     hidden_facts = staticmethod(hidden_facts)
 
     def __init__(self, game: str = "peckingorder", *, check: Check | None = None, max_steps: int = 10) -> None:
@@ -55,6 +58,7 @@ class TextWorldExpressWorld(World):
         self.settings = replace(self.settings, **_OWN.get(game, {}))
         self.check: Check = check or ("state" if game == "twc" else "names")
         self.check_action = partial(check_action, game, check=self.check)
+        self.arguments = {"check": self.check, "max_steps": max_steps}
         self._made: dict[range, list[Task]] = {}
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
@@ -75,14 +79,14 @@ class TextWorldExpressWorld(World):
     def panels(self, *, limit: int, seed: int = 0) -> dict[str, list[Task]]:
         return {"unseen objects": self._make(_seeds(limit, seed), "test")}
 
-    def task_generator(self, tasks: Sequence[Task]) -> VaryTask | None:
+    def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
         """Exchanges the items of a task for those of other training tasks (`peckingorder` and `twc`)."""
         if self.game not in ("peckingorder", "twc"):
             return None
         seen = [str(task.metadata["observation"]) for task in tasks]
 
-        def vary(task: Task, rng: Random) -> Task | None:
-            return next((new for _ in range(5) if (new := vary_task(task, rng, seen)) is not None), None)
+        def vary(task: Task, trajectories: Sequence[Trajectory], rng: Random) -> Task | None:
+            return vary_task(task, rng, seen)
 
         return vary
 
@@ -95,6 +99,6 @@ def _seeds(count: int, seed: int) -> range:
     return range(seed * 100_000, seed * 100_000 + count)
 
 
-def twc() -> TextWorldExpressWorld:
-    """The world `twc` of the command line; `peckingorder` is the class itself."""
-    return TextWorldExpressWorld("twc")
+def twc(**arguments: Any) -> TextWorldExpressWorld:
+    """The world `twc` of the command line; `peckingorder` is the class itself. Args: `arguments`, of the class."""
+    return TextWorldExpressWorld("twc", **arguments)

@@ -9,7 +9,7 @@ import torch
 
 from dreamgym_lg.integrations.transformers.requests import Request
 
-CACHED_BYTES = 1 << 29
+CACHED_BYTES = 1 << 28
 """Keys and values that a model keeps over all conversations; the least recently used go first and are read anew."""
 
 TOKENS_ONLY = 10_000

@@ -20,6 +20,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from transformers import PreTrainedTokenizerBase
 
+from dreamgym_lg.actions import parse_action
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.requests import Generated, Request, ResponseFormat, ToolChoice
 from dreamgym_lg.integrations.transformers.structured_output import json_section, parse_json
@@ -134,6 +135,17 @@ class ToolDialect:
         if request.wants_json and isinstance(parsed := parse_json(generated.text), dict):
             fields["additional_kwargs"] = {"parsed": parsed}
         return fields
+
+    def reply(self, action: str) -> str:
+        """The text of a reply that acts so, as the template writes it.
+
+        Raises `ValueError` for an action that is neither a call nor a final answer.
+        """
+        parsed = parse_action(action)
+        if isinstance(parsed, str):
+            return parsed
+        before, after = self._call_format or HERMES
+        return before + parsed.name + after.replace("{}", json.dumps(dict(parsed.arguments), ensure_ascii=False), 1)
 
     def _beginning(self, forced: str | None, names: frozenset[str]) -> str:
         if forced is None:

@@ -1,5 +1,6 @@
 """Supervised fine-tuning of a local model on conversations, by TRL's `SFTTrainer`."""
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from uuid import uuid4
 
 import torch
 
-from dreamgym_lg.errors import MissingDependency, NothingToTrain
+from dreamgym_lg.errors import ConfigurationError, MissingDependency, NothingToTrain
 
 try:
     from datasets import Dataset
@@ -34,6 +35,8 @@ except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
 from dreamgym_lg.integrations.trl.options import check_options, precision
+
+logger = logging.getLogger(__name__)
 
 Conversation = Sequence[Mapping[str, str]]
 """Messages with `role` and `content`."""
@@ -71,10 +74,13 @@ def tokenize(
 def weigh_first_lines(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[TokenizedConversation], *, lines: int, weight: float
 ) -> list[TokenizedConversation]:
-    """The rows with `weight` on the first `lines` lines of every reply and 1 elsewhere."""
+    """The rows with `weight` on the first `lines` lines of every reply and 1 elsewhere; rows with weights keep theirs."""
     breaks = {id for token, id in tokenizer.get_vocab().items() if "\n" in tokenizer.convert_tokens_to_string([token])}
     weighed: list[TokenizedConversation] = []
     for row in rows:
+        if "weights" in row:
+            weighed.append(row)
+            continue
         weights, left, learning = [], 0, False
         for token, label in zip(row["input_ids"], row["labels"], strict=True):
             if label != -100 and not learning:
@@ -84,6 +90,76 @@ def weigh_first_lines(
             left -= token in breaks
         weighed.append({**row, "weights": weights})
     return weighed
+
+
+def only_last_reply(rows: Sequence[TokenizedConversation]) -> list[TokenizedConversation]:
+    """The rows with nothing learned but the last reply."""
+    cut: list[TokenizedConversation] = []
+    for row in rows:
+        learned = [label != -100 for label in row["labels"]]
+        end = len(learned) - learned[::-1].index(True) if any(learned) else 0
+        begin = max((place + 1 for place in range(end) if not learned[place]), default=0)
+        labels = [label if begin <= place < end else -100 for place, label in enumerate(row["labels"])]
+        cut.append({**row, "labels": labels})
+    return cut
+
+
+class HeldOut:
+    """Ends a training once the loss on rows that it does not see has stopped falling, and keeps the best weights.
+
+    Args:
+        rows: What is not trained on, weighed as what is.
+        every: Optimiser steps between two looks.
+        patience: Looks without a lower loss after which training ends.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[TokenizedConversation], *, every: int = 25, patience: int = 4
+    ) -> None:
+        self.batches = [rows[start : start + 4] for start in range(0, len(rows), 4)]
+        self.collate = _collate(tokenizer.pad_token_id)
+        self.every, self.patience = every, patience
+        self.losses: dict[int, float] = {}
+        """By the step after which it was measured."""
+        self._best: dict[str, torch.Tensor] = {}
+
+    def __call__(self, model: PreTrainedModel, step: int) -> bool:
+        """Whether the training should end after this step."""
+        if step % self.every:
+            return False
+        self.losses[step] = self.loss(model)
+        best = min(self.losses, key=lambda at: self.losses[at])
+        if best == step:
+            self._best = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
+        return step - best >= self.patience * self.every
+
+    @torch.no_grad()
+    def loss(self, model: PreTrainedModel) -> float:
+        """The mean weighted loss of a learned token."""
+        total = weight = 0.0
+        training = model.training
+        model.eval()
+        for batch in self.batches:
+            inputs = {name: value.to(model.device) for name, value in self.collate(list(batch)).items()}
+            weights = _total_weight(inputs).item()
+            total += weighted_loss(model, inputs)[0].item() * weights
+            weight += weights
+        model.train(training)
+        return total / max(weight, 1e-6)
+
+    def restore(self, model: PreTrainedModel) -> None:
+        """Give the model the best weights seen."""
+        if self._best:
+            model.load_state_dict(self._best)
+
+
+def weighted_loss(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, CausalLMOutputWithPast]:
+    """The weighted mean of the learned tokens' losses (`total`: over what weight; default: theirs), and the model's outputs."""
+    labels, weights = inputs["labels"][:, 1:], inputs["weights"][:, 1:]
+    outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False)
+    learned = labels != -100
+    losses = torch.nn.functional.cross_entropy(outputs.logits[:, :-1][learned].float(), labels[learned], reduction="none")
+    return (losses * weights[learned]).sum() / inputs.get("total", _total_weight(inputs)), outputs
 
 
 class _WeightedTrainer(SFTTrainer):
@@ -99,13 +175,42 @@ class _WeightedTrainer(SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, CausalLMOutputWithPast]:
-        labels, weights = inputs["labels"][:, 1:], inputs["weights"][:, 1:]
-        outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False)
-        learned = labels != -100
-        logits = outputs.logits[:, :-1][learned].float()
-        losses = torch.nn.functional.cross_entropy(logits, labels[learned], reduction="none")
-        loss = (losses * weights[learned]).sum() / weights[learned].sum().clamp(min=1e-6)
+        loss, outputs = weighted_loss(model, inputs)
         return (loss, outputs) if return_outputs else loss
+
+    def training_step(
+        self,
+        model: PreTrainedModel,
+        inputs: dict[str, torch.Tensor],
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """One batch in passes of `_TOKENS_A_PASS` tokens, whose gradients add up: it needs the memory of one pass."""
+        total, losses = _total_weight(inputs), []
+        for rows in _passes(inputs["attention_mask"].sum(dim=1)):
+            length = int(inputs["attention_mask"][rows].sum(dim=1).max())
+            part = {name: values[rows, :length] for name, values in inputs.items()}
+            losses.append(super().training_step(model, {**part, "total": total}, None))
+        return torch.stack(losses).sum()
+
+
+_TOKENS_A_PASS = 4096
+"""Tokens, padding included, in one forward and backward pass of supervised training; at least one row."""
+
+
+def _total_weight(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Of all tokens that are learned; never 0."""
+    return inputs["weights"][:, 1:][inputs["labels"][:, 1:] != -100].sum().clamp(min=1e-6)
+
+
+def _passes(lengths: torch.Tensor) -> list[list[int]]:
+    """Which rows share a pass: the longest first, as many as fit."""
+    passes: list[list[int]] = []
+    for row in lengths.argsort(descending=True).tolist():
+        if passes and int(lengths[passes[-1][0]]) * (len(passes[-1]) + 1) <= _TOKENS_A_PASS:
+            passes[-1].append(row)
+        else:
+            passes.append([row])
+    return passes
 
 
 class _Progress(TrainerCallback):
@@ -157,6 +262,9 @@ _SETTINGS: Mapping[str, Any] = {
     "dataset_kwargs": {"skip_prepare_dataset": True},
     "remove_unused_columns": False,
 }
+
+_SMALL = 50_000_000
+"""Parameters up to which a model may be trained at a rate for models from scratch."""
 
 _ADVICE: Mapping[str, str] = {
     "max_steps": "give `steps`",
@@ -236,7 +344,7 @@ def _arguments(model: PreTrainedModel, config: Mapping[str, Any]) -> SFTConfig:
 def fine_tune(
     start: str | Path,
     to: Path,
-    conversations: Sequence[Conversation],
+    conversations: Sequence[Conversation] | Sequence[TokenizedConversation],
     *,
     steps: int,
     learning_rate: float,
@@ -246,22 +354,33 @@ def fine_tune(
     seed: int = 0,
     on_step: Callable[[int, float], None] | None = None,
     until: Callable[[PreTrainedModel, PreTrainedTokenizerBase, int], bool] | None = None,
+    held_out: Sequence[TokenizedConversation] = (),
     **config: Any,
 ) -> float:
     """Fine-tune the model at `start` on conversations drawn in random order, and write it to `to`; returns the loss.
 
-    It is loaded in float32, on the first GPU where there is one.
-    `until(model, tokenizer, step)` may end it early.
-    `first_lines_weight` is the loss weight of every reply's first two lines. The folder `to` is either whole or not there.
+    It is loaded in float32, on the first GPU where there is one. The folder `to` is either whole or not there.
+
+    Args:
+        conversations: Messages, or rows of this model's tokens (`tokenize`).
+        first_lines_weight: The loss weight of every reply's first two lines, in rows that have no weights.
+        until: `until(model, tokenizer, step)` may end it early.
+        held_out: Rows whose loss ends it once it has stopped falling; the weights with the lowest are kept (`HeldOut`).
+
+    Raises `ConfigurationError` for a learning rate that suits small models alone, and what `train_sft` raises.
     """
     tokenizer = AutoTokenizer.from_pretrained(start)
     # "auto", the default, would be bfloat16 for most models
     model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    _check_learning_rate(model, learning_rate)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    order = list(conversations)
+    order: list[Conversation | TokenizedConversation] = list(conversations)
     Random(seed).shuffle(order)
-    rows = tokenize(tokenizer, order[: batch_size * steps], everything=everything)
-    rows = weigh_first_lines(tokenizer, rows, lines=2, weight=first_lines_weight)
+    rows = _rows(tokenizer, order[: batch_size * steps], everything)
+    rows = _within_context(model, weigh_first_lines(tokenizer, rows, lines=2, weight=first_lines_weight))
+    watched = HeldOut(tokenizer, weigh_first_lines(tokenizer, held_out, lines=2, weight=first_lines_weight))
+    ends = [partial(until, model, tokenizer)] if until else []
+    ends += [partial(watched, model)] if held_out else []
     loss = train_sft(
         model,
         tokenizer,
@@ -271,11 +390,43 @@ def fine_tune(
         learning_rate=learning_rate,
         seed=seed,
         on_step=on_step,
-        until=partial(until, model, tokenizer) if until else None,
+        until=(lambda step: any([end(step) for end in ends])) if ends else None,
         **config,
     )
+    watched.restore(model)
     save_model(model, tokenizer, to)
     return loss
+
+
+def _rows(
+    tokenizer: PreTrainedTokenizerBase, given: Sequence[Conversation | TokenizedConversation], everything: bool
+) -> list[TokenizedConversation]:
+    """What is given as rows: conversations are tokenized."""
+    rows = [each for each in given if isinstance(each, dict)]
+    talks = [each for each in given if not isinstance(each, dict)]
+    return [*rows, *(tokenize(tokenizer, talks, everything=everything) if talks else ())]
+
+
+def _within_context(model: PreTrainedModel, rows: Sequence[TokenizedConversation]) -> list[TokenizedConversation]:
+    longest = getattr(model.config, "max_position_embeddings", None)
+    kept = [row for row in rows if longest is None or len(row["input_ids"]) <= longest]
+    if len(kept) < len(rows):
+        logger.warning(
+            "%d of %d conversations are longer than the model's %d tokens and are left out: show fewer or shorter "
+            "demonstrations (Settings.retrieved, retrieved_characters), or take a model with a longer context",
+            len(rows) - len(kept),
+            len(rows),
+            longest,
+        )
+    return kept
+
+
+def _check_learning_rate(model: PreTrainedModel, learning_rate: float) -> None:
+    if (parameters := model.num_parameters()) > _SMALL and learning_rate > 1e-4:
+        raise ConfigurationError(
+            f"a learning rate of {learning_rate:g} for a model of {parameters // 10**6} M parameters would undo what it was "
+            "pretrained for: give 1e-5 or so (Settings.experience_learning_rate, Settings.base_learning_rate)"
+        )
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:

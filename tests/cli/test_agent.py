@@ -103,6 +103,9 @@ def test_the_table_names_parts_handling_and_fixes(folder: Path) -> None:
     code, shown = run("doctor", "my_agent.py:graph")
     assert code == 1
     assert "move it into a tool" in shown and "Cannot be simulated as it is: log" in shown
+    assert "writes: nothing says" in " ".join(shown.split())
+    code, shown = run("doctor", "my_agent.py:graph", "--writes", "boook")
+    assert code == 2 and "Did you mean 'book'" in shown
     code, shown = run("doctor", "my_agent.py:clean", "--pass-through", "book")
     assert code == 1 and "tool book" in shown and "os.remove" in shown
 
@@ -204,6 +207,21 @@ def test_import_keeps_a_share_of_the_tasks_from_training(tmp_path: Path) -> None
             task.instruction for task in stored.tasks(split="test")
         )
     assert run("import", str(traces), "--to", str(buffer), "--held-out", "20")[0] == 2
+
+
+def test_import_takes_rewards_by_id_and_scales_them(tmp_path: Path) -> None:
+    traces, rewards, buffer = tmp_path / "traces.jsonl", tmp_path / "rewards.json", tmp_path / "replay.db"
+    rows = [{**json.loads(conversation(city)), "id": city} for city in ("Rome", "Oslo")]
+    traces.write_text("\n".join(map(json.dumps, rows)))
+    given = ["import", str(traces), "--to", str(buffer), "--rewards", str(rewards), "--reward-range", "0", "100"]
+    rewards.write_text('{"Rome": 50}')
+    assert run(*given)[0] == 0
+    with ReplayBuffer(buffer) as stored:
+        assert [trajectory.reward for trajectory in stored.trajectories()] == [0.5, 1.0]
+    for text, reason in (("{", "is no JSON"), ("[1]", "holds a list"), ('{"Paris": 1}', "'Paris'"), ('{"Rome": 101}', "101")):
+        rewards.write_text(text)
+        code, shown = run(*given)
+        assert code == 2 and reason in shown
 
 
 def test_import_says_what_it_cannot_read(tmp_path: Path) -> None:

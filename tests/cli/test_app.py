@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -114,9 +115,15 @@ def test_help_says_the_three_forms_of_a_world(command: str) -> None:
 
 def test_commands_that_only_read_an_experiment_take_no_settings() -> None:
     options = {name: {each.name for each in command.params} for name, command in COMMANDS.items()}
-    assert options["train"] == options["demo"] == {"world", "seed", "out", "quick", "iterations", "refresh"}
+    assert options["demo"] == options["train"] - {"force"} == {"world", "seed", "out", "quick", "iterations", "refresh"}
     assert options["eval"] == options["collect"] == {"world", "seed", "out", "quick"}
     assert options["report"] == {"world"} and options["export"] == {"world", "folder"}
+
+
+def test_force_lifts_the_gate_and_the_gap_alone(folder: Path) -> None:
+    usual = open_experiment("peckingorder").settings
+    assert usual.max_gap == 0.3
+    assert open_experiment("peckingorder", force=True).settings == replace(usual, max_false_success=None, max_gap=None)
 
 
 # --- a world's name -----------------------------------------------------------------------------------------------------------

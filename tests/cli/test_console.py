@@ -73,13 +73,19 @@ def test_a_stage_of_nothing_is_no_division_by_zero(output: io.StringIO) -> None:
     ("error", "code", "said"),
     [
         (ConfigurationError("no [world] of this name"), 2, "error: no [world] of this name\n"),
-        (KeyboardInterrupt(), 130, "stopped; the same command goes on from here\n"),
+        (KeyboardInterrupt(), 130, "stopped\n"),
     ],
 )
 def test_how_a_command_ends(error: BaseException, code: int, said: str, output: io.StringIO) -> None:
     with pytest.raises(typer.Exit) as ended, errors_shown():
         raise error
     assert ended.value.exit_code == code and output.getvalue() == said
+
+
+def test_only_a_command_that_resumes_says_that_it_goes_on(output: io.StringIO) -> None:
+    with pytest.raises(typer.Exit), errors_shown(resumes=True):
+        raise KeyboardInterrupt
+    assert output.getvalue() == "stopped; the same command goes on from here\n"
 
 
 def test_an_error_of_the_code_is_not_hidden(output: io.StringIO) -> None:

@@ -53,7 +53,7 @@ def sit(scripted: Any, door_world: Any, tmp_path: Path, monkeypatch: pytest.Monk
         model = scripted(reply=reply)
         start.asked = model.asked  # type: ignore[attr-defined]
         monkeypatch.setattr(
-            command, "to_experience_model", lambda name, buffer: ExperienceModel(model, replay_buffer=buffer, version=name)
+            command, "load_experience_model", lambda name, buffer: ExperienceModel(model, replay_buffer=buffer, version=name)
         )
         given = ["--replay-buffer", str(tmp_path / "replay.db"), "--experience-model", "test:door", *options]
         return CliRunner().invoke(app, given, input="\n".join(lines), env={"COLUMNS": "200"})
@@ -66,6 +66,19 @@ def recorded(folder: Path) -> list[Trajectory]:
         return list(buffer.trajectories(run="play"))
 
 
+def test_a_person_is_told_which_part_decided(sit: Sit, tmp_path: Path) -> None:
+    call, answer = ('{"arguments": {"at": "eight"}, "name": "book"}', '{"answer": "Booked."}')
+    steps = [
+        Step(observation="", action=call, next_observation="It is booked."),
+        Step(observation="", action=answer, next_observation="", terminated=True),
+    ]
+    with ReplayBuffer(tmp_path / "replay.db") as buffer:
+        buffer.add(Trajectory(task=TABLE, steps=steps, success=True))
+    done = sit("book at=eight", "/answer Booked.", tasks=[TABLE], reply=lambda _: "never asked", options=["--reasoning"])
+    assert "It is booked." in done.output and "decided by a recorded answer" in done.output
+    assert "success: reward 1" in done.output and "decided by a recorded success's writing calls" in done.output
+
+
 def test_a_person_plays_the_dream_to_its_end(sit: Sit) -> None:
     done = sit("open door", "/why", "go north", "go on")
     assert done.exit_code == 0, done.output
@@ -76,7 +89,7 @@ def test_a_person_plays_the_dream_to_its_end(sit: Sit) -> None:
         "A closed door.",
         "The door is open.",
         "valid, it brings progress",
-        "valid, reward 0\n",
+        "valid, reward 0, decided by the experience model\n",
         "You are outside.",
         "success: reward 1 in 2 actions",
         "the episode is over",
@@ -127,6 +140,7 @@ def test_what_is_recorded(sit: Sit, tmp_path: Path) -> None:
         action="open door",
         next_observation="The door is open.",
         reasoning="valid, it brings progress",
+        decided_by="model",
     )
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         assert buffer.similar("A closed door.", "open door") == [], "a dream is not grounded in dreams"

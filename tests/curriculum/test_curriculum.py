@@ -15,16 +15,20 @@ from dreamgym_lg.types import Step, Task, Trajectory
 TASKS = [Task(id=f"t{n}", instruction="", environment="") for n in range(20)]
 
 
-def vary(task: Task, rng: random.Random) -> Task:
+def vary(task: Task, trajectories: Sequence[Trajectory], rng: random.Random) -> Task:
     return replace(task, id=f"{task.id}~{rng.randrange(10**9)}", origin="synthetic", parent_id=task.id)
 
 
 def curriculum(**options: Any) -> Curriculum:
-    """One that has seen variance in four of its tasks."""
-    made = Curriculum(TASKS, **{"vary_task": vary, **options})
+    """One that has seen variance in three of its tasks."""
+    made = Curriculum(TASKS, **{"task_generator": vary, **options})
     for n in range(4):
-        made.update(f"t{n}", [0.0] * n + [1.0], iteration=0)
+        made.update(group(TASKS[n], [0.0] * n + [1.0]))
     return made
+
+
+def group(task: Task, rewards: Sequence[float], iteration: int = 0) -> list[Trajectory]:
+    return [episode(task, reward, iteration, rollout_index=n) for n, reward in enumerate(rewards)]
 
 
 def episode(task: Task, reward: float, iteration: int, **fields: Any) -> Trajectory:
@@ -69,9 +73,9 @@ def test_a_share_of_less_than_a_task_is_none() -> None:
 
 def test_originals_take_the_place_of_variations_that_cannot_be_written() -> None:
     impossible = [
-        Curriculum(TASKS, vary_task=vary, synthetic_share=0.5),  # no variance seen yet
-        curriculum(vary_task=None, synthetic_share=0.5),
-        curriculum(vary_task=lambda task, rng: None, synthetic_share=0.5),
+        Curriculum(TASKS, task_generator=vary, synthetic_share=0.5),  # no variance seen yet
+        curriculum(task_generator=None, synthetic_share=0.5),
+        curriculum(task_generator=lambda task, episodes, rng: None, synthetic_share=0.5),
     ]
     for each in impossible:
         tasks = each.sample(8, iteration=0)
@@ -79,25 +83,48 @@ def test_originals_take_the_place_of_variations_that_cannot_be_written() -> None
 
 
 def test_the_same_variation_written_twice_counts_once() -> None:
-    same = curriculum(vary_task=lambda task, rng: replace(task, id="same", origin="synthetic"), synthetic_share=0.5)
+    def the_same(task: Task, trajectories: Sequence[Trajectory], rng: random.Random) -> Task:
+        return replace(task, id="same", origin="synthetic")
+
+    same = curriculum(task_generator=the_same, synthetic_share=0.5)
     tasks = same.sample(8, iteration=0)
     assert len(set(ids(tasks))) == 8 and ids(tasks).count("same") == 1
 
 
 def test_the_tasks_with_the_highest_v_are_varied_and_none_without_variance() -> None:
-    made = Curriculum(TASKS, vary_task=vary, num_seeds=2)
+    made = Curriculum(TASKS, task_generator=vary, num_seeds=2)
     for n, rewards in enumerate([[0, 0], [0, 0.2], [0, 1], [0, 0.9], [1, 1]]):
-        made.update(f"t{n}", rewards, iteration=3)
+        made.update(group(TASKS[n], rewards, 3))
     parents = {made.propose(random.Random(seed)).parent_id for seed in range(40)}  # type: ignore[union-attr]
     assert parents == {"t2", "t3"}
 
 
+def test_the_generator_is_shown_the_last_episodes_of_the_tasks_that_are_varied() -> None:
+    shown: list[Sequence[Trajectory]] = []
+    made = curriculum(task_generator=lambda task, episodes, rng: shown.append(episodes), num_seeds=2)
+    made.propose(random.Random(0))
+    assert ids([each.task for each in shown[0]]) == ["t1"] * 2 + ["t2"] * 3, "highest V first; t0 and t3 have less"
+    made.update([replace(each, error="lost") for each in group(TASKS[5], [0.0, 1.0], 1)])
+    assert made.values == {"t5": 0.0} and made.propose(random.Random(0)) is None, "a failed episode has no reward"
+
+
+def test_refused_tasks_are_counted_by_reason_and_another_is_asked_for() -> None:
+    answers = iter(["known", "no_rubric", "known", "known", "known", None, "known"])
+    made = curriculum(check_task=lambda task: next(answers), synthetic_share=0.25)
+    tasks = made.sample(8, iteration=0)
+    assert sum(task.origin == "synthetic" for task in tasks) == 1, "four tries for the first, two for the second"
+    assert made.pop_metrics() == {"refused_known": 4, "refused_no_rubric": 1, "generated_tasks": 1}
+    unwritten = curriculum(task_generator=lambda task, episodes, rng: None, synthetic_share=0.125)
+    unwritten.sample(8, iteration=0)
+    assert unwritten.pop_metrics() == {"refused_not_written": 4, "generated_tasks": 0} and not unwritten.pop_metrics()
+
+
 def test_a_variation_may_itself_be_varied() -> None:
-    made = Curriculum(TASKS[:1], vary_task=vary, synthetic_share=1.0, num_seeds=1)
-    made.update("t0", [0.0, 0.5], iteration=0)
+    made = Curriculum(TASKS[:1], task_generator=vary, synthetic_share=1.0, num_seeds=1)
+    made.update(group(TASKS[0], [0.0, 0.5]))
     (first,) = made.sample(1, iteration=0)
     assert made[first.id] == first and first.parent_id == "t0"
-    made.update(first.id, [0.0, 1.0], iteration=1)
+    made.update(group(first, [0.0, 1.0], 1))
     (second,) = made.sample(1, iteration=1)
     assert second.parent_id == first.id
 
@@ -121,41 +148,50 @@ def test_fewer_tasks_than_asked_for_are_all_of_them() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_only_tasks_of_the_last_iteration_are_varied(seed: int) -> None:
     """A run of 40 iterations in which every group has some variance, and the first ones the highest."""
-    made, rng = Curriculum(TASKS, vary_task=vary, synthetic_share=0.25, seed=seed), random.Random(seed)
+    made, rng = Curriculum(TASKS, task_generator=vary, synthetic_share=0.25, seed=seed), random.Random(seed)
     played: dict[str, int] = {}
     ages: list[int] = []
     for iteration in range(40):
         tasks = made.sample(8, iteration=iteration)
         ages += [iteration - played[task.parent_id] for task in tasks if task.parent_id]
         for task in tasks:
-            made.update(task.id, [0.0, rng.random() / (iteration + 1)], iteration=iteration)
+            made.update(group(task, [0.0, rng.random() / (iteration + 1)], iteration))
             played[task.id] = iteration
     assert len(ages) == 39 * 2 and set(ages) == {1}
 
 
 def test_after_an_iteration_without_variance_nothing_is_varied() -> None:
     made = curriculum()
-    made.update("t5", [1.0, 1.0], iteration=1)
+    made.update(group(TASKS[5], [1.0, 1.0], 1))
     assert made.propose(random.Random(0)) is None and made.values == {"t5": 0.0}
-    assert made.update("t0", [0.0, 1.0], iteration=0) == 0.25 and made.values == {"t5": 0.0}, "an old group is too late"
+    assert made.update(group(TASKS[0], [0.0, 1.0])) == 0.25 and made.values == {"t5": 0.0}, "an old group is too late"
 
 
 def test_a_restored_curriculum_goes_on_as_the_one_that_never_stopped() -> None:
-    steady, episodes, synthetic = Curriculum(TASKS, vary_task=vary), list[Trajectory](), list[Task]()
+    seen: list[Sequence[Trajectory]] = []
+
+    def vary_and_note(task: Task, trajectories: Sequence[Trajectory], rng: random.Random) -> Task:
+        seen.append(trajectories)
+        return vary(task, trajectories, rng)
+
+    steady, episodes, synthetic = Curriculum(TASKS, task_generator=vary_and_note), list[Trajectory](), list[Task]()
     for iteration in range(6):
         tasks = steady.sample(8, iteration=iteration)
         synthetic += [task for task in tasks if task.origin == "synthetic"]
         for task in tasks:
             rewards = [float((len(task.id) + n * iteration) % 2) for n in range(4)]
-            episodes += [episode(task, reward, iteration) for reward in rewards]
-            steady.update(task.id, rewards, iteration=iteration)
+            played = group(task, rewards, iteration)
+            episodes += played
+            steady.update(played)
     assert synthetic and 0.25 in steady.values.values(), "the test would say nothing"
     failed = [episode(task, 0.5, 5, error="ConnectionError: away") for task in TASKS]
     random.Random(0).shuffle(episodes)
-    resumed = Curriculum(TASKS, vary_task=vary)
+    resumed = Curriculum(TASKS, task_generator=vary_and_note)
     resumed.restore(synthetic, [*failed, *episodes])
     assert resumed.values == steady.values and all(resumed[task.id] == task for task in synthetic)
+    seen.clear()
     assert resumed.sample(8, iteration=6) == steady.sample(8, iteration=6)
+    assert len(seen) == 4 and seen[:2] == seen[2:], "the generator is shown the same episodes"
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])

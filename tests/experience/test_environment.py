@@ -33,7 +33,8 @@ def test_a_dreamed_episode(scripted: Any, door_world: Any) -> None:
     environment = DreamEnvironment(ExperienceModel(scripted(reply=door_world)))
     assert environment.reset(TASK) == "A closed door."
     refused = environment.step("dance")
-    assert refused.info == {"success": False, "valid": False, "reasoning": "invalid, it is not understood"}
+    told = {"success": False, "valid": False, "reasoning": "invalid, it is not understood"}
+    assert refused.info == {**told, "decided_by": "model"}
     environment.step("open door")
     last = environment.step("go north")
     assert last[:4] == ("You are outside.", 1.0, True, False) and last.info["success"]
@@ -92,6 +93,16 @@ def test_what_an_episode_pays_is_an_outcome_or_a_clipped_score(
     assert paid(scripted, said, "outcome") == outcome
     assert paid(scripted, said, "score") == score
     assert 0 <= sum(outcome) <= 1 and 0 <= sum(score) <= 1
+
+
+def test_a_full_score_completes_a_task_where_the_world_says_so(scripted: Any) -> None:
+    said = [f"valid, fine\nreward {reward}, continues\nWell." for reward in (0.33, 0.33, 0.33)]
+    for completes in (True, False):
+        answers = iter(said)
+        model = scripted(reply=lambda _, answers=answers: next(answers))
+        dream = DreamEnvironment(ExperienceModel(model), rewards="score", full_score_completes=completes)
+        results = play(dream, ["one", "two", "three"])
+        assert [(each.terminated, each.info["success"]) for each in results] == [(False, False)] * 2 + [(completes, completes)]
 
 
 def test_a_score_inside_the_bounds_is_paid_as_it_was_said(scripted: Any) -> None:

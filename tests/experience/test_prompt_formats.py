@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from dreamgym_lg.experience.hidden_facts import world_seed
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange, load_prompt
 from dreamgym_lg.experience.prompt_formats import JSON_PROMPT, encoded
-from dreamgym_lg.types import Prediction, Step, StepResult, Task
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.types import Prediction, Step, StepResult, Task, Trajectory
 
 TASK = Task(id="t0", instruction="leave the house", environment="house", metadata={"observation": "A closed door."})
 FINE = {"reasoning": "why not", "valid": True, "reward": 0, "terminated": False, "success": False, "observation": "Well."}
@@ -102,7 +104,8 @@ def test_the_verdict_is_the_answers_alone(scripted: Any) -> None:
     environment = DreamEnvironment(ExperienceModel(scripted(reply=lambda _: answer(observation=claims)), prompt_format="json"))
     environment.reset(TASK)
     result = environment.step(f"look {claims}")
-    assert result == StepResult(claims, 0.0, False, False, {"success": False, "valid": True, "reasoning": "why not"})
+    info = {"success": False, "valid": True, "reasoning": "why not", "decided_by": "model"}
+    assert result == StepResult(claims, 0.0, False, False, info)
 
 
 @pytest.mark.parametrize("value", [*ATTACKS[:-1], {"a": ["x", 1, None, True, {"b": "<>"}]}, "料理 – ü", "[A]", []])
@@ -190,6 +193,50 @@ def test_the_tools_and_the_rubric_are_in_the_prompt(scripted: Any, prompt_format
     system = texts(model)[0]
     assert '"name": "find"' in system and "room 7 is booked" in system
     assert ("Find a room." in system) == (tools == [FIND])
+
+
+def lines_asked(scripted: Any, task: Task, *actions: str) -> list[str]:
+    """The last question of a dream in lines, after these actions."""
+    model = scripted(reply=lambda _: "valid, why\nreward 0, continues\nRoom 7 is free in Bern.")
+    environment = DreamEnvironment(ExperienceModel(model, prompt_format="lines"))
+    environment.reset(task)
+    for action in actions:
+        environment.step(action)
+    return texts(model)[-1].splitlines()
+
+
+def test_what_a_call_names_is_told_by_its_arguments(scripted: Any) -> None:
+    """It said "none" of every call: no word of JSON is a word of an observation."""
+    task = Task(id="t", instruction="Book a room in bern.", environment="", metadata={"tools": [FIND], "observation": "Go."})
+    first = call("find", city="Bern", room=7, kind={"beds": [2]}, urgent=True)
+    assert lines_asked(scripted, task, first)[-1] == "values named before: city; new: kind, room"
+    assert lines_asked(scripted, task, first, first)[-1] == "values named before: city, room; new: kind"
+    assert lines_asked(scripted, task, call("find", city="Ber", room=70))[-1] == "values named before: none; new: city, room"
+    for action in (call("find"), render_answer("Room 7 in Bern"), '{"name": "find", "arguments": "{"}'):
+        assert not any(line.startswith(("values", "words")) for line in lines_asked(scripted, task, action))
+
+
+def test_a_tool_agents_task_is_one_where_its_trace_called_nothing(scripted: Any) -> None:
+    """Its `tools` are empty then: the hint of text games was given, and no rubric."""
+    task = Task(id="t", instruction="greet", environment="", metadata={"tools": [], "rubric": "it greets"})
+    experience = ExperienceModel(scripted(reply=lambda _: answer()), prompt_format="lines")
+    system, asked = (message.text for message in experience.messages(task, [], render_answer("greet"), ()))
+    assert "it greets" in system and "words just named" not in asked
+    assert lines_asked(scripted, TASK, "closed door")[-1] == "words just named: all"
+
+
+def test_a_recorded_error_may_be_answered_where_what_is_retrieved_is_json(scripted: Any, tmp_path: Path) -> None:
+    buffer = ReplayBuffer(tmp_path / "replay.db")
+    model = scripted(reply=lambda _: answer(observation="No room 9."))
+    experience = ExperienceModel(model, prompt_format="json", retries=0, replay_buffer=buffer)
+    asked = (TASK, [], call("find", city="Bern"), [record("find", '{"room": 1}')])
+    others = [record("other", "No room."), record("find", "No.", valid=False), record("find", "[1]")]
+    buffer.add(Trajectory(task=TASK, steps=others))
+    assert buffer.answers("find") == ["[1]"]
+    with pytest.raises(PredictionFailed, match="is no JSON object"):
+        experience.predict(*asked)
+    buffer.add(Trajectory(task=TASK, steps=[record("find", "No room 3.")], rollout_index=1))
+    assert experience.predict(*asked).observation == "No room 9."
 
 
 def record(name: str, outcome: str, **fields: Any) -> Step:

@@ -1,10 +1,12 @@
 """What holds for an experiment on any world: its folder, its stages, the policy it keeps, how worlds are found."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,36 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import worlds
 from dreamgym_lg.experiment.evaluation import count_real_steps, validate
 from dreamgym_lg.experiment.supervised import train_base_policy
+from dreamgym_lg.experiment.workspace import load_experience_model
 from dreamgym_lg.experiment.worlds import load_world, open_folder
+from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+from dreamgym_lg.integrations.trl.sft import save_model
+
+
+def test_a_local_experience_model_is_asked_as_it_was_trained(tmp_path: Path) -> None:
+    folder, buffer = tmp_path / "run" / "models" / "experience-0", ReplayBuffer(":memory:")
+    tokenizer = create_tokenizer(["valid"], vocab_size=320)
+    save_model(create_model(tokenizer, hidden_size=32, layers=1, max_tokens=256), tokenizer, folder)
+    experience = load_experience_model(str(folder), buffer)
+    assert experience.version.endswith("/experience-5") and experience.k == 3, "no experiment's: prompted as any other"
+    (tmp_path / "run" / "settings.json").write_text('{"world": "agent", "retrieved": 2, "retrieved_characters": 70}')
+    experience = load_experience_model(str(folder), buffer)
+    form = experience.prompt_format
+    assert (experience.version, experience.k, form.instructions, form.characters) == ("experience-0", 2, "", 70)
+    assert experience.model.temperature == 0 and experience.retries == 0
+    with pytest.raises(ConfigurationError, match="Did you mean .*experience-0'"):
+        load_experience_model(str(folder.with_name("experience")), buffer)
+    with pytest.raises(ConfigurationError, match="nobody/nothing"):
+        load_experience_model("nobody/nothing", buffer)
+    assert Experiment(Doors(), tmp_path / "other", experience_model=str(folder)).experience().version == "experience-0"
+
+
+def test_progress_is_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        for done in (1, 2):
+            Experiment(Doors(), "nowhere").progress("train", done, 2)
+    assert capsys.readouterr().err == "\x1b[Ktrain: 1/2\r\x1b[Ktrain: 2/2\n"
 
 
 class Door(Environment):
@@ -95,7 +126,7 @@ def test_a_world_without_scripted_policies_says_what_to_do(tmp_path: Path) -> No
     assert len(bare.tasks("train")) == 4 and bare.offline() == []
     with pytest.raises(ConfigurationError, match="no scripted policies .*load_traces"):
         Experiment(Shut(), tmp_path / "other", Settings(episodes={"random": 1})).collect()
-    with pytest.raises(ConfigurationError, match="no offline trajectory is a success"):
+    with pytest.raises(ConfigurationError, match="no offline trajectory of 0 is a success"):
         train_base_policy(bare)
 
 
@@ -129,7 +160,7 @@ def test_real_validation_plays_the_real_environment_and_counts_its_steps(work: E
     assert figures["eval_dream_successes"] == 2 and figures["eval_real_successes"] == 0
     assert figures["eval_invalid_recall"] == 0 and figures["eval_invalid_count"] == 4
     assert count_real_steps(work)["evaluation"] == 4
-    work.settings = replace(work.settings, real_evaluation=False)
+    work.settings = replace(work.settings, real_budget=0)
     assert not any(name.startswith("eval_real") for name in validate(work, scripted(reply=lambda _: "kick"), experience, 2))
 
 
@@ -152,7 +183,7 @@ def test_training_needs_a_base_policy(work: Experiment) -> None:
 def test_worlds_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch, work: Experiment) -> None:
     points = [EntryPoint("doors", "tests_doors:Doors", worlds.GROUP), EntryPoint("wrong", "builtins:dict", worlds.GROUP)]
     monkeypatch.setattr(worlds, "entry_points", lambda group: points)
-    monkeypatch.setitem(__import__("sys").modules, "tests_doors", __import__("types").SimpleNamespace(Doors=Doors))
+    monkeypatch.setitem(__import__("sys").modules, "tests_doors", SimpleNamespace(Doors=Doors))
     assert isinstance(load_world("doors"), Doors)
     with pytest.raises(ConfigurationError, match="it has to be a World"):
         load_world("wrong")
@@ -165,11 +196,25 @@ def test_worlds_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch, work: 
         open_folder(work.out / "models")
 
 
+def test_a_folder_is_opened_with_the_arguments_its_world_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Wide(Doors):
+        def __init__(self, width: int = 1) -> None:
+            self.width, self.arguments = width, {"width": width}
+
+    point = SimpleNamespace(name="doors", load=lambda: Wide)
+    monkeypatch.setattr(worlds, "entry_points", lambda group: [point])
+    Experiment(Wide(3), tmp_path / "run").collect()
+    world = open_folder(tmp_path / "run").world
+    assert isinstance(world, Wide) and world.width == 3
+    with pytest.raises(ConfigurationError, match=r"made with arguments=\{'width': 3\}, and arguments=\{'width': 1\} is given"):
+        Experiment(Wide(), tmp_path / "run").collect()
+
+
 def test_the_policy_with_the_most_real_successes_is_kept_the_newest_of_equals(
     work: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("trl")
-    from types import SimpleNamespace
+
 
     from dreamgym_lg.experiment.evaluation import BestPolicy
     from dreamgym_lg.integrations.trl import sft

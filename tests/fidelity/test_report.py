@@ -113,11 +113,11 @@ def test_the_command_on_anybodys_buffer(
         buffer.extend([episode("t0"), *(episode(f"t{n}", source="real", run="eval/real") for n in range(1, 4))])
     named: list[str] = []
 
-    def to_experience_model(model: str, replay_buffer: ReplayBuffer) -> ExperienceModel:
+    def load_experience_model(model: str, replay_buffer: ReplayBuffer) -> ExperienceModel:
         named.append(model)
         return ExperienceModel(scripted(reply=door_world), replay_buffer=replay_buffer, demonstrations=1)
 
-    monkeypatch.setattr(command, "to_experience_model", to_experience_model)
+    monkeypatch.setattr(command, "load_experience_model", load_experience_model)
     options = ["--replay-buffer", str(file), "--experience-model", "test:door", "--limit", "2", "--without", "retrieval"]
     done = CliRunner().invoke(app, options)
     assert done.exit_code == 0, done.output

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from dreamgym_lg.actions import render_call
+from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.fidelity import measure
+from dreamgym_lg.fidelity import measure, page
 from dreamgym_lg.fidelity.figures import Mean, StepRate, mean, normalised, rate, step_mean, step_rate, token_f1
 from dreamgym_lg.fidelity.records import Group
 from dreamgym_lg.fidelity.steps import reliability
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
@@ -278,3 +281,23 @@ def test_no_more_is_asked_at_once_than_allowed(scripted: Any, door_world: Any) -
 def nine() -> list[Trajectory]:
     tasks = [Task(id=f"t{n}", instruction=f"{n}", environment="house", metadata=TASK.metadata) for n in range(9)]
     return [Trajectory(task=task, steps=[OPEN], rollout_index=n) for n, task in enumerate(tasks)]
+
+
+def test_right_rewards_are_split_by_which_part_decided(scripted: Any) -> None:
+    def call(name: str) -> str:
+        return render_call(name, {})
+
+    def episode(task: str, *called: str) -> Trajectory:
+        steps = [Step(observation="", action=call(name), next_observation=f"{name} of all") for name in called]
+        metadata = {"tools": ["get_a", "get_b"]}
+        return Trajectory(task=Task(id=task, instruction="look", environment="e", metadata=metadata), steps=steps)
+
+    experience = ExperienceModel(scripted(reply=lambda _: "valid, fine\nreward 1, continues\nWell."))
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.extend([episode("t1", "get_a"), measured := episode("t2", "get_a", "get_b")])
+        by_part = only(experience, measured, grounding=Grounding(buffer)).one_step.reward_right_by
+        assert {part: (rate.successes, rate.steps) for part, rate in by_part.items()} == {"recorded": (1, 1), "model": (0, 1)}
+        shown = [row[0] for row in page._table(measure(experience, [measured], grounding=Grounding(buffer)))]
+        assert shown[-2:] == ["reward right, decided by model", "reward right, decided by recorded"]
+    by_part = only(experience, measured).one_step.reward_right_by
+    assert {part: (rate.successes, rate.steps) for part, rate in by_part.items()} == {"model": (0, 2)}

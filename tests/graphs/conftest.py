@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.training import Training, create_training_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.types import Task
+from dreamgym_lg.types import Task, Trajectory
 
 TASKS = [
     Task(id=f"t{n}", instruction=f"leave house {n}", environment="house", metadata={"observation": "A closed door."})
@@ -62,7 +62,7 @@ class Process:
         self.buffer, self.learner = ReplayBuffer(folder / "replay.db"), StubLearner(folder / "updates")
         self.version = folder / "version"
         self.experience = ExperienceModel(dream, version=self.version.read_text() if self.version.exists() else "0")
-        curriculum = Curriculum(TASKS, vary_task=vary, synthetic_share=0.5)
+        curriculum = Curriculum(TASKS, task_generator=vary, synthetic_share=0.5)
         curriculum.restore(self.buffer.tasks(origin="synthetic"), self.buffer.trajectories(run="r"))
         self.training = Training(
             policy=policy,
@@ -99,7 +99,7 @@ class Process:
         return [{name: value for name, value in row.items() if not name.startswith("seconds_")} for row in rows]
 
 
-def vary(task: Task, rng: random.Random) -> Task:
+def vary(task: Task, trajectories: Sequence[Trajectory], rng: random.Random) -> Task:
     return replace(task, id=f"{task.id}~{rng.randrange(10**6)}", origin="synthetic", parent_id=task.id)
 
 

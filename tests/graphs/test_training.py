@@ -9,7 +9,7 @@ import pytest
 
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.graphs.training import create_training_graph, describe
+from dreamgym_lg.graphs.training import create_training_graph, describe, run_training
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="leave the house", environment="house")
@@ -153,7 +153,8 @@ def test_when_most_episodes_failed_it_is_said_with_the_first_cause(process: Any,
         return one
 
     said: list[str] = []
-    assert run(3).metrics()[0]["failed_episodes"] == 3 and said == []
+    assert run(3).metrics()[0]["failed_episodes"] == 3 and not any("failed" in text for text in said)
+    said.clear()
     assert run(4).metrics()[0]["failed_episodes"] == 4
     assert said == [
         "4 of 6 episodes of iteration 0 failed, and the policy is trained on the others alone; "
@@ -167,7 +168,15 @@ def test_a_run_whose_groups_are_uniform_ends_early_and_says_so(process: Any, tmp
     assert one.run(tmp_path)["iteration"] == 2 and one.learner.iteration == 2
     assert [row["stopped_early"] for row in one.metrics()] == [0, 1]
     assert one.nodes[-1] == ("evaluate", 1), "the last policy is evaluated, whatever ended the run"
-    assert len(said) == 1 and said[0].startswith("the run ends after 2 of 4 iterations: in the last 2, all episodes")
+    assert [text.partition(":")[0] for text in said] == ["iteration 0 taught nothing", "the run ends after 2 of 4 iterations"]
+
+
+def test_iterations_that_teach_nothing_are_told_as_they_happen_and_at_the_end(process: Any, tmp_path: Path) -> None:
+    one, said = process(tmp_path, lambda _: "open door", stop_after_uniform=0), []
+    one.training.say = said.append
+    one.run(tmp_path)
+    assert said[0].startswith("iteration 0 taught nothing: all episodes of a task had the same reward")
+    assert said[1:] == ["4 of 4 iterations taught nothing: all episodes of a task had the same reward"]
 
 
 def test_a_run_ends_early_only_if_told_to_and_while_nothing_is_learned(process: Any, steady: Any, tmp_path: Path) -> None:
@@ -188,6 +197,35 @@ def test_a_run_ends_early_only_if_told_to_and_while_nothing_is_learned(process: 
     mixed.run(tmp_path / "turns")
     assert [row["uniform_groups"] == 1 for row in mixed.metrics()] == [True, False, True, True]
     assert mixed.learner.iteration == 4, "a useful iteration begins the count anew"
+
+
+def test_a_gap_to_reality_ends_a_run_early_and_says_so(process: Any, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def run(name: str, gap: float, low: float, max_gap: float | None = 0.3) -> Any:
+        (tmp_path / name).mkdir(exist_ok=True)
+        one = process(tmp_path / name, max_gap=max_gap, say=said.append)
+        one.training.evaluate = lambda finished: {"eval_gap": gap, "eval_gap_low": low}
+        run_training(one.training, tmp_path / name / "training.db", run="r", iterations=one.start["iterations"])
+        return one
+
+    lies = run("lies", 0.5, 0.1)
+    assert lies.learner.iteration == 2 and [row["stopped_early"] for row in lies.metrics()] == [0, 1]
+    assert lies.nodes[-1] == ("evaluate", 1) and len(said) == 1
+    assert said[0].startswith("the run ends after 2 of 4 iterations: dreamed minus real success of the policy is +0.50")
+    assert run("lies", 0.5, 0.1).nodes == [], "it has ended"
+    on = run("lies", 0.5, 0.1, max_gap=None)
+    assert on.learner.iteration == 4 and on.nodes[0] == ("curriculum", 2)
+    assert run("small", 0.29, 0.2).learner.iteration == run("unsure", 0.5, -0.1).learner.iteration == 4
+    assert len(said) == 1
+
+
+def test_who_asks_for_more_iterations_after_a_gap_gets_them(process: Any, tmp_path: Path) -> None:
+    one = process(tmp_path, max_gap=0.3)
+    one.training.evaluate = lambda finished: {"eval_gap": 0.5, "eval_gap_low": 0.1}
+    for iterations, finished in ((4, 2), (4, 2), (5, 4)):  # until the next evaluation
+        run_training(one.training, tmp_path / "training.db", run="r", iterations=iterations)
+        assert one.learner.iteration == finished
 
 
 def test_real_rollouts_are_recorded_as_real_and_their_steps_counted(process: Any, steady: Any, tmp_path: Path) -> None:

@@ -142,10 +142,10 @@ def test_ctrl_c_ends_a_run_between_two_nodes(process: Any, steady: Any, tmp_path
 
 
 def test_garbage_collection_is_left_alone(process: Any, tmp_path: Path) -> None:
-    one, frozen = process(tmp_path), []
-    one.training.on_node = lambda *_: frozen.append(gc.get_freeze_count())
+    one, before, seen = process(tmp_path), (gc.isenabled(), gc.get_freeze_count()), set()
+    one.training.on_node = lambda *_: seen.add((gc.isenabled(), gc.get_freeze_count()))
     run_training(one.training, tmp_path / "training.db", run="r", iterations=1)
-    assert frozen and not any(frozen)
+    assert seen == {before} and before[0]
 
 
 # --- outages --------------------------------------------------------------------------------------------------------

@@ -98,7 +98,12 @@ class ChatServer:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
                 headers = {key.lower(): value for key, _, value in (line.partition(": ") for line in head[1:])}
-                body = json.loads(await reader.readexactly(int(headers["content-length"])))
+                method, path, _ = head[0].split()
+                raw = await reader.readexactly(int(headers.get("content-length", 0)))
+                if (other := self.route(method, path, raw)) is not None:
+                    await self._send(writer, *other)
+                    continue
+                body = json.loads(raw)
                 self.under_way += 1
                 self.most = max(self.most, self.under_way)
                 try:
@@ -110,6 +115,16 @@ class ChatServer:
             pass  # the client is gone, or the test is over
         finally:
             writer.close()
+
+    def route(self, method: str, path: str, raw: bytes) -> tuple[int, str] | None:
+        """Status and text of what is no chat/completions."""
+        return None
+
+    @staticmethod
+    async def _send(writer: asyncio.StreamWriter, status: int, text: str) -> None:
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(text.encode())}\r\n\r\n"
+        writer.write((head + text).encode())
+        await writer.drain()
 
     async def _answer(self, body: dict[str, Any], headers: dict[str, str], writer: asyncio.StreamWriter) -> bool:
         """Whether the connection stays open."""

@@ -75,7 +75,7 @@ def test_connections_outlive_an_evaluation(serve: Any, chat_model: Any, tmp_path
             replay_buffer=buffer,
             experience_model=chat_model(server),
             tasks=tasks,
-            verify=lambda task, state: float("done" in state["messages"][-1].text),
+            verify_real=lambda task, state: float("done" in state["messages"][-1].text),
         )
         for _ in range(3):
             rate, episodes = gym.evaluate(policy, real=True, concurrency=2)

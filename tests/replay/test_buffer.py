@@ -52,6 +52,7 @@ def test_everything_comes_back_as_it_was_after_reopening(path: Path) -> None:
     )
     steps = (
         Step(observation="a", action="look", next_observation="", reward=0.25, valid=False, reasoning="nothing\0there"),
+        Step(observation="", action="wait", next_observation="b", decided_by="recorded"),
         Step(observation="", action="", next_observation="z" * 100_000, reward=-1.0, terminated=True),
         Step(observation="b", action="wait", next_observation="c", truncated=True),
     )
@@ -351,3 +352,20 @@ def test_a_step_comes_back_whole_and_the_asking_task_can_be_left_out(buffer: Rep
     assert buffer.similar("a", "b", exclude_task="unknown") == [seen]
     buffer.add(Trajectory(task=Task(id="t1", instruction="", environment=""), steps=[seen]))
     assert buffer.similar("a", "b", exclude_task="t0") == [seen]
+
+
+def test_records_and_changes_are_of_real_trajectories_that_did_not_fail(path: Path) -> None:
+    task = Task(id="t", instruction="i", environment="e")
+    step = Step(observation="a", action="look", next_observation="b", valid=False, reasoning="r")
+    with ReplayBuffer(path) as buffer:
+        assert buffer.changes() == (0, 0, 0) and buffer.records() == []
+        buffer.add(Trajectory(task=task, steps=[step, step], success=True))
+        buffer.add(Trajectory(task=task, steps=[step], source="synthetic", rollout_index=1))
+        buffer.add(Trajectory(task=task, steps=[step], source="real", rollout_index=2, error="OSError: away"))
+        assert buffer.changes() == (3, 1, 0) and buffer.changes(after=1) == (3, 0, 0)
+        buffer.add(Trajectory(task=task, source="real", rollout_index=3))
+        assert buffer.changes(after=3) == (4, 1, 0)
+        buffer.add_tasks([replace(task, split="test")])
+        assert buffer.changes(after=4) == (4, 0, 1)
+        row = ("look", "b", False, "r")
+        assert buffer.records() == [("t", "e", "i", "test", True, [row, row]), ("t", "e", "i", "test", False, [])]

@@ -259,6 +259,7 @@ def test_a_process_notices_that_another_has_made_it_anew(path: Path, on_disk: No
                 assert answers(other) == answers(fresh)
 
 
+@pytest.mark.slow
 def test_a_kill_while_it_is_written_costs_nothing(path: Path, graphs: None) -> None:
     with ReplayBuffer(path) as buffer:
         buffer.extend(episodes(150))

@@ -2,7 +2,10 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from zoo.policy import ScriptedPolicy, policy_for
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import SimulatedAgent, SimulatedEpisode, simulated, with_policy
+from dreamgym_lg.simulate.agent import ResetReal
 from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
 EVERY = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -81,13 +85,21 @@ def test_both_record_the_same_steps(kind: Kind, tmp_path: Path) -> None:
         assert {name for name, _ in world.effects} == (set(built.tools) if real else set())
         if real:
             built.expect(result)
-        seen.append(episode.steps)
+        refused = [step for step in episode.steps if step.decided_by]  # what failed in the tool itself, the world answers
+        assert all(step.decided_by == "schema" and not step.valid for step in refused)
+        assert bool(refused) == (kind.name == "rejected_arguments" and not real)
+        seen.append(undecided(episode.steps))
     assert built.tools == () or seen[0]
     if kind.name in RACING:
         seen = [sorted(steps, key=lambda step: step.next_observation) for steps in seen]
         assert [step.action for step in seen[0]] == [step.action for step in seen[1]]
     else:
         assert seen[0] == seen[1]
+
+
+def undecided(steps: Sequence[Step]) -> list[Step]:
+    """The steps without what only a dream knows of them."""
+    return [replace(step, decided_by="") for step in steps]
 
 
 async def play(agent: SimulatedAgent, environment: Any, tasks: Sequence[Task] = (TASK,)) -> list[Trajectory]:
@@ -114,9 +126,75 @@ async def test_rollout_plays_it_in_both_worlds(name: str, tmp_path: Path) -> Non
     dreamed_agent = SimulatedAgent(built.graph, policy_for(world), verify=verify, **options)
     (dreamed,) = await play(dreamed_agent, Replayed(real.steps))
     assert dreamed.error is None and dreamed.success and len(world.effects) == effects and world.model_calls == 0
-    assert dreamed.steps == real.steps and dreamed.steps[-1].terminated
+    assert undecided(dreamed.steps) == real.steps and dreamed.steps[-1].terminated
+    assert dreamed.steps[-1].decided_by == "verify" and real.steps[-1].decided_by == ""
     (judged,) = await play(SimulatedAgent(built.graph, policy_for(world), **options), Replayed(real.steps[:-1]))
-    assert judged.steps[:-1] == real.steps[:-1] and judged.success and judged.reward == 1.0
+    assert undecided(judged.steps[:-1]) == real.steps[:-1] and judged.success and judged.reward == 1.0
+
+
+def emptied(log: list[str], *, asynchronous: bool) -> ResetReal:
+    """A context of real episodes that notes what happens around them; two at once are seen in the notes."""
+
+    @contextmanager
+    def reset(task: Task) -> Iterator[None]:
+        log.append(f"in {task.id}")
+        reset_for.set(task.id)
+        yield
+        log.append(f"out {task.id}")
+
+    @asynccontextmanager
+    async def areset(task: Task) -> AsyncIterator[None]:
+        with reset(task):
+            yield
+
+    return areset if asynchronous else reset
+
+
+reset_for: ContextVar[str] = ContextVar("reset_for", default="")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_real_episodes_are_played_and_verified_in_their_context(asynchronous: bool, tmp_path: Path) -> None:
+    """Synchronous ones one after the other: they share one real world."""
+    log, world = list[str](), World(folder=tmp_path)
+
+    def verify(task: Task, state: Any) -> float:
+        log.append(f"verified {reset_for.get()}")
+        return 1.0
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        log.append(f"acted {reset_for.get()}")
+        return {"messages": [world.model.invoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
+    reset = emptied(log, asynchronous=asynchronous)
+    agent = SimulatedAgent(graph, ScriptedPolicy(), verify=verify, real=True, reset_real=reset)
+    episodes = await play(agent, None, [replace(TASK, id=id) for id in "ab"])
+    assert [episode.success for episode in episodes] == [True, True]
+    expected = {id: [f"in {id}", f"acted {id}", f"verified {id}", f"out {id}"] for id in "ab"}
+    assert {id: [note for note in log if note.endswith(id)] for id in "ab"} == expected
+    if not asynchronous:
+        assert log == expected["a"] + expected["b"]
+
+
+async def test_a_context_that_fails_or_is_none_is_the_episodes_error(tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+
+    @contextmanager
+    def away(task: Task) -> Iterator[None]:
+        raise ConnectionError("the staging database is away")
+        yield
+
+    def agent(reset: Any) -> SimulatedAgent:
+        graph = react(world.model, [toolbox(world)[0]])
+        return SimulatedAgent(graph, policy_for(world), verify=lambda *_: 1.0, real=True, reset_real=reset)
+
+    (episode,) = await play(agent(away), None)
+    assert episode.error == "ConnectionError: the staging database is away" and world.effects == []
+    (episode,) = await play(agent(lambda task: 3), None)
+    assert "reset_real returned 3" in str(episode.error)
+    with pytest.raises(ConfigurationError, match="no real world to reset"):
+        SimulatedAgent(None, ScriptedPolicy(), reset_real=away)
 
 
 async def test_a_failed_rollout_is_data(tmp_path: Path) -> None:

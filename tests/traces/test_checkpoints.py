@@ -39,6 +39,12 @@ def test_the_newest_state_of_every_thread(saved, steps, seen) -> None:
     assert saved.read_bytes() == before
 
 
+def test_the_threads_of_a_file_are_given_rewards(saved) -> None:
+    assert [each.reward for each in load_traces(saved, reward={"a": 1, "b": 0.5})] == [0.5, 1.0]
+    with pytest.raises(ConfigurationError, match="1 ids of no conversation in .*, e.g. 'c'"):
+        load_traces(saved, reward={"c": 1})
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "memory"])
 def test_a_checkpointer_itself(kind, make_agent, steps, seen, tmp_path) -> None:
     with SqliteSaver.from_conn_string(str(tmp_path / "live.sqlite")) as sqlite:

@@ -47,6 +47,15 @@ def test_an_error_is_an_invalid_action(read) -> None:
     assert trajectory.steps[0].next_observation == "no such page"
 
 
+def test_a_malformed_call_that_the_agent_ended_with_is_its_last_action(read) -> None:
+    """Its text was dropped, and the episode passed for one that was cut short."""
+    trajectory = read(USER, calls("1"), answer("1"), calls("2", arguments='{"q": 1'))
+    last = trajectory.steps[-1]
+    assert json.loads(last.action) == {"name": "look", "arguments": '{"q": 1'}
+    assert last.terminated and not last.valid and not last.truncated and len(trajectory.steps) == 2
+    assert len(read(USER, calls("1", arguments="{")).steps) == 1
+
+
 def test_answers_in_another_order_find_their_calls(read, seen) -> None:
     reply = calls("1", "2")
     reply["tool_calls"][1]["function"]["arguments"] = '{"q": 2}'

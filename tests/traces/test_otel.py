@@ -33,6 +33,18 @@ def span(number: int, operation: str, attributes: Span, *, parent: int | None = 
     }
 
 
+def test_the_schemas_of_what_the_agent_could_call(write) -> None:
+    tools = [{"type": "function", "name": name, "description": "", "parameters": {}} for name in ("weather", "map")]
+    given = {
+        "gen_ai.input.messages": [{"role": "user", "parts": [{"type": "text", "content": "Hi."}]}],
+        "gen_ai.output.messages": [{"role": "assistant", "parts": [{"type": "text", "content": "Hello."}]}],
+        "gen_ai.tool.definitions": json.dumps(tools),
+    }
+    (trajectory,) = load_traces(write(span(1, "chat", given)), reward={"0xabc": 0.5})
+    assert [tool["function"]["name"] for tool in trajectory.task.metadata["tools"]] == ["map", "weather"]
+    assert trajectory.reward == 0.5
+
+
 def parts(message: BaseMessage) -> Span:
     """A message in the form of the semantic conventions."""
     role = {"human": "user", "ai": "assistant"}.get(message.type, message.type)

@@ -76,15 +76,69 @@ def test_ids_depend_on_the_instruction_and_the_environment_alone(write) -> None:
     [
         ({}, 0.0, False),
         ({"reward": 0.25}, 0.25, True),
-        ({"score": -1}, -1.0, False),
         ({"success": True}, 1.0, True),
         ({"reward": 0.5, "success": False}, 0.5, False),
-        ({"reward": None, "score": 2}, 2.0, True),
+        ({"reward": None, "score": 0.5}, 0.5, True),
     ],
 )
 def test_a_rows_own_verdict_is_the_last_steps_reward(fields, reward, success, write) -> None:
     (trajectory,) = load_traces(write(GOOD | fields))
     assert (trajectory.reward, trajectory.steps[-1].reward, trajectory.success) == (reward, reward, success)
+
+
+@pytest.mark.parametrize("fields", [{"reward": 50}, {"score": -1}, {"success": 2}])
+def test_a_reward_outside_its_range_is_refused_by_row_and_says_what_to_give(fields, write) -> None:
+    """A reward of 50 was stored as it was, and paid 50 where a dream pays 1."""
+    (row,) = rejected(write(GOOD, GOOD | fields))
+    assert row.line == 2 and "outside 0 to 1: give load_traces(..., reward_range=" in row.reason
+
+
+def test_rewards_of_another_range_are_scaled(write) -> None:
+    rows = [GOOD | {"score": score} for score in (-10, 0, 5, 10)] + [GOOD | {"success": True}, GOOD]
+    found = list(load_traces(write(*rows), reward_range=(-10, 10)))
+    assert [each.reward for each in found] == [0.0, 0.5, 0.75, 1.0, 1.0, 0.0]
+    assert [each.success for each in found] == [False, False, True, True, True, False], "above 0 as it was recorded"
+    assert [each.reward for each in load_traces(write(GOOD), reward=lambda _: 3, reward_range=(1, 5))] == [0.5]
+    with pytest.raises(ConfigurationError, match="reward is 3, outside 0 to 1"):
+        load_traces(write(GOOD), reward=lambda _: 3)
+    with pytest.raises(ConfigurationError, match=r"reward_range=\(1, 1\): give the lowest and the highest"):
+        load_traces(write(GOOD), reward_range=(1, 1))
+
+
+def test_rewards_are_given_by_the_ids_of_rows(write) -> None:
+    path = write(GOOD | {"id": "a", "score": 1}, GOOD | {"id": "b", "score": 0.5}, GOOD)
+    assert [each.reward for each in load_traces(path, reward={"a": 0.25})] == [0.25, 0.5, 0.0]
+    with pytest.raises(ConfigurationError, match="1 ids of no conversation in .*, e.g. 'c'"):
+        load_traces(path, reward={"a": 1, "c": 1})
+
+
+# --- what a task holds ------------------------------------------------------------------------------------------------------
+
+SCHEMA = {"type": "function", "function": {"name": "search", "description": "Find pages.", "parameters": {"type": "object"}}}
+
+
+def test_every_task_holds_the_tools_of_the_whole_file(played, write) -> None:
+    """Those that a trace called would tell what its task needs; an answer at once told that it needs none."""
+    calling, silent = {"messages": messages_to_dict(played)}, GOOD
+    assert [each.task.metadata["tools"] for each in load_traces(write(silent, calling))] == [["search", "weather"]] * 2
+    both = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("weather", "search")]
+    (first, second) = load_traces(write(calling | {"tools": both}, silent | {"tools": [SCHEMA]}))
+    assert first.task.metadata["tools"] == second.task.metadata["tools"] == [SCHEMA, both[0]]
+
+
+def test_tools_that_are_none_are_refused_by_row(write) -> None:
+    reasons = [row.reason for row in rejected(write(GOOD, GOOD | {"tools": "search"}, GOOD | {"tools": [{"title": 3}]}))]
+    assert "not a list of function schemas" in reasons[0] and "cannot be read" in reasons[1]
+
+
+def test_a_rows_metadata_is_its_tasks(write) -> None:
+    """The same words of two customers are two tasks, on the same side of a split."""
+    rows = [GOOD | {"metadata": {"customer": id, "rubric": "greets"}} for id in range(20)]
+    found = list(load_traces(write(*rows, GOOD), held_out=0.5))
+    assert found[3].task.metadata == {"customer": 3, "rubric": "greets", "observation": "hi", "tools": []}
+    assert len({each.task.id for each in found}) == 21 and len({each.task.split for each in found}) == 1
+    (row,) = rejected(write(GOOD, GOOD | {"metadata": ["x"]}))
+    assert "not an object" in row.reason
 
 
 def test_reward_overrides_the_row(played, write) -> None:

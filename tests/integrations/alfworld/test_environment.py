@@ -79,6 +79,7 @@ def test_the_shipped_check_passes(tasks: list[Task]) -> None:
         check_environment(environment, task, solution(task))
 
 
+@pytest.mark.slow
 def test_stock_textworld_answers_the_same_to_the_letter(folder: Path, tasks: list[Task], played: dict) -> None:
     chosen = [next(task for task in tasks if how in task.id) for how in ("light", "two", "clean")]
     where = [folder / "json_2.1.1" / str(task.metadata["official_split"]) / task.id / "game.tw-pddl" for task in chosen]

@@ -77,7 +77,7 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["exit", "kill -9"])
+@pytest.mark.parametrize("killed", [pytest.param(False, id="exit", marks=pytest.mark.slow), pytest.param(True, id="kill -9")])
 def test_no_java_outlives_python(killed: bool) -> None:
     if not hasattr(os, "pidfd_open"):
         pytest.skip("waiting for a process of another parent needs pidfd")

@@ -7,6 +7,7 @@ import pytest
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.worlds import load_world
+from dreamgym_lg.replay.buffer import ReplayBuffer
 
 pytest.importorskip("textworld_express")
 
@@ -53,11 +54,12 @@ def test_collect_plays_as_many_episodes_of_each_kind_as_asked() -> None:
 def test_generated_tasks_are_synthetic_and_of_the_same_game() -> None:
     world = TextWorldExpressWorld("peckingorder")
     tasks = world.tasks("train", limit=60)
-    generate = world.task_generator(tasks)
+    buffer = ReplayBuffer(":memory:")
+    generate = world.task_generator(tasks, buffer)
     assert generate is not None
-    made = [task for parent in tasks if (task := generate(parent, Random(0))) is not None]
+    made = [task for parent in tasks if (task := generate(parent, [], Random(0))) is not None]
     assert len(made) > len(tasks) / 2 and Counter(task.origin for task in made) == {"synthetic": len(made)}
-    assert TextWorldExpressWorld("coin").task_generator(tasks) is None
+    assert TextWorldExpressWorld("coin").task_generator(tasks, buffer) is None
 
 
 def test_worlds_by_name() -> None:

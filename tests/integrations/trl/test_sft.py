@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+from dreamgym_lg.integrations.trl import sft
 from dreamgym_lg.integrations.trl.sft import fine_tune, save_model, tokenize, train_sft, weigh_first_lines
 
 COLOURS = {"apple": "red", "pear": "green", "plum": "blue", "lemon": "yellow"}
@@ -116,6 +117,18 @@ def test_the_same_seed_gives_the_same_weights(tokenizer: PreTrainedTokenizerFast
     assert not torch.equal(first, other)
 
 
+def test_the_number_of_passes_does_not_matter(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = weigh_first_lines(tokenizer, tokenize(tokenizer, SHORT), lines=1, weight=4.0)
+    trained, losses = [], []
+    for tokens in (1, 1 << 20):  # a row a pass, or all rows in one
+        monkeypatch.setattr(sft, "_TOKENS_A_PASS", tokens)
+        model = model_of(tokenizer)
+        losses.append(train_sft(model, tokenizer, rows, steps=2, batch_size=len(rows), seed=0))
+        trained.append(torch.cat([parameter.flatten() for parameter in model.parameters()]))
+    torch.testing.assert_close(trained[0], trained[1], atol=1e-5, rtol=1e-4)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 @pytest.mark.parametrize("rows", [[], [{"input_ids": [1, 2], "labels": [-100, -100]}]])
 def test_rows_without_a_label_teach_nothing(tokenizer: PreTrainedTokenizerFast, rows: list[Any]) -> None:
     with pytest.raises(NothingToTrain, match=f"none of the {len(rows)} rows"):
@@ -136,6 +149,7 @@ KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from dreamgym_lg.integrations.trl import sft
 from dreamgym_lg.integrations.trl.sft import fine_tune, save_model
 
 start, to, rng = Path(sys.argv[1]) / "start", Path(sys.argv[1]) / "to", random.Random(0)

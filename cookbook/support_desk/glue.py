@@ -1,0 +1,54 @@
+"""All that joins the shop's agent, database and traces to dreamgym-lg: fewer than forty lines of code, imports included."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent import create_desk
+from old_policy import WRITES, OldPolicy
+from tickets import Shop
+
+from dreamgym_lg import AgentWorld, DreamGym, ReplayBuffer, Task, load_traces
+from dreamgym_lg.simulate.agent import final_answer
+
+SETTINGS = replace(
+    AgentWorld.settings, real_budget=None, evaluate_tasks=48, demonstrations=500, policy_tokens=128, learning_rate=3e-4
+)
+"""What differs from a large model's training: every success is shown to the policy, its replies are short and the learning rate
+is a small model's. The staging database is asked on the validation tickets, by which the best policy is kept."""
+
+
+def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, **options: Any) -> DreamGym:
+    """The agent with its traces, its staging database and its check, ready to train. Args: `options`, of `DreamGym`."""
+
+    @asynccontextmanager
+    async def reset_real(task: Task) -> AsyncIterator[None]:
+        with shop.fresh():
+            yield
+
+    replay_buffer = ReplayBuffer(out / "replay.db")
+    replay_buffer.extend(load_traces(out / "traces.jsonl", environment="desk"))
+    return DreamGym(
+        create_desk(OldPolicy()),
+        replay_buffer=replay_buffer,
+        experience_model=None,
+        tasks=[*replay_buffer.tasks(split="train"), *held_out],
+        writes=WRITES,
+        reset_real=reset_real,
+        verify_real=lambda task, state: shop.solved(task, final_answer(state)),
+        out=out,
+        **options,
+    )
+
+
+def train(gym: DreamGym, *, truthful: bool) -> None:
+    """Every stage; killed at any moment, the same command goes on. Args: `truthful`, nothing has to be dreamed."""
+    from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
+
+    if not truthful:
+        gym.train_experience(SMALL_BASE)
+    gym.train_base(SMALL_BASE)
+    gym.train_supervised(SMALL_BASE)
+    gym.train(gym.models / "supervised")

@@ -1,0 +1,172 @@
+"""The old policy that made the shop's traces: rules in the place of a chat model, often good, often sloppy.
+
+It reads what a chat model reads, the ticket and the tools' answers, and knows nothing else.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+from agent import TOOLS, create_desk
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, convert_to_openai_messages
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from tickets import Shop
+
+from dreamgym_lg import Task
+
+Habit = Literal["good", "wrong_tool", "wrong_argument", "no_lookup", "answers_at_once", "escalates_at_once"]
+HABITS: Mapping[Habit, int] = {
+    "good": 25,
+    "wrong_tool": 15,
+    "wrong_argument": 15,
+    "no_lookup": 15,
+    "answers_at_once": 15,
+    "escalates_at_once": 15,
+}
+"""How often in a hundred tickets the old policy works in which way."""
+WRITES = ("refund", "cancel", "set_city", "escalate")
+
+Call = Callable[..., dict[str, Any]]
+"""Calls a tool by name, with its arguments, and returns its answer."""
+
+
+class OldPolicy(BaseChatModel):
+    """Answers as the old policy would: always in the way of `habit`, or without one in a way drawn by ticket and seed."""
+
+    habit: Habit | None = None
+    seed: int = 0
+
+    @property
+    def _llm_type(self) -> str:
+        return "old-policy"
+
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Any:
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        ticket = next(message.text for message in messages if isinstance(message, HumanMessage))
+        rng = Random(f"{self.seed}/{ticket}")
+        habit = self.habit or rng.choices(list(HABITS), list(HABITS.values()))[0]
+        call = partial(_next, iter([json.loads(message.text) for message in messages if isinstance(message, ToolMessage)]))
+        try:
+            reply = AIMessage(deal_with(ticket, habit, partial(SLOPPY[habit], call, rng) if habit in SLOPPY else call))
+        except _NotAnswered as wanted:
+            name, arguments = wanted.args
+            reply = AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": f"call_{len(messages)}"}])
+        return ChatResult(generations=[ChatGeneration(message=reply)])
+
+
+class _NotAnswered(Exception):
+    """The call that has to be made next: (name, arguments)."""
+
+
+def _next(answers: Iterator[dict[str, Any]], name: str, **arguments: Any) -> dict[str, Any]:
+    """The recorded answer of a tool: the ticket is dealt with from its beginning at every reply."""
+    if (answer := next(answers, None)) is None:
+        raise _NotAnswered(name, arguments)
+    return answer
+
+
+def deal_with(ticket: str, habit: Habit, call: Call) -> str:
+    """Deal with a ticket by the shop's rules, calling tools; returns the answer to the customer."""
+    if habit == "answers_at_once":
+        return "It is delivered."
+    known = {found: call("get_customer", customer_id=found) for found in re.findall(r"C\d+", ticket)}
+    if any("error" in customer for customer in known.values()):
+        return "I cannot find you."
+    orders = re.findall(r"K\d+", ticket) or [customer["last_order"] for customer in known.values()]
+    if habit == "escalates_at_once":
+        return _escalated(orders[0], "shipped", call)
+    return " ".join([_deal_with_order(ticket, order, known, call) for order in orders])
+
+
+def _deal_with_order(ticket: str, order: str, known: dict[str, Any], call: Call) -> str:
+    found = call("get_order", order_id=order)
+    status, id = found.get("status"), found.get("customer", "C1000")
+
+    def customer() -> dict[str, Any]:
+        if id not in known:
+            known[id] = call("get_customer", customer_id=id)
+        return known[id]
+
+    city = re.search(r"(?:Send order K\d+|moved|has to go) to (\w+)", ticket)
+    if "where" in ticket.casefold():
+        return f"Order {order} is {status}, for {customer().get('city')}."
+    if "broken" in ticket:
+        return _refunded(order, call) if customer().get("tier") == "gold" else _escalated(order, "broken", call)
+    if city and status == "delivered":
+        return f"Order {order} went to {customer().get('city')}."
+    if city and status == "open":
+        call("set_city", customer_id=id, city=city[1])
+        return f"Order {order} goes to {city[1]}."
+    if status == "open":
+        call("cancel", order_id=order)
+        return f"Order {order} is cancelled."
+    if status == "delivered":
+        late = found["days"] > 60 or found["days"] > 30 and customer().get("tier") != "gold"
+        return _escalated(order, "late", call) if late else _refunded(order, call)
+    return _escalated(order, "shipped", call)
+
+
+def _refunded(order: str, call: Call) -> str:
+    call("refund", order_id=order)
+    return f"Order {order} is refunded."
+
+
+def _escalated(order: str, reason: str, call: Call) -> str:
+    call("escalate", order_id=order, reason=reason)
+    return f"A colleague sees to order {order}."
+
+
+def _wrong_tool(call: Call, rng: Random, name: str, **arguments: Any) -> dict[str, Any]:
+    """Writes with another tool than the one that is right."""
+    if name not in WRITES:
+        return call(name, **arguments)
+    other = rng.choice([tool for tool in ("refund", "cancel", "escalate") if tool != name])
+    reason = {"reason": "late"} if other == "escalate" else {}
+    return call(other, order_id=next(iter(arguments.values())), **reason)
+
+
+def _wrong_argument(call: Call, rng: Random, name: str, **arguments: Any) -> dict[str, Any]:
+    """Gets a digit of an id or the last argument wrong, every second time."""
+    if rng.random() < 0.5:
+        *_, last = arguments
+        others = {"reason": ("shipped", "late", "broken"), "city": ("Oslo", "Lund", "Bonn")}
+        wrong = others.get(last) or [f"{arguments[last][:-1]}{digit}" for digit in range(10)]
+        arguments[last] = rng.choice([value for value in wrong if value != arguments[last]])
+    return call(name, **arguments)
+
+
+def _no_lookup(call: Call, rng: Random, name: str, **arguments: Any) -> dict[str, Any]:
+    """Looks nothing up but what a customer's last order is, and takes for granted what the shop mostly sees."""
+    if name == "get_order":
+        return {"status": rng.choice(("open", "shipped", "delivered")), "days": 10}
+    if name == "get_customer" and arguments["customer_id"] == "C1000":
+        return {"tier": rng.choice(("gold", "plain")), "city": "Oslo"}
+    return call(name, **arguments)
+
+
+SLOPPY: Mapping[Habit, Callable[..., dict[str, Any]]] = {
+    "wrong_tool": _wrong_tool,
+    "wrong_argument": _wrong_argument,
+    "no_lookup": _no_lookup,
+}
+"""What becomes of a call that is right."""
+
+
+def write_traces(path: Path, shop: Shop, tasks: Sequence[Task], *, seed: int) -> None:
+    """Let the old policy deal with every ticket, and write what it did as `load_traces` reads it, a conversation a line."""
+    desk, tools = create_desk(OldPolicy(seed=seed)), [convert_to_openai_tool(tool) for tool in TOOLS]
+    with path.open("w") as file:
+        for task in tasks:
+            with shop.fresh():
+                messages = desk.invoke({"messages": [HumanMessage(task.instruction)]})["messages"]
+                success = shop.solved(task, messages[-1].text)
+            row = {"messages": convert_to_openai_messages(messages), "tools": tools, "success": success}
+            file.write(json.dumps({**row, "metadata": dict(task.metadata)}) + "\n")

@@ -1,0 +1,331 @@
+"""What real traces decide in a dream before any model is asked: recorded answers, and the effects of recorded successes.
+
+Both are for agents that act by calling tools; in a world of free text nothing here applies. The tasks of one `environment`
+(`Task.environment`) share one world, as the traces of one production system share its database: give the tasks of another
+database another environment's name.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from threading import Lock
+from typing import Any, Literal, NamedTuple, get_args
+
+from langchain_core.tools import BaseTool
+
+from dreamgym_lg.actions import is_answer, parse_call
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experience.predictions import Exchange, in_hindsight
+from dreamgym_lg.experience.prompt_formats import schemas
+from dreamgym_lg.experience.rules import call_reasoning, played
+from dreamgym_lg.experience.writing_tools import ToolUse, find_tool_uses, use_by_name
+from dreamgym_lg.replay.buffer import Changes, Record, ReplayBuffer
+from dreamgym_lg.types import Prediction, Step, Task
+
+Check = Literal["recorded", "effects"]
+"""`recorded`: a call that a trace knows is answered as it was recorded. `effects`: a task with a recorded success needs the
+same writing calls. (A third check, the tools' argument schemas, is LangChain's own and always there.)"""
+
+CHECKS: tuple[Check, ...] = get_args(Check)
+
+FREE_TEXT_WORDS = 4
+"""From so many words on, a value that was not copied from what was seen before is free text: a reason, a message."""
+
+
+class Decision(NamedTuple):
+    """What follows an action, known without asking a model."""
+
+    prediction: Prediction
+    decided_by: Check
+
+
+class Call(NamedTuple):
+    """A tool call in the one form in which calls are compared: defaults filled in, arguments in order, 20.0 as 20."""
+
+    tool: str
+    arguments: tuple[tuple[str, Any], ...]
+    """Names and values; a value that is a list or an object, as JSON."""
+
+
+Effects = tuple[Call, ...]
+"""Writing calls, without the wording of free text."""
+
+_Question = tuple[str, Call, Effects]
+"""A task's id, or `/` and an environment's name; a call; the writing calls before it, in their order."""
+_Answer = tuple[str, bool]
+"""What a call was answered, and whether it was valid."""
+
+
+class _Votes(NamedTuple):
+    """The recordings of one answer to one call."""
+
+    number: int
+    reasoning: str
+    """What the first of them was annotated with."""
+
+
+_NONE = _Votes(0, "")
+
+
+class Grounding:
+    """The recorded answers and reference effects in a replay buffer's real trajectories.
+
+    *Recorded answers.* A call (tool, arguments) after the same earlier writing calls is answered as it was recorded, byte for
+    byte: as in traces of the same task, else as in those of the same world. Where recordings contradict each other, the answer
+    of more than half of them is taken, and none if there is no such answer. An identical call of a reading tool with no
+    writing call in between is answered as before, whoever answered. Traces of evaluation tasks answer nothing.
+
+    *Reference effects.* Where a task has a recorded success (of the same id, else of the same instruction in the same world),
+    a dreamed success needs the same writing calls with the same arguments, in any order but that of one tool's calls among
+    each other, and no others. With several recorded successes, those of any of them. If they are the same, the episode is a
+    success; if they are none at all (the task asks for an answer), the experience model judges the answer. It judges alone
+    where there is no recorded success. An evaluation task is judged by its own recorded successes, which judge no other task.
+
+    Refused calls (`valid` False) write nothing. Of free text (`FREE_TEXT_WORDS`, in most traces) only that it is there counts.
+
+    Args:
+        replay_buffer: Its trajectories of the sources `offline` and `real` that did not fail. Read at the first `refresh`, and
+            again by the next one after some were added or a task was held out.
+        tools: The agent's tools that the dream plays; their metadata says which write, their schemas which defaults there are.
+        writes: As of `find_tool_uses`.
+        pass_through: Tools that really run: a dream does not see their calls, so none of them is a reference's effect.
+        checks: Which of the two apply.
+
+    Raises `ConfigurationError` for an unknown check; `refresh` for an unknown name in `writes`.
+    """
+
+    def __init__(
+        self,
+        replay_buffer: ReplayBuffer,
+        *,
+        tools: Sequence[BaseTool] = (),
+        writes: Collection[str] | None = None,
+        pass_through: Collection[str] = (),
+        checks: Collection[Check] = CHECKS,
+    ) -> None:
+        check_known(checks)
+        self.checks = frozenset(checks)
+        self.uses: Mapping[str, ToolUse] = {}
+        """Which tools write, and why; empty before the first `refresh`."""
+        self._replay_buffer, self._tools, self._told = replay_buffer, list(tools), writes
+        self._pass_through = frozenset(pass_through)
+        self._call = lru_cache(100_000)(partial(_comparable_call, defaults={tool.name: _defaults(tool) for tool in tools}))
+        self._lock = Lock()
+        self._read: Changes | None = None
+        self._index = _Index(self.writes, frozenset())
+
+    def refresh(self) -> None:
+        """Read the buffer's trajectories, if others are in it than when they were last read."""
+        with self._lock:
+            now = self._replay_buffer.changes(self._read.newest if self._read is not None else 0)
+            if self._read is None or now.real or now.held_out != self._read.held_out:
+                self._build(self._replay_buffer.records())
+            self._read = now
+
+    def _build(self, records: Sequence[Record]) -> None:
+        calls = [[(action, answer) for action, answer, valid, _ in each.steps if valid] for each in records if _answers(each)]
+        self.uses = find_tool_uses(self._tools, calls, writes=self._told)
+        index = _Index(self.writes, _free_text(records, self.writes))
+        for record in records:
+            index.add(record, [self._call(action) for action, *_ in record.steps])
+        self._index = index
+
+    def writes(self, tool: str) -> bool:
+        """Whether calls of the tool count as writing ones."""
+        if tool in self._pass_through:
+            return False
+        if tool not in self.uses:  # the graph makes it as it runs, and no trace holds it
+            return use_by_name(tool).writes if self._told is None else tool in self._told
+        return self.uses[tool].writes
+
+    def decide(self, task: Task, history: Sequence[Exchange], action: str, *, unseen: bool = False) -> Decision | None:
+        """What follows an action, or None where the experience model has to be asked.
+
+        Args:
+            history: The steps of the episode so far.
+            unseen: As for a task without traces of its own: to measure the dream on the traces of this very task.
+        """
+        calls = [(self._call(each.action), each.prediction.valid) for each in history]
+        effects = self._index.effects(calls)
+        if (call := self._call(action)) is not None:
+            if "recorded" not in self.checks:
+                return None
+            found = self._before(call, calls, history) or self._recorded(task, history, action, call, effects, unseen)
+            return Decision(found, "recorded") if found is not None else None
+        judged = "effects" in self.checks and not unseen and is_answer(action)
+        return self._judge(task, _unordered(effects)) if judged else None
+
+    def _before(self, call: Call, calls: Sequence[tuple[Call | None, bool]], history: Sequence[Exchange]) -> Prediction | None:
+        """What an identical reading call was answered in this episode, since its last writing call."""
+        if self.writes(call.tool):
+            return None
+        for (earlier, valid), exchange in zip(reversed(calls), reversed(history), strict=True):
+            if earlier == call:
+                return exchange.prediction
+            if earlier is not None and self.writes(earlier.tool) and valid:
+                return None
+        return None
+
+    def _recorded(
+        self,
+        task: Task,
+        history: Sequence[Exchange],
+        action: str,
+        call: Call,
+        effects: Effects,
+        unseen: bool,
+    ) -> Prediction | None:
+        own, world = (self._index.answers.get((scope, call, effects), {}) for scope in _worlds(task.id, task.environment))
+        if unseen:
+            others = {answer: votes.number - own.get(answer, _NONE).number for answer, votes in world.items()}
+            own, world = {}, {answer: votes._replace(number=others[answer]) for answer, votes in world.items()}
+        for answers in (own, world):
+            (answer, valid), votes = max(answers.items(), key=lambda each: each[1].number, default=(("", True), _NONE))
+            if 2 * votes.number > sum(each.number for each in answers.values()):
+                step = Step(observation="", action=action, next_observation=answer, valid=valid)
+                writes = frozenset(filter(self.writes, self.uses))
+                # what the experience model is trained to give where no annotator wrote any
+                reasoning = votes.reasoning or call_reasoning(task, [played(each) for each in history], step, writes)
+                return in_hindsight(replace(step, reasoning=reasoning), success=False)
+        return None
+
+    def _judge(self, task: Task, done: Effects) -> Decision | None:
+        references = self._references(task)
+        if not references or (done in references and not done):
+            return None
+        success = done in references
+        reasoning = "valid, it completes the task: the writing calls are those of a recorded success"
+        if not success:
+            wanted = " or ".join(sorted(map(_told, references)))
+            reasoning = f"valid, it fails the task: a recorded success made {wanted}; this episode made {_told(done)}"
+        return Decision(Prediction(reasoning, "", float(success), True, success, True), "effects")
+
+    def _references(self, task: Task) -> Collection[Effects]:
+        """The effects of the task's recorded successes, as far as the agent has the tools for them.
+
+        Those of a task that was generated from a recorded success are those of the calls that it was generated with.
+        """
+        if generated := task.metadata.get("reference_calls"):
+            return {_unordered(self._index.effects((self._call(action), True) for action in generated))}
+        tools = {tool["name"] for tool in schemas(task)}
+        for scope in _successes(task.id, task.environment, task.instruction, task.split):
+            found = self._index.successes.get(scope, ())
+            if reachable := [each for each in found if not tools or tools.issuperset(call.tool for call in each)]:
+                return reachable
+        return ()
+
+
+class _Index:
+    """Answers and effects by what they are looked up with, each with the number of its recordings."""
+
+    def __init__(self, writes: Callable[[str], bool], free_text: frozenset[tuple[str, str]]) -> None:
+        self.writes, self.free_text = writes, free_text
+        self.answers: dict[_Question, dict[_Answer, _Votes]] = {}
+        self.successes: dict[tuple[str, ...], set[Effects]] = {}
+
+    def add(self, record: Record, calls: Sequence[Call | None]) -> None:
+        """Args: `calls`, what each step called; None for anything but a call."""
+        effects: Effects = ()
+        scopes = _worlds(record.task_id, record.environment) if _answers(record) else ()
+        for call, (_, answer, valid, reasoning) in zip(calls, record.steps, strict=True):
+            if call is None:
+                continue
+            for scope in scopes:
+                answers = self.answers.setdefault((scope, call, effects), {})
+                before = answers.get((answer, valid))
+                answers[answer, valid] = _Votes(1, reasoning) if before is None else _Votes(before.number + 1, before.reasoning)
+            if self.writes(call.tool):
+                effects += self.effects([(call, valid)])
+        # Several answers are several turns of a user, and a dreamed episode ends with its first.
+        said = [step[0] for call, step in zip(calls, record.steps, strict=True) if call is None]
+        if record.success and not any(map(is_answer, said[:-1])):
+            for key in _successes(record.task_id, record.environment, record.instruction, record.split):
+                self.successes.setdefault(key, set()).add(_unordered(effects))
+
+    def effects(self, calls: Iterable[tuple[Call | None, bool]]) -> Effects:
+        """The writing calls among (call, valid), in their order."""
+        return tuple(self._without_wording(each) for each, valid in calls if each and valid and self.writes(each.tool))
+
+    def _without_wording(self, call: Call) -> Call:
+        if not any(tool == call.tool for tool, _ in self.free_text):
+            return call
+        free = {name for name, value in call.arguments if (call.tool, name) in self.free_text and _is_text(value)}
+        return Call(call.tool, tuple((name, "..." if name in free else value) for name, value in call.arguments))
+
+
+def check_known(checks: Collection[Check]) -> None:
+    """Raise `ConfigurationError` for a name that is no check's."""
+    if isinstance(checks, str):
+        raise ConfigurationError(f"checks={checks!r}: give a list of names, of {', '.join(CHECKS)}")
+    for name in checks:
+        if name not in CHECKS:
+            raise ConfigurationError.unknown("check", name, CHECKS)
+
+
+def _worlds(task_id: str, environment: str) -> tuple[str, str]:
+    """Where a trace's answers are kept, the nearest first: for its task, and for all of its world."""
+    return task_id, f"/{environment}"
+
+
+def _successes(task_id: str, environment: str, instruction: str, split: str) -> tuple[tuple[str, ...], ...]:
+    """Where a trace's effects are kept: for its task, and for its instruction; those of evaluation tasks apart."""
+    return (task_id,), ("train" if split == "train" else "evaluation", environment, instruction)
+
+
+def _answers(record: Record) -> bool:
+    return record.split == "train"
+
+
+def _defaults(tool: BaseTool) -> dict[str, Any]:
+    return {name: schema["default"] for name, schema in tool.args.items() if isinstance(schema, dict) and "default" in schema}
+
+
+def _comparable_call(action: str, defaults: Mapping[str, Mapping[str, Any]]) -> Call | None:
+    if (call := parse_call(action)) is None:
+        return None
+    given = {**defaults.get(call.name, {}), **call.arguments}
+    return Call(call.name, tuple((name, _comparable(given[name])) for name in sorted(given)))
+
+
+def _comparable(value: Any) -> Any:
+    """A value that can be hashed; numbers compare as they do in Python (20.0 is 20), truth values are no numbers."""
+    if value is None or isinstance(value, str | int | float) and not isinstance(value, bool):
+        return value
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _unordered(effects: Effects) -> Effects:
+    """In an order that does not depend on which tool was called first; one tool's calls keep theirs."""
+    return tuple(sorted(effects, key=lambda call: call.tool))
+
+
+def _told(effects: Effects) -> str:
+    return ", ".join(f"{tool} {json.dumps(dict(given), ensure_ascii=False)}" for tool, given in effects) or "no writing call"
+
+
+def _free_text(records: Iterable[Record], writes: Callable[[str], bool]) -> frozenset[tuple[str, str]]:
+    """The (tool, argument) of writing calls that mostly hold free text: several words that were not copied from anything seen.
+
+    Two episodes never word a reason alike; an address, copied from the instruction, has to be right.
+    """
+    free, given = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for record in records:
+        for position, (action, *_) in enumerate(record.steps):
+            if (call := parse_call(action)) is None or not writes(call.name):
+                continue
+            texts = {name: value for name, value in call.arguments.items() if _is_text(value)}
+            given.update((call.name, name) for name in texts)
+            long = {name: value for name, value in texts.items() if len(value.split()) >= FREE_TEXT_WORDS}
+            seen = _words([record.instruction, *(step[1] for step in record.steps[:position])]) if long else ""
+            free.update((call.name, name) for name, value in long.items() if _words([value]) not in seen)
+    return frozenset(key for key, count in free.items() if 2 * count > given[key])
+
+
+def _words(texts: Iterable[str]) -> str:
+    return " ".join(" ".join(texts).lower().split())

@@ -1,0 +1,259 @@
+"""`AgentWorld`: an unmodified LangGraph agent as the world of an experiment."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from langchain_core.language_models import BaseChatModel
+
+from dreamgym_lg.actions import tool_schemas
+from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator
+from dreamgym_lg.curriculum.task_generator import TaskChecks, TaskGenerator
+from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
+from dreamgym_lg.environment import CreateEnvironment, Environment
+from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experience.chat_models import load_chat_model
+from dreamgym_lg.experience.edits import edited_successes
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.grounding import CHECKS, Check, Grounding, check_known
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.workspace import logger
+from dreamgym_lg.experiment.world import World
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.simulate import SimulatedAgent
+from dreamgym_lg.simulate.agent import EpisodeOptions, ResetReal, Verify
+from dreamgym_lg.simulate.doctor import Examination, examine, simulated_tools
+from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay
+from dreamgym_lg.types import Split, StepResult, Task, Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from dreamgym_lg.integrations.trl.sft import TokenizedConversation
+
+_OPTIONS = set(EpisodeOptions.__annotations__)
+
+
+class AgentWorld(World):
+    """The world of an unmodified LangGraph agent: its tasks, its real tools, and the dream of them.
+
+    Args:
+        graph: The compiled graph of production, or any object with `invoke` that runs one.
+        tasks: Every task, of all splits.
+        payload: The graph's input for a task; by default its instruction as a human message.
+        verify_dream: (task, final state) -> reward, 0 to 1, a success if it is 1: judges dreamed episodes, in which no tool
+            really ran. Without it the experience model judges the final answer by `task.metadata["rubric"]`.
+        verify_real: The same for real episodes, where what the tools really did can be asked; they need it.
+        reset_real: task -> the context manager, synchronous or asynchronous, in which each real episode is played and
+            verified (`ResetReal`): resets a staging database, say.
+        writes: Names of the tools that change the world. Default: what the tools themselves say, else found in the traces.
+        create_environment: Creates the world of one dreamed episode, in place of the experience model's dream.
+        checks: What real traces decide in the dream before the experience model is asked (`Grounding`): `recorded` answers and
+            the `effects` of recorded successes. Default: both. (`verify_dream` judges in place of `effects`.)
+        task_generator: What writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`):
+            `templates` (`TemplateTaskGenerator`; none where the buffer's traces hold nothing to exchange), a chat model or its
+            name (`ChatTaskGenerator`), any `TaskGenerator`, or None. `TaskChecks` refuses what must not be trained on.
+        options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
+
+    Raises `ConfigurationError` for arguments of a wrong kind, and if something in the graph could leak (`examine` says what,
+    and what to do).
+    """
+
+    name = "agent"
+    settings = Settings(
+        real_budget=0,
+        policy_tokens=512,
+        concurrency=64,
+        experience_steps=200,  # of a few hundred traces and their edits, each is seen about once
+        batch_size=8,
+        demonstrations=10_000,
+        context_tokens=8192,
+    )
+
+    def __init__(
+        self,
+        graph: Any,
+        *,
+        tasks: Sequence[Task] = (),
+        payload: Callable[[Task], Any] | None = None,
+        verify_dream: Verify | None = None,
+        verify_real: Verify | None = None,
+        reset_real: ResetReal | None = None,
+        writes: Collection[str] | None = None,
+        create_environment: CreateEnvironment | None = None,
+        checks: Collection[Check] = CHECKS,
+        task_generator: TaskGenerator | BaseChatModel | str | None = "templates",
+        **options: Any,
+    ) -> None:
+        if "verify" in options:
+            raise ConfigurationError(
+                "verify= does not say which episodes it judges: give verify_real= for a check of what the tools really did, "
+                "which runs after real episodes alone, and verify_dream= for one that can judge a dreamed final state, where "
+                "no tool ran; without verify_dream= the experience model judges the dream"
+            )
+        for name in sorted(set(options) - _OPTIONS):
+            raise ConfigurationError.unknown("option of DreamGym", name, _OPTIONS)
+        for name, names in {"writes": writes, **options}.items():
+            if name in ("writes", "pass_through", "simulate_nodes") and isinstance(names, str):
+                raise ConfigurationError(f"{name}={names!r}: give a list of names")
+        check_known(checks)
+        functions = {"payload": payload, "verify_dream": verify_dream, "verify_real": verify_real, "reset_real": reset_real}
+        for name, given in functions.items():
+            if given is not None and not callable(given):
+                raise ConfigurationError(f"{name}={given!r} is no function; DreamGym's docstring says what it is given")
+        for task in tasks:
+            if not isinstance(task, Task):
+                raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
+        self._generator, self._checks = _to_task_generator(task_generator), TaskChecks([], evaluation=[])
+        self.graph, self.payload, self.options = graph, payload, options
+        self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
+        self.writes, self.checks, self._dream = writes, checks, create_environment
+        self.judged_by_dream = verify_dream is None and create_environment is None
+        self._grounding: Grounding | None = None
+        self.asks_experience = create_environment is None
+        examined = self.examine()
+        self.tools = tool_schemas(examined.tools)
+        self.all_tasks = [self.with_tools(task) for task in tasks]
+        if leaks := [part for part in examined.parts if part.handling == "could leak"]:
+            told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
+            raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
+
+    def examine(self, trajectories: Iterable[Trajectory] | None = None) -> Examination:
+        """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it.
+
+        Args: `trajectories`, real ones: they show which tools write, and which there are that the graph makes as it runs.
+        """
+        names = {key: self.options[key] for key in ("pass_through", "simulate_nodes") if key in self.options}
+        writes = self.writes if trajectories is not None else None
+        return examine(self.graph, **names, writes=writes, trajectories=trajectories or ())
+
+    def with_tools(self, task: Task) -> Task:
+        """The task with the schemas of all the graph's tools, as dream, training data and judge show them."""
+        return replace(task, metadata={**task.metadata, "tools": self.tools}) if self.tools else task
+
+    def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
+        return [task for task in self.all_tasks if task.split == split][:limit]
+
+    def create_environment(self) -> Environment:
+        return _OwnTools()
+
+    def create_dream(self, experience: ExperienceModel) -> Environment:
+        if self._dream is not None:
+            return self._dream()
+        if self._grounding is None and experience.replay_buffer is not None:
+            self.ground(experience.replay_buffer)
+        return DreamEnvironment(experience, grounding=self._grounding)
+
+    def ground(self, replay_buffer: ReplayBuffer) -> Grounding:
+        """Let this buffer's real traces decide in the dream what they can; a `DreamGym` does so with its own."""
+        tools, really_run = simulated_tools(self.graph, self.options.get("pass_through", ()))
+        self._grounding = Grounding(replay_buffer, tools=tools, writes=self.writes, pass_through=really_run, checks=self.checks)
+        return self._grounding
+
+    def writing_tools(self, replay_buffer: ReplayBuffer) -> Collection[str]:
+        """The names of the tools that change the world, as the buffer's traces and the tools themselves show them."""
+        grounding = self._grounding or self.ground(replay_buffer)
+        grounding.refresh()
+        return frozenset(filter(grounding.writes, grounding.uses))
+
+    def as_dreamed(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
+        """Recorded episodes with the tools of the graph and the steps that its environment would be asked.
+
+        Each is played through the graph, the policy saying again what was recorded.
+        """
+        replayed = run_lasting(self._replay(recorded, RecordedPolicy()))
+        misfits = [each.misfit for each in replayed if each.misfit is not None]
+        if misfits:
+            logger.warning(
+                "%d of %d recorded episodes do not replay in the graph as it is now, and are taken as they are; the first: %s",
+                len(misfits),
+                len(replayed),
+                misfits[0],
+            )
+        most = max((each.tools for each in replayed), key=len, default=())
+        fitting = (each if each.misfit is None else each._replace(tools=most) for each in replayed)
+        return [as_dreamed(trajectory, each) for trajectory, each in zip(recorded, fitting, strict=True)]
+
+    def edited_successes(self, recorded: Sequence[Trajectory], *, writes: Collection[str], seed: int) -> list[Trajectory]:
+        return edited_successes(recorded, writes=writes, seed=seed)
+
+    def policy_rows(
+        self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
+    ) -> "list[TokenizedConversation]":
+        """The tokens that rollouts of the graph would record if its policy acted as in these episodes.
+
+        What does not replay is left out, and a warning says how much. Raises `ConfigurationError` if nothing does.
+        """
+        from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+        from dreamgym_lg.integrations.transformers.recorded_engine import RecordedEngine
+
+        policy = LocalChatModel(engine=RecordedEngine(tokenizer), tokenizer=tokenizer, max_new_tokens=max_new_tokens)
+        replayed = run_lasting(self._replay(recorded, policy))
+        misfits = [each.misfit for each in replayed if each.misfit is not None]
+        told = f"{len(misfits)} of {len(recorded)} recorded successes do not replay in the graph as it is now: {misfits[:1]}"
+        if len(misfits) == len(recorded):
+            raise ConfigurationError(f"{told}; there is nothing to fine-tune a policy on: record traces with this graph")
+        if misfits:
+            logger.warning("%s; they are left out", told)
+        segments = (segment for each in replayed if each.misfit is None for segment in each.segments)
+        return [
+            {
+                "input_ids": list(each.token_ids),
+                "labels": [id if sampled else -100 for id, sampled in zip(each.token_ids, each.sampled, strict=True)],
+            }
+            for each in segments
+        ]
+
+    async def _replay(self, recorded: Sequence[Trajectory], policy: BaseChatModel) -> list[Replayed]:
+        agent = self.agent(policy, real=False)
+        return [await replay(agent, trajectory) for trajectory in recorded]
+
+    def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
+        traces = list(replay_buffer.trajectories(source="offline", split="train", errors=False))
+        evaluation = [task for task in replay_buffer.tasks() if task.split != "train"]
+        self._checks = TaskChecks(
+            [*tasks, *replay_buffer.tasks(origin="synthetic")], evaluation=evaluation, trajectories=traces
+        )
+        if self._generator != "templates":
+            return self._generator
+        templates = TemplateTaskGenerator(traces, writes=self.writing_tools(replay_buffer).__contains__)
+        return templates if templates.can_vary else None
+
+    def check_task(self, task: Task) -> str | None:
+        return self._checks(task)
+
+    def agent(self, policy: BaseChatModel, *, real: bool) -> SimulatedAgent:
+        """The graph with `policy` in it, as `rollout` plays it: in the dream or, with `real`, on its own tools."""
+        return SimulatedAgent(
+            self.graph,
+            policy,
+            payload=self.payload,
+            verify=self.verify_real if real else self.verify_dream,
+            real=real,
+            reset_real=self.reset_real if real else None,
+            **self.options,
+        )
+
+
+def _to_task_generator(given: object) -> TaskGenerator | Literal["templates"] | None:
+    if isinstance(given, str) and given != "templates":
+        given = load_chat_model(given)
+    if isinstance(given, BaseChatModel):
+        return ChatTaskGenerator(given)
+    if given is None or given == "templates" or callable(given):
+        return given
+    raise ConfigurationError(f"task_generator={given!r}: give 'templates', a chat model or its name, a TaskGenerator, or None")
+
+
+class _OwnTools(Environment):
+    """The real environment of an agent: it acts on its own tools, so there is nothing to step."""
+
+    def reset(self, task: Task) -> str:
+        return task.instruction
+
+    def step(self, action: str) -> StepResult:
+        raise EnvironmentFailed(
+            "an agent's real environment is its own tools, which only the agent calls: evaluate(real=True) plays it there"
+        )

@@ -1,0 +1,141 @@
+"""The gate before training: whether the dream pays what it must not, measured on episodes that its model never saw."""
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from random import Random
+
+from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
+from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experiment.workspace import REFRESH, Workspace
+from dreamgym_lg.fidelity.judgement import Judgement, ajudge, keys_of
+from dreamgym_lg.types import Trajectory
+
+FEW_JUDGED = 20
+"""From fewer episodes no dream is refused: what the figure says is said, and training begins."""
+RUN = "fidelity"
+
+
+def measure(work: Workspace, experience: ExperienceModel, *, limit: int = 50) -> Judgement:
+    """The judgement of the dream of an experience model; measured anew only for another model or other episodes.
+
+    Put to it are, each `limit` at most: recorded failures, recorded successes, edits of them (`World.edited_successes`), and
+    the policy's own real episodes, all of which the model was not trained on.
+    """
+    if experience.model is None:
+        raise ConfigurationError(f"{work.out} holds no experience model yet: call train_experience() first")
+    writes = work.world.writing_tools(work.replay_buffer)
+    episodes = _chosen(work, writes, limit)
+    key = f"{experience.version}/{keys_of(episodes)}"
+    stored = next(iter(work.replay_buffer.metrics(work.run_name(RUN))), {})
+    if stored.get("key") == key:
+        return Judgement.from_dict(json.loads(stored["judgement"]))
+    done = 0
+
+    def on_episode() -> None:
+        nonlocal done
+        done += 1
+        work.progress("fidelity of the dream", done, len(episodes))
+
+    experience.retrieve(episodes)
+    judging = ajudge(
+        _create_dream(work, experience),
+        episodes,
+        version=experience.version,
+        writes=writes,
+        check_action=work.world.check_action,
+        on_episode=on_episode,
+    )
+    found = run_lasting(judging)
+    work.replay_buffer.record_metrics(
+        work.run_name(RUN),
+        0,
+        {
+            "key": key,
+            "judgement": json.dumps(found.to_dict()),
+            **{name: rate.value for name in FIGURES if (rate := getattr(found, name)) is not None},
+        },
+    )
+    return found
+
+
+FIGURES = ("false_success", "false_failure", "invalid_recall", "same_lookup", "lookup_after_write")
+
+
+def check_truthful(work: Workspace) -> None:
+    """Raise `UntruthfulDream` if the dream pays more of what it must not than `Settings.max_false_success` allows.
+
+    Of fewer than FEW_JUDGED such episodes the figure is only said. Nothing is measured where the limit is None, and where
+    another judge than the dream decides what an episode earns (`World.judged_by_dream`).
+    """
+    limit = work.settings.max_false_success
+    if limit is None or not work.world.judged_by_dream:
+        return
+    judgement = measure(work, work.experience())
+    rate = judgement.false_success
+    if rate is None:
+        work.say(
+            "whether the dream pays what it must not is unknown: there is no recorded failure, and no tool agent's success to "
+            "edit, that its experience model was not trained on. Import failed traces"
+        )
+        return
+    said = f"the dream pays {rate.successes} of {rate.episodes} episodes that must not be paid: {rate}"
+    if rate.value <= limit:
+        missed = judgement.false_failure
+        also = "" if missed is None else f"; of {missed.episodes} real successes it misses {missed.successes}"
+        work.say(f"{said}{also}")
+        return
+    worst = max(judgement.by_kind.items(), key=lambda item: item[1].value)
+    said += f" (most of {worst[0]}: {worst[1].successes} of {worst[1].episodes}), above max_false_success={limit:g}"
+    if rate.episodes < FEW_JUDGED:
+        work.say(f"{said}. These are too few episodes to refuse the dream; watch the gap to real episodes")
+        return
+    raise UntruthfulDream(
+        f"{said}. A policy trained there learns what it is wrongly paid for. Give the experience model more failures (import "
+        "failed traces, annotate them, train it on them and on edited successes), or take a better one; or train nonetheless "
+        "with max_false_success=None (`dreamgym train --force`), best with refresh_episodes=40, which shows a local "
+        "experience model that many real episodes at each refresh, or with real_budget=, which measures the gap to reality"
+    )
+
+
+def _create_dream(work: Workspace, experience: ExperienceModel) -> Callable[[], DreamEnvironment]:
+    def create() -> DreamEnvironment:
+        dream = work.world.create_dream(experience)
+        if not isinstance(dream, DreamEnvironment):
+            raise ConfigurationError(
+                f"{work.world.name} brings a dream of its own ({type(dream).__name__}): there is no experience model to measure"
+            )
+        return dream
+
+    return create
+
+
+def _chosen(work: Workspace, writes: Collection[str], limit: int) -> list[Trajectory]:
+    """Recorded failures, recorded successes, edits of them, and the policy's real episodes: `limit` of each at most."""
+    world, buffer, seed = work.world, work.replay_buffer, work.settings.seed
+    held_out = work.held_out_offline()
+    for split in ("validation", "test"):
+        held_out += buffer.trajectories(source="offline", split=split, errors=False)
+    keys = {_key(each) for each in held_out}
+    # an edit is told from a success by all of them, those that the model was trained on too
+    known = {_key(each): each for each in [*work.offline(), *held_out] if each.success}
+    successes = world.as_dreamed(list(known.values()))
+    unseen = [each for each in successes if _key(each) in keys]
+    tasks = {each.task.id for each in unseen}
+    edits = [each for each in world.edited_successes(successes, writes=writes, seed=seed) if each.task.id in tasks]
+    failures = [each for each in held_out if not each.success and each.steps]
+    trained_on = work.run_name(REFRESH)
+    played = buffer.trajectories(source="real", errors=False)
+    own = [each for each in played if each.steps and each.run.startswith(work.run_name("")) and each.run != trained_on]
+    rng = Random(seed)
+    recorded = world.as_dreamed([*_drawn(failures, limit, rng), *_drawn(own, limit, rng)])
+    return [*recorded, *_drawn(unseen, limit, rng), *_drawn(edits, limit, rng)]
+
+
+def _key(trajectory: Trajectory) -> tuple[str, int, str, int]:
+    return trajectory.run, trajectory.iteration, trajectory.task.id, trajectory.rollout_index
+
+
+def _drawn(found: Sequence[Trajectory], limit: int, rng: Random) -> list[Trajectory]:
+    return rng.sample(found, min(limit, len(found)))

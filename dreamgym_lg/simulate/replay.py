@@ -1,0 +1,158 @@
+"""Recorded episodes of an agent, played through its graph as it is now.
+
+The policy says again what was recorded and the environment answers as it did. What that shows is exact for any unmodified
+graph: the prompts of its policy, the tools it offers, and which of the calls reach the environment at all.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages.tool import ToolCall as LangChainCall
+from langchain_core.messages.tool import tool_call
+from langchain_core.outputs import ChatGeneration, ChatResult
+
+from dreamgym_lg.actions import ToolCall, is_answer, parse_action
+from dreamgym_lg.environment import Environment, EpisodeContext
+from dreamgym_lg.experience.prompt_formats import with_tools
+from dreamgym_lg.rollout import Agent
+from dreamgym_lg.simulate.context import set_var
+from dreamgym_lg.token_recorder import TokenRecorder
+from dreamgym_lg.types import Segment, Step, StepResult, Task, Trajectory
+
+
+class Replayed(NamedTuple):
+    """What a replay showed."""
+
+    asked: Mapping[int, str]
+    """The action that the environment was asked, by its step's number from 0; a call that the graph refuses is missing."""
+    tools: Sequence[Mapping[str, Any]]
+    """The tools that the graph offered its policy, in OpenAI's form."""
+    segments: Sequence[Segment]
+    """The policy's tokens, if it reports any."""
+    misfit: str | None
+    """How the graph of today differs from the recorded episode; None if it plays it to its end."""
+
+
+_playing: ContextVar["Script"] = ContextVar("dreamgym_script")
+
+
+class Script:
+    """A recorded episode as it is played again: whose turn it is, and what did not fit."""
+
+    @staticmethod
+    def current() -> "Script":
+        """The script of the replay that this code runs in. Raises `LookupError` outside of one."""
+        return _playing.get()
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self.steps = trajectory.steps
+        self.said = 0
+        self.asked: dict[int, str] = {}
+        self.tools: list[Mapping[str, Any]] = []
+        self.misfit: str | None = None
+
+    def next_action(self) -> str:
+        """What the policy says now: one call, or a final answer; of parallel calls, one after the other."""
+        if self.said == len(self.steps):
+            if not self.steps[-1].truncated:
+                self.misfit = self.misfit or f"the graph asks its policy again after the {self.said} recorded actions"
+            return '{"answer": ""}'
+        self.said += 1
+        return self.steps[self.said - 1].action
+
+    def answer(self, action: str) -> StepResult:
+        """What the environment answers."""
+        number = self.said - 1
+        step = self.steps[number]
+        if number in self.asked or not _same(step.action, action):
+            asked = f"the graph asks the environment {action[:80]!r} where {step.action[:80]!r} is recorded"
+            self.misfit = self.misfit or asked
+        self.asked.setdefault(number, action)
+        return StepResult(step.next_observation, 0.0, is_answer(action), False, {"valid": step.valid})
+
+
+class _RecordedAnswers(Environment):
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    def reset(self, task: Task) -> str:
+        return task.instruction
+
+    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.script.tools = list(tools)
+
+    def step(self, action: str) -> StepResult:
+        return self.script.answer(action)
+
+    async def astep(self, action: str) -> StepResult:
+        return self.script.answer(action)
+
+
+class RecordedPolicy(BaseChatModel):
+    """A chat model that says what was recorded."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "recorded"
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        script = Script.current()
+        action = parse_action(script.next_action())
+        message = AIMessage(action) if isinstance(action, str) else AIMessage("", tool_calls=[_call(action, script.said)])
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def _call(action: ToolCall, number: int) -> LangChainCall:
+    return tool_call(name=action.name, args=dict(action.arguments), id=f"call-{number}")
+
+
+async def replay(agent: Agent, trajectory: Trajectory) -> Replayed:
+    """Play a recorded episode through an agent again.
+
+    Args: `agent`, as `World.agent` gives it for the dream, with a `RecordedPolicy`, or a `LocalChatModel` whose engine is a
+    `RecordedEngine` and which so reports the tokens.
+    """
+    script = Script(trajectory)
+    context = EpisodeContext(environment=_RecordedAnswers(script))
+    with TokenRecorder(seed=0) as recorder, set_var(_playing, script):
+        try:
+            async for _ in agent.astream({"task": trajectory.task}, None, context=context, stream_mode="values"):
+                pass
+        except Exception as error:
+            script.misfit = script.misfit or f"{type(error).__name__}: {str(error)[:200]}"
+    if script.misfit is None and script.said < len(script.steps):
+        script.misfit = f"the graph ends after {script.said} of the {len(script.steps)} recorded actions"
+    return Replayed(script.asked, script.tools, recorder.segments(), script.misfit)
+
+
+def as_dreamed(trajectory: Trajectory, replayed: Replayed) -> Trajectory:
+    """A recorded episode as the environment of a dream meets it.
+
+    The task has the tools of the graph; calls that the graph refuses by itself are left out, so that what was seen before a
+    call is the environment's own last answer; and the outcome is all that is paid. Of an episode that the graph does not
+    replay, the invalid calls are left out.
+    """
+    task = with_tools(trajectory.task, replayed.tools)
+    asked: Mapping[int, str] = replayed.asked
+    if replayed.misfit is not None:
+        asked = {number: step.action for number, step in enumerate(trajectory.steps) if step.valid}
+    steps: list[Step] = []
+    seen = trajectory.steps[0].observation
+    for number, step in enumerate(trajectory.steps):
+        if number in asked or (step.terminated and is_answer(step.action)):
+            reward = float(step.terminated and trajectory.success)
+            steps.append(replace(step, observation=seen, action=asked.get(number, step.action), reward=reward))
+            seen = step.next_observation
+    return replace(trajectory, task=task, steps=steps)
+
+
+def _same(recorded: str, asked: str) -> bool:
+    try:
+        one, other = parse_action(recorded), parse_action(asked)
+    except ValueError:
+        return recorded == asked
+    return one == other or not (isinstance(one, ToolCall) or isinstance(other, ToolCall))

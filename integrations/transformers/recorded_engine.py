@@ -1,0 +1,65 @@
+"""An engine that says what was recorded, in place of a model: the exact tokens of a rollout that acts so."""
+
+from concurrent.futures import Future
+
+from transformers import PreTrainedTokenizerBase
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.requests import Generated, Request
+from dreamgym_lg.integrations.transformers.tool_format import ToolDialect, render
+from dreamgym_lg.simulate.replay import Script
+
+
+class RecordedEngine:
+    """Replies with the actions of the running `replay`, for `LocalChatModel(engine=...)`: nothing is generated.
+
+    What a `TokenRecorder` takes down is what it would have of a model that samples these replies: prompts rendered and
+    encoded as `LocalEngine` does, the tokens of earlier replies as they were "sampled".
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._end = int(tokenizer.eos_token_id)
+        self._dialect = ToolDialect(tokenizer, self.ends)
+        self._owner: int | None = None
+        self._read: dict[str, list[int]] = {}
+        """The tokens of what the owner's conversations have been so far, by their text."""
+
+    @property
+    def ends(self) -> frozenset[int]:
+        return frozenset([self._end])
+
+    def submit(self, request: Request) -> "Future[Generated]":
+        """The recorded reply. Its exception is a `ConfigurationError` for one that the request does not allow."""
+        future: Future[Generated] = Future()
+        try:
+            future.set_result(self._reply(request))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def clear(self) -> None:
+        """Forget the conversations."""
+        self._read.clear()
+
+    def _reply(self, request: Request) -> Generated:
+        if request.owner != self._owner:
+            self.clear()
+            self._owner = request.owner
+        text, reply = render(self.tokenizer, request), self._dialect.reply(Script.current().next_action())
+        if not reply.startswith(request.forced):
+            raise ConfigurationError(f"the recorded reply {reply[:80]!r} does not begin with {request.forced!r}, as it has to")
+        before = max((known for known in self._read if text.startswith(known)), key=len, default="")
+        given = [*self._read.get(before, ()), *self._encode(text[len(before) :])]
+        sampled = [*self._encode(reply[len(request.forced) :]), self._end]
+        if len(sampled) > request.max_new_tokens:
+            raise ConfigurationError(
+                f"the recorded reply {reply[:80]!r} has {len(sampled)} tokens, and a reply may have {request.max_new_tokens}: "
+                "raise policy_tokens"
+            )
+        end = self.tokenizer.decode([self._end])
+        self._read[text + reply[len(request.forced) :] + end] = given + sampled
+        return Generated(reply, given, sampled, [0.0] * len(sampled), "stop")
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

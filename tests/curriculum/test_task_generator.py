@@ -1,0 +1,241 @@
+"""What is checked of generated tasks, and those that a chat model writes."""
+
+import json
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from bench_curriculum import run
+from desk_traces import WRITES, recorded, trace, traces
+from langchain_core.messages import BaseMessage
+
+from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator, read_proposals, read_selection
+from dreamgym_lg.curriculum.task_generator import Overlap, TaskChecks, named_values, variation, words
+from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
+from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, PredictionFailed
+from dreamgym_lg.experience.hosted import Hosted
+from dreamgym_lg.experiment.agent_world import AgentWorld
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.types import Step, Task, Trajectory
+
+TRACES = traces(120)
+SEED = trace(0, random.Random(0), kind="refund").task
+HELD_OUT = trace(500, random.Random(1), split="test", kind="refund").task
+
+
+def varied(text: str, rubric: str = "the money is back") -> Task:
+    return variation(SEED, text, rubric=rubric, generated={"generator": "test", "why": ""})
+
+
+def checks(**options: Any) -> TaskChecks:
+    given = {"evaluation": [HELD_OUT], "trajectories": TRACES, **options}
+    return TaskChecks([each.task for each in TRACES], **given)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Please refund order A-1003, and tell me where A-1004 is.", None),
+        ("Please refund order A-1000 today, because it arrived broken.", None),
+        (TRACES[5].task.metadata["observation"], "known"),
+        (TRACES[5].task.metadata["observation"].upper() + "!", "known"),
+        (HELD_OUT.metadata["observation"], "near_evaluation"),
+        ("The order A-1500 arrived broken, please refund it.", "near_evaluation"),
+        ("Please refund order A-9999 today, because it arrived broken.", "unknown_values"),
+        ("Please refund order A-1003 to Mr Smith today.", "unknown_values"),
+        ("Please refund order A-1003 by 2031-05-06 at last.", "unknown_values"),
+    ],
+)
+def test_what_is_refused(text: str, reason: str | None) -> None:
+    assert checks()(varied(text)) == reason
+
+
+def test_a_task_needs_a_rubric_of_its_own() -> None:
+    assert checks()(varied("Refund A-1003 and then A-1004.", rubric=" ")) == "no_rubric"
+
+
+def test_an_accepted_task_is_known_from_then_on_but_not_to_itself() -> None:
+    check, task = checks(), varied("Refund A-1003 and then A-1004.")
+    assert check(task) is None
+    assert check(task) is None, "a killed run that samples again gets the same tasks"
+    assert check(replace(task, id="other")) == "known"
+
+
+def test_values_are_not_checked_without_traces() -> None:
+    assert checks(trajectories=None)(varied("Please pay back A-9999 to Mr Smith today.")) is None
+
+
+def test_overlap_counts_rare_words_for_more() -> None:
+    texts = [f"where is order a-{n}" for n in range(50)]
+    overlap = Overlap(texts)
+    same_phrase = overlap(words("Where is order A-1?"), words("Where is order A-2?"))
+    same_order = overlap(words("Where is order A-1?"), words("where did a-1 go"))
+    assert same_phrase < 0.1 < same_order and overlap(words("A-1"), words("a-1!")) == 1
+
+
+def test_named_values_are_ids_numbers_addresses_and_names_within_a_sentence() -> None:
+    found = named_values("Please ask Anna (anna@x.org) for 12.50 on 2024-05-01. Then I tell Bob's aunt; Order A-1.")
+    assert found == {"anna", "anna@x.org", "12.50", "2024-05-01", "bob", "order", "a-1"}
+
+
+def test_most_variations_by_templates_are_taken() -> None:
+    check, generate, rng = checks(), TemplateTaskGenerator(TRACES, writes=WRITES.__contains__), random.Random(0)
+    made = [task for each in TRACES if (task := generate(each.task, [], rng)) is not None]
+    taken = [check(task) for task in made].count(None)
+    assert len(made) > 100 and taken > len(made) / 2
+
+
+# --- a chat model -----------------------------------------------------------------------------------------------------
+
+PROPOSALS = [
+    {"task": f"Refund A-100{n} and A-1010.", "rubric": f"A-100{n} and A-1010 are refunded.", "change": "two orders"}
+    for n in range(3)
+]
+
+
+def answers(*, chosen: int = 2) -> Any:
+    def reply(messages: Sequence[BaseMessage]) -> str:
+        asked = json.loads(messages[-1].text)
+        if "variations" in asked:
+            return json.dumps({"reason": "it needs two calls", "chosen": chosen})
+        return json.dumps({"tasks": PROPOSALS})
+
+    return reply
+
+
+def episodes(task: Task, *rewards: float) -> list[Trajectory]:
+    return [
+        Trajectory(
+            task=task,
+            steps=[Step(observation="", action=f"act for {reward}", next_observation="done", reward=reward)],
+            rollout_index=n,
+        )
+        for n, reward in enumerate(rewards)
+    ]
+
+
+def test_a_chat_model_proposes_and_selects(scripted: Any) -> None:
+    model = scripted(reply=answers())
+    other = recorded("o", "Where is A-1020?", [], "").task
+    played = [*episodes(other, 0.0, 1.0, 1.0), *episodes(SEED, 1.0, 0.0, 0.5)]
+    task = ChatTaskGenerator(model, num_proposals=3)(SEED, played, random.Random(0))
+    assert task is not None and task.metadata["observation"] == "Refund A-1001 and A-1010."
+    assert task.instruction == SEED.instruction.replace(SEED.metadata["observation"], "Refund A-1001 and A-1010.")
+    assert (task.origin, task.parent_id, task.split) == ("synthetic", SEED.id, "train")
+    assert task.metadata["rubric"] == "A-1001 and A-1010 are refunded."
+    why = "two orders: it needs two calls"
+    assert task.metadata["generated"] == {"generator": "ScriptedModel/task-variations-1", "why": why}
+    assert task.metadata["customer"] == SEED.metadata["customer"]
+
+    proposed, selected = (json.loads(asked[-1].text) for asked in model.asked)
+    assert proposed["number"] == 3 and [each["task"] for each in proposed["seed_tasks"]] == [
+        SEED.metadata["observation"], "Where is A-1020?",
+    ]  # fmt: skip
+    assert proposed["seed_tasks"][0]["rewards"] == [0.0, 0.5, 1.0]
+    shown = [each["steps"][0]["action"] for each in proposed["seed_tasks"][0]["episodes"]]
+    assert shown == ["act for 0.0", "act for 1.0"]
+    assert [each["number"] for each in selected["variations"]] == [1, 2, 3]
+
+
+def test_none_is_chosen_or_the_answer_cannot_be_read(scripted: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert ChatTaskGenerator(scripted(reply=answers(chosen=0)))(SEED, [], random.Random(0)) is None
+    assert not caplog.records
+    for reply in (answers(chosen=4), lambda _: "Sure!"):
+        assert ChatTaskGenerator(scripted(reply=reply))(SEED, [], random.Random(0)) is None
+    assert [record.message[:31] for record in caplog.records] == [
+        "no variation of task desk/0: 'c",
+        "no variation of task desk/0: th",
+    ]
+
+
+def test_a_spent_budget_is_not_taken_for_a_task_that_cannot_be_varied(scripted: Any) -> None:
+    generate = ChatTaskGenerator(scripted(reply=answers()), hosted=Hosted(max_calls=2))
+    assert generate(SEED, [], random.Random(0)) is not None
+    with pytest.raises(BudgetExceeded):
+        generate(SEED, [], random.Random(0))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{}", "no 'tasks'"),
+        ('{"tasks": []}', "no 'tasks'"),
+        ('{"tasks": [{"task": "x", "rubric": ""}]}', "lacks one of task, rub"),
+    ],
+)
+def test_proposals_that_cannot_be_used(text: str, told: str) -> None:
+    with pytest.raises(PredictionFailed, match=told):
+        read_proposals(text)
+
+
+@pytest.mark.parametrize("chosen", [-1, 4, "2", None, True])
+def test_a_choice_that_is_none(chosen: object) -> None:
+    with pytest.raises(PredictionFailed, match="expected a number from 0 to 3"):
+        read_selection(json.dumps({"reason": "", "chosen": chosen}), 3)
+
+
+def test_in_a_game_what_is_seen_first_is_varied_and_the_instruction_stays() -> None:
+    game = Task(id="g", instruction="Win.", environment="game", metadata={"observation": "A hall.", "seed": 3})
+    task = variation(game, "A cellar.", rubric="won", generated={})
+    assert (task.instruction, task.metadata["observation"], task.metadata["seed"]) == ("Win.", "A cellar.", 3)
+    bare = variation(replace(game, metadata={}), "Win twice.", rubric="won", generated={})
+    assert bare.instruction == "Win twice." and "observation" not in bare.metadata
+
+
+# --- an agent of one's own --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def agent_world(scripted: Any) -> Callable[..., AgentWorld]:
+    agents = pytest.importorskip("langchain.agents")
+
+    def lookup_order(order_id: str) -> str:
+        """Look up an order."""
+        return ""
+
+    def make(tasks: Sequence[Task], **options: Any) -> AgentWorld:
+        graph = agents.create_agent(scripted(reply=answers()), [lookup_order])
+        return AgentWorld(graph, tasks=tasks, **options)  # which tools write is found in the traces and in their names
+
+    return make
+
+
+def test_an_agents_tasks_are_varied_from_its_own_traces(agent_world: Any, scripted: Any) -> None:
+    tasks = [*(each.task for each in TRACES), HELD_OUT]
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.extend(TRACES)
+        buffer.add_tasks(tasks)
+        world = agent_world(tasks)
+        generate = world.task_generator(world.tasks("train"), buffer)
+        made = generate(SEED, [], random.Random(0))
+        assert isinstance(generate, TemplateTaskGenerator) and made is not None and world.check_task(made) is None
+        assert world.check_task(varied(HELD_OUT.metadata["observation"])) == "near_evaluation"
+        assert agent_world(tasks, task_generator=None).task_generator(tasks, buffer) is None
+        by_model = agent_world(tasks, task_generator=scripted(reply=answers())).task_generator(tasks, buffer)
+        assert isinstance(by_model, ChatTaskGenerator)
+        own = agent_world(tasks, task_generator=lambda task, episodes, rng: task).task_generator(tasks, buffer)
+        assert own(SEED, [], random.Random(0)) == SEED
+    with ReplayBuffer(":memory:") as empty:
+        assert agent_world(tasks).task_generator(tasks, empty) is None, "no traces, nothing to exchange"
+    assert AgentWorld.settings.synthetic_share == 0.25
+
+
+def test_a_task_generator_that_is_none_is_refused(agent_world: Any) -> None:
+    with pytest.raises(ConfigurationError, match="task_generator=3: give 'templates', a chat model or its name"):
+        agent_world([], task_generator=3)
+    with pytest.raises(ConfigurationError, match="'nobody:gpt'"):
+        agent_world([], task_generator="nobody:gpt")
+
+
+def test_fewer_groups_are_uniform_than_with_uniform_sampling() -> None:
+    """A policy that gets better at the kinds of task it is trained on: half of the tasks generated, and none."""
+    found = [[run(share, noise=0.5, seed=seed, iterations=20) for seed in range(2)] for share in (0.0, 0.5)]
+    uniform, mixed = (statistics.mean(each["uniform"] for each in runs) for runs in found)
+    assert mixed < uniform - 0.02
+    assert all(each["of generated"] < uniform for each in found[1])

@@ -1,0 +1,198 @@
+"""Variations by templates: whose values they take, what has to agree, and what is refused."""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from desk_traces import SYSTEM, WRITES, Call, recorded, trace, traces
+
+from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
+from dreamgym_lg.types import Task, Trajectory
+
+TRACES = traces(120)
+
+
+def generator(trajectories: Sequence[Trajectory]) -> TemplateTaskGenerator:
+    return TemplateTaskGenerator(trajectories, writes=WRITES.__contains__)
+
+
+def calls(trajectory: Trajectory) -> list[ToolCall]:
+    return [action for step in trajectory.steps if isinstance(action := parse_action(step.action), ToolCall)]
+
+
+def references(task: Task) -> list[ToolCall]:
+    found = [parse_action(text) for text in task.metadata["reference_calls"]]
+    return [call for call in found if isinstance(call, ToolCall)]
+
+
+def orders() -> dict[str, dict[str, object]]:
+    """What the traces say of each order."""
+    return {(record := json.loads(each.steps[0].next_observation))["order"]: record for each in TRACES}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_variation_keeps_the_request_and_takes_every_value_from_one_other_trace(seed: int) -> None:
+    parent = TRACES[seed]
+    varied = generator(TRACES)(parent.task, [], random.Random(seed))
+    assert varied is not None
+    asked, made = varied.metadata["observation"], references(varied)
+    order = str(made[0].arguments["order_id"])
+    record = orders()[order]
+    assert order in asked and order != calls(parent)[0].arguments["order_id"]
+    assert varied.instruction == f"{SYSTEM}\n\n{asked}" and asked not in {each.task.metadata["observation"] for each in TRACES}
+    assert [call.name for call in made] == [call.name for call in calls(parent)]
+    assert varied.metadata["customer"] == record["customer"], "the records of an order agree with each other"
+    if made[-1].name == "refund":
+        assert made[-1].arguments == {"order_id": order, "amount": record["amount"]} and record["status"] == "delivered"
+    if made[-1].name == "set_address":
+        assert str(made[-1].arguments["address"]) in asked and record["status"] == "shipped"
+
+
+def test_a_variation_says_where_it_comes_from_and_how_it_is_judged() -> None:
+    parent = trace(0, random.Random(0), kind="refund")
+    generate = generator([parent, *TRACES[1:]])
+    varied = generate(parent.task, [], random.Random(0))
+    assert varied is not None and varied.origin == "synthetic" and varied.parent_id == parent.task.id
+    assert varied.metadata["generated"]["generator"] == "templates" and varied.metadata["generated"]["seed"] == parent.task.id
+    assert f"the request of {parent.task.id} with the values of desk/" in varied.metadata["generated"]["why"]
+    amount = references(varied)[-1].arguments["amount"]
+    assert all(text in varied.metadata["rubric"] for text in varied.metadata["reference_calls"])
+    assert f'"{amount} are refunded."' in varied.metadata["rubric"]
+    again = generate(varied, [], random.Random(1))
+    assert again is not None and again.parent_id == varied.id and again.id != varied.id
+    assert generate(parent.task, [], random.Random(0)) == varied
+
+
+def test_the_seed_tasks_own_rubric_gets_the_new_values() -> None:
+    parent = trace(0, random.Random(0), kind="refund")
+    amount, order = calls(parent)[-1].arguments["amount"], "A-1000"
+    rubric = f"Exactly {amount} of {order} are refunded; A-10001 is another order."
+    parent = replace(parent, task=replace(parent.task, metadata={**parent.task.metadata, "rubric": rubric}))
+    varied = generator([parent, *TRACES[1:]])(parent.task, [], random.Random(0))
+    assert varied is not None
+    made = references(varied)[-1].arguments
+    assert (
+        varied.metadata["rubric"] == f"Exactly {made['amount']} of {made['order_id']} are refunded; A-10001 is another order."
+    )
+
+
+def test_a_condition_has_to_be_the_same() -> None:
+    """The only other orders are cancelled: what a refund of those does is not known."""
+    parent = trace(0, random.Random(0), kind="refund")
+    others = [
+        recorded(
+            f"w/{n}",
+            f"Where is order B-{n}?",
+            [("lookup_order", {"order_id": f"B-{n}"}, json.dumps({**ANSWER, "order": f"B-{n}", "status": "cancelled"}))],
+            "It is cancelled.",
+        )
+        for n in range(20)
+    ]
+    assert generator([parent, *others])(parent.task, [], random.Random(0)) is None
+
+
+ANSWER = {"order": "", "status": "delivered", "customer": "C-1", "amount": 50}
+
+
+def refund(order: str, amount: float, status: str = "delivered", tool: str = "refund") -> Trajectory:
+    answer = {**ANSWER, "order": order, "amount": amount, "status": status}
+    done = [("lookup_order", {"order_id": order}, json.dumps(answer)), (tool, {"order_id": order, "amount": amount}, "done")]
+    return recorded(f"r/{order}", f"Refund {order}, order {order} is broken.", done, "Done.")
+
+
+def look(order: str, amount: float) -> Trajectory:
+    answer = json.dumps({**ANSWER, "order": order, "amount": amount})
+    return recorded(f"l/{order}", f"Show {order}.", [("lookup_order", {"order_id": order}, answer)], "Here.")
+
+
+@pytest.mark.parametrize(("amount", "possible"), [(60, True), (99, True), (300, False), (5, False)])
+def test_an_amount_lies_between_those_of_the_successes_with_the_same_calls(amount: int, possible: bool) -> None:
+    small = [refund(f"A-{n}", 20 + n) for n in range(80)]
+    large = [refund(f"B-{n}", 500 + n, tool="escalate") for n in range(20)]
+    generate = generator([*small, *large, look("X-1", amount)])
+    made = [generate(small[0].task, [], random.Random(seed)) for seed in range(40)]
+    assert all(task is None or "B-" not in task.instruction for task in made)
+    assert any(task is not None and "X-1" in task.instruction for task in made) == possible
+
+
+def test_a_lookup_that_was_answered_in_two_ways_grounds_nothing() -> None:
+    parent, changed = refund("A-1", 20), [look("A-2", 30), look("A-2", 40)]
+    grounds = [refund("A-3", 50), *(refund(f"A-{n}", n) for n in range(10, 40))]
+    for others, found in [(changed[:1], True), (changed, False)]:
+        made = [generator([parent, *grounds, *others])(parent.task, [], random.Random(s)) for s in range(60)]
+        assert any(task is not None and "A-2," in task.instruction for task in made) == found
+
+
+def test_an_argument_that_nothing_explains_is_not_made_up() -> None:
+    """A write's token: from nowhere it cannot be carried over, from a lookup it can."""
+
+    def asked(n: int, **facts: str) -> list[Call]:
+        return [("lookup_order", {"order_id": f"A-{n}"}, json.dumps({**ANSWER, "order": f"A-{n}", **facts}))]
+
+    for told in (True, False):
+        facts = {n: {"token": f"t-{n}"} if told else {} for n in range(20)}
+        write = {n: ("refund", {"token": f"t-{n}"}, "done") for n in range(6)}
+        seeds = [recorded(f"s/{n}", f"Refund A-{n}.", [*asked(n, **facts[n]), write[n]], "Done.") for n in range(6)]
+        looked = [recorded(f"o/{n}", f"Show A-{n}.", asked(n, **facts[n]), "Here.") for n in range(6, 20)]
+        varied = generator([*seeds, *looked])(seeds[0].task, [], random.Random(0))
+        assert (varied is not None) == told
+        assert varied is None or references(varied)[1].arguments["token"] == f"t-{varied.metadata['observation'][9:-1]}"
+
+
+def test_a_success_that_looked_up_less_than_most_is_no_seed() -> None:
+    lucky = recorded(
+        "lucky", "Refund A-0, order A-0 is broken.", [("refund", {"order_id": "A-0", "amount": 30}, "done")], "Done."
+    )
+    careful = [refund(f"A-{n}", 20 + n) for n in range(1, 20)]
+    assert generator([lucky, *careful])(lucky.task, [], random.Random(0)) is None
+    assert generator([lucky, *careful])(careful[0].task, [], random.Random(0)) is None, "every other request is known"
+    assert generator([lucky, *careful, look("X-1", 30)])(careful[0].task, [], random.Random(0)) is not None
+
+
+def test_what_is_dear_to_one_tier_and_not_to_another() -> None:
+    """The tier comes with the first answer, the amount with the second: together they make the case."""
+
+    def paid(n: int, tier: str, amount: int, tool: str = "refund") -> Trajectory:
+        calls: list[Call] = [
+            ("customer", {"id": f"C-{n}"}, json.dumps({"tier": tier, "order": f"A-{n}"})),
+            ("lookup_order", {"order_id": f"A-{n}"}, json.dumps({"amount": amount, "order": f"A-{n}"})),
+        ]
+        if tool:
+            calls.append((tool, {"order_id": f"A-{n}"}, "done"))
+        return recorded(f"p/{n}", f"Refund C-{n}." if tool else f"Hello from C-{n}.", calls, "Done.")
+
+    known = [*(paid(n, "plain", n) for n in range(30)), *(paid(n, "gold", n) for n in range(30, 90))]
+    for tier, amount, possible in [("plain", 20, True), ("gold", 60, True), ("plain", 60, False), ("gold", 20, False)]:
+        new = [paid(n, tier, amount, tool="") for n in range(100, 140)]
+        assert (generator([*known, *new])(known[0].task, [], random.Random(0)) is not None) == possible
+
+
+def test_answers_in_plain_words_are_read_word_by_word() -> None:
+    def booked(n: int, status: str = "open") -> Trajectory:
+        answer = f"Room R-{n} is {status}, {40 + n} EUR."
+        done = [("room", {"id": f"R-{n}"}, answer), ("book", {"id": f"R-{n}", "price": 40 + n}, "ok")]
+        return recorded(f"b/{n}", f"Book R-{n} for me, room R-{n}.", done, f"R-{n} is booked.")
+
+    rooms = [booked(n) for n in range(30)]
+    closed = [recorded("c", "Is R-15x free?", [("room", {"id": "R-15x"}, "Room R-15x is closed, 55 EUR.")], "No.")]
+    generate = generator([*rooms, *closed])
+    assert all(generate(rooms[0].task, [], random.Random(seed)) is None for seed in range(20)), "known, or of another kind"
+    wanted = recorded("w", "Is R-15y free?", [("room", {"id": "R-15y"}, "Room R-15y is open, 55 EUR.")], "Yes.")
+    made = [generator([*rooms, wanted])(rooms[0].task, [], random.Random(seed)) for seed in range(20)]
+    task = next(each for each in made if each is not None)
+    assert task.metadata["observation"] == "Book R-15y for me, room R-15y."
+    assert references(task)[-1] == ("book", {"id": "R-15y", "price": 55})
+
+
+def test_no_seed_no_variation() -> None:
+    failed = [replace(each, success=False) for each in TRACES]
+    assert not generator(failed).can_vary and not generator([]).can_vary
+    assert generator(failed)(TRACES[0].task, [], random.Random(0)) is None
+    assert generator(TRACES).can_vary
+    held_out = replace(TRACES[0].task, split="test")
+    assert generator(TRACES)(held_out, [], random.Random(0)) is None
+    talk = [recorded(f"t/{n}", f"Hello {n}", [], "Hello.") for n in range(9)]
+    assert not generator(talk).can_vary, "an agent without tools"

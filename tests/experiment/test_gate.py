@@ -1,0 +1,202 @@
+"""The gate before training and the gap during it, on the traces of a small support desk."""
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, Step, StepResult, Task, Trajectory, World
+from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
+from dreamgym_lg.experience.edits import edited_successes
+from dreamgym_lg.experiment import gate
+from dreamgym_lg.experiment.evaluation import validate
+
+ANSWER = render_answer("It is refunded.")
+
+
+def task(number: int, split: Any = "train") -> Task:
+    request = f"Refund order A-{number}."
+    meta = {"observation": request, "tools": ["lookup", "refund"]}
+    return Task(id=f"{split}-{number}", instruction=request, environment="desk", metadata=meta, split=split)
+
+
+def trace(number: int, *, refunds: bool = True, index: int = 0) -> Trajectory:
+    order = {"order_id": f"A-{number}"}
+    calls = [(render_call("lookup", order), '{"status": "delivered"}')]
+    calls += [(render_call("refund", order), '{"done": true}')] if refunds else []
+    seen, steps = f"Refund order A-{number}.", []
+    for action, answer in [*calls, (ANSWER, "")]:
+        end = action == ANSWER
+        steps.append(
+            Step(observation=seen, action=action, next_observation=answer, terminated=end, reward=float(end and refunds))
+        )
+        seen = answer
+    return Trajectory(task=task(number), steps=steps, success=refunds, run="traces", rollout_index=index)
+
+
+class Desk(World):
+    name = "desk"
+    settings = Settings(real_budget=0, evaluate_every=1, iterations=4, evaluate_tasks=4)
+
+    def tasks(self, split: Any, *, limit: int | None = None, seed: int = 0) -> list[Task]:
+        return [task(number, split) for number in range(4)]
+
+    def create_environment(self) -> Environment:
+        return Refuses()
+
+    def writing_tools(self, replay_buffer: ReplayBuffer) -> Sequence[str]:
+        return ("refund",)
+
+    def edited_successes(self, recorded: Sequence[Trajectory], *, writes: Collection[str], seed: int) -> Sequence[Trajectory]:
+        return edited_successes(recorded, writes=writes, seed=seed)
+
+
+class Refuses(Environment):
+    """A real desk that pays nothing."""
+
+    def reset(self, task: Task) -> str:
+        return task.instruction
+
+    def step(self, action: str) -> StepResult:
+        return StepResult("", 0.0, True, False, {"success": False})
+
+
+def pays_all(messages: list[Any]) -> str:
+    return "valid, it completes the task\nreward 1, success\n(nothing)"
+
+
+def truthful(messages: list[Any], order: Callable[[list[Any]], str] = lambda m: m[0].text.split("A-")[1].split(".")[0]) -> str:
+    """Pays an answer after this task's own refund; every lookup finds the order delivered."""
+    said = "\n".join(message.text for message in messages)
+    action = messages[-1].text.rsplit("> ", 1)[1]
+    if '"answer"' not in action:
+        return 'valid, no progress yet\nreward 0, continues\n{"status": "delivered"}'
+    done = f"> {render_call('refund', {'order_id': f'A-{order(messages)}'})}" in said
+    end = "it completes the task\nreward 1, success" if done else "it fails the task\nreward 0, failure"
+    return f"valid, {end}\n(nothing)"
+
+
+Make = Callable[..., Experiment]
+
+
+@pytest.fixture
+def make(tmp_path: Path, scripted: Any) -> Make:
+    def make(reply: Any, traces: Sequence[Trajectory], *, said: list[str] | None = None, **settings: Any) -> Experiment:
+        buffer = ReplayBuffer(":memory:")
+        buffer.extend(traces)
+        say = said.append if said is not None else lambda line: None
+        chosen = replace(Desk.settings, **settings)
+        model = scripted(reply=reply)
+        return Experiment(Desk(), tmp_path / "run", chosen, replay_buffer=buffer, experience_model=model, say=say)
+
+    return make
+
+
+SUCCESSES = [trace(number) for number in range(12)]
+
+
+def test_a_dream_that_pays_everything_is_refused_with_the_figure_and_nothing_is_begun(make: Make) -> None:
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+
+    tokenizer = create_tokenizer(["Refund."], vocab_size=300)
+    policy = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1), tokenizer=tokenizer)
+    work = make(pays_all, SUCCESSES)
+    work.collect()
+    with pytest.raises(UntruthfulDream, match=r"must not be paid: 1\.00 \[.*max_false_success=0\.05.*max_false_success=None"):
+        work.train(policy)
+    assert not (work.out / "training.db").exists()
+
+
+def test_a_truthful_dream_passes_and_is_measured_once(make: Make) -> None:
+    said: list[str] = []
+    work = make(truthful, [*SUCCESSES, *(trace(number, refunds=False, index=1) for number in range(12))], said=said)
+    gate.check_truthful(work)
+    found = work.fidelity()
+    assert found.false_success and found.false_success.successes == 0 and found.false_success.episodes >= 24
+    assert found.false_failure and (found.false_failure.successes, found.false_failure.episodes) == (0, 12)
+    assert found.same_lookup and found.same_lookup.value == 1
+    assert {"recorded failures", "edited/left_out"} <= set(found.by_kind)
+    asked = len(work.experience().model.asked)  # type: ignore[union-attr]
+    gate.check_truthful(work)
+    assert work.fidelity() == found and len(work.experience().model.asked) == asked  # type: ignore[union-attr]
+    assert (
+        len(said) == 2
+        and f"pays 0 of {found.false_success.episodes}" in said[0]
+        and "of 12 real successes it misses 0" in said[0]
+    )
+    (stored,) = work.replay_buffer.metrics(work.run_name("fidelity"))
+    assert stored["false_success"] == 0 and json.loads(stored["judgement"])["version"] == found.version
+    work.replay_buffer.add(trace(99, refunds=False))  # more failures: another question
+    assert work.fidelity().false_success != found.false_success
+
+
+def test_few_episodes_refuse_nothing_and_say_the_figure(make: Make) -> None:
+    said: list[str] = []
+    work = make(pays_all, [trace(number, refunds=False) for number in range(gate.FEW_JUDGED - 1)], said=said)
+    gate.check_truthful(work)
+    assert "pays 19 of 19" in said[0] and "too few" in said[0]
+    work.replay_buffer.add(trace(50, refunds=False))
+    with pytest.raises(UntruthfulDream, match="pays 20 of 20"):
+        gate.check_truthful(work)
+
+
+def test_without_traces_it_is_said_that_nothing_is_known(make: Make) -> None:
+    said: list[str] = []
+    gate.check_truthful(make(pays_all, [], said=said))
+    assert "is unknown" in said[0] and "Import failed traces" in said[0]
+
+
+def test_no_limit_or_another_judge_measures_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate.check_truthful(make(pays_all, SUCCESSES, max_false_success=None))
+    work = make(pays_all, SUCCESSES)
+    monkeypatch.setattr(work.world, "judged_by_dream", False)
+    gate.check_truthful(work)
+    assert work.replay_buffer.metrics(work.run_name("fidelity")) == []
+
+
+def test_a_world_with_a_dream_of_its_own_has_no_experience_model_to_measure(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = make(pays_all, SUCCESSES)
+    monkeypatch.setattr(work.world, "create_dream", lambda experience: Refuses())
+    with pytest.raises(ConfigurationError, match=r"brings a dream of its own \(Refuses\)"):
+        work.fidelity()
+
+
+# --- the gap to reality while training ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget", "real"), [(0, [0, 0, 0]), (8, [2, 2, 2]), (None, [4, 4, 4]), (100, [4, 4, 4])])
+def test_the_budget_is_shared_by_the_planned_evaluations(
+    make: Make, scripted: Any, budget: int | None, real: list[int]
+) -> None:
+    work = make(pays_all, SUCCESSES, real_budget=budget)
+    work.collect()
+    policy = scripted(reply=lambda _: ANSWER)
+    figures = [validate(work, policy, work.experience(), iteration) for iteration in (1, 2, 3)]
+    assert [each.get("eval_real_episodes", 0) for each in figures] == real
+    assert validate(work, policy, work.experience(), 3) == figures[2], "a repeated evaluation spends nothing"
+
+
+def test_a_spent_budget_is_said_and_the_dream_goes_on_alone(make: Make, scripted: Any) -> None:
+    said: list[str] = []
+    work = make(pays_all, SUCCESSES, real_budget=8, said=said)
+    work.collect()
+    for iteration in range(1, 6):
+        figures = validate(work, scripted(reply=lambda _: ANSWER), work.experience(), iteration)
+    assert "eval_gap" not in figures and figures["eval_dream_successes"] == 4
+    assert "real_budget=8 is spent" in said[-1] and "real_budget=8 is spent" not in said[-2]
+
+
+def test_the_gap_is_that_of_the_tasks_played_in_both(make: Make, scripted: Any) -> None:
+    said: list[str] = []
+    work = make(pays_all, SUCCESSES, real_budget=8, said=said)
+    work.collect()
+    figures = validate(work, scripted(reply=lambda _: ANSWER), work.experience(), 1)
+    assert figures["eval_gap"] == 1 and figures["eval_gap_low"] < 1
+    assert "dream 4/4 (on the same tasks 2/2), real 0/2, gap +1.00" in said[0]

@@ -1,0 +1,266 @@
+"""The supervised stages for an own agent: training data as the dream asks it, tokens as rollouts record them."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+from langchain.agents import create_agent
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.tools import tool
+
+from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory
+from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment import supervised
+from dreamgym_lg.experiment.agent_world import AgentWorld
+from dreamgym_lg.experiment.evaluation import count_real_steps
+from dreamgym_lg.integrations.transformers.batch import Batch
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+from dreamgym_lg.rollout import rollout
+
+SETTINGS: dict[str, Any] = {
+    "experience_steps": 3,
+    "base_steps": 10,
+    "batch_size": 4,
+    "retrieved": 2,
+    "evaluate_tasks": 2,
+    "concurrency": 4,
+}
+
+
+class Bound(BaseChatModel):
+    """The graph's production model, which nobody asks."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "bound"
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self.bind(tools=tools, **kwargs)
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        raise AssertionError("nobody asks it")
+
+
+@tool
+def find(order: str) -> str:
+    """Look up an order."""
+    raise AssertionError("it is simulated")
+
+
+@tool
+def refund(order: str) -> str:
+    """Pay back an order."""
+    raise AssertionError("it is simulated")
+
+
+def step(observation: str, action: str, answer: str = "", **fields: Any) -> Step:
+    return Step(observation=observation, action=action, next_observation=answer, **fields)
+
+
+def trace(order: str, *, refunds: bool = True, refused: bool = False, split: Any = "train") -> Trajectory:
+    """A request for money back as `load_traces` reads it: with the names of the called tools alone, and any reward."""
+    asked = f"Refund order {order}."
+    task = Task(id=order, instruction=asked, environment="t", metadata={"observation": asked, "tools": ["find"]}, split=split)
+    calls = [("find", {"order": order}, f"{order} is delivered", True)]
+    calls += [("refund", {"oder": order}, "Error: order is missing", False)] if refused else []
+    calls += [("refund", {"order": order}, "ok", True)] if refunds else []
+    steps, seen = [], asked
+    for name, arguments, answer, valid in calls:
+        steps.append(step(seen, render_call(name, arguments), answer, valid=valid))
+        seen = answer
+    reward = 50.0 if refunds else 0.0
+    last = step(seen, render_answer(f"{order} is done."), reward=reward, terminated=True)
+    return Trajectory(task=task, steps=[*steps, last], success=refunds, run="traces")
+
+
+TRACES = [
+    *(trace(f"W-{n}") for n in range(8)),
+    *(trace(f"W-{n}", refunds=False) for n in range(10, 14)),
+    trace("W-20", refused=True),
+]
+VALIDATION = [trace(f"W-{n}", split="validation").task for n in range(30, 32)]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., DreamGym]:
+    def make(traces: Any = TRACES, out: str = "run", **options: Any) -> DreamGym:
+        buffer = ReplayBuffer(tmp_path / f"{out}.db")
+        buffer.extend(traces)
+        graph = create_agent(Bound(), [find, refund], system_prompt="You refund.")
+        tasks = [*buffer.tasks(split="train"), *VALIDATION]
+        settings = replace(AgentWorld.settings, **SETTINGS)
+        given = {"experience_model": None, "tasks": tasks, "out": tmp_path / out, "settings": settings, **options}
+        return DreamGym(graph, replay_buffer=buffer, writes=["refund"], **given)
+
+    return make
+
+
+def tiny() -> LocalChatModel:
+    texts = [json.dumps(step.action) for each in TRACES for step in each.steps]
+    tokenizer = create_tokenizer([*texts, "valid, it reads, order from the task\nreward 0, continues\n"], vocab_size=400)
+    model = create_model(tokenizer, hidden_size=32, layers=1, max_tokens=8192)
+    return LocalChatModel(model=model, tokenizer=tokenizer, name_or_path="tiny", max_new_tokens=60)
+
+
+def test_training_asks_word_for_word_what_the_dream_asks(make: Callable[..., DreamGym], scripted: Any) -> None:
+    """The recorded actions, played in the dream of a model that answers as recorded, give the prompts of the training data."""
+    gym = make(checks=())
+    for recorded in (TRACES[0], TRACES[-1]):
+        (shown,) = gym.world.as_dreamed([recorded])
+        assert [tool["function"]["name"] for tool in shown.task.metadata["tools"]] == ["find", "refund"], "not only the called"
+        assert shown.steps[-1].reward == 1.0 and all(each.valid for each in shown.steps), "the graph itself refuses the other"
+        (conversation,) = supervised._conversations(gym, [shown])
+        replies = iter([message["content"] for message in conversation if message["role"] == "assistant"])
+        model = scripted(reply=lambda _, replies=replies: next(replies))
+        experience = gym.experience("")
+        experience.model = model
+        played = dreamed(gym, experience, Says(actions=[each.action for each in recorded.steps]), recorded.task)
+        assert played.error is None and played.success
+        roles = {"system": "system", "human": "user", "ai": "assistant"}
+        asked = [{"role": roles[message.type], "content": message.text} for message in model.asked[-1]]
+        assert asked == conversation[:-1]
+
+
+def dreamed(gym: DreamGym, experience: ExperienceModel, policy: BaseChatModel, task: Task) -> Trajectory:
+    agent = gym.world.agent(policy, real=False)
+    (played,) = asyncio.run(rollout(agent, [task], lambda: gym.world.create_dream(experience), source="synthetic"))
+    return played
+
+
+class Says(BaseChatModel):
+    """Says these actions, one a reply."""
+
+    actions: list[str]
+    cache: bool = False
+
+    @property
+    def _llm_type(self) -> str:
+        return "says"
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        action = json.loads(self.actions.pop(0))
+        calls = (
+            [{"name": action["name"], "args": action["arguments"], "id": str(len(self.actions))}] if "name" in action else []
+        )
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(action.get("answer", ""), tool_calls=calls))])
+
+
+def test_a_base_policy_learns_the_tokens_that_its_rollouts_record(
+    make: Callable[..., DreamGym], scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gym, policy, recorded = make(), tiny(), TRACES[0]
+    (row,) = gym.world.policy_rows([recorded], policy.tokenizer, max_new_tokens=60)
+    learned = [id for id in row["labels"] if id != -100]
+    script, draw = list(learned), Batch._draw
+
+    def steered(self: Any, logprobs: Any) -> Any:
+        tokens = draw(self, logprobs)
+        tokens[0] = script.pop(0)
+        return tokens
+
+    monkeypatch.setattr(Batch, "_draw", steered)
+    (shown,) = gym.world.as_dreamed([recorded])
+    (conversation,) = supervised._conversations(gym, [shown])
+    replies = iter([message["content"] for message in conversation if message["role"] == "assistant"])
+    experience = gym.experience("")
+    experience.model = scripted(reply=lambda _: next(replies))
+    played = dreamed(gym, experience, policy, recorded.task)
+    (segment,) = played.segments
+    assert played.error is None and [each.action for each in played.steps] == [each.action for each in recorded.steps]
+    assert list(segment.token_ids) == row["input_ids"]
+    assert [id if sampled else -100 for id, sampled in zip(segment.token_ids, segment.sampled, strict=True)] == row["labels"]
+
+
+def test_what_does_not_replay_is_left_out_and_said(make: Callable[..., DreamGym], caplog: Any) -> None:
+    gym, policy = make(), tiny()
+    strange = trace("W-9")
+    strange = Trajectory(task=strange.task, steps=[*strange.steps[:-1], strange.steps[-1], strange.steps[-1]], success=True)
+    rows = gym.world.policy_rows([TRACES[0], strange], policy.tokenizer, max_new_tokens=60)
+    assert (
+        len(rows) == 1 and "1 of 2 recorded successes do not replay" in caplog.text and "ends after 3 of the 4" in caplog.text
+    )
+    with pytest.raises(ConfigurationError, match="1 of 1 recorded successes do not replay"):
+        gym.world.policy_rows([strange], policy.tokenizer, max_new_tokens=60)
+    with pytest.raises(ConfigurationError, match="raise policy_tokens"):
+        gym.world.policy_rows([TRACES[0]], policy.tokenizer, max_new_tokens=3)
+
+
+def test_the_judge_sees_successes_and_failures_alike_and_edits_are_no_real_data(make: Callable[..., DreamGym]) -> None:
+    gym, said = make(say=lambda line: said.append(line)), list[str]()
+    gym.train_experience(tiny())
+    shown = gym.world.as_dreamed(gym.experience_data()[0])
+    edited = supervised._edited(gym, shown, None)
+    assert edited and all(each.run.startswith("edited/") and not each.success for each in edited)
+    rows = supervised._judging_rows(gym, gym.models / "scratch", shown, edited)
+    tokenizer = tiny().tokenizer
+    verdicts = [tokenizer.decode([id for id in row["labels"] if id != -100]) for row in rows]
+    assert sum("reward 1, success" in each for each in verdicts) * 2 == len(verdicts)
+    assert sum(each.count("valid, ") == 1 for each in verdicts) >= len(edited), "of an edited one only the verdict is learned"
+    recorded = sum(len(each.steps) for each in TRACES)
+    assert gym.replay_buffer.count("steps") == recorded == count_real_steps(gym)["offline"]
+    assert (gym.models / "experience-0").exists() and "12 recorded episodes are few" in said[0]
+
+
+def test_stages_go_on_and_hold_their_model(make: Callable[..., DreamGym], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException): ...
+
+    def kill(label: str, done: int, total: int) -> None:
+        if done == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        make(progress=kill).train_experience(tiny())
+    gym = make()
+    assert not (gym.models / "experience-0").exists()
+    gym.train_experience(tiny())
+    version = (gym.models / "experience-0" / "version").read_text()
+    make().train_experience()
+    assert (gym.models / "experience-0" / "version").read_text() == version, "what is done is not done again"
+    with pytest.raises(ConfigurationError, match="made of the model 'tiny', and 'other' is given: take another folder"):
+        make().train_experience("other")
+
+    losses = dict[str, list[float]]()
+    gym = make(progress=lambda label, done, total: losses.setdefault(label.partition(" (")[0], []).append(float(label[-5:-1])))
+    monkeypatch.setattr(supervised, "_earns_something", lambda *_: False)
+    gym.train_base(tiny())
+    assert losses["base policy"][-1] < losses["base policy"][0] - 0.2
+    assert gym.base_policy().model is not None
+
+
+def test_what_is_missing_is_said(make: Callable[..., DreamGym], scripted: Any) -> None:
+    failed = [trace(f"W-{n}", refunds=False) for n in range(3)]
+    with pytest.raises(ConfigurationError, match="none of the 3 recorded episodes that end in an answer is a success"):
+        make(failed, "failed").train_experience(tiny())
+    with pytest.raises(ConfigurationError, match="no offline trajectory of 3 is a success"):
+        make(failed, "failed").train_base(tiny())
+    hosted = make(out="hosted", experience_model=scripted(reply=str))
+    with pytest.raises(ConfigurationError, match="leave out one of the two"):
+        hosted.train_experience(tiny())
+    hosted.train_experience()
+    assert not hosted.models.exists()
+
+
+def test_an_annotator_writes_the_reasoning_of_traces_and_edits(make: Callable[..., DreamGym], scripted: Any) -> None:
+    def write(messages: list[BaseMessage]) -> str:
+        steps = json.loads(messages[-1].text)["steps"]
+        plans = [{"step": each["step"], "transition_plan": f"because {each['step']}"} for each in steps]
+        return json.dumps({"overall_plan": "a", "success_mode": "b", "failure_mode": "c", "transition_plans": plans})
+
+    gym, annotator = make(), scripted(reply=write)
+    gym.train_experience(tiny(), annotator=annotator)
+    stored = list(gym.replay_buffer.trajectories())
+    assert all(each.reasoning.startswith("because") for trajectory in stored for each in trajectory.steps)
+    with ReplayBuffer(gym.out / "edited.db") as edited:
+        found = list(edited.trajectories())
+    assert found and all(each.reasoning.startswith("because") for trajectory in found for each in trajectory.steps)
+    assert len(annotator.asked) == len(stored) + len(found)

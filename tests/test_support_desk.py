@@ -1,0 +1,131 @@
+"""cookbook/support_desk: its tickets, their check, its old policy, and the server that answers as its tools do."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dreamgym_lg.experiment.evaluation import validate
+
+pytest.importorskip("langchain", reason="needs langchain")
+
+FOLDER = Path(__file__).parent.parent / "cookbook" / "support_desk"
+TRAIN, VALIDATION, TEST = 96, 12, 24
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The walk-through's modules, a small shop with its traces, and the gym on it."""
+    out = tmp_path_factory.mktemp("desk")
+    sys.path.insert(0, str(FOLDER))
+    try:
+        import glue
+        import old_policy
+        import tickets
+        from truthful_server import TruthfulServer
+    finally:
+        sys.path.remove(str(FOLDER))
+    tasks = tickets.create_shop(out / "shop.db", seed=1, train=TRAIN, validation=VALIDATION, test=TEST)
+    shop = tickets.Shop(out / "shop.db")
+    old_policy.write_traces(out / "traces.jsonl", shop, tasks[:TRAIN], seed=1)
+    gym = glue.create_gym(shop, tasks[TRAIN:], out, create_environment=partial(TruthfulServer, shop), settings=glue.SETTINGS)
+    return SimpleNamespace(out=out, tasks=tasks, shop=shop, gym=gym, old_policy=old_policy, tickets=tickets)
+
+
+def test_splits_share_no_id_no_name_and_no_wording(desk: Any) -> None:
+    import re
+
+    def seen(split: str) -> tuple[set[str], set[str]]:
+        texts = [task.instruction for task in desk.tasks if task.split == split]
+        ids = {found for text in texts for found in re.findall(r"[KC]\d{4}", text)}
+        city = "|".join(desk.tickets.CITIES.split())
+        names = {name for first_or_last in desk.tickets.NAMES[split] for name in first_or_last.split()}
+        return ids | names, {re.sub(rf"[KC]\d{{4}}|\b({city}|{'|'.join(names)})\b", "*", text) for text in texts}
+
+    assert Counter(task.split for task in desk.tasks) == {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+    for one, other in (("train", "test"), ("train", "validation"), ("validation", "test")):
+        for mine, others in zip(seen(one), seen(other), strict=True):
+            assert mine and others and not mine & others
+
+
+def test_traces_are_read_whole_and_succeed_and_fail_in_every_kind(desk: Any) -> None:
+    rows = [json.loads(line) for line in (desk.out / "traces.jsonl").read_text().splitlines()]
+    assert len(rows) == TRAIN and all(len(row["tools"]) == 6 for row in rows)
+    outcomes = Counter((row["metadata"]["kind"], row["success"]) for row in rows)
+    assert set(outcomes) == {(kind, success) for kind in desk.tickets.KINDS for success in (True, False)}
+    buffer = desk.gym.replay_buffer
+    assert buffer.count("trajectories", source="offline") == TRAIN
+    recorded = {task.instruction: task.metadata for task in buffer.tasks(split="train")}
+    assert {recorded[task.instruction]["rubric"] == task.metadata["rubric"] for task in desk.tasks[:TRAIN]} == {True}
+
+
+@pytest.mark.parametrize("habit", ["good", "wrong_tool", "wrong_argument", "no_lookup", "answers_at_once", "escalates_at_once"])
+def test_the_truthful_server_answers_and_judges_as_the_real_database(desk: Any, habit: str) -> None:
+    policy = desk.old_policy.OldPolicy(habit=habit)
+    (real, played), (dreamed, simulated) = (desk.gym.evaluate(policy, real=real) for real in (True, False))
+    assert real == dreamed and len(played) == TEST
+    for one, other in zip(played, simulated, strict=True):
+        assert [step.action for step in one.steps] == [step.action for step in other.steps]
+        assert [step.next_observation for step in one.steps] == [step.next_observation for step in other.steps]
+        assert one.success == other.success
+    if habit == "good":
+        assert real.successes == TEST
+        assert {len(episode.steps) for episode in played} <= {3, 4, 5, 6}  # two to five calls, and the answer
+    else:
+        assert real.successes < TEST / 2
+
+
+def test_a_truthful_server_needs_no_experience_model_to_be_validated_against(desk: Any) -> None:
+    policy = desk.old_policy.OldPolicy(habit="wrong_argument")
+    figures = validate(desk.gym, policy, desk.gym.experience(), 0)
+    assert 0 < figures["eval_real_successes"] == figures["eval_dream_successes"] < VALIDATION == figures["eval_real_episodes"]
+
+
+def test_what_nobody_asked_for_is_no_success(desk: Any) -> None:
+    agent = sys.modules["agent"]
+    task = next(task for task in desk.tasks if task.metadata["kind"] == "where")
+    with desk.shop.fresh():
+        order = agent.get_order(task.metadata["named"][0])
+        city = agent.get_customer(order["customer"])["city"]
+        said = f"It is {order['status']}, for {city}."
+        assert desk.shop.solved(task, said)
+        assert not desk.shop.solved(task, f"It is {order['status']}.")
+        assert not desk.shop.solved(task, f"{said} Or open, shipped, delivered.")
+        agent.escalate(task.metadata["named"][0], "late")
+        assert not desk.shop.solved(task, said)
+    with desk.shop.fresh():
+        assert desk.shop.solved(task, said), "an episode's copy is its own"
+
+
+def test_glue_has_fewer_than_forty_lines() -> None:
+    source = (FOLDER / "glue.py").read_text()
+    texts = (
+        each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
+    )
+    told = {number for text in texts for number in range(text.lineno, (text.end_lineno or 0) + 1)}
+    code = [line for number, line in enumerate(source.splitlines(), 1) if line.strip() and number not in told]
+    assert 20 < len(code) < 40, len(code)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["--truthful", "--dreamed"])
+def test_the_whole_story_runs(server: str, tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason="needs trl")
+    pytest.importorskip("dreamgym_lg.integrations.transformers.small_base", reason="needs the small base")
+    command = [sys.executable, FOLDER / "run.py", server, "--quick", "--traces", "60", "--out", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    successes = json.loads((tmp_path / "result.json").read_text())["successes"]
+    assert successes["old policy, its own tickets, real"]["all"][1] == 60
+    rows = [f"{policy}, {mode}" for policy in ("base", "supervised", "trained") for mode in ("greedy", "sampled")]
+    for row in rows:
+        real, dream = successes[f"{row}, real"], successes[f"{row}, dream"]
+        assert real["all"][1] == dream["all"][1] == 12 and real["last"][1] == 2
+        assert server == "--dreamed" or row.endswith("sampled") or real == dream, "a truthful server says what is true"
