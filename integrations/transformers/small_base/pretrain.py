@@ -193,10 +193,10 @@ def _continue_matches(model: Qwen2ForCausalLM, compared: torch.Tensor, match: fl
 
 
 def row(tokenizer: PreTrainedTokenizerFast, seed: int | str) -> Row:
-    """One pretraining text: a conversation, of which the replies are learned, or (one in twenty) a string of random tokens
+    """One pretraining text: a conversation, of which the replies are learned, or (one in six) a string of random tokens
     of which spans are said again, so that every token of the vocabulary is copied, among many and among few."""
     rng = Random(f"row/{seed}")
-    if rng.random() < 1 / 20:
+    if rng.random() < 1 / 6:
         return random_spans(rng, len(tokenizer))
     made = conversation(seed)
     encoded = tokenizer.apply_chat_template(
