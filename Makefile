@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ALFWORLD := $(VENV)/.alfworld
 LAYOUT := build/layout/dreamgym_lg
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --benchmark-disable
+PYTEST := $(BIN)/python -m pytest -n 2 --benchmark-disable
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast lint bench clean

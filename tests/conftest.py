@@ -24,8 +24,19 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
 
-SHARED = ("prepared_run", "served", "beside", "dist", "played", "worlds", "environment")
-"""Fixtures that take seconds: under pytest-xdist all tests of one of them run in the same worker."""
+SHARED = {
+    "tests/cli/test_app.py": "run",
+    "tests/cli/test_play.py": "run",
+    "tests/experiment/test_demo.py": "run",
+    "tests/fidelity/test_report.py": "run",
+    "tests/test_readme.py": "run",
+    "tests/hosted/test_transformers_serve.py": "server",
+    "tests/integrations/transformers/test_process.py": "process",
+    "tests/test_packaging.py": "wheel",
+}
+"""Files whose tests share a fixture that takes seconds: under pytest-xdist those of one group run in the same worker."""
+_FOLDERS = ("tests/integrations/alfworld", "tests/integrations/textworld_express")
+"""The same for all files of a folder."""
 
 gc.disable()  # until everything is imported and collected: it finds nothing, and walks through all again and again
 
@@ -35,9 +46,21 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Under pytest-xdist the long tests come first, so that the workers end together."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-        for item in items:
-            if shared := next((name for name in SHARED if name in item.fixturenames), None):
-                item.add_marker(pytest.mark.xdist_group(shared))
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        """One worker for each group of `SHARED`; every other test is on its own."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            folder = next((each for each in _FOLDERS if file.startswith(each)), nodeid)
+            return SHARED.get(file, folder)
+
+    return Groups(config, log)
 
 
 def pytest_collection_finish() -> None:
