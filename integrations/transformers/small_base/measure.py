@@ -8,6 +8,7 @@ import argparse
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -28,6 +29,10 @@ RHYMES = _RHYMES.split()
 def unseen_word(rng: Random) -> str:
     """A word of one to three syllables that pretraining's invented words do not have: `quoast`, `strielday`."""
     return "".join(rng.choice(ONSETS) + rng.choice(RHYMES) for _ in range(rng.choice([1, 2, 2, 3])))
+
+
+def _two_words(rng: Random) -> str:
+    return f"{unseen_word(rng)} {unseen_word(rng)}"
 
 
 class Probe(NamedTuple):
@@ -83,12 +88,12 @@ def probes(kind: str, length: int, count: int) -> list[Probe]:
     for i in range(count):
         rng = Random(f"{kind}/{length}/{i}")
         names = Names(rng, [unseen_word(rng) for _ in range(200)])
-        draw = {
-            "word": lambda rng=rng: unseen_word(rng),
-            "words": lambda rng=rng: f"{unseen_word(rng)} {unseen_word(rng)}",
+        draw: dict[str, Callable[[], str]] = {
+            "word": partial(unseen_word, rng),
+            "words": partial(_two_words, rng),
             "id": names.id,
-        }[named]
-        found.append(ask(rng, names.several(length, draw)))
+        }
+        found.append(ask(rng, names.several(length, draw[named])))
     return found
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 
 from dreamgym_lg.integrations.transformers.small_base.skills import ACTS, VERBS, conversation, known_words
 from dreamgym_lg.integrations.transformers.tiny_models import CHAT_TEMPLATE, END, PAD, ROLES
@@ -135,7 +136,7 @@ def _orthogonal(rows: int, columns: int) -> torch.Tensor:
     return found if rows >= columns else found.T
 
 
-def _attend_back(attention: torch.nn.Module, compared: torch.Tensor, sharpness: float = 8.0) -> None:
+def _attend_back(attention: Qwen2Attention, compared: torch.Tensor, sharpness: float = 8.0) -> None:
     """Let head n attend n + 1 tokens back, by Qwen2's biases alone, and write what stands there to its own dimensions.
 
     Args:
