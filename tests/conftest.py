@@ -8,6 +8,7 @@ os.environ.update(
     OMP_WAIT_POLICY="PASSIVE",  # idle torch threads sleep: two cores are shared with the test itself
 )
 os.environ.update({"OMP_NUM_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {})  # a worker has one core
+os.environ.pop("COLUMNS", None)  # pytest-xdist gives its workers one, which rich would keep from its import on
 
 import asyncio
 import gc
