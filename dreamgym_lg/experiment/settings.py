@@ -91,7 +91,7 @@ def quick(settings: Settings) -> Settings:
         tasks=min(settings.tasks or 400, 400),
         episodes={kind: n // 8 for kind, n in settings.episodes.items()},
         batch_size=8,
-        experience_steps=min(settings.experience_steps, 100),
+        experience_steps=min(settings.experience_steps, 60),
         base_steps=20,
         supervised_steps=20,
         iterations=3,
