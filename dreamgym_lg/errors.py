@@ -2,7 +2,8 @@
 
 DreamGymError
 ├── ConfigurationError      an argument, an option or an unknown name: nothing was started
-│   └── UntruthfulDream     a dream pays too much of what it must not: no policy is trained there
+│   ├── UntruthfulDream     a dream pays too much of what it must not: no policy is trained there
+│   └── ContextExceeded     a conversation does not fit into a local model's context
 ├── MissingDependency       something to install first: an extra, a Java runtime
 ├── ContractBroken          an environment breaks a rule of the contract that `check_environment` checks
 ├── EnvironmentFailed       a real environment broke: recorded as the rollout's cause
@@ -40,6 +41,10 @@ class ConfigurationError(DreamGymError, ValueError):
 
 class UntruthfulDream(ConfigurationError):
     """A dream pays more of the episodes that must not be paid than `Settings.max_false_success` allows."""
+
+
+class ContextExceeded(ConfigurationError):
+    """A conversation and the longest reply to it are more tokens than a local model takes."""
 
 
 class MissingDependency(DreamGymError, ImportError):

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from hashlib import sha256
 from typing import TypeVar
@@ -11,7 +12,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.actions import is_answer
-from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
 from dreamgym_lg.experience.hidden_facts import HiddenFacts, world_seed
 from dreamgym_lg.experience.hosted import Chat, Hosted, hosted_for, name_of
 from dreamgym_lg.experience.predictions import Exchange, believed, check_structure
@@ -198,14 +199,16 @@ class ExperienceModel:
         return facts
 
     def predict(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step] = ()) -> Prediction:
-        """Answer one action. Raises `PredictionFailed` after `retries` unreadable answers; what `Hosted.ask` raises."""
+        """Answer one action. Raises `PredictionFailed` after `retries` unreadable answers, and once an episode has outgrown a
+        local model's context; what `Hosted.ask` raises.
+        """
         messages = self.messages(task, history, action, found)
         key = self._key(messages)
         if (known := self._known(key)) is not None:
             return known
         score = _score(history)
         for attempt in range(self.retries + 1):
-            with unrecorded():
+            with unrecorded(), _outgrown(messages):
                 answer = self.hosted.ask(self._asked, messages) if self.hosted else self._asked.invoke(messages)
             if (prediction := self._read(answer, messages, attempt, action, found, score)) is not None:
                 return self._remember(key, prediction)
@@ -226,7 +229,7 @@ class ExperienceModel:
         self, key: str, messages: list[BaseMessage], action: str, found: Sequence[Step], score: float
     ) -> Prediction:
         for attempt in range(self.retries + 1):
-            with unrecorded():
+            with unrecorded(), _outgrown(messages):
                 if self.hosted:
                     answer = await self.hosted.aask(self._asked, messages)
                 else:
@@ -278,6 +281,18 @@ class ExperienceModel:
         if self.hosted:
             self.hosted.remember(key, json.dumps(prediction._asdict()))
         return prediction
+
+
+@contextmanager
+def _outgrown(messages: Sequence[BaseMessage]) -> Iterator[None]:
+    """An episode that outgrows the model's context ends in `PredictionFailed`, as an outcome of the dream: played again it
+    would do so again. A first question that does not fit is the settings' fault, and stays a `ContextExceeded`."""
+    try:
+        yield
+    except ContextExceeded as error:
+        if not any(isinstance(message, AIMessage) for message in messages):
+            raise
+        raise PredictionFailed(f"the dreamed episode has outgrown the experience model: {error}") from error
 
 
 def _create_format(

@@ -17,7 +17,7 @@ from random import Random
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, ContextExceeded
 from dreamgym_lg.integrations.transformers.batch import Batch, Decoder, Row
 from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
@@ -104,7 +104,7 @@ class LocalEngine:
         new = tokenizer(text[len(prefix.text) if prefix else 0 :], add_special_tokens=False)["input_ids"]
         ids = [*(prefix.ids if prefix else ()), *new]
         if len(ids) + request.max_new_tokens > max_tokens:
-            raise ConfigurationError(
+            raise ContextExceeded(
                 f"the conversation has {len(ids)} tokens and may grow by {request.max_new_tokens}; the model takes "
                 f"{max_tokens}: shorten the episode, the observations or max_new_tokens"
             )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
-from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange, load_prompt
@@ -99,6 +99,19 @@ async def test_everyone_who_waits_learns_of_a_failure(scripted: Any) -> None:
     experience = ExperienceModel(model, retries=0)
     given = await asyncio.gather(*(experience.apredict(TASK, [], "x") for _ in range(3)), return_exceptions=True)
     assert [type(each) for each in given] == [PredictionFailed] * 3 and len(model.asked) == 1
+
+
+@pytest.mark.parametrize("way", ["predict", "apredict"])
+def test_an_episode_that_outgrows_the_model_is_an_outcome_unlike_a_first_question(scripted: Any, way: str) -> None:
+    def too_long(_: Any) -> str:
+        raise ContextExceeded("the model takes 2048")
+
+    ask = asking(scripted(reply=too_long), way)
+    with pytest.raises(ContextExceeded):
+        ask(TASK, [], "open door")
+    before = Exchange("look", Prediction("valid", "A door.", 0.0, False, False, True), ())
+    with pytest.raises(PredictionFailed, match="outgrown the experience model: the model takes 2048"):
+        ask(TASK, [before], "open door")
 
 
 def test_replaying_the_same_actions_gives_the_same_world_though_the_model_would_change_its_mind(scripted: Any) -> None:

@@ -16,7 +16,7 @@ import torch
 from langchain_core.messages import BaseMessage, HumanMessage
 from transformers import PreTrainedTokenizerFast
 
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ContextExceeded
 from dreamgym_lg.integrations.transformers import engine as transformers_engine
 from dreamgym_lg.integrations.transformers import prefix_cache as transformers_cache
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -88,7 +88,7 @@ async def test_a_conversation_too_long_fails_alone(policy: LocalChatModel, openi
     *answers, error = await asyncio.gather(
         *(policy.ainvoke(opening(i), seed=i) for i in range(4)), policy.ainvoke(long), return_exceptions=True
     )
-    assert isinstance(error, ConfigurationError)
+    assert isinstance(error, ContextExceeded)
     assert "may grow by 12; the model takes 512" in str(error)
     for i, answer in enumerate(answers):
         assert answer.text == (await policy.ainvoke(opening(i), seed=i)).text
