@@ -18,7 +18,8 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
-from dreamgym_lg.integrations.transformers.small_base.skills import ORDINALS, Names
+from dreamgym_lg.integrations.transformers.small_base.names import Names
+from dreamgym_lg.integrations.transformers.small_base.skills import ORDINALS
 
 LENGTHS = (2, 5, 10, 20)
 ONSETS = ["br", "cl", "dr", "fl", "gr", "pl", "qu", "sh", "sk", "st", "str", "th", "tr", "ch", "sp", "x", "y", "wh"]

@@ -19,7 +19,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 
-from dreamgym_lg.integrations.transformers.small_base.skills import ACTS, VERBS, conversation, known_words
+from dreamgym_lg.integrations.transformers.small_base.names import known_words
+from dreamgym_lg.integrations.transformers.small_base.skills import VERBS, conversation
+from dreamgym_lg.integrations.transformers.small_base.tool_skills import ACTS
 from dreamgym_lg.integrations.transformers.tiny_models import CHAT_TEMPLATE, END, PAD, ROLES
 
 COMMON = 3500
@@ -35,8 +37,10 @@ TOKENS = HIDDEN // 2
 
 MATCHED = ((1.0,), (1.0,), (1.0, 0.7), (1.0, 0.7))
 """How much each of the last tokens counts when a head of the second layer looks for where they stood before."""
-POOL = 24
+POOL = 48
 """So many texts wait to be packed where they fit."""
+LENGTHS, LONGEST = (256, 768, 1024), 768
+"""Tokens of a packed row, and of a text at most: attention over short rows costs half as much."""
 MARKS = ["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 SPACED = (
     "a an the and or of in on to is are was be it its you your my I we as at by for from with that this not no then there "
@@ -234,7 +238,7 @@ def batches(
             while at < length:
                 while len(waiting) < POOL:
                     made, number = row(tokenizer, f"{seed}/{number}"), number + 1
-                    waiting += [made] if len(made.ids) <= min(lengths) else []
+                    waiting += [made] if len(made.ids) <= LONGEST else []
                 fitting = [each for each in waiting if len(each.ids) <= length - at]
                 if not fitting:
                     break
@@ -247,7 +251,7 @@ def batches(
 
 
 def pretrain(
-    out: Path, *, steps: int, seed: int = 0, learning_rate: float = 1.2e-3, tokens: int = 2048, start: Path | None = None
+    out: Path, *, steps: int, seed: int = 0, learning_rate: float = 1.2e-3, tokens: int = 2304, start: Path | None = None
 ) -> None:
     """Write tokenizer and weights (bfloat16) to `out`; every 100 steps, so that a run can be stopped.
 
@@ -261,9 +265,9 @@ def pretrain(
     else:
         model = Qwen2ForCausalLM.from_pretrained(start, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    begun, recent, data = time.monotonic(), [], batches(tokenizer, tokens=tokens, lengths=(512, 512, 1024), seed=seed)
+    begun, recent, data = time.monotonic(), [], batches(tokenizer, tokens=tokens, lengths=LENGTHS, seed=seed)
     for step in range(1, steps + 1):
-        rate = learning_rate * min(1.0, step / 50) * (0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2)
+        rate = learning_rate * min(step / 50, 1.0, 0.02 + 4 * (1 - step / steps))  # constant, down in the last quarter
         for group in optimizer.param_groups:
             group["lr"] = rate
         recent.append(_update(model, optimizer, *next(data)))
@@ -292,7 +296,7 @@ def _update(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, ids: torc
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--steps", type=int, default=1600, help="optimiser steps, of 2,048 tokens")
+    parser.add_argument("--steps", type=int, default=1600, help="optimiser steps, of 2,304 tokens")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=1.2e-3)
     parser.add_argument("--start", type=Path, help="go on from this folder")

@@ -6,90 +6,15 @@ learned is to copy, look up, count, follow changes, call a tool by its schema, a
 
 import json
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
-VOWELS, CONSONANTS = "aeiou", "bcdfghjklmnprstvwz"
+from dreamgym_lg.integrations.transformers.small_base.names import Conversation, Names
+from dreamgym_lg.integrations.transformers.small_base.tool_skills import call_tools, follow_calls
+
 ORDINALS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
 _VERBS = "take get pick push pull find choose select use carry lift touch press grab want"
 VERBS = _VERBS.split()
-
-
-class Conversation(NamedTuple):
-    """Messages with `role` and `content`, the assistant's with `tool_calls`, and the tools that were offered."""
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-
-
-@lru_cache(1)
-def known_words() -> list[str]:
-    """English words, none of them part of a name of TextWorld-Express or ALFWorld."""
-    return Path(__file__).with_name("words.txt").read_text().split()
-
-
-# --- Names ----------------------------------------------------------------------------------------------------------
-
-
-class Names:
-    """Draws the names of one conversation, often from few syllables: names of like pieces are what copying mistakes.
-
-    Args:
-        rng: The conversation's own.
-        words: The words to draw from; None for `known_words()`.
-    """
-
-    def __init__(self, rng: Random, words: list[str] | None = None) -> None:
-        self.rng, self.words = rng, words or known_words()
-        few = rng.random() < 0.35
-        self.syllables = [self._syllable() for _ in range(rng.randint(4, 9))] if few else []
-        self.known_share = rng.choice([0.0, 0.3, 0.6, 0.9])
-        self.pair_share = rng.choice([0.0, 0.2, 0.5, 0.9])
-
-    def word(self) -> str:
-        if self.rng.random() < self.known_share:
-            return self.rng.choice(self.words)
-        pieces = [
-            self.rng.choice(self.syllables) if self.syllables else self._syllable() for _ in range(self.rng.randint(2, 3))
-        ]
-        return "".join(pieces)
-
-    def name(self) -> str:
-        """One word, or two."""
-        return f"{self.word()} {self.word()}" if self.rng.random() < self.pair_share else self.word()
-
-    def id(self) -> str:
-        """Letters and digits, like `W-20418`, `ord_7f3a`, `#5512`, `48-kz-901`."""
-        rng = self.rng
-        head = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(1, 3)))
-        head = rng.choice([head, head.upper(), head.upper(), self.rng.choice(self.words)])
-        digits = "".join(rng.choice("0123456789") for _ in range(rng.randint(3, 7)))
-        mixed = "".join(rng.choice("0123456789abcdef") for _ in range(rng.randint(4, 7)))
-        shapes = [
-            f"{head}-{digits}",
-            f"{head}_{mixed}",
-            f"{head}{digits}",
-            digits,
-            f"#{digits}",
-            f"{head}-{digits[:2]}-{mixed}",
-            mixed,
-        ]
-        return rng.choice(shapes)
-
-    def several(self, count: int, draw: Callable[[], str] | None = None) -> list[str]:
-        """So many different ones, none contained in another."""
-        found: list[str] = []
-        for _ in range(50 * count):
-            new = (draw or self.name)()
-            if len(found) < count and not any(new in old or old in new for old in found):
-                found.append(new)
-        return found if len(found) == count else self.several(count, self.id)
-
-    def _syllable(self) -> str:
-        end = self.rng.choice(["", "", *CONSONANTS[:6]])
-        return self.rng.choice(CONSONANTS) + self.rng.choice(VOWELS) + end
 
 
 def _size(rng: Random, most: int = 20) -> int:
@@ -166,10 +91,11 @@ def _question(rng: Random, names: Names, things: list[str]) -> tuple[str, str]:
 
 def changes(rng: Random, names: Names) -> Conversation:
     """What is taken, added and left, in a list that is written anew; or where each thing is, after some went elsewhere."""
-    things = names.several(_size(rng, 9))
+    size, places = _size(rng, 9), rng.randint(2, 6)
+    drawn = names.several(size + places)
+    things, spare = drawn[:size], drawn[size:]
     if rng.random() < 0.5:
-        spare, texts = names.several(6), [f"The list: {', '.join(things)}\n"]
-        things = [thing for thing in things if thing not in spare]
+        texts = [f"The list: {', '.join(things)}\n"]
         for extra in spare[: rng.randint(1, 3)]:
             if len(things) > 1 and rng.random() < 0.6:
                 gone = things.pop(rng.randrange(len(things)))
@@ -178,18 +104,13 @@ def changes(rng: Random, names: Names) -> Conversation:
                 things.append(extra)
                 texts[-1] += f"And {extra}."
             texts += [", ".join(things), ""]
-        if any(name not in texts[0] for name in things if name not in spare):  # several() met a name twice
-            return repeat(rng, names)
         return Conversation(_turns(*texts[:-1]))
-    places = names.several(rng.randint(2, 6))
-    where = {thing: rng.choice(places) for thing in things if not any(thing in p or p in thing for p in places)}
-    if not where:
-        return repeat(rng, names)
+    where = {thing: rng.choice(spare) for thing in things}
     texts = ["\n".join(f"The {thing} is in the {place}." for thing, place in where.items()) + "\n"]
     for _ in range(rng.randint(3, 6)):
         thing = rng.choice(list(where))
         if rng.random() < 0.5:
-            where[thing] = rng.choice(places)
+            where[thing] = rng.choice(spare)
             texts[-1] += f"You put the {thing} in the {where[thing]}.\n"
             thing = rng.choice([thing, rng.choice(list(where))])
         texts[-1] += f"Where is the {thing}?"
@@ -261,68 +182,20 @@ def judge(rng: Random, names: Names) -> Conversation:
     return Conversation(_turns(*texts[: len(texts) - (len(texts) % 2)]))
 
 
-# --- Tools ----------------------------------------------------------------------------------------------------------
-
-_ACTS = "find get look show list open close send cancel check update set start stop read write add drop search change"
-ACTS = _ACTS.split()
-DESCRIBED = ["{act} the {thing}.", "Use it to {act} a {thing}.", "{act}s one {thing} by its {key}."]
-
-
-def _tool(rng: Random, names: Names) -> tuple[dict[str, Any], list[str]]:
-    act, thing = rng.choice(ACTS), rng.choice([rng.choice(names.words), names.word()])
-    keys = [f"{thing}_id" if i == 0 and rng.random() < 0.6 else names.word() for i in range(rng.choice([1, 1, 1, 2, 2, 3]))]
-    keys = list(dict.fromkeys(keys))
-    described = rng.choice(DESCRIBED).format(act=act, thing=thing, key=keys[0])
-    properties = {key: {"type": "string"} for key in keys}
-    function = {
-        "name": f"{act}_{thing}",
-        "description": described,
-        "parameters": {"properties": properties, "required": keys, "type": "object"},
-    }
-    return {"type": "function", "function": function}, keys
-
-
-def call_tools(rng: Random, names: Names) -> Conversation:
-    """Calls of the tool that is asked for, with ids and names as arguments; their results; an answer that quotes them."""
-    made = [_tool(rng, names) for _ in range(rng.choice([1, 1, 2, 3]))]
-    made = list({tool["function"]["name"]: (tool, keys) for tool, keys in made}.values())
-    messages: list[dict[str, Any]] = []
-    if rng.random() < 0.4:
-        messages.append({"role": "system", "content": "You help with " + names.word() + "."})
-    asked = []
-    for tool, keys in rng.sample(made, rng.randint(1, min(2, len(made)))):
-        values = names.several(len(keys), rng.choice([names.id, names.id, names.name]))
-        asked.append((tool["function"]["name"], dict(zip(keys, values, strict=True))))
-    greeting = rng.choice(["", "Hello, ", f"I am {names.word().capitalize()}. ", f"My {names.word()} is {names.name()}. "])
-    said = " Then ".join(_request(rng, name, arguments) for name, arguments in asked)
-    messages.append({"role": "user", "content": greeting + said})
-    for name, arguments in asked:
-        messages.append(_call(name, arguments))
-        fields = names.several(rng.randint(1, 3), names.word)
-        result = dict(zip(fields, names.several(len(fields), _kind(rng, names)), strict=True))
-        messages.append({"role": "tool", "name": name, "content": json.dumps({**arguments, **result})})
-    field = rng.choice(fields)
-    messages.append({"role": "assistant", "content": f"The {field} is {result[field]}."})
-    # which field the answer is about is said beforehand
-    first = next(message for message in messages if message["role"] == "user")
-    first["content"] += f" What is the {field}?"
-    return Conversation(messages, [tool for tool, _ in rng.sample(made, len(made))])
-
-
-def _request(rng: Random, name: str, arguments: dict[str, str]) -> str:
-    act, _, thing = name.partition("_")
-    given = " and ".join(f"{key} {value}" for key, value in arguments.items())
-    return rng.choice(
-        [f"please {act} the {thing} with {given}.", f"{act} my {thing}: {given}.", f"can you {act} {thing}, {given}?"]
-    )
-
-
-def _call(name: str, arguments: dict[str, str]) -> dict[str, Any]:
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}}],
-    }
+def rules(rng: Random, names: Names) -> Conversation:
+    """What has to be done with each of some records, by rules that say so for every value of one field."""
+    field, *values = names.several(rng.randint(3, 6), names.word)
+    done = {value: rng.choice(VERBS) for value in values}
+    said = " ".join(rng.choice([f"{value}: {verb} it.", f"If it is {value}, {verb} it."]) for value, verb in done.items())
+    texts = [f"{said}\n"]
+    for thing in names.several(rng.randint(2, 5), rng.choice([names.id, names.name])):
+        others = {names.word(): names.word() for _ in range(rng.randint(0, 2))}
+        record = {"id": thing, **others, field: rng.choice(values)}
+        if rng.random() < 0.5:
+            record = dict(rng.sample(list(record.items()), len(record)))
+        texts[-1] += f"{json.dumps(record)}\n" + rng.choice(["What now?", "What is to be done?", ""])
+        texts += [f"{done[record[field]]} {thing}", ""]
+    return Conversation(_turns(*texts[:-1]))
 
 
 SKILLS: dict[Callable[[Random, Names], Conversation], int] = {
@@ -332,7 +205,9 @@ SKILLS: dict[Callable[[Random, Names], Conversation], int] = {
     lookup: 3,
     game: 4,
     judge: 3,
+    rules: 3,
     call_tools: 5,
+    follow_calls: 4,
 }
 """Each skill with its share."""
 

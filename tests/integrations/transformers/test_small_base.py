@@ -12,8 +12,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
 from dreamgym_lg.integrations.transformers.small_base.measure import KINDS, measure, probes
+from dreamgym_lg.integrations.transformers.small_base.names import Conversation, Names, known_words
 from dreamgym_lg.integrations.transformers.small_base.pretrain import batches, create_copying_model, pretrain, random_spans
-from dreamgym_lg.integrations.transformers.small_base.skills import SKILLS, Conversation, Names, conversation, known_words
+from dreamgym_lg.integrations.transformers.small_base.skills import SKILLS, conversation
 from dreamgym_lg.integrations.transformers.tool_parsing import Call, parse_reply
 
 _PECKING_ORDER = (
