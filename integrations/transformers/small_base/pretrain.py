@@ -7,6 +7,7 @@ chance, that circuit is what a model this small takes thousands of steps to find
 
 import argparse
 import copy
+import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ MATCHED = ((1.0,), (1.0,), (1.0, 0.7), (1.0, 0.7))
 """How much each of the last tokens counts when a head of the second layer looks for where they stood before."""
 POOL = 48
 """So many texts wait to be packed where they fit."""
-LENGTHS, LONGEST = (256, 768, 1024), 768
+LENGTHS, LONGEST = (256, 512, 1024), 512
 """Tokens of a packed row, and of a text at most: attention over short rows costs half as much."""
 MARKS = ["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 SPACED = (
@@ -87,11 +88,13 @@ def create_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _texts() -> Iterator[str]:
-    """What the tokenizer's pieces are counted in: conversations without tools, tool schemas, every word."""
+    """What the tokenizer's pieces are counted in: conversations, tools, every word."""
     for i in range(600):
         made = conversation(f"tokenizer/{i}")
         yield from (message["content"] for message in made.messages)
-        yield from (str(tool).replace("'", '"') for tool in made.tools or ())
+        yield from (json.dumps(call["function"]) for message in made.messages for call in message.get("tool_calls", ()))
+        yield from (json.dumps(tool["function"]["parameters"]) for tool in made.tools or ())
+        yield from (tool["function"]["name"] + tool["function"]["description"] for tool in made.tools or ())
     for word in known_words()[:COMMON]:
         yield from [word] * 20
     yield from known_words()
@@ -251,7 +254,7 @@ def batches(
 
 
 def pretrain(
-    out: Path, *, steps: int, seed: int = 0, learning_rate: float = 1.2e-3, tokens: int = 2304, start: Path | None = None
+    out: Path, *, steps: int, seed: int = 0, learning_rate: float = 1.2e-3, tokens: int = 2048, start: Path | None = None
 ) -> None:
     """Write tokenizer and weights (bfloat16) to `out`; every 100 steps, so that a run can be stopped.
 
@@ -296,7 +299,7 @@ def _update(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, ids: torc
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--steps", type=int, default=1600, help="optimiser steps, of 2,304 tokens")
+    parser.add_argument("--steps", type=int, default=1600, help="optimiser steps, of 2,048 tokens")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=1.2e-3)
     parser.add_argument("--start", type=Path, help="go on from this folder")
