@@ -262,7 +262,6 @@ _SETTINGS: Mapping[str, Any] = {
     "lr_scheduler_type": "cosine",
     "weight_decay": 0.01,
     "adam_beta2": 0.98,
-    "train_sampling_strategy": "group_by_length",
     "logging_steps": 1,
     "save_strategy": "no",
     "report_to": "none",
@@ -307,8 +306,8 @@ def train_sft(
     """Train `model` in place for `steps` optimiser steps; returns the mean loss of the last tenth.
 
     `until` is asked after every step, with its number, and ends the training early.
-    Rows of like length share a batch. The model is trained where it is, on a GPU under bf16 autocast. `config` goes to TRL's
-    `SFTConfig`. Raises `NothingToTrain` if no row has a label, `ConfigurationError` for an option that is unknown or set
+    Rows are drawn in random order: sorted by length, they would be sorted by what an agent does in them. The model is trained
+    where it is, on a GPU under bf16 autocast. `config` goes to TRL's `SFTConfig`. Raises `NothingToTrain` if no row has a label, `ConfigurationError` for an option that is unknown or set
     already and for a model whose weights are in half precision.
     """
     taken = {field.name for field in fields(SFTConfig)} - set(_ADVICE)
