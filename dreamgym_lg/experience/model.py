@@ -20,6 +20,7 @@ from dreamgym_lg.experience.prompt_formats import (
     PROMPT_FORMATS,
     PromptFormat,
     PromptFormatName,
+    Question,
     bind_schema,
     default_format,
     first_observation,
@@ -162,29 +163,16 @@ class ExperienceModel:
         """The prompt of one step: a conversation that only grows, so that a local model's key-value cache is kept."""
         messages: list[BaseMessage] = [SystemMessage(self.prompt_format.head(task))]
         seen, score = [first_observation(task)], 0.0
-        *facts, fact = self._facts(task, history)
-        for number, (exchange, its_fact) in enumerate(zip(history, facts, strict=True)):
-            asked = self.prompt_format.ask(
-                task,
-                exchange.action,
-                seen=seen,
-                score=score,
-                demonstrations=exchange.demonstrations,
-                hidden=its_fact,
-                calls=self._calls(task, history[:number], exchange.action),
-            )
-            messages += [HumanMessage(asked), AIMessage(self.prompt_format.answer(exchange.prediction))]
-            seen, score = [*seen, exchange.prediction.observation], score + exchange.prediction.reward
-        asked = self.prompt_format.ask(
-            task,
-            action,
-            seen=seen,
-            score=score,
-            demonstrations=found,
-            hidden=fact,
-            calls=self._calls(task, history, action),
-        )
-        return [*messages, HumanMessage(asked)]
+        steps = [*((exchange.action, exchange.demonstrations) for exchange in history), (action, found)]
+        for number, ((acted, shown), fact) in enumerate(zip(steps, self._facts(task, history), strict=True)):
+            if number:
+                answered = history[number - 1].prediction
+                messages.append(AIMessage(self.prompt_format.answer(answered)))
+                seen, score = [*seen, answered.observation], score + answered.reward
+            calls = self._calls(task, history[:number], acted)
+            question = Question(acted, seen=seen, score=score, demonstrations=shown, hidden=fact, calls=calls)
+            messages.append(HumanMessage(self.prompt_format.ask(task, question)))
+        return messages
 
     def _facts(self, task: Task, history: Sequence[Exchange]) -> Sequence[str]:
         """One hidden fact for each step of `history` and one for the step to come."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from hashlib import blake2b
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableSequence
@@ -38,6 +38,23 @@ RUBRIC = (
 """How a final answer is judged where the task brings no `metadata["rubric"]` of its own."""
 
 
+class Question(NamedTuple):
+    """What an experience model is asked at one step of an episode: what follows `action`?"""
+
+    action: str
+    seen: Sequence[str]
+    """The episode's observations so far, oldest first. The first question shows the first one; every later one is in the
+    conversation."""
+    score: float
+    """The sum of the episode's rewards so far."""
+    demonstrations: Sequence[Step]
+    """Recorded transitions like this one."""
+    hidden: str
+    """The fact that the world reveals next (`HiddenFacts`); "" for none."""
+    calls: str
+    """What a tool agent has done before its final answer (`rules.calls_made`); "" before any other action."""
+
+
 class PromptFormat(Protocol):
     """How an experience model is asked, and how its answers are written and read."""
 
@@ -49,27 +66,8 @@ class PromptFormat(Protocol):
     def head(self, task: Task) -> str:
         """The system message: all that stays the same over an episode."""
 
-    def ask(
-        self,
-        task: Task,
-        action: str,
-        *,
-        seen: Sequence[str],
-        score: float,
-        demonstrations: Sequence[Step],
-        hidden: str,
-        calls: str = "",
-    ) -> str:
-        """The message that asks what follows `action`.
-
-        Args:
-            seen: The episode's observations so far, oldest first. The first question shows the first one; every later one is
-                in the conversation.
-            score: The sum of the episode's rewards so far.
-            demonstrations: Recorded transitions like this one.
-            hidden: The fact that the world reveals next (`HiddenFacts`); "" for none.
-            calls: What a tool agent has done before its final answer (`rules.calls_made`); "" before any other action.
-        """
+    def ask(self, task: Task, question: Question) -> str:
+        """The message that asks what follows the action."""
 
     def answer(self, prediction: Prediction) -> str:
         """An answer as the model should write it."""
@@ -105,17 +103,7 @@ class LineFormat:
         parts = [self.instructions, task.instruction, *self._tools(task)]
         return "\n".join(part for part in parts if part)
 
-    def ask(
-        self,
-        task: Task,
-        action: str,
-        *,
-        seen: Sequence[str],
-        score: float,
-        demonstrations: Sequence[Step],
-        hidden: str,
-        calls: str = "",
-    ) -> str:
+    def ask(self, task: Task, question: Question) -> str:
         """Demonstrations, the action, and what a small model does not see by itself.
 
         That is the score so far (it tells which progress is the last one), what of the action was named before, the hidden
@@ -123,14 +111,14 @@ class LineFormat:
         """
         shown = [
             f"seen: {step.observation}\n{_on_a_line(step.action)}\n{self.answer(right)}"
-            for step, right in cut(demonstrations, self.characters)
+            for step, right in cut(question.demonstrations, self.characters)
         ]
-        head = f"now, with a score of {round(score, 2):g}:"
-        named = _named(task, action, seen)
-        coming = [f"next in line: {hidden}"] if hidden else []
-        coming += [f"calls so far: {calls}"] if calls else []
-        text = "\n".join([*shown, head, _on_a_line(action), *named, *coming])
-        return f"{seen[0]}\n{text}" if len(seen) == 1 else text
+        head = f"now, with a score of {round(question.score, 2):g}:"
+        named = _named(task, question.action, question.seen)
+        coming = [f"next in line: {question.hidden}"] if question.hidden else []
+        coming += [f"calls so far: {question.calls}"] if question.calls else []
+        text = "\n".join([*shown, head, _on_a_line(question.action), *named, *coming])
+        return f"{question.seen[0]}\n{text}" if len(question.seen) == 1 else text
 
     def answer(self, prediction: Prediction) -> str:
         """Verdict and reasoning, reward (to six digits) and status, observation, as `read` takes them.
@@ -228,29 +216,19 @@ class JsonFormat:
             world["success"] = rubric
         return f"{self.instructions}\n\n{encoded(world)}"
 
-    def ask(
-        self,
-        task: Task,
-        action: str,
-        *,
-        seen: Sequence[str],
-        score: float,
-        demonstrations: Sequence[Step],
-        hidden: str,
-        calls: str = "",
-    ) -> str:
+    def ask(self, task: Task, question: Question) -> str:
         """One JSON object; what was seen later than at first and `calls` are not shown again: they are in the conversation."""
         shown = [
             {"observation": step.observation, "action": step.action, "answer": _ordered(right)}
-            for step, right in cut(demonstrations, self.characters)
+            for step, right in cut(question.demonstrations, self.characters)
         ]
         asked: dict[str, Any] = {"seen": shown} if shown else {}
-        asked["score"] = round(score, 2)
-        if len(seen) == 1:
-            asked["observation"] = seen[0]
-        if hidden:
-            asked["hidden"] = hidden
-        return encoded({**asked, "action": action})
+        asked["score"] = round(question.score, 2)
+        if len(question.seen) == 1:
+            asked["observation"] = question.seen[0]
+        if question.hidden:
+            asked["hidden"] = question.hidden
+        return encoded({**asked, "action": question.action})
 
     def answer(self, prediction: Prediction) -> str:
         return encoded(_ordered(prediction))
