@@ -307,8 +307,9 @@ def train_sft(
 
     `until` is asked after every step, with its number, and ends the training early.
     Rows are drawn in random order: sorted by length, they would be sorted by what an agent does in them. The model is trained
-    where it is, on a GPU under bf16 autocast. `config` goes to TRL's `SFTConfig`. Raises `NothingToTrain` if no row has a label, `ConfigurationError` for an option that is unknown or set
-    already and for a model whose weights are in half precision.
+    where it is, on a GPU under bf16 autocast. `config` goes to TRL's `SFTConfig`. Raises `NothingToTrain` if no row has a
+    label, `ConfigurationError` for an option that is unknown or set already and for a model whose weights are in half
+    precision.
     """
     taken = {field.name for field in fields(SFTConfig)} - set(_ADVICE)
     check_options("train_sft", config, known=taken, advice=_ADVICE, config=SFTConfig)
