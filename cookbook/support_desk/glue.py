@@ -13,11 +13,9 @@ from tickets import Shop
 from dreamgym_lg import AgentWorld, DreamGym, ReplayBuffer, Task, load_traces
 from dreamgym_lg.simulate.agent import final_answer
 
-SETTINGS = replace(
-    AgentWorld.settings, real_budget=None, evaluate_tasks=48, demonstrations=500, policy_tokens=128, learning_rate=3e-4
-)
-"""What differs from a large model's training: every success is shown to the policy, its replies are short and the learning rate
-is a small model's. The staging database is asked on the validation tickets, by which the best policy is kept."""
+SETTINGS = replace(AgentWorld.settings, real_budget=None, evaluate_tasks=48, policy_tokens=128, learning_rate=3e-4)
+"""What differs from a large model's training: replies are short and the learning rate is a small model's. The staging database
+is asked on the validation tickets, by which the best policy is kept."""
 
 
 def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, **options: Any) -> DreamGym:
@@ -45,10 +43,7 @@ def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, **options: Any) 
 
 def train(gym: DreamGym, *, truthful: bool) -> None:
     """Every stage; killed at any moment, the same command goes on. Args: `truthful`, nothing has to be dreamed."""
-    from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
-
     if not truthful:
-        gym.train_experience(SMALL_BASE)
-    gym.train_base(SMALL_BASE)
-    gym.train_supervised(SMALL_BASE)
-    gym.train(gym.models / "supervised")
+        gym.train_experience()
+    gym.train_base()
+    gym.train()

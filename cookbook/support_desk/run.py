@@ -63,7 +63,7 @@ def main() -> None:
 
     settings, held_out = replace(SETTINGS, seed=seed), {}
     if arguments.quick:
-        settings = replace(quick(settings), iterations=1, num_tasks=2, num_generations=4, base_steps=4, supervised_steps=4)
+        settings = replace(quick(settings), iterations=1, num_tasks=2, num_generations=4, base_steps=4)
         held_out = {"validation": 6, "test": 12}
     tasks = create_shop(out / "shop.db", seed=seed, train=arguments.traces, **held_out)
     shop = Shop(out / "shop.db")

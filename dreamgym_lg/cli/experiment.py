@@ -143,7 +143,6 @@ def demo(
     """Run every stage: collect, train in the dream, evaluate in the real environment, write the report."""
     with _opened(world, seed=seed, out=out, quickly=quick, iterations=iterations, refresh_episodes=refresh) as work:
         _prepare(work)
-        work.train_supervised()
         work.train()
         work.prove()
         _show(work)
@@ -179,12 +178,8 @@ def train(
 
 
 def evaluate(world: WorldArgument, seed: Seed = None, out: Out = None, quick: Quick = False) -> None:
-    """Base, supervised and trained policy on held-out tasks of the real environment; writes result.json and the report.
-
-    The supervised baseline, demonstrations without any dream, is trained first.
-    """
+    """Base and trained policy on held-out tasks of the real environment; writes result.json and the report."""
     with _opened(world, seed=seed, out=out, quickly=quick, existing=True) as work:
-        work.train_supervised()
         work.prove()
         _show(work)
 

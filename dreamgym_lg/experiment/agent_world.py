@@ -68,8 +68,6 @@ class AgentWorld(World):
         concurrency=64,
         experience_steps=200,  # of a few hundred traces and their edits, each is seen about once
         batch_size=8,
-        demonstrations=10_000,
-        context_tokens=8192,
     )
 
     def __init__(

@@ -23,9 +23,9 @@ from dreamgym_lg.types import Trajectory
 
 MODES = {"greedy": 0.0, "sampled": 1.0}
 """How a policy is evaluated, and at which temperature."""
-POLICIES = ("base", "supervised", "trained")
-"""The policies of a proof: where the dream began, supervised training alone from the same start, trained in the dream."""
-STAGES = ("collect", "experience", "base", "supervised", "train", "prove")
+POLICIES = ("base", "trained")
+"""The policies of a proof: trained on every recorded success, where the dream begins, and trained in the dream."""
+STAGES = ("collect", "experience", "base", "train", "prove")
 
 
 def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
@@ -161,10 +161,9 @@ def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, e
     verdicts = _verdicts(work, experience, real)
     asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
     figures["real"].setdefault(name, {})[mode] = summarise(real) | asked
-    if name != "supervised":  # it has no dream to be compared with
-        run = f"proof/dream@{experience.version}/{version}"
-        dreamed = check_played(work.play(run, policy, held_out, experience=experience))
-        figures["dream"].setdefault(name, {})[mode] = summarise(dreamed)
+    run = f"proof/dream@{experience.version}/{version}"
+    dreamed = check_played(work.play(run, policy, held_out, experience=experience))
+    figures["dream"].setdefault(name, {})[mode] = summarise(dreamed)
     for panel, tasks in work.panels().items():
         found = check_played(work.play(f"proof/{panel}/{version}", policy, tasks))
         figures["panels"][panel].setdefault(name, {})[mode] = summarise(found)

@@ -1,4 +1,4 @@
-"""`Experiment`: the stages `collect, train_experience, train_base, train_supervised, train, prove` on any world."""
+"""`Experiment`: the stages `collect, train_experience, train_base, train, prove` on any world."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -122,7 +122,7 @@ class Experiment(Workspace):
         It ends early once the loss on a tenth of the tasks, which it does not see, has stopped falling (tool agents).
 
         Args:
-            model: Whose weights it begins with: a local chat model, its path or hub name. Default: a small one.
+            model: Whose weights it begins with: a local chat model, its path or hub name. Default: the small base.
             annotator: A chat model that writes the reasoning of steps that have none. Default: rules, for a tool agent's.
 
         Raises `ConfigurationError` if nothing recorded is a success, for a model beside a given `experience_model`, and for
@@ -137,9 +137,13 @@ class Experiment(Workspace):
                 supervised.train_experience_model(self, model, annotator)
 
     def train_base(self, model: "StartModel" = None) -> None:
-        """Fine-tune the base policy on offline successes until its dreamed episodes earn something.
+        """Fine-tune the base policy, where training in the dream begins, on every offline success.
 
-        Args: `model`, whose weights it begins with, as of `train_experience`. Default: the experience model's.
+        It is played on the validation tasks as it learns, in reality unless `real_budget` is 0; its training ends when its
+        success stops rising, and the best one is kept as `models/base`. So it is also what a dream has to beat: supervised
+        training on the same data, as far as that goes.
+
+        Args: `model`, whose weights it begins with, as of `train_experience`.
 
         Raises `ConfigurationError` without a success, and as `train_experience` does.
         """
@@ -150,18 +154,6 @@ class Experiment(Workspace):
         with self._stage_from("base", model) as todo:
             if todo:
                 supervised.train_base_policy(self, model)
-
-    def train_supervised(self, model: "StartModel" = None) -> None:
-        """Train the baseline without any dream: from the base policy's start, on its demonstrations, as far as that goes.
-
-        It is played on the validation tasks as it learns, in reality unless `real_budget` is 0; training ends when its success
-        stops rising, and the best one is kept as `models/supervised`. Args: `model`, as of `train_base`.
-        """
-        if self._policy is not None or not self.settings.supervised_steps:
-            return
-        with self._stage_from("supervised", model) as todo:
-            if todo:
-                supervised.train_baseline(self, model)
 
     @contextmanager
     def _stage_from(self, name: str, model: "StartModel") -> Iterator[bool]:

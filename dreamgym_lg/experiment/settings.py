@@ -21,25 +21,18 @@ class Settings:
     """How much of each of their observations is shown."""
     experience_steps: int = 400
     """Optimiser steps of the experience model's supervised training."""
-    experience_learning_rate: float = 2e-3
+    experience_learning_rate: float = 1e-3
     """Of that training, for a small model; one of billions of parameters takes about 1e-5. A refresh takes a quarter of it."""
-    context_tokens: int = 2048
-    """Context length, in tokens, of the small models that are trained from scratch."""
     experience_tokens: int = 512
     """Most tokens of an answer of the experience model."""
 
-    demonstrations: int = 60
-    """Offline successes that the base policy is fine-tuned on."""
-    base_steps: int = 300
-    """Optimiser steps of the base policy at most; it is done as soon as its dreamed episodes earn `base_reward` on average."""
+    base_steps: int = 600
+    """Optimiser steps of the base policy at most, on every offline success; it is done when its validation success stops
+    rising."""
     base_learning_rate: float = 7e-4
-    """Of the supervised training of policies, for small models as `experience_learning_rate`."""
-    base_reward: float = 0.25
-    """Mean reward of dreamed episodes, 0 to 1, at which the base policy is good enough to be improved."""
+    """Of that training, for a small model as `experience_learning_rate`."""
     policy_tokens: int = 256
     """Most tokens of a reply of the policy."""
-    supervised_steps: int = 600
-    """Optimiser steps of the supervised baseline at most; it ends when its validation success stops rising. 0: no baseline."""
     batch_size: int = 16
     """Conversations an optimiser step, in all supervised training."""
 
@@ -89,11 +82,10 @@ def quick(settings: Settings) -> Settings:
     return replace(
         settings,
         tasks=min(settings.tasks or 400, 400),
-        episodes={kind: n // 8 for kind, n in settings.episodes.items()},
+        episodes={kind: -(-n // 8) for kind, n in settings.episodes.items()},
         batch_size=8,
         experience_steps=min(settings.experience_steps, 60),
         base_steps=20,
-        supervised_steps=20,
         iterations=3,
         evaluate_every=3,
         evaluate_tasks=8,

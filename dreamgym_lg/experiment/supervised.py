@@ -1,6 +1,6 @@
-"""The supervised stages of an experiment: the experience model, the base policy, and the baseline without any dream."""
+"""The supervised stages of an experiment: the experience model and the base policy."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -12,7 +12,6 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.annotate import annotate
 from dreamgym_lg.experience.chat_models import load_chat_model
-from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.prompt_formats import is_tool_task
 from dreamgym_lg.experience.similar_successes import ends_in_answer
 from dreamgym_lg.experience.training_data import to_conversation
@@ -20,7 +19,7 @@ from dreamgym_lg.experiment.evaluation import BestPolicy
 from dreamgym_lg.experiment.workspace import DATA, REFRESH, Workspace
 from dreamgym_lg.experiment.world import Messages
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import check_played, is_missing
+from dreamgym_lg.rollout import check_played
 from dreamgym_lg.types import Source, Trajectory
 
 if TYPE_CHECKING:
@@ -28,23 +27,21 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.trl.sft import TokenizedConversation
 
     StartModel = LocalChatModel | str | Path | None
-    """A local model, its path or hub name; None for a small one of our own."""
+    """A local model, its path or hub name; None for the small base (`SMALL_BASE`)."""
 
 POLICY_OPTIONS = {"lr_scheduler_type": "constant_with_warmup"}
-"""Of base policy and baseline alike: what tells them apart is how long they are trained."""
+"""Of the base policy's training, whose end is not known when it begins."""
 FIRST_LINES_WEIGHT = 4.0
 """The loss weight of the experience model's verdict, reward and status."""
 CHECKED, PATIENCE = 50, 3
-"""The baseline is evaluated every so many steps, and ends after so many evaluations without a better one."""
+"""The base policy is evaluated every so many steps, and its training ends after so many evaluations without a better one."""
 FEW = 20
 """Recorded episodes below which a warning says that there are few."""
 WATCHED = 64
 """Held-out episodes whose loss ends the experience model's training."""
 
 
-def train_experience_model(
-    work: Workspace, model: "StartModel" = None, annotator: BaseChatModel | str | None = None
-) -> None:
+def train_experience_model(work: Workspace, model: "StartModel" = None, annotator: BaseChatModel | str | None = None) -> None:
     """Train `models/experience-0` on what it should have answered in the offline trajectories.
 
     Args: `model`, whose weights it begins with; `annotator`, writes the reasoning of steps that have none, in place of rules.
@@ -58,8 +55,7 @@ def train_experience_model(
     shown, held_out = (work.world.as_dreamed(each) for each in work.experience_data())
     edited = _edited(work, shown, annotator)
     conversations = _conversations(work, [*shown, *edited])
-    acted = [work.world.conversation(trajectory) for trajectory in offline]
-    start = _start(work, model, (m["content"] for conversation in [*conversations, *acted] for m in conversation))
+    start = _start(work, model)
     rows: Sequence[Messages] | Sequence[TokenizedConversation] = conversations
     watched: Sequence[TokenizedConversation] = ()
     if any(_is_judged(trajectory) for trajectory in shown):
@@ -169,66 +165,37 @@ def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None
 
 
 def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
-    """The base policy, by default from the experience model's weights, until its dreamed episodes earn something."""
-    until = partial(_earns_something, work, work.experience())
-    _train_policy(work, model, "base policy", "base", steps=work.settings.base_steps, until=until)
-
-
-def train_baseline(work: Workspace, model: "StartModel" = None) -> None:
-    """The baseline: start, demonstrations and optimiser of the base policy, until its validation success stops rising."""
-    until, steps = partial(_stopped_rising, work), work.settings.supervised_steps
-    if not work.validation_tasks():
-        raise ConfigurationError(
-            f"{work.out} has no task of the split 'validation', whose success says when the supervised baseline is done: give "
-            "some tasks this split (dataclasses.replace(task, split='validation')), or set supervised_steps=0"
+    """Train `models/base` on every recorded success until its validation success stops rising; the best one is kept."""
+    shown, start, s = _successes(work), _start(work, model), work.settings
+    rows = work.world.policy_rows(shown, _tokenizer(start), max_new_tokens=s.policy_tokens)
+    batch = min(s.batch_size, len(rows))
+    rows *= -(-batch * s.base_steps // len(rows))  # as many as the steps take: a last batch of few rows would weigh as much
+    options: dict[str, Any] = {"steps": s.base_steps, "batch_size": batch, "learning_rate": s.base_learning_rate}
+    if work.validation_tasks():
+        until = partial(_stopped_rising, work)
+        _fine_tune(work, "base policy", start, "base-last", rows, until=until, **options, **POLICY_OPTIONS)
+    else:
+        work.say(
+            "there is no task of the split 'validation', whose success says when the base policy is done: it is trained for "
+            f"all {s.base_steps} steps (give some tasks this split: dataclasses.replace(task, split='validation'))"
         )
-    _train_policy(work, model, "supervised baseline", "supervised-last", steps=steps, until=until)
-
-
-def _train_policy(work: Workspace, model: "StartModel", label: str, to: str, *, steps: int, until: Callable[..., bool]) -> None:
-    from dreamgym_lg.integrations.transformers.loading import load_tokenizer
-
-    shown = _demonstrations(work)
-    start: str | Path = (trained := work.models / "experience-0")
-    if model is not None or not trained.exists():
-        acted = [work.world.conversation(trajectory) for trajectory in work.world.as_dreamed(work.offline())]
-        start = _start(work, model, (m["content"] for conversation in acted for m in conversation))
-    s, tokenizer = work.settings, load_tokenizer(start)
-    rows = work.world.policy_rows(shown, tokenizer, max_new_tokens=s.policy_tokens)
-    rows *= -(-s.batch_size * steps // len(rows))  # as many as the steps take: a last batch of few rows would weigh as much
-    rate = s.base_learning_rate
-    _fine_tune(work, label, start, to, rows, steps=steps, until=until, learning_rate=rate, **POLICY_OPTIONS)
-
-
-def _earns_something(work: Workspace, experience: ExperienceModel, model: Any, tokenizer: Any, step: int) -> bool:
-    """Whether the base policy is good enough to be improved: groups that never earn anything teach GRPO nothing.
-
-    Asked in the dream, so that it spends no real step; a loss does not tell, for copying comes late and suddenly.
-    """
-    if step % 10:
-        return False
-    policy = _policy(work, model, tokenizer)
-    episodes = work.play("base/dream", policy, work.tasks("train")[:64], experience=experience, iteration=step)
-    check_played([episode for episode in episodes if is_missing(episode)])
-    if enough := sum(t.reward for t in episodes) >= work.settings.base_reward * len(episodes):
-        work.progress("base policy (it earns enough)", step, step)
-    return enough
+        _fine_tune(work, "base policy", start, "base", rows, **options, **POLICY_OPTIONS)
 
 
 def _stopped_rising(work: Workspace, model: Any, tokenizer: Any, step: int) -> bool:
-    """Whether the baseline's validation success has stopped rising; the best one is kept on the way.
+    """Whether the base policy's validation success has stopped rising; the best one is kept on the way.
 
     It is real success unless `real_budget` is 0, else that in the dream.
     """
-    if step % CHECKED and step != work.settings.supervised_steps:
+    if step % CHECKED and step != work.settings.base_steps:
         return False
-    best, policy = BestPolicy(work, "supervised"), _policy(work, model, tokenizer)
+    best, policy = BestPolicy(work, "base"), _policy(work, model, tokenizer)
     kind, dream = ("real", None) if work.settings.real_budget != 0 else ("dream", work.experience())
-    name = "validate/supervised" if dream is None else "validate/supervised/dream"
+    name = "validate/base" if dream is None else "validate/base/dream"
     episodes = check_played(work.play(name, policy, work.validation_tasks(), iteration=step, experience=dream))
     successes = sum(trajectory.success for trajectory in episodes)
     best.offer(step, successes, sum(t.reward for t in episodes) / max(len(episodes), 1), policy)
-    work.say(f"supervised for {step} steps: {kind} {successes}/{len(episodes)}")
+    work.say(f"base policy after {step} steps: {kind} {successes}/{len(episodes)}")
     return step - best.risen_at >= PATIENCE * CHECKED
 
 
@@ -238,10 +205,10 @@ def _policy(work: Workspace, model: Any, tokenizer: Any) -> Any:
     return LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=work.settings.policy_tokens)
 
 
-def _demonstrations(work: Workspace) -> list[Trajectory]:
+def _successes(work: Workspace) -> list[Trajectory]:
     """Offline successes without an invalid action. Raises `ConfigurationError` if there is none."""
     offline = work.offline()
-    shown = [t for t in offline if t.success and not t.invalid_actions][: work.settings.demonstrations]
+    shown = [trajectory for trajectory in offline if trajectory.success and not trajectory.invalid_actions]
     if not shown:
         raise ConfigurationError(
             f"no offline trajectory of {len(offline)} is a success without an invalid action: there is nothing to fine-tune a "
@@ -259,29 +226,29 @@ def _conversations(work: Workspace, trajectories: Sequence[Trajectory]) -> list[
     return [[{"role": roles.get(m.type, m.type), "content": m.text} for m in messages] for messages in found if messages]
 
 
-def _tokenized(start: str | Path, conversations: Sequence[Messages]) -> "list[TokenizedConversation]":
+def _tokenizer(start: str | Path) -> Any:
     from dreamgym_lg.integrations.transformers.loading import load_tokenizer
+
+    return load_tokenizer(start)
+
+
+def _tokenized(start: str | Path, conversations: Sequence[Messages]) -> "list[TokenizedConversation]":
     from dreamgym_lg.integrations.trl.sft import tokenize
 
-    return tokenize(load_tokenizer(start), conversations) if conversations else []
+    return tokenize(_tokenizer(start), conversations) if conversations else []
 
 
-def _start(work: Workspace, model: "StartModel", texts: Iterable[str]) -> str | Path:
-    """The folder or hub name of the weights that a training begins with. Args: `texts`, for a tokenizer from scratch."""
-    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+def _start(work: Workspace, model: "StartModel") -> str | Path:
+    """The folder or hub name of the weights that a training begins with."""
+    from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
     from dreamgym_lg.integrations.trl.sft import save_model
 
-    if isinstance(model, str | Path):
-        return model
-    folder = work.models / "scratch"
-    if model is None:
-        tokenizer = create_tokenizer(texts)
-        save_model(create_model(tokenizer, max_tokens=work.settings.context_tokens, seed=work.settings.seed), tokenizer, folder)
-    elif model.model is None:
+    if model is None or isinstance(model, str | Path):
+        return model or SMALL_BASE
+    if model.model is None:
         raise ConfigurationError("the model has a process of its own, which trains nothing: load it without own_process")
-    else:
-        save_model(model.model, model.tokenizer, folder)
-    return folder
+    save_model(model.model, model.tokenizer, work.models / "start")
+    return work.models / "start"
 
 
 def _fine_tune(
@@ -303,7 +270,6 @@ def _fine_tune(
         rows,
         steps=steps,
         seed=work.settings.seed,
-        batch_size=work.settings.batch_size,
         on_step=lambda step, loss: work.progress(f"{label} (loss {loss:.2f})", step, steps),
-        **options,
+        **{"batch_size": work.settings.batch_size, **options},
     )

@@ -33,7 +33,6 @@ class ALFWorldWorld(World):
         episodes={"demonstration": 400, "noisy": 300, "random": 200, "malformed": 100, "fluent_wrong": 300},
         retrieved=1,
         retrieved_characters=300,
-        context_tokens=4096,
         policy_tokens=32,
         learning_rate=3e-4,
     )

@@ -5,6 +5,7 @@ adapter brings what only its game knows: which action is right (`Oracle`), and h
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Literal, NamedTuple, cast, get_args
 
@@ -13,10 +14,11 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.text_games.environment import TextGame
 from dreamgym_lg.types import Step, Task, Trajectory
 
-Kind = Literal["demonstration", "noisy", "random", "malformed", "fluent_wrong", "mixture"]
+Kind = Literal["demonstration", "noisy", "random", "malformed", "fluent_wrong", "mixture", "unfinished"]
 """`demonstration`: the shortest solution.  `noisy`: a solution with stray actions in between.  `random`: valid actions.
 `malformed`: mostly broken commands.  `fluent_wrong`: right form, wrong object or place, from some point on.
-`mixture`: each step is of a kind drawn anew."""
+`mixture`: each step is of a kind drawn anew.
+`unfinished`: `noisy` or `fluent_wrong`; where it would have succeeded its last step is left out, so that none is a success."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -99,7 +101,7 @@ def choose(kind: Kind, view: View, mistakes: Mistakes, rng: Random, *, gone_wron
             stray: Kind = rng.choice(["random", "malformed", "fluent_wrong"])
             return choose(stray, view, mistakes, rng, gone_wrong=True) if rng.random() < 0.3 else view.right
         case "mixture":
-            return choose(rng.choice(KINDS[:-1]), view, mistakes, rng, gone_wrong=True)
+            return choose(rng.choice(KINDS[:5]), view, mistakes, rng, gone_wrong=True)
 
 
 def play_scripted(
@@ -117,7 +119,9 @@ def play_scripted(
     Actions are checked as a policy's are: a refused one costs a step of the policy, of which there are
     `environment.max_steps`, but no real step.
     """
-    oracle = create_oracle(task, rng)
+    oracle, wanted = create_oracle(task, rng), kind
+    if kind == "unfinished":
+        kind = rng.choice(["noisy", "fluent_wrong"])
     turn = min(rng.randrange(6), rng.randrange(6))
     seen, steps = [environment.reset(task)], list[Step]()
     while True:
@@ -127,6 +131,8 @@ def play_scripted(
         step, success, _ = play_action(environment, action, seen, last=len(steps) + 1 >= environment.max_steps)
         steps.append(step)
         seen.append(step.next_observation)
+        if success and wanted == "unfinished" and len(steps) > 1:
+            return [*steps[:-2], replace(steps[-2], truncated=True)], False
         if step.terminated or step.truncated:
             return steps, success
 

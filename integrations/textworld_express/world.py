@@ -18,8 +18,8 @@ from dreamgym_lg.integrations.textworld_express.text import GAMES, Check, check_
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Split, Task, Trajectory
 
-EPISODES = {"demonstration": 1500, "noisy": 800, "random": 700, "malformed": 500, "fluent_wrong": 5500, "mixture": 1000}
-_OWN: Mapping[str, Mapping[str, Any]] = {"twc": {"tasks": 5000}}
+EPISODES = {"demonstration": 4, "random": 400, "malformed": 300, "unfinished": 1350}
+_OWN: Mapping[str, Mapping[str, Any]] = {"twc": {"tasks": 5000, "episodes": {"demonstration": 4, "unfinished": 1500}}}
 """Settings in which a game differs from `TextWorldExpressWorld.settings`."""
 
 

@@ -158,13 +158,3 @@ def test_a_missing_package_is_named_and_nothing_is_written(tmp_path, monkeypatch
     with pytest.raises(MissingDependency, match=rf"{package} is not installed.*'dreamgym-lg\[report\]'"):
         write_report(make_result(), [], [], tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("alone, verdict", [(60, "proven"), (93, "not proven")])
-def test_the_gain_over_supervised_training_alone_is_a_verdict_of_its_own(tmp_path, alone, verdict):
-    result = with_sampled(measured(3, 120), measured(100, 120))
-    result["real"]["supervised"] = {"sampled": measured(alone, 120)}
-    page = Page(render(tmp_path, result))
-
-    assert page.row("supervised", "temperature 1")[3] == f"{alone}/120"
-    assert f"above supervised training alone, {alone / 120:.2f}" in page.text and f"]: {verdict}" in page.text
