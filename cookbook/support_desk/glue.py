@@ -13,9 +13,8 @@ from tickets import Shop
 from dreamgym_lg import AgentWorld, DreamGym, ReplayBuffer, Task, load_traces
 from dreamgym_lg.simulate.agent import final_answer
 
-SETTINGS = replace(AgentWorld.settings, real_budget=None, evaluate_tasks=48, policy_tokens=128, learning_rate=3e-4)
-"""What differs from a large model's training: replies are short and the learning rate is a small model's. The staging database
-is asked on the validation tickets, by which the best policy is kept."""
+SETTINGS = replace(AgentWorld.settings, real_budget=None, evaluate_tasks=48, policy_tokens=128)
+"""Replies are short, and the staging database is asked on the validation tickets, by which the best policy is kept."""
 
 
 def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, **options: Any) -> DreamGym:

@@ -21,20 +21,18 @@ class Settings:
     """How much of each of their observations is shown."""
     experience_steps: int = 400
     """Optimiser steps of the experience model's supervised training."""
-    experience_learning_rate: float = 1e-3
-    """Of that training, for a small model; one of billions of parameters takes about 1e-5. A refresh takes a quarter of it."""
     experience_tokens: int = 512
     """Most tokens of an answer of the experience model."""
 
     base_steps: int = 600
     """Optimiser steps of the base policy at most, on every offline success; it is done when its validation success stops
     rising."""
-    base_learning_rate: float = 7e-4
-    """Of that training, for a small model as `experience_learning_rate`."""
     policy_tokens: int = 256
     """Most tokens of a reply of the policy."""
     batch_size: int = 16
     """Conversations an optimiser step, in all supervised training."""
+    supervised_learning_rate: float | None = None
+    """Of all supervised training. None: 7e-4 for a model of up to 50 M parameters, 1e-5 for a larger one."""
 
     iterations: int = 40
     """Of the training graph: each plays `num_tasks` times `num_generations` episodes and updates the policy."""
@@ -44,8 +42,8 @@ class Settings:
     """Episodes a group."""
     concurrency: int = 64
     """Episodes played at once."""
-    learning_rate: float = 1e-6
-    """Of the policy's updates."""
+    learning_rate: float | None = None
+    """Of the policy's updates. None: 3e-4 for a model of up to 50 M parameters, 1e-6 for a larger one."""
     beta: float = 0.02
     """KL coefficient (TRL's `beta`)."""
     synthetic_share: float = 0.25

@@ -68,7 +68,6 @@ def train_experience_model(work: Workspace, model: "StartModel" = None, annotato
         "experience-0",
         rows,
         steps=s.experience_steps,
-        learning_rate=s.experience_learning_rate,
         first_lines_weight=FIRST_LINES_WEIGHT,
         held_out=watched,
     )
@@ -159,7 +158,7 @@ def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None
         name,
         [*_conversations(work, old), *rng.choices(_conversations(work, new), k=half)],
         steps=s.refresh_steps,
-        learning_rate=s.experience_learning_rate / 4,
+        slower=4.0,
         first_lines_weight=FIRST_LINES_WEIGHT,
     )
 
@@ -170,7 +169,7 @@ def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
     rows = work.world.policy_rows(shown, _tokenizer(start), max_new_tokens=s.policy_tokens)
     batch = min(s.batch_size, len(rows))
     rows *= -(-batch * s.base_steps // len(rows))  # as many as the steps take: a last batch of few rows would weigh as much
-    options: dict[str, Any] = {"steps": s.base_steps, "batch_size": batch, "learning_rate": s.base_learning_rate}
+    options: dict[str, Any] = {"steps": s.base_steps, "batch_size": batch}
     if work.validation_tasks():
         until = partial(_stopped_rising, work)
         _fine_tune(work, "base policy", start, "base-last", rows, until=until, **options, **POLICY_OPTIONS)
@@ -271,5 +270,5 @@ def _fine_tune(
         steps=steps,
         seed=work.settings.seed,
         on_step=lambda step, loss: work.progress(f"{label} (loss {loss:.2f})", step, steps),
-        **{"batch_size": work.settings.batch_size, **options},
+        **{"batch_size": work.settings.batch_size, "learning_rate": work.settings.supervised_learning_rate, **options},
     )

@@ -45,7 +45,7 @@ CHANGED_LATER = {"iterations", "stop_after_uniform", "max_gap", "real_budget"}
 TRAINING = {
     "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "synthetic_share", "evaluate_every",
     "evaluate_tasks", "max_false_success", "refresh_every", "refresh_episodes", "refresh_steps", "policy_tokens",
-    "experience_learning_rate", "base_learning_rate",
+    "supervised_learning_rate",
 }  # fmt: skip
 """Settings that only training reads."""
 DATA = "stage/experience/data"

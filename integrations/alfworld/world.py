@@ -34,7 +34,6 @@ class ALFWorldWorld(World):
         retrieved=1,
         retrieved_characters=300,
         policy_tokens=32,
-        learning_rate=3e-4,
     )
     check_action = staticmethod(check_action)
 

@@ -52,7 +52,6 @@ class BFCLWorld(World):
         episodes={"demonstration": 100, "mistaken": 300},
         retrieved=2,
         retrieved_characters=500,
-        learning_rate=3e-4,
     )
     hidden_facts = staticmethod(next_request)
 

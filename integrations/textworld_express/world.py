@@ -43,7 +43,6 @@ class TextWorldExpressWorld(World):
         retrieved_characters=80,
         experience_tokens=256,
         policy_tokens=16,
-        learning_rate=3e-4,
         max_false_success=None,  # the measurement asks about every step, 24 s of a core; here every evaluation is real as well
     )
     rewards = "score"

@@ -117,6 +117,15 @@ def check_grpo(updates: int, micro_batch: int, temperature: float, loss_type: st
         )
 
 
+SMALL = 50_000_000
+"""Parameters up to which a model is trained at the rates of models from scratch."""
+
+
+def default_rate(model: PreTrainedModel, *, small: float, large: float) -> float:
+    """The learning rate for a model of this size where none is given."""
+    return small if model.num_parameters() <= SMALL else large
+
+
 def check_reference(model: PreTrainedModel, beta: float) -> None:
     """Raise `ConfigurationError` where the KL term (`beta` above 0) has no reference policy to be computed against."""
     if beta and hasattr(model, "peft_config"):

@@ -34,7 +34,7 @@ try:
 except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
-from dreamgym_lg.integrations.trl.options import check_options, precision
+from dreamgym_lg.integrations.trl.options import SMALL, check_options, default_rate, precision
 from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix
 
 logger = logging.getLogger(__name__)
@@ -270,9 +270,6 @@ _SETTINGS: Mapping[str, Any] = {
     "remove_unused_columns": False,
 }
 
-_SMALL = 50_000_000
-"""Parameters up to which a model may be trained at a rate for models from scratch."""
-
 _ADVICE: Mapping[str, str] = {
     "max_steps": "give `steps`",
     "num_train_epochs": "give `steps`",
@@ -355,7 +352,8 @@ def fine_tune(
     conversations: Sequence[Conversation] | Sequence[TokenizedConversation],
     *,
     steps: int,
-    learning_rate: float,
+    learning_rate: float | None = None,
+    slower: float = 1.0,
     batch_size: int = 24,
     everything: bool = False,
     first_lines_weight: float = 1.0,
@@ -371,6 +369,8 @@ def fine_tune(
 
     Args:
         conversations: Messages, or rows of this model's tokens (`tokenize`).
+        learning_rate: Default: 7e-4 for a model of up to 50 M parameters, 1e-5 for a larger one.
+        slower: What the learning rate is divided by, where a training goes on from weights made from such data.
         first_lines_weight: The loss weight of every reply's first two lines, in rows that have no weights.
         until: `until(model, tokenizer, step)` may end it early.
         held_out: Rows whose loss ends it once it has stopped falling; the weights with the lowest are kept (`HeldOut`).
@@ -380,6 +380,7 @@ def fine_tune(
     tokenizer = AutoTokenizer.from_pretrained(start)
     # "auto", the default, would be bfloat16 for most models
     model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    learning_rate = (learning_rate or default_rate(model, small=7e-4, large=1e-5)) / slower
     _check_learning_rate(model, learning_rate)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     order: list[Conversation | TokenizedConversation] = list(conversations)
@@ -430,10 +431,10 @@ def _within_context(model: PreTrainedModel, rows: Sequence[TokenizedConversation
 
 
 def _check_learning_rate(model: PreTrainedModel, learning_rate: float) -> None:
-    if (parameters := model.num_parameters()) > _SMALL and learning_rate > 1e-4:
+    if (parameters := model.num_parameters()) > SMALL and learning_rate > 1e-4:
         raise ConfigurationError(
             f"a learning rate of {learning_rate:g} for a model of {parameters // 10**6} M parameters would undo what it was "
-            "pretrained for: give 1e-5 or so (Settings.experience_learning_rate, Settings.base_learning_rate)"
+            "pretrained for: give 1e-5 or so (Settings.supervised_learning_rate)"
         )
 
 
