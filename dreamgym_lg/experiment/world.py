@@ -20,7 +20,7 @@ from dreamgym_lg.types import Split, Task, Trajectory
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from dreamgym_lg.integrations.trl.sft import TokenizedConversation
+    from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 
 Messages = list[dict[str, str]]
 """A conversation as chat templates take it: `role` and `content` of each message."""
@@ -125,7 +125,7 @@ class World(ABC):
 
         Args: `max_new_tokens`, the most tokens of a reply when it plays.
         """
-        from dreamgym_lg.integrations.trl.sft import tokenize
+        from dreamgym_lg.integrations.trl.rows import tokenize
 
         return tokenize(tokenizer, [self.conversation(trajectory) for trajectory in recorded])
 
