@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dreamgym_lg.errors import ContractBroken
-from dreamgym_lg.types import Step, StepResult, Task
+from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
 INVALID_REWARD = 0.0
 """Reward of an invalid action (paper, section 4: an invalid action leads to a failure observation and reward 0)."""
 
-CheckAction = Callable[[str, Sequence[str]], str | None]
-"""`Environment.check_action`, as a function."""
+CheckAction = Callable[[Task, str, Sequence[str]], str | None]
+"""`check_action(task, action, observations)`: what `Environment.check_action` answers in an episode of the task."""
 
 
 class Environment(ABC):
@@ -113,6 +113,16 @@ def _played(action: str, observation: str, answer: str | None, result: StepResul
 def refused(answer: str) -> StepResult:
     """The result of an action that `check_action` answered with `answer`."""
     return StepResult(answer, INVALID_REWARD, False, False, {"valid": False})
+
+
+def unrefused_steps(trajectory: Trajectory, check_action: CheckAction | None) -> list[tuple[int, Step]]:
+    """The steps of a recorded episode that the check does not refuse, each with its position in the episode, from 1."""
+    seen = [step.observation for step in trajectory.steps]
+    return [
+        (number, step)
+        for number, step in enumerate(trajectory.steps, start=1)
+        if check_action is None or check_action(trajectory.task, step.action, seen[:number]) is None
+    ]
 
 
 def check_environment(environment: Environment, task: Task, actions: Sequence[str]) -> None:

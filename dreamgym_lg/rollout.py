@@ -8,7 +8,7 @@ from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from dreamgym_lg.environment import CheckAction, CreateEnvironment, EpisodeContext
+from dreamgym_lg.environment import CheckAction, CreateEnvironment, EpisodeContext, unrefused_steps
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing, PredictionFailed, RunStopped
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
@@ -121,13 +121,7 @@ def check_played(episodes: list[Trajectory], again: str = "the same command") ->
 
 def real_steps(episodes: Iterable[Trajectory], check_action: CheckAction | None = None) -> int:
     """How many steps reached the environment: all but those that its own `check_action` refused beforehand."""
-    if check_action is None:
-        return sum(len(episode.steps) for episode in episodes)
-    return sum(
-        check_action(step.action, [earlier.observation for earlier in episode.steps[:number]]) is None
-        for episode in episodes
-        for number, step in enumerate(episode.steps, start=1)
-    )
+    return sum(len(unrefused_steps(episode, check_action)) for episode in episodes)
 
 
 class _PlayedBy(NamedTuple):

@@ -13,8 +13,8 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.chat_models import load_chat_model
 from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experiment import gate
+from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.experiment import Experiment
-from dreamgym_lg.experiment.workspace import load_experience_model
 from dreamgym_lg.fidelity import Fidelity, measure, write_fidelity
 from dreamgym_lg.fidelity.ask import ABLATIONS, Ablation
 from dreamgym_lg.replay.buffer import ReplayBuffer

@@ -24,7 +24,7 @@ from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
 from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.prompt_formats import is_tool_task, schemas
-from dreamgym_lg.experiment.workspace import load_experience_model
+from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Split, Task
 

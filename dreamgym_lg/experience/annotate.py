@@ -6,7 +6,7 @@ experience model is trained; the rest makes the annotator think the episode thro
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,60 +97,74 @@ async def annotate(
     found = replay_buffer.trajectories(source=source, split=split, run=run, errors=False)
     steps = [trajectory for trajectory in found if trajectory.steps]
     waiting = [trajectory for trajectory in steps if not all(step.reasoning for step in trajectory.steps)]
+    chosen = waiting[:limit]
     asked = bind_schema(model, SCHEMA) if default_format(model) == "json_schema" else model
     hosted = hosted or hosted_for(model)
-    slots = asyncio.Semaphore(64)  # prompts made ahead; the calls themselves are bounded by `hosted`
-    failed: dict[str, str] = {}
-    spent: list[BudgetExceeded] = []
 
-    def stored(trajectory: Trajectory, messages: list[BaseMessage], answer: AIMessage, *, last: bool) -> bool:
-        """False for an answer that cannot be read, which the messages now say."""
+    def store(trajectory: Trajectory, messages: list[BaseMessage], answer: AIMessage, last: bool) -> bool:
         if (read := _read(answer, messages, len(trajectory.steps), last=last)) is None:
             return False
         replay_buffer.set_reasoning(trajectory, read.plans, annotation=read.episode)
         on_trajectory(trajectory)
         return True
 
+    prompt = partial(conversation, observation_characters=observation_characters)
+    replay_buffer.record_metrics("annotate", 0, {"version": f"{name_of(model)}/{PROMPT}"})
+    if batch is None:
+        failed = await _at_once(partial(hosted.aask, asked) if hosted else asked.ainvoke, chosen, prompt, store, retries)
+    else:
+        ask = partial(ask_in_batch, asked, folder=batch, hosted=hosted or Hosted())
+        failed = await _in_batches(ask, chosen, prompt, store, retries)
+    return Annotated(len(chosen) - len(failed), len(steps) - len(waiting), failed)
+
+
+Store = Callable[[Trajectory, list[BaseMessage], AIMessage, bool], bool]
+"""`store(trajectory, messages, answer, last)`: False for an answer that cannot be read, which the messages then say; on the
+last try it raises `PredictionFailed`."""
+
+
+async def _at_once(
+    ask: Callable[[list[BaseMessage]], Awaitable[AIMessage]],
+    chosen: Sequence[Trajectory],
+    prompt: Callable[[Trajectory], list[BaseMessage]],
+    store: Store,
+    retries: int,
+) -> dict[str, str]:
+    """Why some have no annotation after `retries` further tries. Raises `BudgetExceeded` once what is under way is stored."""
+    slots = asyncio.Semaphore(64)  # prompts made ahead; the calls themselves are bounded by `Hosted`
+    failed: dict[str, str] = {}
+    spent: list[BudgetExceeded] = []
+
     async def one(trajectory: Trajectory) -> None:
         async with slots:
             if spent:
                 return
             try:
-                messages = conversation(trajectory, observation_characters)
+                messages = prompt(trajectory)
                 for attempt in range(retries + 1):
-                    answer = await (hosted.aask(asked, messages) if hosted else asked.ainvoke(messages))
-                    if stored(trajectory, messages, answer, last=attempt == retries):
+                    if store(trajectory, messages, await ask(messages), attempt == retries):
                         return
             except BudgetExceeded as error:
                 spent.append(error)
             except (PredictionFailed, ModelUnavailable) as error:
                 failed[f"{trajectory.task.id}/{trajectory.rollout_index}"] = str(error)
 
-    chosen = waiting[:limit]
-    replay_buffer.record_metrics("annotate", 0, {"version": f"{name_of(model)}/{PROMPT}"})
-    if batch is not None:
-        named = {f"{each.task.id}/{each.rollout_index}/{each.iteration}/{each.run}": each for each in chosen}
-        prompts = {name: conversation(each, observation_characters) for name, each in named.items()}
-        failed |= await _in_batches(
-            partial(ask_in_batch, asked, folder=batch, hosted=hosted or Hosted()),
-            prompts,
-            lambda name, answer, last: stored(named[name], prompts[name], answer, last=last),
-            retries,
-        )
-    else:
-        await asyncio.gather(*(one(trajectory) for trajectory in chosen))
+    await asyncio.gather(*map(one, chosen))
     if spent:
         raise spent[0]
-    return Annotated(len(chosen) - len(failed), len(steps) - len(waiting), failed)
+    return failed
 
 
 async def _in_batches(
     ask: Callable[[Mapping[str, list[BaseMessage]]], AsyncIterator[tuple[str, AIMessage | ModelUnavailable]]],
-    prompts: Mapping[str, list[BaseMessage]],
-    store: Callable[[str, AIMessage, bool], bool],
+    chosen: Sequence[Trajectory],
+    prompt: Callable[[Trajectory], list[BaseMessage]],
+    store: Store,
     retries: int,
 ) -> dict[str, str]:
-    """Why some have no annotation after `retries` further batches. Args: `store`, as `stored`: (name, answer, last try)."""
+    """Why some have no annotation after `retries` further batches."""
+    named = {f"{each.task.id}/{each.rollout_index}/{each.iteration}/{each.run}": each for each in chosen}
+    prompts = {name: prompt(trajectory) for name, trajectory in named.items()}
     failed: dict[str, str] = {}
     for attempt in range(retries + 1):
         again = {}
@@ -158,7 +172,7 @@ async def _in_batches(
             try:
                 if isinstance(answer, ModelUnavailable):
                     raise answer
-                if not store(name, answer, attempt == retries):
+                if not store(named[name], prompts[name], answer, attempt == retries):
                     again[name] = prompts[name]
             except (PredictionFailed, ModelUnavailable) as error:
                 failed[name] = str(error)

@@ -56,7 +56,7 @@ class DreamEnvironment(Environment):
         self._unseen = False
 
     def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-        return self._check_action(action, observations) if self._check_action else None
+        return self._check_action(self._playing(), action, observations) if self._check_action else None
 
     def reset(self, task: Task) -> str:
         if not first_observation(task):

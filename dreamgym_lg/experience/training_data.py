@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from langchain_core.messages import BaseMessage
 
-from dreamgym_lg.environment import CheckAction
+from dreamgym_lg.environment import CheckAction, unrefused_steps
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
 from dreamgym_lg.experience.prompt_formats import is_tool_task
@@ -22,16 +22,13 @@ def recorded_exchanges(
     Actions that `check_action` refuses never reach an experience model, neither here nor in the dream. A tool agent's steps
     without a reasoning of their own get one by rules.
     """
-    seen = [str(trajectory.task.metadata.get("observation", ""))]
     exchanges: list[Exchange] = []
-    for step in trajectory.steps:
-        if check_action is None or check_action(step.action, seen) is None:
-            right = in_hindsight(step, success=trajectory.success)
-            found = experience.demonstrations(step.observation, step.action, trajectory.task, exchanges)
-            if is_tool_task(trajectory.task) and not step.reasoning:
-                right = _reasoned(right, experience, trajectory, exchanges, step, found)
-            exchanges.append(Exchange(step.action, right, found))
-        seen.append(step.next_observation)
+    for _, step in unrefused_steps(trajectory, check_action):
+        right = in_hindsight(step, success=trajectory.success)
+        found = experience.demonstrations(step.observation, step.action, trajectory.task, exchanges)
+        if is_tool_task(trajectory.task) and not step.reasoning:
+            right = _reasoned(right, experience, trajectory, exchanges, step, found)
+        exchanges.append(Exchange(step.action, right, found))
     return exchanges
 
 

@@ -31,7 +31,7 @@ from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from dreamgym_lg.integrations.trl.sft import TokenizedConversation
+    from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 
 _OPTIONS = set(EpisodeOptions.__annotations__)
 

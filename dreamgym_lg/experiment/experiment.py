@@ -284,37 +284,16 @@ class Experiment(Workspace):
         from dreamgym_lg.graphs.training import Training
 
         s, experience = self.settings, self.experience()
-        if s.refresh_episodes and self._given is not None:
-            raise ConfigurationError(
-                f"refresh_episodes={s.refresh_episodes} trains the local experience model further, and experience_model= is "
-                "given: set refresh_episodes=0"
-            )
-        if s.real_budget and s.real_budget < evaluation.planned_evaluations(s):
-            raise ConfigurationError(
-                f"real_budget={s.real_budget} is not one real episode for each of the {evaluation.planned_evaluations(s)} "
-                "evaluations of this training: give more of it, a larger evaluate_every, or 0"
-            )
-        if s.real_budget != 0 and self.validation_tasks():
-            self.world.agent(policy, real=True)  # what a real evaluation lacks is said now, not after ten iterations
+        self._check_training(policy)
         learner = (create_learner or self.learner)(policy, self.models / "policy", s)
         policy.weights_changed()  # those of a checkpoint may be in place now
-        tasks = self.tasks("train")
-        curriculum = Curriculum(
-            tasks,
-            task_generator=self.world.task_generator(tasks, self.replay_buffer) if s.synthetic_share else None,
-            check_task=self.world.check_task,
-            synthetic_share=s.synthetic_share,
-            seed=s.seed,
-        )
-        trained_on = self.replay_buffer.trajectories(run=self.run_name(TRAIN), errors=False)
-        curriculum.restore(self.replay_buffer.tasks(origin="synthetic"), trained_on)
         training = Training(
             policy=policy,
             agent=self.world.agent(policy, real=False),
             learner=learner,
             source="synthetic",
             experience=experience if self.world.asks_experience else None,
-            curriculum=curriculum,
+            curriculum=self._curriculum(),
             replay_buffer=self.replay_buffer,
             create_environment=partial(self.world.create_dream, experience),
             num_tasks=s.num_tasks,
@@ -333,6 +312,36 @@ class Experiment(Workspace):
             say=self.say,
         )
         return training, learner.close
+
+    def _check_training(self, policy: "LocalChatModel") -> None:
+        """Raise `ConfigurationError` for settings that contradict each other, and for what a real evaluation lacks."""
+        s = self.settings
+        if s.refresh_episodes and self._given is not None:
+            raise ConfigurationError(
+                f"refresh_episodes={s.refresh_episodes} trains the local experience model further, and experience_model= is "
+                "given: set refresh_episodes=0"
+            )
+        if s.real_budget and s.real_budget < evaluation.planned_evaluations(s):
+            raise ConfigurationError(
+                f"real_budget={s.real_budget} is not one real episode for each of the {evaluation.planned_evaluations(s)} "
+                "evaluations of this training: give more of it, a larger evaluate_every, or 0"
+            )
+        if s.real_budget != 0 and self.validation_tasks():
+            self.world.agent(policy, real=True)  # what a real evaluation lacks is said now, not after ten iterations
+
+    def _curriculum(self) -> Curriculum:
+        """The curriculum over the training tasks, as the episodes trained so far have left it."""
+        s, tasks = self.settings, self.tasks("train")
+        curriculum = Curriculum(
+            tasks,
+            task_generator=self.world.task_generator(tasks, self.replay_buffer) if s.synthetic_share else None,
+            check_task=self.world.check_task,
+            synthetic_share=s.synthetic_share,
+            seed=s.seed,
+        )
+        trained_on = self.replay_buffer.trajectories(run=self.run_name(TRAIN), errors=False)
+        curriculum.restore(self.replay_buffer.tasks(origin="synthetic"), trained_on)
+        return curriculum
 
     def _evaluate(self, policy: "LocalChatModel", experience: ExperienceModel, iteration: int) -> dict[str, Any]:
         figures = evaluation.validate(self, policy, experience, iteration)

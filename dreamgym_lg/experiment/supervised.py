@@ -24,7 +24,7 @@ from dreamgym_lg.types import Source, Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-    from dreamgym_lg.integrations.trl.sft import TokenizedConversation
+    from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 
     StartModel = LocalChatModel | str | Path | None
     """A local model, its path or hub name; None for the small base (`SMALL_BASE`)."""
@@ -102,7 +102,7 @@ def _judging_rows(
 
     Of an edited episode only the verdict is learned: what its tools answered is made up.
     """
-    from dreamgym_lg.integrations.trl.sft import only_last_reply
+    from dreamgym_lg.integrations.trl.rows import only_last_reply
 
     _check_judged(work, shown, edited)
 
@@ -232,7 +232,7 @@ def _tokenizer(start: str | Path) -> Any:
 
 
 def _tokenized(start: str | Path, conversations: Sequence[Messages]) -> "list[TokenizedConversation]":
-    from dreamgym_lg.integrations.trl.sft import tokenize
+    from dreamgym_lg.integrations.trl.rows import tokenize
 
     return tokenize(_tokenizer(start), conversations) if conversations else []
 

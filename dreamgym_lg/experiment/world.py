@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.curriculum.task_generator import TaskGenerator
-from dreamgym_lg.environment import CheckAction, Environment
+from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
 from dreamgym_lg.experience.hidden_facts import HiddenFacts
@@ -20,7 +20,7 @@ from dreamgym_lg.types import Split, Task, Trajectory
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from dreamgym_lg.integrations.trl.sft import TokenizedConversation
+    from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 
 Messages = list[dict[str, str]]
 """A conversation as chat templates take it: `role` and `content` of each message."""
@@ -42,8 +42,6 @@ class World(ABC):
     """What an experiment on this world uses unless it is told otherwise."""
     max_steps: int = 30
     """Actions after which an episode is cut short, in the dream and in reality."""
-    check_action: CheckAction | None = None
-    """What refuses invalid actions from the observations alone, in the dream and in reality (`Environment.check_action`)."""
     rewards: Rewards = "outcome"
     """What a dreamed episode pays: 1 for a success, or the change of the environment's own score (`DreamEnvironment`)."""
     asks_experience: bool = True
@@ -69,6 +67,13 @@ class World(ABC):
     @abstractmethod
     def create_environment(self) -> Environment:
         """A real environment for one episode. Called in the event loop: it must not block."""
+
+    def check_action(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
+        """What the environment's own check answers in an episode of the task, asked in dreams and of recorded episodes.
+
+        Args: `observations`, everything the policy has seen so far, oldest first. Default: None, nothing is refused.
+        """
+        return None
 
     def create_dream(self, experience: ExperienceModel) -> Environment:
         """The dream of one episode, played by the experience model."""
@@ -125,7 +130,7 @@ class World(ABC):
 
         Args: `max_new_tokens`, the most tokens of a reply when it plays.
         """
-        from dreamgym_lg.integrations.trl.sft import tokenize
+        from dreamgym_lg.integrations.trl.rows import tokenize
 
         return tokenize(tokenizer, [self.conversation(trajectory) for trajectory in recorded])
 

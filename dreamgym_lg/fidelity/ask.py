@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from dreamgym_lg.actions import is_answer
-from dreamgym_lg.environment import CheckAction
+from dreamgym_lg.environment import CheckAction, unrefused_steps
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experience.model import ExperienceModel
@@ -79,7 +79,7 @@ class Asker(NamedTuple):
         """Ask about every step after the real history; steps that `check_action` refuses are not asked."""
         trajectory = dreamable(trajectory)
         exchanges = recorded_exchanges(self.experience, trajectory, self.check_action)
-        numbered = self.asked(trajectory)
+        numbered = unrefused_steps(trajectory, self.check_action)
         questions = [
             self._answer(trajectory.task, exchanges[:position], step.observation, step.action)
             for position, (_, step) in enumerate(numbered)
@@ -94,7 +94,7 @@ class Asker(NamedTuple):
         steps: list[Step] = []
         answered: list[Answered] = []
         observation, error, over = str(trajectory.task.metadata["observation"]), None, False
-        for number, step in self.asked(trajectory):
+        for number, step in unrefused_steps(trajectory, self.check_action):
             answer, decided_by = None, ""
             if not over:
                 answer, decided_by = await self._answer(trajectory.task, history, observation, step.action)
@@ -109,15 +109,6 @@ class Asker(NamedTuple):
         success = bool(history) and history[-1].prediction.success
         dreamed = replace(trajectory, steps=steps, source="synthetic", success=success, error=error, segments=())
         return Replay(trajectory, dreamed, answered)
-
-    def asked(self, trajectory: Trajectory) -> list[tuple[int, Step]]:
-        """The steps that no check refuses, with their position in the episode from 1."""
-        seen, asked = [str(trajectory.task.metadata.get("observation", ""))], []
-        for number, step in enumerate(trajectory.steps, start=1):
-            if self.check_action is None or self.check_action(step.action, seen) is None:
-                asked.append((number, step))
-            seen.append(step.next_observation)
-        return asked
 
     def _found(self, task: Task, history: Sequence[Exchange], observation: str, action: str) -> tuple[Step, ...]:
         return () if self.without == "retrieval" else self.experience.demonstrations(observation, action, task, history)

@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import ToolCall, is_answer, parse_action
-from dreamgym_lg.environment import CheckAction
+from dreamgym_lg.environment import CheckAction, unrefused_steps
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.predictions import Exchange
@@ -132,7 +132,8 @@ async def _put(
     trajectory = dreamable(trajectory)
     dream = create_dream()
     exchanges = recorded_exchanges(dream.experience, trajectory, check_action)
-    steps, by_tools = _reaching(trajectory, check_action), "tools" in trajectory.task.metadata
+    steps = [step for _, step in unrefused_steps(trajectory, check_action)]
+    by_tools = "tools" in trajectory.task.metadata
 
     async def ask(position: int, action: str) -> StepResult | None:
         dream.resume(trajectory.task, exchanges[:position])
@@ -149,16 +150,6 @@ async def _put(
     lookups = _lookups(exchanges, writes) if recorded else ()
     again = [(lookup, await ask(lookup.position, lookup.action)) for lookup in lookups]
     return _Put(trajectory, asked, again)
-
-
-def _reaching(trajectory: Trajectory, check_action: CheckAction | None) -> list[Step]:
-    """The steps that no check refuses."""
-    seen, reaching = [str(trajectory.task.metadata["observation"])], []
-    for step in trajectory.steps:
-        if check_action is None or check_action(step.action, seen) is None:
-            reaching.append(step)
-        seen.append(step.next_observation)
-    return reaching
 
 
 def _lookups(exchanges: Sequence[Exchange], writes: Collection[str]) -> Iterator[_Lookup]:

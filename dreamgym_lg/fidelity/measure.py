@@ -1,7 +1,7 @@
 """`measure`: everything that a report says of an experience model, from the trajectories of a replay buffer."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from random import Random
@@ -83,27 +83,21 @@ async def ameasure(
     drawn, rng = _drawn(usable, group or (lambda each: GROUPS[each.source]), limit, seed), Random(f"{seed}/dreamed")
     if grounding is not None:
         grounding.refresh()
-    variants, replays, asked = [], [], []
-    for ablation in dict.fromkeys([None, *without]) if usable else ():
-        asker = Asker(experience, asyncio.Semaphore(concurrency), check_action, ablation, grounding)
-        measured = [await _group(asker, name, chosen, of, on_progress) for name, (chosen, of) in drawn.items()]
-        variants.append(Variant(without=ablation, groups=tuple(each for each, _ in measured)))
-        if ablation is None:
-            replays = [replay for _, found in measured for replay in found]
-            asked = [(replay.real.task, [each.step for each in replay.answered]) for replay in replays]
+    asker = Asker(experience, asyncio.Semaphore(concurrency), check_action, grounding=grounding)
+    variants, replays = await _variants(asker, drawn, without, on_progress)
     dreamed = [each for each in given if each.source == "synthetic" and each.error is None and each.steps]
     found = Fidelity(
         experience_model=name_of(experience.model),
         version=experience.version,
         retrieved=experience.k,
-        retrieves=bool(experience.k and experience.replay_buffer and experience.replay_buffer.count("steps", split="train")),
+        retrieves=experience.grounded,
         left_out=len(real) - len(usable),
-        variants=tuple(variants),
+        variants=variants,
         comparisons=compare_success_rates(given),
         judgement=judgement,
         dream_to_real=await _replayed(dreamed, create_environment, limit, rng, concurrency, on_progress),
         rubric=await _judged(judge_model, dreamed or [each.dreamed for each in replays], judge_limit, rng, on_progress),
-        leaks=find_leaks(experience, asked),
+        leaks=find_leaks(experience, [(each.real.task, [of.step for of in each.answered]) for each in replays]),
         notes=tuple(notes),
     )
     return replace(found, conclusions=draw_conclusions(found))
@@ -137,6 +131,23 @@ def _sample(found: Sequence[Trajectory], limit: int | None, rng: Random) -> list
     if limit is None or len(found) <= limit:
         return list(found)
     return [found[place] for place in sorted(rng.sample(range(len(found)), limit))]
+
+
+async def _variants(
+    asker: Asker,
+    drawn: Mapping[str, tuple[Sequence[Trajectory], int]],
+    without: Sequence[Ablation],
+    on_progress: OnProgress,
+) -> tuple[tuple[Variant, ...], list[Replay]]:
+    """The experience model as it is, then under each ablation; and the replays in the dream as it is."""
+    variants, replays = list[Variant](), list[Replay]()
+    for ablation in dict.fromkeys([None, *without]) if drawn else ():
+        varied = asker._replace(without=ablation)
+        measured = [await _group(varied, name, chosen, of, on_progress) for name, (chosen, of) in drawn.items()]
+        variants.append(Variant(without=ablation, groups=tuple(each for each, _ in measured)))
+        if ablation is None:
+            replays = [replay for _, found in measured for replay in found]
+    return tuple(variants), replays
 
 
 async def _group(

@@ -35,7 +35,6 @@ class ALFWorldWorld(World):
         retrieved_characters=300,
         policy_tokens=32,
     )
-    check_action = staticmethod(check_action)
 
     def __init__(self, games: str | Path | None = None, *, max_steps: int = 20) -> None:
         self.games = games or os.environ.get("ALFWORLD_DATA") or Path("~/.cache/alfworld")
@@ -49,6 +48,9 @@ class ALFWorldWorld(World):
 
     def create_environment(self) -> ALFWorld:
         return ALFWorld(max_steps=self.max_steps)
+
+    def check_action(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
+        return check_action(action, observations)
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
         """`episodes[kind]` trajectories of each `Kind` of scripted policy, `AT_ONCE` games at a time."""

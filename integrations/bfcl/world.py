@@ -21,7 +21,7 @@ KINDS = ("demonstration", "mistaken")
 
 
 class BFCLDream(DreamEnvironment):
-    """A dream that refuses the calls that the tools' own schemas refuse."""
+    """A dream that knows by its own history how many user turns have ended: a dreamed request may be worded otherwise."""
 
     def check_action(self, action: str, observations: Sequence[str]) -> str | None:
         task = self._playing()
@@ -68,6 +68,13 @@ class BFCLWorld(World):
 
     def create_dream(self, experience: ExperienceModel) -> Environment:
         return BFCLDream(experience, rewards=self.rewards)
+
+    def check_action(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
+        """What the tools' own schemas refuse, and calls of tools that are withheld until a later request of the user."""
+        requests, ended = task.metadata["user_turns"][1:], 0
+        for observation in observations[1:]:
+            ended += ended < len(requests) and observation == requests[ended]
+        return check_call(task, action, turn=ended)
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
         """`episodes[kind]` trajectories of each of `KINDS`, at most one demonstration of a task."""

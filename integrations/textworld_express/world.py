@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -56,7 +55,6 @@ class TextWorldExpressWorld(World):
         self.name = f"textworld_express/{game}"
         self.settings = replace(self.settings, **_OWN.get(game, {}))
         self.check: Check = check or ("state" if game == "twc" else "names")
-        self.check_action = partial(check_action, game, check=self.check)
         self.arguments = {"check": self.check, "max_steps": max_steps}
         self._made: dict[range, list[Task]] = {}
 
@@ -69,6 +67,9 @@ class TextWorldExpressWorld(World):
 
     def create_environment(self) -> TextWorldExpress:
         return TextWorldExpress(max_steps=self.max_steps, check=self.check)
+
+    def check_action(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
+        return check_action(self.game, action, observations, check=self.check)
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
         """`episodes[kind]` trajectories of each `Kind` of scripted policy."""

@@ -1,9 +1,9 @@
 """Small models from scratch, for machines without weights to download: a tokenizer, a chat template, a tiny Qwen2."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from dreamgym_lg.integrations.transformers.tool_format import (
@@ -64,18 +64,30 @@ CHAT_TEMPLATE = "".join(
 )
 
 
-def create_tokenizer(texts: Iterable[str], *, vocab_size: int = 1024) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer (any text survives it) with a chat template that only ever appends."""
+def create_tokenizer(
+    texts: Iterable[str],
+    *,
+    vocab_size: int = 1024,
+    pre_tokenizer: pre_tokenizers.PreTokenizer | None = None,
+    marks: Sequence[str] = (),
+) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer (any text survives it) with a chat template that only ever appends.
+
+    Args:
+        pre_tokenizer: Splits a text before pieces are merged, and ends byte by byte. Default: `ByteLevel`, as GPT-2's.
+        marks: Texts that are one token each, counted in `vocab_size`.
+    """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizer or pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=vocab_size - len(marks),
         special_tokens=[PAD, END, *(f"<|{role}|>" for role in ROLES)],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,

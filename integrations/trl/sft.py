@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -30,79 +30,14 @@ try:
     )
     from transformers.modeling_outputs import CausalLMOutputWithPast
     from trl import SFTConfig, SFTTrainer
-    from trl.chat_template_utils import get_training_chat_template
 except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
 from dreamgym_lg.integrations.trl.options import SMALL, check_options, default_rate, precision
+from dreamgym_lg.integrations.trl.rows import Conversation, TokenizedConversation, create_collator, tokenize, weigh_first_lines
 from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix
 
 logger = logging.getLogger(__name__)
-
-Conversation = Sequence[Mapping[str, str]]
-"""Messages with `role` and `content`."""
-
-
-class TokenizedConversation(TypedDict):
-    """A row of supervised training; all lists have the length of the conversation in tokens."""
-
-    input_ids: list[int]
-    labels: list[int]
-    """-100 where nothing is learned."""
-    weights: NotRequired[list[float]]
-    """The loss weight of each token; 1 without it."""
-
-
-def tokenize(
-    tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Conversation], *, everything: bool = False
-) -> list[TokenizedConversation]:
-    """Conversations as training rows: `labels` hold the assistant's replies, or all tokens with `everything` (pretraining).
-
-    A chat template without `{% generation %}` marks is replaced by TRL's training version of it, where TRL has one.
-    """
-    template = tokenizer.chat_template
-    if "{% generation %}" not in template:
-        template = get_training_chat_template(tokenizer)
-    encoded = tokenizer.apply_chat_template(
-        list(conversations), chat_template=template, return_dict=True, return_assistant_tokens_mask=True
-    )
-    return [
-        {"input_ids": ids, "labels": [x if learned or everything else -100 for x, learned in zip(ids, mask, strict=True)]}
-        for ids, mask in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True)
-    ]
-
-
-def weigh_first_lines(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[TokenizedConversation], *, lines: int, weight: float
-) -> list[TokenizedConversation]:
-    """The rows with `weight` on the first `lines` lines of every reply and 1 elsewhere; rows with weights keep theirs."""
-    breaks = {id for token, id in tokenizer.get_vocab().items() if "\n" in tokenizer.convert_tokens_to_string([token])}
-    weighed: list[TokenizedConversation] = []
-    for row in rows:
-        if "weights" in row:
-            weighed.append(row)
-            continue
-        weights, left, learning = [], 0, False
-        for token, label in zip(row["input_ids"], row["labels"], strict=True):
-            if label != -100 and not learning:
-                left = lines
-            learning = label != -100
-            weights.append(weight if learning and left > 0 else 1.0)
-            left -= token in breaks
-        weighed.append({**row, "weights": weights})
-    return weighed
-
-
-def only_last_reply(rows: Sequence[TokenizedConversation]) -> list[TokenizedConversation]:
-    """The rows with nothing learned but the last reply."""
-    cut: list[TokenizedConversation] = []
-    for row in rows:
-        learned = [label != -100 for label in row["labels"]]
-        end = len(learned) - learned[::-1].index(True) if any(learned) else 0
-        begin = max((place + 1 for place in range(end) if not learned[place]), default=0)
-        labels = [label if begin <= place < end else -100 for place, label in enumerate(row["labels"])]
-        cut.append({**row, "labels": labels})
-    return cut
 
 
 class HeldOut:
@@ -118,7 +53,7 @@ class HeldOut:
         self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[TokenizedConversation], *, every: int = 25, patience: int = 4
     ) -> None:
         self.batches = [rows[start : start + 4] for start in range(0, len(rows), 4)]
-        self.collate = _collate(tokenizer.pad_token_id)
+        self.collate = create_collator(tokenizer.pad_token_id)
         self.every, self.patience = every, patience
         self.losses: dict[int, float] = {}
         """By the step after which it was measured."""
@@ -241,23 +176,6 @@ class _Progress(TrainerCallback):
             self.report(state.global_step, logs["loss"])
 
 
-def _collate(pad_id: int) -> Callable[[list[TokenizedConversation]], dict[str, torch.Tensor]]:
-    def collate(rows: list[TokenizedConversation]) -> dict[str, torch.Tensor]:
-        def pad(values: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
-            tensors = [torch.tensor(value, dtype=dtype) for value in values]
-            return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=fill)
-
-        ids = [row["input_ids"] for row in rows]
-        return {
-            "input_ids": pad(ids, pad_id, torch.long),
-            "attention_mask": pad([[1] * len(row) for row in ids], 0, torch.long),
-            "labels": pad([row["labels"] for row in rows], -100, torch.long),
-            "weights": pad([row["weights"] for row in rows], 0.0, torch.float),
-        }
-
-    return collate
-
-
 _SETTINGS: Mapping[str, Any] = {
     "lr_scheduler_type": "cosine",
     "weight_decay": 0.01,
@@ -327,7 +245,7 @@ def train_sft(
             model=model,
             args=_arguments(model, given),
             train_dataset=Dataset.from_list(usable),
-            data_collator=_collate(tokenizer.pad_token_id),
+            data_collator=create_collator(tokenizer.pad_token_id),
             processing_class=tokenizer,
             callbacks=[_Progress(note, until)],
         )

@@ -36,7 +36,8 @@ from dreamgym_lg.graphs.episode import create_episode_graph, read_action
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.grpo import GRPOLearner
-from dreamgym_lg.integrations.trl.sft import save_model, tokenize, train_sft
+from dreamgym_lg.integrations.trl.rows import tokenize
+from dreamgym_lg.integrations.trl.sft import save_model, train_sft
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.token_recorder import TokenRecorder

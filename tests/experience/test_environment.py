@@ -53,12 +53,13 @@ def test_stepping_needs_a_reset_and_a_dream_needs_a_first_observation(scripted: 
 
 
 def test_a_dream_refuses_what_the_real_environment_refuses(scripted: Any) -> None:
-    def no_magic(action: str, observations: Sequence[str]) -> str | None:
-        return "No magic here." if "magic" in action else None
+    def no_magic(task: Task, action: str, observations: Sequence[str]) -> str | None:
+        return f"No magic in {task.id}." if "magic" in action else None
 
     experience = ExperienceModel(scripted(reply=lambda _: FINE))
-    assert DreamEnvironment(experience).check_action("magic", []) is None
-    assert DreamEnvironment(experience, check_action=no_magic).check_action("magic", []) == "No magic here."
+    for check_action, answer in ((None, None), (no_magic, f"No magic in {TASK.id}.")):
+        environment = DreamEnvironment(experience, check_action=check_action)
+        assert environment.check_action("magic", [environment.reset(TASK)]) == answer
 
 
 # --- rewards --------------------------------------------------------------------------------------------------------

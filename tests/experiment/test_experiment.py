@@ -16,8 +16,8 @@ from dreamgym_lg.environment import play_action
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import worlds
 from dreamgym_lg.experiment.evaluation import count_real_steps, validate
+from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.supervised import train_base_policy
-from dreamgym_lg.experiment.workspace import load_experience_model
 from dreamgym_lg.experiment.worlds import load_world, open_folder
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.sft import save_model

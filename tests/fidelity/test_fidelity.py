@@ -110,7 +110,7 @@ async def test_each_step_is_judged_behind_what_really_happened_before_it(scripte
 
 
 async def test_actions_refused_before_any_model_are_not_asked_about(scripted: Any, door_world: Any) -> None:
-    def no_dancing(action: str, observations: Sequence[str]) -> str | None:
+    def no_dancing(task: Task, action: str, observations: Sequence[str]) -> str | None:
         return "What?" if action == "dance" else None
 
     model = scripted(reply=door_world)

@@ -101,7 +101,7 @@ async def test_every_step_of_a_world_without_tools_is_asked_but_those_that_its_c
     steps = [("xyzzy", "What?"), ("dance", "What?"), ("jump", "What?"), ("wait", "Time passes."), ("look", "A room.")]
     game = episode(*steps, success=False, tools=False)
     found = await judged(
-        reply, [game], scripted, check_action=lambda action, seen: "No such word." if action == "xyzzy" else None
+        reply, [game], scripted, check_action=lambda task, action, seen: "No such word." if action == "xyzzy" else None
     )
     assert found.false_success and found.false_success.value == 1, "paid on the way"
     assert found.invalid_recall and (found.invalid_recall.successes, found.invalid_recall.episodes) == (1, 2)

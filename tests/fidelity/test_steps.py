@@ -187,7 +187,7 @@ def test_teacher_free_each_answer_stands_behind_the_dreams_own(scripted: Any) ->
 
 def test_what_the_check_refuses_is_never_asked(scripted: Any, door_world: Any) -> None:
     model = scripted(reply=door_world)
-    refuse = {"check_action": lambda action, seen: "What?" if action == "dance" else None}
+    refuse = {"check_action": lambda task, action, seen: "What?" if action == "dance" else None}
     group = only(ExperienceModel(model), recorded(DANCE, OPEN, NORTH, success=True), **refuse)
     assert group.refused == 1 and group.one_step.steps == 2 and group.one_step.invalid_recall is None
     assert [each.number for each in group.drift.by_number] == [2, 3]

@@ -48,6 +48,10 @@ class House(Environment):
         return f"There is no magic. (You saw {len(observations)} things.)" if "magic" in action else None
 
 
+def no_magic(task: Task, action: str, observations: Sequence[str]) -> str | None:
+    return House().check_action(action, observations)
+
+
 def policy(scripted: Any, *replies: str) -> Any:
     answers = iter(replies)
     return scripted(reply=lambda _: next(answers))
@@ -71,7 +75,7 @@ def test_the_house_keeps_the_environment_contract() -> None:
 )
 def test_dream_or_real_is_one_argument(scripted: Any, door_world: Any, actions: list[str]) -> None:
     real, experience = House(), ExperienceModel(scripted(reply=door_world))
-    dream = DreamEnvironment(experience, check_action=real.check_action, rewards="score")
+    dream = DreamEnvironment(experience, check_action=no_magic, rewards="score")
     really, dreamed = (play(policy(scripted, *actions), world) for world in (real, dream))
     assert outcomes(really) == outcomes(dreamed) and len(really["steps"]) == len(actions)
     assert really["success"] == dreamed["success"] == (actions[-1] == "go north")
@@ -114,7 +118,7 @@ def test_a_refused_action_is_an_invalid_step_that_does_not_reach_the_environment
 
 def test_a_refused_action_does_not_reach_the_experience_model(scripted: Any, door_world: Any) -> None:
     model = scripted(reply=door_world)
-    dream = DreamEnvironment(ExperienceModel(model), check_action=House().check_action)
+    dream = DreamEnvironment(ExperienceModel(model), check_action=no_magic)
     state = play(policy(scripted, "magic", "open door", "more magic", "go north"), dream)
     assert [step.valid for step in state["steps"]] == [False, True, False, True] and state["success"]
     assert len(model.asked) == 2 and "magic" not in "".join(message.text for message in model.asked[-1])

@@ -54,6 +54,26 @@ def test_the_hidden_fact_is_the_users_next_request(world: BFCLWorld, played: lis
                 assert after == now
 
 
+@pytest.mark.parametrize("category", ["multi_turn_base", "multi_turn_miss_func"])
+def test_records_are_checked_as_reality_checks(category: str) -> None:
+    world = BFCLWorld(category)
+    tasks = world.tasks("train", limit=30)
+    if category == "multi_turn_miss_func":
+        tasks = [task for task in tasks if task.metadata["withheld"]]
+    accepted: dict[tuple[str, str], set[bool]] = {}
+    for trajectory in world.collect(tasks[:4], {"demonstration": 4, "mistaken": 8}, seed=0):
+        environment, task = world.create_environment(), trajectory.task
+        seen = [environment.reset(task)]
+        for step in trajectory.steps:
+            for action in {each.action for each in trajectory.steps}:
+                answer = environment.check_action(action, seen)
+                assert world.check_action(task, action, seen) == answer
+                accepted.setdefault((task.id, action), set()).add(answer is None)
+            seen.append(environment.step(step.action).observation)
+    assert {False} in accepted.values() and {True} in accepted.values()
+    assert ({False, True} in accepted.values()) == (category == "multi_turn_miss_func"), "withheld, then there"
+
+
 def test_the_dream_refuses_what_the_tools_schemas_refuse(world: BFCLWorld, scripted: Any) -> None:
     task = next(task for task in world.tasks("train") if task.metadata["involved_classes"] == ["TradingBot"])
     dream = world.create_dream(ExperienceModel(scripted(reply=lambda _: "valid, fine\nreward 0, continues\nNext.")))

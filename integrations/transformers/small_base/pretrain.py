@@ -16,14 +16,14 @@ from random import Random
 from typing import NamedTuple
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 
+from dreamgym_lg.integrations.transformers import tiny_models
 from dreamgym_lg.integrations.transformers.small_base.names import known_words
 from dreamgym_lg.integrations.transformers.small_base.skills import VERBS, conversation
 from dreamgym_lg.integrations.transformers.small_base.tool_skills import ACTS
-from dreamgym_lg.integrations.transformers.tiny_models import CHAT_TEMPLATE, END, PAD, ROLES
 
 COMMON = 3500
 """So many of `known_words()` are common ones, which the tokenizer keeps in few pieces."""
@@ -65,26 +65,10 @@ class Row(NamedTuple):
 
 def create_tokenizer() -> PreTrainedTokenizerFast:
     """The byte-level BPE of the small base, with the chat template of all small models."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    split = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(SPLIT, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(MARKS),
-        special_tokens=[PAD, END, *(f"<|{role}|>" for role in ROLES)],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_texts(), trainer)
-    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-    )
+    return tiny_models.create_tokenizer(_texts(), vocab_size=VOCABULARY, pre_tokenizer=split, marks=MARKS)
 
 
 def _texts() -> Iterator[str]:

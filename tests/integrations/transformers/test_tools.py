@@ -195,20 +195,28 @@ async def test_a_call_of_another_model_is_written_by_the_template(of_template: M
         "</tool_call><|end|><|user|><tool_response>\nNothing.\n</tool_response><|end|><|assistant|>"
     )
     assert untold == turns
-    assert told.endswith(f"<|end|>{turns}") and told.startswith("<|system|># Tools\n") and '"Look at a place."' in told
+    assert told.endswith(f"<|end|>{turns}") and told.startswith("<|system|><tools>\nlook(") and " Look at a place.\n" in told
 
 
-@pytest.mark.parametrize("old", ["from scratch", "without tools"])
-def test_tools_join_the_system_message(old: str, of_template: Make, steer: Steer) -> None:
-    policy = of_template(old)
+@pytest.mark.parametrize(
+    ("family", "shown"),
+    [
+        (
+            "from scratch",
+            '<tools>\nlook(place, times?: {"default": 1, "type": "integer"}) Look at a place.\nwait() Do nothing.\n</tools>',
+        ),
+        ("without tools", "# Tools\n"),
+    ],
+)
+def test_tools_join_the_system_message(family: str, shown: str, of_template: Make, steer: Steer) -> None:
+    policy = of_template(family)
     steer(lambda _: "Good.")
     with TokenRecorder() as recorder:
         policy.bind_tools([look, wait]).invoke([SystemMessage("Be brief."), HumanMessage("Look.")])
     given = policy.tokenizer.decode(recorder.calls[0].given_ids)
-    assert given.startswith("<|system|>Be brief.\n\n# Tools\n") and given.count("<|system|>") == 1
-    assert (
-        '"name": "look"' in given and '"name": "wait"' in given and given.endswith("<|end|><|user|>Look.<|end|><|assistant|>")
-    )
+    assert given.startswith(f"<|system|>Be brief.\n\n{shown}") and given.count("<|system|>") == 1
+    assert "Look at a place." in given and "Do nothing." in given
+    assert given.endswith("<|end|><|user|>Look.<|end|><|assistant|>")
 
 
 CONVERSATIONS = [

@@ -27,7 +27,8 @@ from trl import GRPOTrainer
 from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
-from dreamgym_lg.integrations.trl.sft import save_model, tokenize, train_sft
+from dreamgym_lg.integrations.trl.rows import tokenize
+from dreamgym_lg.integrations.trl.sft import save_model, train_sft
 from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Trajectory

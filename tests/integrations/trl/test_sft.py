@@ -13,7 +13,8 @@ from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl import sft
-from dreamgym_lg.integrations.trl.sft import fine_tune, save_model, tokenize, train_sft, weigh_first_lines
+from dreamgym_lg.integrations.trl.rows import tokenize, weigh_first_lines
+from dreamgym_lg.integrations.trl.sft import fine_tune, save_model, train_sft
 
 COLOURS = {"apple": "red", "pear": "green", "plum": "blue", "lemon": "yellow"}
 
