@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     StartModel = LocalChatModel | str | Path | None
     """A local model, its path or hub name; None for the small base (`SMALL_BASE`)."""
 
-POLICY_OPTIONS = {"lr_scheduler_type": "constant_with_warmup"}
+POLICY_OPTIONS: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup"}
 """Of the base policy's training, whose end is not known when it begins."""
 FIRST_LINES_WEIGHT = 4.0
 """The loss weight of the experience model's verdict, reward and status."""

@@ -18,7 +18,7 @@ Kind = Literal["demonstration", "noisy", "random", "malformed", "fluent_wrong", 
 """`demonstration`: the shortest solution.  `noisy`: a solution with stray actions in between.  `random`: valid actions.
 `malformed`: mostly broken commands.  `fluent_wrong`: right form, wrong object or place, from some point on.
 `mixture`: each step is of a kind drawn anew.
-`unfinished`: `noisy` or `fluent_wrong`; where it would have succeeded its last step is left out, so that none is a success."""
+`unfinished`: as `noisy`; where it would have succeeded its last step is left out, so that none is a success."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -97,7 +97,7 @@ def choose(kind: Kind, view: View, mistakes: Mistakes, rng: Random, *, gone_wron
             return corrupt(rng.choice([view.right, rng.choice(view.valid)]), mistakes, rng)
         case "fluent_wrong":
             return mistakes.wrong(view, rng) if gone_wrong and rng.random() < 0.8 else view.right
-        case "noisy":
+        case "noisy" | "unfinished":
             stray: Kind = rng.choice(["random", "malformed", "fluent_wrong"])
             return choose(stray, view, mistakes, rng, gone_wrong=True) if rng.random() < 0.3 else view.right
         case "mixture":
@@ -119,9 +119,7 @@ def play_scripted(
     Actions are checked as a policy's are: a refused one costs a step of the policy, of which there are
     `environment.max_steps`, but no real step.
     """
-    oracle, wanted = create_oracle(task, rng), kind
-    if kind == "unfinished":
-        kind = rng.choice(["noisy", "fluent_wrong"])
+    oracle = create_oracle(task, rng)
     turn = min(rng.randrange(6), rng.randrange(6))
     seen, steps = [environment.reset(task)], list[Step]()
     while True:
@@ -131,7 +129,7 @@ def play_scripted(
         step, success, _ = play_action(environment, action, seen, last=len(steps) + 1 >= environment.max_steps)
         steps.append(step)
         seen.append(step.next_observation)
-        if success and wanted == "unfinished" and len(steps) > 1:
+        if success and kind == "unfinished" and len(steps) > 1:
             return [*steps[:-2], replace(steps[-2], truncated=True)], False
         if step.terminated or step.truncated:
             return steps, success
