@@ -22,11 +22,14 @@ from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.experience.hidden_facts import world_seed
 from dreamgym_lg.experience.hosted import Chat
+from dreamgym_lg.experience.notes import Note, notes_from_json, notes_of, notes_to_json, read_notes, write_notes
 from dreamgym_lg.experience.predictions import in_hindsight, json_object, load_prompt
 from dreamgym_lg.types import Prediction, Step, Task
 
-LINE_PROMPT, JSON_PROMPT = "experience-5", "experience-4"
+LINE_PROMPT, JSON_PROMPT = "experience-7", "experience-6"
 """The system prompts of the two formats."""
+NOTES_PROMPT = "notes-1"
+"""What asks for notes in JSON."""
 
 NOTHING = "(nothing)"
 """Stands for an empty observation in the lines; tools do give them."""
@@ -64,7 +67,7 @@ class PromptFormat(Protocol):
     """The JSON schema that the model is bound to by its own structured output; None to leave the model as it is."""
 
     def head(self, task: Task) -> str:
-        """The system message: all that stays the same over an episode."""
+        """The system message: all that stays the same over an episode, the notes of the task's world included."""
 
     def ask(self, task: Task, question: Question) -> str:
         """The message that asks what follows the action."""
@@ -74,6 +77,15 @@ class PromptFormat(Protocol):
 
     def read(self, text: str) -> Prediction:
         """What the answer says, believable or not. Raises `PredictionFailed` saying what is wrong with the text."""
+
+    def ask_notes(self, task: Task, seen: Mapping[str, Sequence[str]]) -> str:
+        """The message behind `head` that asks for the notes of a world. Args: `seen`, some recorded answers of each tool."""
+
+    def answer_notes(self, notes: Sequence[Note]) -> str:
+        """Notes as the model should write them."""
+
+    def read_notes(self, text: str) -> list[Note]:
+        """The notes that an answer holds. Raises `PredictionFailed` saying what is wrong with the text."""
 
 
 _LINES = re.compile(
@@ -100,7 +112,8 @@ class LineFormat:
         self.name = LINE_PROMPT if instructions is None else _own_name(instructions)
 
     def head(self, task: Task) -> str:
-        parts = [self.instructions, task.instruction, *self._tools(task)]
+        noted = [f"notes, what tools answer before anything is changed:\n{notes}"] if (notes := notes_of(task)) else []
+        parts = [self.instructions, task.instruction, *self._tools(task), *noted]
         return "\n".join(part for part in parts if part)
 
     def ask(self, task: Task, question: Question) -> str:
@@ -151,6 +164,16 @@ class LineFormat:
             valid=match["valid"] == "valid",
         )
 
+    def ask_notes(self, task: Task, seen: Mapping[str, Sequence[str]]) -> str:
+        """Without `seen`: a model that is trained on the lines has read them."""
+        return f"{first_observation(task)}\nwhat do tools answer here, before anything is changed?"
+
+    def answer_notes(self, notes: Sequence[Note]) -> str:
+        return write_notes(notes) or NOTHING
+
+    def read_notes(self, text: str) -> list[Note]:
+        return read_notes("" if text.strip() == NOTHING else text.strip())
+
     def _tools(self, task: Task) -> list[str]:
         """What a tool agent's world needs besides: what can be called, and how its final answer is judged."""
         if not is_tool_task(task):
@@ -158,7 +181,7 @@ class LineFormat:
         rubric = task.metadata.get("rubric") or RUBRIC
         return [
             'The agent acts by calling tools: {"name": ..., "arguments": ...}. Answer as the tool itself would. The tools:',
-            *(json.dumps(tool, ensure_ascii=False, sort_keys=True) for tool in schemas(task)),
+            *map(_tool_line, schemas(task)),
             '{"answer": ...} ends the episode: the status is then success or failure, the observation (nothing), and '
             f"{rubric}",
         ]
@@ -214,6 +237,8 @@ class JsonFormat:
             world["success"] = task.metadata.get("rubric") or RUBRIC
         elif rubric := task.metadata.get("rubric"):
             world["success"] = rubric
+        if notes := notes_of(task):
+            world["notes"] = notes_to_json(read_notes(notes))
         return f"{self.instructions}\n\n{encoded(world)}"
 
     def ask(self, task: Task, question: Question) -> str:
@@ -243,6 +268,15 @@ class JsonFormat:
             if not _is(found[key], kind):
                 raise PredictionFailed(f"{key!r} in the answer is {str(found[key])[:80]!r}; expected a {kind}")
         return Prediction(**{**found, "reward": float(found["reward"])})
+
+    def ask_notes(self, task: Task, seen: Mapping[str, Sequence[str]]) -> str:
+        return f"{load_prompt(NOTES_PROMPT)}\n\n{encoded({'observation': first_observation(task), 'seen': seen})}"
+
+    def answer_notes(self, notes: Sequence[Note]) -> str:
+        return encoded({"notes": notes_to_json(notes)})
+
+    def read_notes(self, text: str) -> list[Note]:
+        return notes_from_json(json_object(text).get("notes"))
 
 
 def _is(value: object, kind: str) -> bool:
@@ -358,6 +392,25 @@ def schemas(task: Task) -> list[Mapping[str, Any]]:
     tools: Sequence[str | Mapping[str, Any]] = task.metadata.get("tools") or ()
     found = [{"name": tool} if isinstance(tool, str) else tool["function"] for tool in tools]
     return sorted(found, key=lambda function: str(function["name"]))
+
+
+def _tool_line(function: Mapping[str, Any]) -> str:
+    """A tool as small models read it elsewhere (`tiny_models.CHAT_TEMPLATE`); its JSON schema takes three times the tokens.
+
+    `get_order(order_id, note?: {"type": "integer"}) Look up an order.`
+    """
+    parameters = function.get("parameters") or {}
+    arguments = [
+        f"{name}{'' if name in parameters.get('required', ()) else '?'}{'' if schema == {'type': 'string'} else _typed(schema)}"
+        for name, schema in parameters.get("properties", {}).items()
+    ]
+    called = f"{function['name']}({', '.join(arguments)})" if parameters else function["name"]
+    defined = f"where {encoded(parameters['$defs'])}" if "$defs" in parameters else ""
+    return " ".join([called, *str(function.get("description", "")).split(), *defined.split("\n")]).strip()
+
+
+def _typed(schema: Any) -> str:
+    return f": {json.dumps(schema, ensure_ascii=False, sort_keys=True)}"
 
 
 def cut(found: Sequence[Step], characters: int) -> list[tuple[Step, Prediction]]:
