@@ -8,15 +8,18 @@ notes are made in hindsight.
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import ToolCall, parse_call, render_call
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.types import Task, Trajectory
+from dreamgym_lg.experience.predictions import check_structure
+from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
 _KEY = "world_notes"
+_COMPARED = 20
+"""Recorded answers of a tool whose structure its noted answers have to have."""
 
 
 class Note(NamedTuple):
@@ -31,10 +34,8 @@ def write_notes(notes: Iterable[Note]) -> str:
 
     The answer is the tool's own, byte for byte, but that each further line of it begins with a space.
     """
-    lines = (
-        f"{note.call.name} {json.dumps(note.call.arguments, sort_keys=True, ensure_ascii=False)}: {note.answer}" for note in notes
-    )
-    return "\n".join(line.replace("\n", "\n ") for line in lines)
+    given = ((call.name, json.dumps(call.arguments, sort_keys=True, ensure_ascii=False), answer) for call, answer in notes)
+    return "\n".join(f"{name} {arguments}: {answer}".replace("\n", "\n ") for name, arguments, answer in given)
 
 
 def read_notes(text: str) -> list[Note]:
@@ -47,7 +48,7 @@ def read_notes(text: str) -> list[Note]:
         except (ValueError, RecursionError):
             arguments, end = None, 0
         if not re.fullmatch(r"[\w.-]+", name) or not isinstance(arguments, dict) or not rest.startswith(":", end):
-            raise PredictionFailed(f'{line[:200]!r} is no note; expected a line like \'get_order {{"order_id": "K12"}}: ANSWER\'')
+            raise PredictionFailed(f"{line[:200]!r} is no note; expected a line of tool, arguments as JSON, colon and answer")
         note = Note(ToolCall(name, arguments), rest[end + 1 :].removeprefix(" ").replace("\n ", "\n"))
         found.setdefault(render_call(name, arguments), note)
     return list(found.values())
@@ -77,6 +78,16 @@ def notes_from_json(found: object) -> list[Note]:
     return notes
 
 
+def check_notes(notes: Iterable[Note], reading: Collection[str], recorded: Callable[[str], Sequence[str]]) -> None:
+    """Raise `PredictionFailed` for a note of another tool than `reading`, or in another structure than its recorded answers."""
+    for call, answer in notes:
+        if call.name not in reading:
+            raise PredictionFailed(f"a note calls {call.name!r}; expected only tools that read: {', '.join(sorted(reading))}")
+        action = render_call(*call)
+        steps = [Step(observation="", action=action, next_observation=each) for each in recorded(call.name)[:_COMPARED]]
+        check_structure(Prediction("", answer, 0.0, False, False, True), action, steps, recorded)
+
+
 def notes_of(task: Task) -> str | None:
     """The notes of the task's world as text, "" for a world of which none could be written; None before they are."""
     return task.metadata.get(_KEY)
@@ -85,6 +96,11 @@ def notes_of(task: Task) -> str | None:
 def with_notes(task: Task, notes: str) -> Task:
     """The task in the world of these notes: every prompt about it shows them."""
     return replace(task, metadata={**task.metadata, _KEY: notes})
+
+
+def without_notes(task: Task) -> Task:
+    """The task before its notes are written."""
+    return replace(task, metadata={name: value for name, value in task.metadata.items() if name != _KEY})
 
 
 def in_noted_world(trajectory: Trajectory, writes: Collection[str]) -> Trajectory:
@@ -120,16 +136,18 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"\w+", re.sub(r"\\[nrt]", " ", text).casefold()))
 
 
-def thorough(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """The successes whose notes an experience model should learn to write, of episodes in a noted world.
+def thorough(trajectories: Iterable[Trajectory], writes: Collection[str]) -> list[Trajectory]:
+    """The successes whose notes an experience model should learn to write, each in its noted world.
 
     Of those whose first lookup is the same tool's, they are the ones with at least as many notes as half of them have: an
     agent that looked up little leaves notes that do not say what another one would find.
     """
     counted: dict[str, list[tuple[int, Trajectory]]] = {}
     for each in trajectories:
-        if each.success and (notes := read_notes(notes_of(each.task) or "")):
-            counted.setdefault(notes[0].call.name, []).append((len(notes), each))
+        notes = notes_in_hindsight(each, writes) if each.success else ""
+        if read := read_notes(notes):
+            noted = replace(each, task=with_notes(each.task, notes))
+            counted.setdefault(read[0].call.name, []).append((len(read), noted))
     chosen: list[Trajectory] = []
     for alike in counted.values():
         median = sorted(number for number, _ in alike)[len(alike) // 2]

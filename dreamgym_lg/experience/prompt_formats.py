@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableSequence
 
-from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.actions import ToolCall, parse_action, tool_line
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.experience.hidden_facts import world_seed
 from dreamgym_lg.experience.hosted import Chat
@@ -78,8 +78,8 @@ class PromptFormat(Protocol):
     def read(self, text: str) -> Prediction:
         """What the answer says, believable or not. Raises `PredictionFailed` saying what is wrong with the text."""
 
-    def ask_notes(self, task: Task, seen: Mapping[str, Sequence[str]]) -> str:
-        """The message behind `head` that asks for the notes of a world. Args: `seen`, some recorded answers of each tool."""
+    def ask_notes(self, task: Task, recorded: Callable[[str], Sequence[str]]) -> str:
+        """The message behind `head` that asks for the notes of a world. Args: `recorded`, a reading tool's recorded answers."""
 
     def answer_notes(self, notes: Sequence[Note]) -> str:
         """Notes as the model should write them."""
@@ -164,8 +164,8 @@ class LineFormat:
             valid=match["valid"] == "valid",
         )
 
-    def ask_notes(self, task: Task, seen: Mapping[str, Sequence[str]]) -> str:
-        """Without `seen`: a model that is trained on the lines has read them."""
+    def ask_notes(self, task: Task, recorded: Callable[[str], Sequence[str]]) -> str:
+        """Without what is recorded: a model that is trained on the lines has read it."""
         return f"{first_observation(task)}\nwhat do tools answer here, before anything is changed?"
 
     def answer_notes(self, notes: Sequence[Note]) -> str:
@@ -181,7 +181,7 @@ class LineFormat:
         rubric = task.metadata.get("rubric") or RUBRIC
         return [
             'The agent acts by calling tools: {"name": ..., "arguments": ...}. Answer as the tool itself would. The tools:',
-            *map(_tool_line, schemas(task)),
+            *map(tool_line, schemas(task)),
             '{"answer": ...} ends the episode: the status is then success or failure, the observation (nothing), and '
             f"{rubric}",
         ]
@@ -269,7 +269,10 @@ class JsonFormat:
                 raise PredictionFailed(f"{key!r} in the answer is {str(found[key])[:80]!r}; expected a {kind}")
         return Prediction(**{**found, "reward": float(found["reward"])})
 
-    def ask_notes(self, task: Task, seen: Mapping[str, Sequence[str]]) -> str:
+    def ask_notes(self, task: Task, recorded: Callable[[str], Sequence[str]]) -> str:
+        """With two recorded answers of each tool: what is noted has their structure."""
+        names = [tool["name"] for tool in schemas(task)]
+        seen = {name: [text[: self.characters] for text in found[:2]] for name in names if (found := recorded(name))}
         return f"{load_prompt(NOTES_PROMPT)}\n\n{encoded({'observation': first_observation(task), 'seen': seen})}"
 
     def answer_notes(self, notes: Sequence[Note]) -> str:
@@ -392,25 +395,6 @@ def schemas(task: Task) -> list[Mapping[str, Any]]:
     tools: Sequence[str | Mapping[str, Any]] = task.metadata.get("tools") or ()
     found = [{"name": tool} if isinstance(tool, str) else tool["function"] for tool in tools]
     return sorted(found, key=lambda function: str(function["name"]))
-
-
-def _tool_line(function: Mapping[str, Any]) -> str:
-    """A tool as small models read it elsewhere (`tiny_models.CHAT_TEMPLATE`); its JSON schema takes three times the tokens.
-
-    `get_order(order_id, note?: {"type": "integer"}) Look up an order.`
-    """
-    parameters = function.get("parameters") or {}
-    arguments = [
-        f"{name}{'' if name in parameters.get('required', ()) else '?'}{'' if schema == {'type': 'string'} else _typed(schema)}"
-        for name, schema in parameters.get("properties", {}).items()
-    ]
-    called = f"{function['name']}({', '.join(arguments)})" if parameters else function["name"]
-    defined = f"where {encoded(parameters['$defs'])}" if "$defs" in parameters else ""
-    return " ".join([called, *str(function.get("description", "")).split(), *defined.split("\n")]).strip()
-
-
-def _typed(schema: Any) -> str:
-    return f": {json.dumps(schema, ensure_ascii=False, sort_keys=True)}"
 
 
 def cut(found: Sequence[Step], characters: int) -> list[tuple[Step, Prediction]]:

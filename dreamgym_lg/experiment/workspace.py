@@ -243,28 +243,26 @@ class Workspace:
         In a process of its own a local one computes beside the policy. `name=""` is one without weights, which prepares
         training data.
         """
-        if isinstance(self._given, str) and is_local_model(self._given):
-            self._given = local_experience_model(self._given, self.replay_buffer, self.world.hidden_facts)
-        if self._given is not None:
+        given, buffer, world = self._given, self.replay_buffer, self.world
+        if isinstance(given, ExperienceModel):
+            return given
+        writes = world.writing_tools(buffer)
+        if isinstance(given, str) and is_local_model(given):
+            given = local_experience_model(given, buffer, world.hidden_facts, notes=world.notes, writes=writes)
+        if given is not None:
             self._given = to_experience_model(
-                self._given,
-                self.replay_buffer,
+                given,
+                buffer,
                 demonstrations=self.settings.retrieved,
                 demonstration_characters=self.settings.retrieved_characters,
-                hidden_facts=self.world.hidden_facts,
-                writes=self.world.writing_tools(self.replay_buffer),
+                hidden_facts=world.hidden_facts,
+                notes=world.notes,
+                writes=writes,
             )
             return self._given
         name = self.newest_experience() if name is None else name
         model = self._local(name, own_process) if name else None
-        return _as_trained(
-            model,
-            self.settings,
-            self.replay_buffer,
-            self.world.hidden_facts,
-            name,
-            writes=self.world.writing_tools(self.replay_buffer),
-        )
+        return _as_trained(model, self.settings, buffer, world.hidden_facts, name, notes=world.notes, writes=writes)
 
     def _local(self, name: str, own_process: bool) -> "LocalChatModel":
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -334,7 +332,14 @@ def is_local_model(name: str) -> bool:
     return Path(name).is_dir() or ("/" in name and ":" not in name)
 
 
-def local_experience_model(name: str, replay_buffer: ReplayBuffer, hidden_facts: HiddenFacts | None = None) -> ExperienceModel:
+def local_experience_model(
+    name: str,
+    replay_buffer: ReplayBuffer,
+    hidden_facts: HiddenFacts | None = None,
+    *,
+    notes: bool = False,
+    writes: Collection[str] = (),
+) -> ExperienceModel:
     """An experience model from a folder of weights, or from the hub.
 
     One that an experiment trained (`runs/mine/models/experience-0`) is asked as in its training, by the settings beside it;
@@ -352,8 +357,8 @@ def local_experience_model(name: str, replay_buffer: ReplayBuffer, hidden_facts:
     settings = replace(Settings(), **{key: given[key] for key in names if key in given})
     model = LocalChatModel.from_path(name, temperature=0, max_new_tokens=settings.experience_tokens)
     if given:
-        return _as_trained(model, settings, replay_buffer, hidden_facts, path.name)
-    return to_experience_model(model, replay_buffer, hidden_facts=hidden_facts)
+        return _as_trained(model, settings, replay_buffer, hidden_facts, path.name, notes=notes, writes=writes)
+    return to_experience_model(model, replay_buffer, hidden_facts=hidden_facts, notes=notes, writes=writes)
 
 
 def load_experience_model(name: str, replay_buffer: ReplayBuffer) -> ExperienceModel:
@@ -368,7 +373,8 @@ def _as_trained(
     hidden_facts: HiddenFacts | None,
     version: str,
     *,
-    writes: Collection[str] = (),
+    notes: bool,
+    writes: Collection[str],
 ) -> ExperienceModel:
     """The experience model as `train_experience` trains it and every dream asks it."""
     return ExperienceModel(
@@ -378,6 +384,7 @@ def _as_trained(
         demonstration_characters=settings.retrieved_characters,
         instructions="",  # a model that is trained on the format needs none
         hidden_facts=hidden_facts,
+        notes=notes,
         writes=writes,
         retries=0,
         version=version,

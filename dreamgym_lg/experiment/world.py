@@ -57,6 +57,9 @@ class World(ABC):
     """Gives the facts that a task hides, drawn once by the task's seed. A plain function in a class body has to be a
     `staticmethod`."""
 
+    notes: bool = False
+    """Whether the experience model writes down what a task leaves open before its first step (`ExperienceModel.noted`)."""
+
     @abstractmethod
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> Sequence[Task]:
         """The real tasks of a split. The splits share no task.
