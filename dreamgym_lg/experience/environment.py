@@ -126,15 +126,15 @@ class DreamEnvironment(Environment):
 
     def _noted(self, action: str) -> Prediction | None:
         """What the notes answer to a call before anything is changed."""
-        task, writes = self._playing(), self.experience.writes
-        calls = (parse_call(exchange.action) for exchange in self._history if exchange.prediction.valid)
-        if not (notes := notes_of(task)) or any(call is not None and call.name in writes for call in calls):
-            return None
-        answer = next((note.answer for note in read_notes(notes) if note.call == parse_call(action)), None)
+        task, call = self._playing(), parse_call(action)
+        answer = next((note.answer for note in read_notes(notes_of(task) or "") if note.call == call), None)
         if answer is None:
             return None
+        writes, history = self.experience.writes, [played(exchange) for exchange in self._history]
+        if any(each.valid and (made := parse_call(each.action)) is not None and made.name in writes for each in history):
+            return None
         step = Step(observation=self._observation, action=action, next_observation=answer)
-        reasoning = call_reasoning(task, [played(exchange) for exchange in self._history], step, writes)
+        reasoning = call_reasoning(task, history, step, writes)
         return in_hindsight(replace(step, reasoning=reasoning), success=False)
 
     def _known(self, action: str) -> Decision | None:
