@@ -34,6 +34,7 @@ except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
 from dreamgym_lg.integrations.trl.options import LOSS_TYPES, check_grpo, check_reference, precision
+from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix
 
 for _name in ("_compute_loss", "_get_per_token_logps_and_entropies"):
     if not hasattr(GRPOTrainer, _name):
@@ -98,8 +99,8 @@ class _Trainer(GRPOTrainer):
         """Inputs of `_compute_loss`: with one pass and its loss types `dapo` or `cispo`, `scale` times the weighted sum."""
         prompts, completions, masks, logprobs, advantages = [], [], [], [], []
         largest = 1 / min(row.weight for row in rows)
+        first = min(list(row.segment.sampled).index(1) for row in rows)  # prompts of one length need no padding
         for segment, given, weight in rows:
-            first = list(segment.sampled).index(1)
             prompts.append(torch.tensor(segment.token_ids[:first]))
             completions.append(torch.tensor(segment.token_ids[first:]))
             # TRL divides the sum under its mask by the number of items: weights in the mask give the weighted sum. None is
@@ -109,8 +110,8 @@ class _Trainer(GRPOTrainer):
             advantages.append(torch.tensor(given[first:]))
         token = self._tokenizer.pad_token_id
         output = {
-            "prompt_ids": pad(prompts, padding_value=token, padding_side="left"),
-            "prompt_mask": pad([torch.ones_like(ids) for ids in prompts], padding_value=0, padding_side="left"),
+            "prompt_ids": torch.stack(prompts),
+            "prompt_mask": torch.ones(len(prompts), first, dtype=torch.long),
             "completion_ids": pad(completions, padding_value=token),
             "completion_mask": pad([torch.ones_like(ids) for ids in completions], padding_value=0),
             "tool_mask": pad(masks, padding_value=0.0),
@@ -122,6 +123,21 @@ class _Trainer(GRPOTrainer):
         if self.beta != 0.0:
             output["ref_per_token_logps"] = self._reference(output)
         return output
+
+    def _get_per_token_logps_and_entropies(
+        self, model: PreTrainedModel, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, **options: Any
+    ) -> Any:
+        """As TRL's, what all rows begin with computed once."""
+        with self.accelerator.autocast():
+            prefix = shared_prefix(model, input_ids, before=input_ids.size(1) - logits_to_keep - 1)
+
+        def after_prefix(attention_mask: torch.Tensor, **inputs: torch.Tensor) -> Any:
+            ones = attention_mask.new_ones(len(attention_mask), prefix.length)
+            whole = torch.cat([ones, attention_mask], dim=1)
+            return model(**inputs, attention_mask=whole, past_key_values=prefix.past)
+
+        ids, mask = input_ids[:, prefix.length :], attention_mask[:, prefix.length :]
+        return super()._get_per_token_logps_and_entropies(after_prefix, ids, mask, logits_to_keep, **options)
 
     @torch.no_grad()
     def _reference(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:

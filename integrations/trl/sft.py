@@ -35,6 +35,7 @@ except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
 from dreamgym_lg.integrations.trl.options import check_options, precision
+from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix
 
 logger = logging.getLogger(__name__)
 
@@ -154,10 +155,17 @@ class HeldOut:
 
 
 def weighted_loss(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, CausalLMOutputWithPast]:
-    """The weighted mean of the learned tokens' losses (`total`: over what weight; default: theirs), and the model's outputs."""
+    """The weighted mean of the learned tokens' losses (`total`: over what weight; default: theirs), and the model's outputs.
+
+    The outputs begin where the rows' first learned token is predicted.
+    """
     labels, weights = inputs["labels"][:, 1:], inputs["weights"][:, 1:]
-    outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False)
     learned = labels != -100
+    first = int(learned.any(dim=0).int().argmax())
+    prefix = shared_prefix(model, inputs["input_ids"], before=first)
+    kept = inputs["input_ids"].size(1) - first
+    outputs = model(**prefix.inputs(inputs["input_ids"], inputs["attention_mask"]), logits_to_keep=kept)
+    labels, weights, learned = labels[:, first:], weights[:, first:], learned[:, first:]
     losses = torch.nn.functional.cross_entropy(outputs.logits[:, :-1][learned].float(), labels[learned], reduction="none")
     return (losses * weights[learned]).sum() / inputs.get("total", _total_weight(inputs)), outputs
 
@@ -254,7 +262,6 @@ _SETTINGS: Mapping[str, Any] = {
     "lr_scheduler_type": "cosine",
     "weight_decay": 0.01,
     "adam_beta2": 0.98,
-    "train_sampling_strategy": "group_by_length",
     "logging_steps": 1,
     "save_strategy": "no",
     "report_to": "none",
@@ -299,9 +306,10 @@ def train_sft(
     """Train `model` in place for `steps` optimiser steps; returns the mean loss of the last tenth.
 
     `until` is asked after every step, with its number, and ends the training early.
-    Rows of like length share a batch. The model is trained where it is, on a GPU under bf16 autocast. `config` goes to TRL's
-    `SFTConfig`. Raises `NothingToTrain` if no row has a label, `ConfigurationError` for an option that is unknown or set
-    already and for a model whose weights are in half precision.
+    Rows are drawn in random order: sorted by length, they would be sorted by what an agent does in them. The model is trained
+    where it is, on a GPU under bf16 autocast. `config` goes to TRL's `SFTConfig`. Raises `NothingToTrain` if no row has a
+    label, `ConfigurationError` for an option that is unknown or set already and for a model whose weights are in half
+    precision.
     """
     taken = {field.name for field in fields(SFTConfig)} - set(_ADVICE)
     check_options("train_sft", config, known=taken, advice=_ADVICE, config=SFTConfig)

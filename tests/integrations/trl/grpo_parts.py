@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
 WORDS = ("red", "green", "blue", "yellow")
@@ -46,6 +47,10 @@ def cut(whole: Segment, parts: int) -> list[Segment]:
     shares = [places[len(places) * n // parts : len(places) * (n + 1) // parts] for n in range(parts)]
     assert all(shares)
     return [replace(whole, sampled=[int(i in share) for i in range(len(whole.token_ids))]) for share in shares]
+
+
+def row(segment: Segment, advantage: float, episodes: int) -> TrainingRow:
+    return TrainingRow(segment, [advantage] * len(segment.token_ids), 1 / (episodes * segment.trainable))
 
 
 def trajectory(reward: float, *segments: Segment, task: str = "t", index: int = 0, error: str | None = None) -> Trajectory:

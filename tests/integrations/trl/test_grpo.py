@@ -16,6 +16,7 @@ from grpo_parts import (
     groups_of,
     learner_of,
     model_of,
+    row,
     segment,
     trajectory,
     weights,
@@ -29,7 +30,7 @@ from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.trl.sft import save_model, tokenize, train_sft
 from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.types import Segment, Trajectory
+from dreamgym_lg.types import Trajectory
 
 # --- the seam ---------------------------------------------------------------------------------------------------------
 
@@ -40,10 +41,6 @@ def test_trl_has_the_private_methods_with_the_parameters_we_use() -> None:
     found = list(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
     assert found[:6] == ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"]
     assert list(inspect.signature(GRPOTrainer._compute_loss).parameters) == ["self", "model", "inputs"]
-
-
-def row(segment: Segment, advantage: float, episodes: int) -> TrainingRow:
-    return TrainingRow(segment, [advantage] * len(segment.token_ids), 1 / (episodes * segment.trainable))
 
 
 def plain_loss(model: Any, rows: Sequence[TrainingRow], *, clip: float = 0.2) -> torch.Tensor:

@@ -129,6 +129,18 @@ def test_the_number_of_passes_does_not_matter(tokenizer: PreTrainedTokenizerFast
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+def test_batches_do_not_come_in_order_of_their_length(tokenizer: PreTrainedTokenizerFast) -> None:
+    """An agent that gives up early has short episodes: at the end of such an order it would have learned to give up."""
+    model, lengths = model_of(tokenizer), list[int]()
+    model.register_forward_pre_hook(lambda _, __, given: lengths.append(given["attention_mask"].size(1)), with_kwargs=True)
+    rows = [{"input_ids": [*range(10, 20 + length)], "labels": [*range(10, 20 + length)]} for length in range(64)]
+
+    train_sft(model, tokenizer, rows, steps=16, batch_size=4, learning_rate=1e-3)
+
+    assert len(lengths) == 16
+    assert lengths not in (sorted(lengths), sorted(lengths, reverse=True))
+
+
 @pytest.mark.parametrize("rows", [[], [{"input_ids": [1, 2], "labels": [-100, -100]}]])
 def test_rows_without_a_label_teach_nothing(tokenizer: PreTrainedTokenizerFast, rows: list[Any]) -> None:
     with pytest.raises(NothingToTrain, match=f"none of the {len(rows)} rows"):

@@ -1,0 +1,90 @@
+"""What all rows of a batch begin with is computed once: the gradient is that of the whole rows."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from grpo_parts import learner_of, model_of, row, segment
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+from dreamgym_lg.integrations.trl import shared_prefix as module
+from dreamgym_lg.integrations.trl.sft import train_sft
+from dreamgym_lg.integrations.trl.shared_prefix import LEAST, shared_prefix
+
+SHARED = list(range(10, 10 + 2 * LEAST))
+
+
+def tokens_computed(model: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each forward pass of the model is given."""
+    given: list[int] = []
+    monkeypatch.setattr(
+        model.model,
+        "forward",
+        lambda *args, real=model.model.forward, **kw: given.append(kw["input_ids"].numel()) or real(*args, **kw),
+    )
+    return given
+
+
+def test_grpo_computes_a_shared_beginning_once_and_its_gradient_is_the_same(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(tokenizer).eval()
+    learner = learner_of(model, tokenizer, tmp_path)
+
+    def begun(i: int) -> object:
+        one = segment(model, i)
+        nothing = [0] * len(SHARED)
+        given = {
+            "token_ids": SHARED + one.token_ids,
+            "sampled": nothing + one.sampled,
+            "logprobs": [*map(float, nothing), *one.logprobs],
+        }
+        return row(replace(one, **given), 0.5 * i - 0.6, 4)
+
+    rows = [begun(i) for i in range(4)]
+
+    def gradient() -> torch.Tensor:
+        loss = learner._trainer._compute_loss(model, learner._trainer._batch(rows))
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+    computed = tokens_computed(model, monkeypatch)
+    once = gradient()
+    few, _ = sum(computed), computed.clear()
+    monkeypatch.setattr(module, "LEAST", 10**6)
+    assert torch.allclose(once, gradient(), atol=1e-5)
+    assert sum(computed) - few == 3 * len(SHARED)
+
+
+def test_supervised_training_on_a_shared_beginning_ends_in_the_same_weights(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {
+            "input_ids": [*SHARED, 5 + i, *range(100, 110 + i)],
+            "labels": [-100] * len(SHARED) + [5 + i] + [-100] * 3 + list(range(103, 110 + i)),
+        }
+        for i in range(4)
+    ]
+
+    def trained() -> torch.Tensor:
+        model = model_of(tokenizer)
+        train_sft(model, tokenizer, rows, steps=3, batch_size=4, learning_rate=1e-2)
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    once = trained()
+    monkeypatch.setattr(module, "LEAST", 10**6)
+    assert torch.allclose(once, trained(), atol=1e-4)
+
+
+def test_what_is_shared_ends_before_the_first_token_that_is_needed_and_at_the_first_difference(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    model = model_of(tokenizer)
+    ids = torch.tensor([[*SHARED, 7, 8], [*SHARED, 9, 8]])
+    assert shared_prefix(model, ids, before=10**6).length == len(SHARED)
+    assert shared_prefix(model, ids, before=LEAST).length == LEAST
+    assert shared_prefix(model, ids, before=LEAST - 1).past is None
+    assert shared_prefix(model, ids[:1], before=LEAST).past is None
+    model.train().activation_checkpointing_enable()
+    assert shared_prefix(model, ids, before=LEAST).past is None
