@@ -118,7 +118,8 @@ class Trajectory:
     """Empty when the real environment answered."""
     segments: Sequence[Segment] = ()
     annotation: Mapping[str, str] | None = None
-    """What `annotate` wrote of the whole episode: `overall_plan`, `success_mode`, `failure_mode`; None before."""
+    """What `annotate` wrote of the whole episode: `overall_plan`, `success_mode`, `failure_mode`; None before. Of a dreamed one
+    the `notes` of its world, where the experience model wrote some."""
 
     @property
     def reward(self) -> float:

@@ -129,7 +129,7 @@ def test_training_asks_word_for_word_what_the_dream_asks(make: Callable[..., Dre
         experience = gym.experience("")
         experience.model = scripted(reply=partial(as_trained, [conversation, notes], asked))
         played = dreamed(gym, experience, Says(actions=[each.action for each in recorded.steps]), recorded.task)
-        assert played.error is None and played.success
+        assert played.error is None and played.success and played.annotation == {"notes": notes[-1]["content"]}
         assert asked == [notes[:-1], conversation[:-3], conversation[:-1]], "nobody is asked about what is noted"
         assert [each.decided_by for each in played.steps if each.valid] == ["notes", "model", "model"]
 

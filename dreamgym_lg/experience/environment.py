@@ -68,7 +68,7 @@ class DreamEnvironment(Environment):
             )
         if self.grounding is not None:
             self.grounding.refresh()
-        self._task, self._history, self._score, self._unseen = task, [], 0.0, False
+        self._task, self._history, self._score, self._unseen, self.annotation = task, [], 0.0, False, None
         self._observation = first_observation(task)
         return self._observation
 
@@ -114,9 +114,10 @@ class DreamEnvironment(Environment):
     def _note_down(self, task: Task) -> Task:
         """Go on in the noted world. What a record answers is noted as it was recorded: records and notes are one world."""
         if task is not self._task and self.grounding is not None:
-            notes = [note._replace(answer=self._recorded(task, note)) for note in read_notes(notes_of(task) or "")]
-            task = with_notes(task, write_notes(notes))
+            noted = [note._replace(answer=self._recorded(task, note)) for note in read_notes(notes_of(task) or "")]
+            task = with_notes(task, write_notes(noted))
         self._task = task
+        self.annotation = {"notes": notes} if (notes := notes_of(task)) else None
         return task
 
     def _recorded(self, task: Task, note: Note) -> str:

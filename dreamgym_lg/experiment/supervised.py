@@ -161,13 +161,14 @@ def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None
     played = list(work.replay_buffer.trajectories(run=work.run_name(REFRESH), errors=False))
     kept = work.replay_buffer.sample(half, rng=rng, source="offline")
     old, new = _as_dreamed(work, kept), _as_dreamed(work, played)
-    notes = _notes_conversations(work, [*old, *new])
+    start = work.models / work.newest_experience()
+    notes = _evenly_weighed(_tokenized(start, _notes_conversations(work, [*old, *new])))
     _fine_tune(
         work,
         "refresh",
-        work.models / work.newest_experience(),
+        start,
         name,
-        [*_conversations(work, old), *rng.choices(_conversations(work, new), k=half), *notes],
+        [*_tokenized(start, [*_conversations(work, old), *rng.choices(_conversations(work, new), k=half)]), *notes],
         steps=s.refresh_steps,
         learning_rate=s.experience_learning_rate / 4,
         first_lines_weight=FIRST_LINES_WEIGHT,
