@@ -47,7 +47,7 @@ def read_notes(text: str) -> list[Note]:
             arguments, end = json.JSONDecoder().raw_decode(rest)
         except (ValueError, RecursionError):
             arguments, end = None, 0
-        if not re.fullmatch(r"[\w.-]+", name) or not isinstance(arguments, dict) or not rest.startswith(":", end):
+        if not name or not isinstance(arguments, dict) or not rest.startswith(":", end):
             raise PredictionFailed(f"{line[:200]!r} is no note; expected a line of tool, arguments as JSON, colon and answer")
         note = Note(ToolCall(name, arguments), rest[end + 1 :].removeprefix(" ").replace("\n ", "\n"))
         found.setdefault(render_call(name, arguments), note)
@@ -121,8 +121,8 @@ def notes_in_hindsight(trajectory: Trajectory, writes: Collection[str]) -> str:
     found: dict[str, Note] = {}
     changed: set[str] | None = None
     for step in trajectory.steps:
-        if not step.valid or (call := parse_call(step.action)) is None:
-            continue
+        if not step.valid or (call := parse_call(step.action)) is None or not re.fullmatch(r"\S+", call.name):
+            continue  # no tool has a name with a space
         about = _words(json.dumps(list(call.arguments.values()), ensure_ascii=False))
         if call.name in writes:
             changed = (changed or set()) | about

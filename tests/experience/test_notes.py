@@ -60,6 +60,8 @@ def test_notes_in_hindsight_are_the_lookups_before_anything_was_changed_each_onc
     recorded = replace(recorded, steps=[refused, *recorded.steps])
     assert notes_in_hindsight(recorded, WRITES) == f'get_order {{"order_id": "K12"}}: {OPEN}\nget_customer {{"id": "C7"}}: gold'
     assert notes_in_hindsight(episode((REFUND, "{}")), WRITES) == ""
+    odd = episode((render_call("mcp:get/order", {}), "a"), (render_call("get order", {}), "b"))
+    assert read_notes(notes_in_hindsight(odd, WRITES)) == [Note(ToolCall("mcp:get/order", {}), "a")]
 
 
 @pytest.mark.parametrize(
