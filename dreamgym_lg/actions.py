@@ -79,3 +79,26 @@ def tool_schemas(tools: Iterable[Any]) -> list[dict[str, Any]]:
         elif not isinstance(tool, Mapping) or any(key in tool for key in _SCHEMAS):
             found.append(dict(convert_to_openai_tool(tool)))
     return found
+
+
+def tool_line(function: Mapping[str, Any]) -> str:
+    """A tool's schema on one line: `get_order(order_id, note?: {"type": "integer"}) Look up an order.`
+
+    As in the chat template of small models; the JSON schema takes three times the tokens. Args: `function`, of a tool's schema
+    in OpenAI's form; without parameters the tool's name alone.
+    """
+    parameters = function.get("parameters")
+    if parameters is None:
+        return str(function["name"])
+    required = parameters.get("required", ())
+    arguments = ", ".join(
+        f"{name}{'' if name in required else '?'}{'' if schema == {'type': 'string'} else f': {_sorted(schema)}'}"
+        for name, schema in parameters.get("properties", {}).items()
+    )
+    described = str(function.get("description", "")).split()
+    defined = ["with", _sorted(parameters["$defs"])] if "$defs" in parameters else []
+    return " ".join([f"{function['name']}({arguments})", *described, *defined])
+
+
+def _sorted(schema: Any) -> str:
+    return json.dumps(schema, sort_keys=True, ensure_ascii=False)

@@ -22,6 +22,9 @@ class Environment(ABC):
     An instance serves one episode at once; concurrent episodes need an instance each.
     """
 
+    annotation: Mapping[str, str] | None = None
+    """What is stored with the episode (`Trajectory.annotation`): the notes of a dream."""
+
     @abstractmethod
     def reset(self, task: Task) -> str:
         """Start `task` and return its first observation. Raises `EnvironmentFailed` if the world cannot be built."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -136,6 +136,7 @@ class _Outcome(NamedTuple):
     steps: Sequence[Step]
     success: bool
     error: str | None
+    annotation: Mapping[str, str] | None = None
 
 
 Key = tuple[str, int]
@@ -197,8 +198,9 @@ async def _play(
             config = {"recursion_limit": recursion_limit}
             async for values in graph.astream({"task": task}, config, context=context, stream_mode="values"):
                 state = values
+            annotation = environment.annotation if environment is not None else None
     except RunStopped:
         raise
     except Exception as error:
         return _Outcome(state.get("steps", ()), False, f"{type(error).__name__}: {error}")
-    return _Outcome(state.get("steps", ()), state.get("success", False), None)
+    return _Outcome(state.get("steps", ()), state.get("success", False), None, annotation)

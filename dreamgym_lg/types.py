@@ -73,8 +73,9 @@ class Step:
     """The experience model's reasoning about this step; of a real one, what `annotate` wrote in hindsight, else empty."""
     decided_by: str = ""
     """Which part decided answer and reward of a dreamed step: `schema` (LangChain refused the call: unknown tool, wrong
-    arguments), `recorded` (answered as in a trace, or as earlier in the episode), `effects` (the writing calls of a recorded
-    success), `verify` (the user's own check) or `model` (the experience model). Empty: a real step, or nobody was asked."""
+    arguments), `recorded` (answered as in a trace, or as earlier in the episode), `notes` (as was noted before the first
+    step), `effects` (the writing calls of a recorded success), `verify` (the user's own check) or `model` (the experience
+    model). Empty: a real step, or nobody was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,8 @@ class Trajectory:
     """Empty when the real environment answered."""
     segments: Sequence[Segment] = ()
     annotation: Mapping[str, str] | None = None
-    """What `annotate` wrote of the whole episode: `overall_plan`, `success_mode`, `failure_mode`; None before."""
+    """What `annotate` wrote of the whole episode: `overall_plan`, `success_mode`, `failure_mode`; None before. Of a dreamed one
+    the `notes` of its world, where the experience model wrote some."""
 
     @property
     def reward(self) -> float:

@@ -51,16 +51,16 @@ class Says(BaseChatModel):
 
 
 class World(BaseChatModel):
-    """A scripted experience model: every room is booked, and every answer with "done" in it is a success."""
+    """A scripted experience model: nothing is to be noted, every room is booked, every answer with "done" in it a success."""
 
     @property
     def _llm_type(self) -> str:
         return "world"
 
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
-        action = next(line for line in reversed(messages[-1].text.splitlines()) if line.startswith("> "))
-        text = "valid, no progress yet\nreward 0, continues\nA dreamed room."
-        if '"answer"' in action:
+        action = next((line for line in reversed(messages[-1].text.splitlines()) if line.startswith("> ")), None)
+        text = "valid, no progress yet\nreward 0, continues\nA dreamed room." if action is not None else "(nothing)"
+        if action is not None and '"answer"' in action:
             right = "done" in action
             text = f"valid, it ends\nreward {int(right)}, {'success' if right else 'failure'}\n(nothing)"
         return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,16 +120,26 @@ def test_training_asks_word_for_word_what_the_dream_asks(make: Callable[..., Dre
         (shown,) = gym.world.as_dreamed([recorded])
         assert [tool["function"]["name"] for tool in shown.task.metadata["tools"]] == ["find", "refund"], "not only the called"
         assert shown.steps[-1].reward == 1.0 and all(each.valid for each in shown.steps), "the graph itself refuses the other"
-        (conversation,) = supervised._conversations(gym, [shown])
-        replies = iter([message["content"] for message in conversation if message["role"] == "assistant"])
-        model = scripted(reply=lambda _, replies=replies: next(replies))
+        _, noted = supervised._as_dreamed(gym, [recorded, recorded])
+        (conversation,), (notes,) = supervised._conversations(gym, [noted]), supervised._notes_conversations(gym, [shown])
+        order = recorded.task.id
+        assert notes[-1]["content"] == f'find {{"order": "{order}"}}: {order} is delivered'
+        assert conversation[0]["content"].endswith(notes[-1]["content"])
+        asked = list[Any]()
         experience = gym.experience("")
-        experience.model = model
+        experience.model = scripted(reply=partial(as_trained, [conversation, notes], asked))
         played = dreamed(gym, experience, Says(actions=[each.action for each in recorded.steps]), recorded.task)
-        assert played.error is None and played.success
-        roles = {"system": "system", "human": "user", "ai": "assistant"}
-        asked = [{"role": roles[message.type], "content": message.text} for message in model.asked[-1]]
-        assert asked == conversation[:-1]
+        assert played.error is None and played.success and played.annotation == {"notes": notes[-1]["content"]}
+        assert asked == [notes[:-1], conversation[:-3], conversation[:-1]], "nobody is asked about what is noted"
+        assert [each.decided_by for each in played.steps if each.valid] == ["notes", "model", "model"]
+
+
+def as_trained(conversations: list[Any], asked: list[Any], messages: list[BaseMessage]) -> str:
+    """What follows these messages in the training data, which has to hold them word for word."""
+    roles = {"system": "system", "human": "user", "ai": "assistant"}
+    asked.append([{"role": roles[message.type], "content": message.text} for message in messages])
+    (reply,) = [each[len(messages)]["content"] for each in conversations if each[: len(messages)] == asked[-1]]
+    return str(reply)
 
 
 def dreamed(gym: DreamGym, experience: ExperienceModel, policy: BaseChatModel, task: Task) -> Trajectory:
@@ -169,11 +180,10 @@ def test_a_base_policy_learns_the_tokens_that_its_rollouts_record(
         return tokens
 
     monkeypatch.setattr(Batch, "_draw", steered)
-    (shown,) = gym.world.as_dreamed([recorded])
-    (conversation,) = supervised._conversations(gym, [shown])
-    replies = iter([message["content"] for message in conversation if message["role"] == "assistant"])
+    _, noted = supervised._as_dreamed(gym, [recorded, recorded])
+    shown = [*supervised._conversations(gym, [noted]), *supervised._notes_conversations(gym, [noted])]
     experience = gym.experience("")
-    experience.model = scripted(reply=lambda _: next(replies))
+    experience.model = scripted(reply=partial(as_trained, shown, []))
     played = dreamed(gym, experience, policy, recorded.task)
     (segment,) = played.segments
     assert played.error is None and [each.action for each in played.steps] == [each.action for each in recorded.steps]
@@ -201,6 +211,11 @@ def test_the_judge_sees_successes_and_failures_alike_and_edits_are_no_real_data(
     shown = gym.world.as_dreamed(gym.experience_data()[0])
     edited = supervised._edited(gym, shown, None)
     assert edited and all(each.run.startswith("edited/") and not each.success for each in edited)
+    assert [each.task.metadata.get("world_notes") for each in supervised._as_dreamed(gym, TRACES[:2])] == [
+        None,
+        'find {"order": "W-1"}: W-1 is delivered',
+    ]
+    assert len(supervised._notes_conversations(gym, shown)) == sum(each.success for each in shown)
     rows = supervised._judging_rows(gym, gym.models / "start", shown, edited)
     tokenizer = tiny().tokenizer
     verdicts = [tokenizer.decode([id for id in row["labels"] if id != -100]) for row in rows]

@@ -66,6 +66,19 @@ def test_traces_are_read_whole_and_succeed_and_fail_in_every_kind(desk: Any) -> 
     assert {recorded[task.instruction]["rubric"] == task.metadata["rubric"] for task in desk.tasks[:TRAIN]} == {True}
 
 
+def test_notes_in_hindsight_are_what_the_database_says_before_anything_is_changed(desk: Any) -> None:
+    from dreamgym_lg.experience.notes import notes_in_hindsight, read_notes
+
+    tools = {each.__name__: each for each in sys.modules["agent"].TOOLS}
+    noted = Counter[str]()
+    for trajectory in desk.gym.replay_buffer.trajectories(source="offline"):
+        notes = read_notes(notes_in_hindsight(trajectory, desk.old_policy.WRITES))
+        noted.update(note.call.name for note in notes)
+        with desk.shop.fresh():
+            assert [json.dumps(tools[call.name](**call.arguments)) for call, _ in notes] == [answer for _, answer in notes]
+    assert set(noted) == {"get_order", "get_customer"} and sum(noted.values()) > TRAIN
+
+
 @pytest.mark.parametrize("habit", ["good", "wrong_tool", "wrong_argument", "no_lookup", "answers_at_once", "escalates_at_once"])
 def test_the_truthful_server_answers_and_judges_as_the_real_database(desk: Any, habit: str) -> None:
     policy = desk.old_policy.OldPolicy(habit=habit)

@@ -43,6 +43,7 @@ COMMANDS = {
 DECIDERS = {
     "schema": "the tool's argument schema",
     "recorded": "a recorded answer",
+    "notes": "what was noted before the first step",
     "effects": "a recorded success's writing calls",
     "verify": "your own check",
     "model": "the experience model",

@@ -43,6 +43,7 @@ def to_experience_model(
     demonstrations: int = 3,
     demonstration_characters: int = 1000,
     hidden_facts: HiddenFacts | None = None,
+    notes: bool = False,
     writes: Collection[str] = (),
 ) -> ExperienceModel:
     """An experience model grounded in `replay_buffer`, from a chat model or a name like `openai:gpt-5-mini`.
@@ -61,5 +62,6 @@ def to_experience_model(
         demonstrations=demonstrations,
         demonstration_characters=demonstration_characters,
         hidden_facts=hidden_facts,
+        notes=notes,
         writes=writes,
     )

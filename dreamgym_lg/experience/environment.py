@@ -1,15 +1,18 @@
 """The dream: an experience model as an `Environment`, which the same agents, rollouts and checks take as a real one."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from dreamgym_lg.actions import is_answer
+from dreamgym_lg.actions import is_answer, parse_call, render_call
 from dreamgym_lg.environment import CheckAction, Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.grounding import Decision, Grounding
 from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experience.predictions import Exchange
+from dreamgym_lg.experience.notes import Note, notes_of, read_notes, with_notes, write_notes
+from dreamgym_lg.experience.predictions import Exchange, in_hindsight
 from dreamgym_lg.experience.prompt_formats import first_observation, is_tool_task, with_tools
+from dreamgym_lg.experience.rules import call_reasoning, played
 from dreamgym_lg.types import Prediction, Step, StepResult, Task
 
 Rewards = Literal["outcome", "score"]
@@ -65,7 +68,7 @@ class DreamEnvironment(Environment):
             )
         if self.grounding is not None:
             self.grounding.refresh()
-        self._task, self._history, self._score, self._unseen = task, [], 0.0, False
+        self._task, self._history, self._score, self._unseen, self.annotation = task, [], 0.0, False, None
         self._observation = first_observation(task)
         return self._observation
 
@@ -93,6 +96,9 @@ class DreamEnvironment(Environment):
         found = self.experience.demonstrations(self._observation, action, task, self._history)
         if (known := self._known(action)) is not None:
             return self._advance(action, found, *known)
+        task = self._note_down(self.experience.noted(task))
+        if (told := self._noted(action)) is not None:
+            return self._advance(action, found, told, "notes")
         return self._advance(action, found, self.experience.predict(task, self._history, action, found), "model")
 
     async def astep(self, action: str) -> StepResult:
@@ -100,7 +106,37 @@ class DreamEnvironment(Environment):
         found = self.experience.demonstrations(self._observation, action, task, self._history)
         if (known := self._known(action)) is not None:
             return self._advance(action, found, *known)
+        task = self._note_down(await self.experience.anoted(task))
+        if (told := self._noted(action)) is not None:
+            return self._advance(action, found, told, "notes")
         return self._advance(action, found, await self.experience.apredict(task, self._history, action, found), "model")
+
+    def _note_down(self, task: Task) -> Task:
+        """Go on in the noted world. What a record answers is noted as it was recorded: records and notes are one world."""
+        if task is not self._task and self.grounding is not None:
+            noted = [note._replace(answer=self._recorded(task, note)) for note in read_notes(notes_of(task) or "")]
+            task = with_notes(task, write_notes(noted))
+        self._task = task
+        self.annotation = {"notes": notes} if (notes := notes_of(task)) else None
+        return task
+
+    def _recorded(self, task: Task, note: Note) -> str:
+        assert self.grounding is not None
+        known = self.grounding.decide(task, (), render_call(*note.call), unseen=self._unseen)
+        return known.prediction.observation if known is not None and known.prediction.valid else note.answer
+
+    def _noted(self, action: str) -> Prediction | None:
+        """What the notes answer to a call before anything is changed."""
+        task, call = self._playing(), parse_call(action)
+        answer = next((note.answer for note in read_notes(notes_of(task) or "") if note.call == call), None)
+        if answer is None:
+            return None
+        writes, history = self.experience.writes, [played(exchange) for exchange in self._history]
+        if any(each.valid and (made := parse_call(each.action)) is not None and made.name in writes for each in history):
+            return None
+        step = Step(observation=self._observation, action=action, next_observation=answer)
+        reasoning = call_reasoning(task, history, step, writes)
+        return in_hindsight(replace(step, reasoning=reasoning), success=False)
 
     def _known(self, action: str) -> Decision | None:
         if self.grounding is None:

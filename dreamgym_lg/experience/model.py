@@ -2,19 +2,23 @@
 
 import asyncio
 import json
-from collections.abc import Collection, Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
-from typing import TypeVar
+from random import Random
+from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
+from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.hidden_facts import HiddenFacts, world_seed
 from dreamgym_lg.experience.hosted import Chat, Hosted, hosted_for, name_of
+from dreamgym_lg.experience.notes import check_notes, notes_of, with_notes, write_notes
 from dreamgym_lg.experience.predictions import Exchange, believed, check_structure
 from dreamgym_lg.experience.prompt_formats import (
     PROMPT_FORMATS,
@@ -25,14 +29,19 @@ from dreamgym_lg.experience.prompt_formats import (
     default_format,
     first_observation,
     is_tool_task,
+    schemas,
 )
 from dreamgym_lg.experience.rules import NOTHING, calls_made, played, untold, written
 from dreamgym_lg.experience.similar_successes import SimilarSuccesses
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.token_recorder import unrecorded
+from dreamgym_lg.token_recorder import TrainablePolicy, unrecorded
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
 _REMEMBERED_ANSWERS, _REMEMBERED_DEMONSTRATIONS = 100_000, 20_000
+_NOTES_TRIES = 3
+"""How often a world's notes are asked for, where they cannot be read."""
+
+logger = logging.getLogger(__name__)
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -56,6 +65,7 @@ class ExperienceModel:
         prompt_format: PromptFormat | PromptFormatName | None = None,
         instructions: str | None = None,
         hidden_facts: HiddenFacts | None = None,
+        notes: bool = False,
         writes: Collection[str] = (),
         hosted: Hosted | None = None,
         retries: int = 1,
@@ -72,12 +82,14 @@ class ExperienceModel:
             profile says that it takes one.
         instructions: The system prompt, "" for none. Default: the newest of `dreamgym_lg/prompts` in this format.
         hidden_facts: What the world reveals next, drawn once by its seed and shown in every prompt. Default: nothing.
+        notes: Whether it writes down, before a tool agent's first step, what the task leaves open (`noted`): one call for each
+            task and world seed.
         writes: A tool agent's tools that change its world; what the others answer tells which recorded successes are like
-            an episode.
+            an episode, and may be noted.
         hosted: Limits, retries and memory of a model behind a network. Default: `Hosted()` for one that takes a key.
         retries: Further tries after an answer that cannot be read, each told what was wrong.
-        version: Default: the model's name and the prompt's, e.g. `gpt-5-mini/experience-4`. With `hidden_facts`,
-            `+hidden_facts` is appended to it.
+        version: Default: the model's name and the prompt's, e.g. `gpt-5-mini/experience-6`. With `hidden_facts`,
+            `+hidden_facts` is appended to it, and with `notes`, `+notes`.
 
         Raises `ConfigurationError` for an unknown format, for demonstrations without a buffer, and for options of a format
         beside a `PromptFormat` object.
@@ -86,11 +98,12 @@ class ExperienceModel:
             raise ConfigurationError(f"demonstrations={demonstrations} needs a replay_buffer to retrieve them from")
         self.model, self.replay_buffer, self.k, self.retries = model, replay_buffer, demonstrations, retries
         self.hosted = hosted or hosted_for(model)
-        self.hidden_facts, self.writes = hidden_facts, frozenset(writes)
+        self.hidden_facts, self.notes, self.writes = hidden_facts, notes, frozenset(writes)
         self.prompt_format = _create_format(prompt_format, model, instructions, demonstration_characters)
         self._set_version(f"{name_of(model)}/{self.prompt_format.name}" if version is None else version)
         self._answers: dict[str, Prediction] = {}
-        self._asking: dict[str, asyncio.Task[Prediction]] = {}
+        self._notes: dict[str, str] = {}
+        self._asking: dict[str, asyncio.Task[Any]] = {}
         self._found: dict[tuple[str, str, str], tuple[Step, ...]] = {}
         self._successes: SimilarSuccesses | None = None
 
@@ -103,11 +116,12 @@ class ExperienceModel:
         """The weights behind the model have changed, and the buffer may hold more: forget what came of them."""
         self._set_version(version)
         self._answers.clear()
+        self._notes.clear()
         self._found.clear()
         self._successes = None
 
     def _set_version(self, version: str) -> None:
-        self.version = f"{version}+hidden_facts" if self.hidden_facts else version
+        self.version = f"{version}{'+hidden_facts' if self.hidden_facts else ''}{'+notes' if self.notes else ''}"
 
     def demonstrations(
         self, observation: str, action: str, task: Task, history: Sequence[Exchange] = ()
@@ -208,30 +222,97 @@ class ExperienceModel:
         key = self._key(messages)
         if (known := self._known(key)) is not None:
             return known
+        return await self._once(key, partial(self._ask_model, key, messages, action, found, _score(history)))
+
+    async def _once(self, key: str, ask: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
+        """What `ask` gives; whoever asks for the same at the same time gets it too."""
         if key not in self._asking:
-            self._asking[key] = asyncio.create_task(self._ask_model(key, messages, action, found, _score(history)))
+            self._asking[key] = asyncio.create_task(ask())
             self._asking[key].add_done_callback(lambda _: self._asking.pop(key, None))
-        return await asyncio.shield(self._asking[key])
+        answer: Value = await asyncio.shield(self._asking[key])
+        return answer
 
     async def _ask_model(
         self, key: str, messages: list[BaseMessage], action: str, found: Sequence[Step], score: float
     ) -> Prediction:
         for attempt in range(self.retries + 1):
-            with unrecorded(), _outgrown(messages):
-                if self.hosted:
-                    answer = await self.hosted.aask(self._asked, messages)
-                else:
-                    answer = await self._asked.ainvoke(messages)
+            answer = await self._ainvoke(self._asked, messages)
             if (prediction := self._read(answer, messages, attempt, action, found, score)) is not None:
                 return self._remember(key, prediction)
         raise AssertionError("unreachable: the last attempt raises")
 
+    async def _ainvoke(self, model: Chat, messages: list[BaseMessage]) -> AIMessage:
+        with unrecorded(), _outgrown(messages):
+            return await (self.hosted.aask(model, messages) if self.hosted else model.ainvoke(messages))
+
     @cached_property
     def _asked(self) -> Chat:
+        model, schema = self._given_model(), self.prompt_format.schema
+        return bind_schema(model, schema) if schema is not None else model
+
+    def _given_model(self) -> BaseChatModel:
         if self.model is None:
             raise ConfigurationError("this ExperienceModel has no model yet: it prepares training data and cannot predict")
-        schema = self.prompt_format.schema
-        return bind_schema(self.model, schema) if schema is not None else self.model
+        return self.model
+
+    # --- notes ---------------------------------------------------------------------------------------------------------
+
+    def noted(self, task: Task) -> Task:
+        """The task in the world of the notes that the model writes for it, once for each task and `world_seed`; the task as
+        it is without `notes`, where no tools are called, and where it has notes.
+
+        A local model's are sampled at temperature 1 with the world's seed, and all that follows is the most likely; a hosted
+        model reads the seed in its prompt. Notes that cannot be read after some tries are none, and a warning says so.
+        """
+        if not self._takes_notes(task):
+            return task
+        return with_notes(task, run_lasting(self._write_notes(task, self._notes_key(task))))
+
+    async def anoted(self, task: Task) -> Task:
+        """As `noted`; the same world asked for at the same time is one call."""
+        if not self._takes_notes(task):
+            return task
+        key = self._notes_key(task)
+        return with_notes(task, await self._once(key, partial(self._write_notes, task, key)))
+
+    def notes_messages(self, task: Task) -> list[BaseMessage]:
+        """The prompt that asks for the notes of a task without any."""
+        return [SystemMessage(self.prompt_format.head(task)), HumanMessage(self.prompt_format.ask_notes(task, self._recorded))]
+
+    def _takes_notes(self, task: Task) -> bool:
+        return self.notes and is_tool_task(task) and notes_of(task) is None
+
+    def _notes_key(self, task: Task) -> str:
+        return self._key([SystemMessage(self.prompt_format.head(task))], "notes", task.id, str(world_seed(task)))
+
+    def _recorded(self, tool: str) -> Sequence[str]:
+        """Answers that the tool was recorded to give; none for one that writes."""
+        return self.replay_buffer.answers(tool) if self.replay_buffer is not None and tool not in self.writes else ()
+
+    async def _write_notes(self, task: Task, key: str) -> str:
+        if key not in self._notes and self.hosted and (stored := self.hosted.recall(key)) is not None:
+            self._notes[key] = stored
+        if key in self._notes:
+            return self._notes[key]
+        model, messages, notes = self._given_model(), self.notes_messages(task), ""
+        sampled = isinstance(model, TrainablePolicy)
+        for attempt in range(_NOTES_TRIES):
+            seed = Random(f"{task.id}/{world_seed(task)}/{attempt}").getrandbits(40)
+            try:
+                answer = await self._ainvoke(model.bind(temperature=1.0, seed=seed) if sampled else model, messages)
+                found = self.prompt_format.read_notes(answer.text)
+                check_notes(found, [tool["name"] for tool in schemas(task) if tool["name"] not in self.writes], self._recorded)
+                notes = write_notes(found)
+                break
+            except PredictionFailed as error:
+                if attempt == _NOTES_TRIES - 1:
+                    logger.warning("no notes for the world of task %s, which leaves its lookups open: %s", task.id, error)
+                elif not sampled:
+                    messages = [*messages, *_mended(answer, error)]
+        _keep(self._notes, key, notes, _REMEMBERED_ANSWERS)
+        if self.hosted:
+            self.hosted.remember(key, notes)
+        return notes
 
     def _read(
         self,
@@ -250,13 +331,12 @@ class ExperienceModel:
         except PredictionFailed as error:
             if attempt == self.retries:
                 raise
-            said = answer.text or "(nothing)"  # providers refuse an empty message
-            messages += [AIMessage(said), HumanMessage(f"That could not be read: {error}. Answer again, in the form.")]
+            messages += _mended(answer, error)
             return None
 
-    def _key(self, messages: Sequence[BaseMessage]) -> str:
-        """What an answer is remembered under: model, prompt and version, and every text of the conversation."""
-        parts = (name_of(self.model), self.prompt_format.name, self.version, *(message.text for message in messages))
+    def _key(self, messages: Sequence[BaseMessage], *more: str) -> str:
+        """What an answer is remembered under: model, prompt and version, every text of the conversation, and `more`."""
+        parts = (name_of(self.model), self.prompt_format.name, self.version, *(message.text for message in messages), *more)
         return sha256("".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "replace")).hexdigest()
 
     def _known(self, key: str) -> Prediction | None:
@@ -281,6 +361,12 @@ def _outgrown(messages: Sequence[BaseMessage]) -> Iterator[None]:
         if not any(isinstance(message, AIMessage) for message in messages):
             raise
         raise PredictionFailed(f"the dreamed episode has outgrown the experience model: {error}") from error
+
+
+def _mended(answer: AIMessage, error: PredictionFailed) -> list[BaseMessage]:
+    """What asks again behind an answer that could not be read."""
+    said = answer.text or "(nothing)"  # providers refuse an empty message
+    return [AIMessage(said), HumanMessage(f"That could not be read: {error}. Answer again, in the form.")]
 
 
 def _create_format(

@@ -18,15 +18,18 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableSequence
 
-from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.actions import ToolCall, parse_action, tool_line
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.experience.hidden_facts import world_seed
 from dreamgym_lg.experience.hosted import Chat
+from dreamgym_lg.experience.notes import Note, notes_from_json, notes_of, notes_to_json, read_notes, write_notes
 from dreamgym_lg.experience.predictions import in_hindsight, json_object, load_prompt
 from dreamgym_lg.types import Prediction, Step, Task
 
-LINE_PROMPT, JSON_PROMPT = "experience-5", "experience-4"
+LINE_PROMPT, JSON_PROMPT = "experience-7", "experience-6"
 """The system prompts of the two formats."""
+NOTES_PROMPT = "notes-1"
+"""What asks for notes in JSON."""
 
 NOTHING = "(nothing)"
 """Stands for an empty observation in the lines; tools do give them."""
@@ -64,7 +67,7 @@ class PromptFormat(Protocol):
     """The JSON schema that the model is bound to by its own structured output; None to leave the model as it is."""
 
     def head(self, task: Task) -> str:
-        """The system message: all that stays the same over an episode."""
+        """The system message: all that stays the same over an episode, the notes of the task's world included."""
 
     def ask(self, task: Task, question: Question) -> str:
         """The message that asks what follows the action."""
@@ -74,6 +77,15 @@ class PromptFormat(Protocol):
 
     def read(self, text: str) -> Prediction:
         """What the answer says, believable or not. Raises `PredictionFailed` saying what is wrong with the text."""
+
+    def ask_notes(self, task: Task, recorded: Callable[[str], Sequence[str]]) -> str:
+        """The message behind `head` that asks for the notes of a world. Args: `recorded`, a reading tool's recorded answers."""
+
+    def answer_notes(self, notes: Sequence[Note]) -> str:
+        """Notes as the model should write them."""
+
+    def read_notes(self, text: str) -> list[Note]:
+        """The notes that an answer holds. Raises `PredictionFailed` saying what is wrong with the text."""
 
 
 _LINES = re.compile(
@@ -100,7 +112,9 @@ class LineFormat:
         self.name = LINE_PROMPT if instructions is None else _own_name(instructions)
 
     def head(self, task: Task) -> str:
-        parts = [self.instructions, task.instruction, *self._tools(task)]
+        noted = [f"notes, what tools answer before anything is changed:\n{notes}"] if (notes := notes_of(task)) else []
+        # the tools come first: what all tasks begin with is computed once, in training and in the dream
+        parts = [self.instructions, *self._tools(task), task.instruction, *noted]
         return "\n".join(part for part in parts if part)
 
     def ask(self, task: Task, question: Question) -> str:
@@ -151,6 +165,16 @@ class LineFormat:
             valid=match["valid"] == "valid",
         )
 
+    def ask_notes(self, task: Task, recorded: Callable[[str], Sequence[str]]) -> str:
+        """Without what is recorded: a model that is trained on the lines has read it."""
+        return f"{first_observation(task)}\nwhat do tools answer here, before anything is changed?"
+
+    def answer_notes(self, notes: Sequence[Note]) -> str:
+        return write_notes(notes) or NOTHING
+
+    def read_notes(self, text: str) -> list[Note]:
+        return read_notes("" if text.strip() == NOTHING else text.strip())
+
     def _tools(self, task: Task) -> list[str]:
         """What a tool agent's world needs besides: what can be called, and how its final answer is judged."""
         if not is_tool_task(task):
@@ -158,7 +182,7 @@ class LineFormat:
         rubric = task.metadata.get("rubric") or RUBRIC
         return [
             'The agent acts by calling tools: {"name": ..., "arguments": ...}. Answer as the tool itself would. The tools:',
-            *(json.dumps(tool, ensure_ascii=False, sort_keys=True) for tool in schemas(task)),
+            *map(tool_line, schemas(task)),
             '{"answer": ...} ends the episode: the status is then success or failure, the observation (nothing), and '
             f"{rubric}",
         ]
@@ -214,6 +238,8 @@ class JsonFormat:
             world["success"] = task.metadata.get("rubric") or RUBRIC
         elif rubric := task.metadata.get("rubric"):
             world["success"] = rubric
+        if notes := notes_of(task):
+            world["notes"] = notes_to_json(read_notes(notes))
         return f"{self.instructions}\n\n{encoded(world)}"
 
     def ask(self, task: Task, question: Question) -> str:
@@ -243,6 +269,18 @@ class JsonFormat:
             if not _is(found[key], kind):
                 raise PredictionFailed(f"{key!r} in the answer is {str(found[key])[:80]!r}; expected a {kind}")
         return Prediction(**{**found, "reward": float(found["reward"])})
+
+    def ask_notes(self, task: Task, recorded: Callable[[str], Sequence[str]]) -> str:
+        """With two recorded answers of each tool: what is noted has their structure."""
+        names = [tool["name"] for tool in schemas(task)]
+        seen = {name: [text[: self.characters] for text in found[:2]] for name in names if (found := recorded(name))}
+        return f"{load_prompt(NOTES_PROMPT)}\n\n{encoded({'observation': first_observation(task), 'seen': seen})}"
+
+    def answer_notes(self, notes: Sequence[Note]) -> str:
+        return encoded({"notes": notes_to_json(notes)})
+
+    def read_notes(self, text: str) -> list[Note]:
+        return notes_from_json(json_object(text).get("notes"))
 
 
 def _is(value: object, kind: str) -> bool:

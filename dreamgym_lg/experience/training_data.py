@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 
 from dreamgym_lg.environment import CheckAction, unrefused_steps
 from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.notes import notes_of, read_notes, without_notes
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
 from dreamgym_lg.experience.prompt_formats import is_tool_task
 from dreamgym_lg.experience.rules import answer_reasoning, call_reasoning, played
@@ -57,3 +58,10 @@ def to_conversation(
     """A trajectory as the conversation `experience` should have held, for its training; empty if it was asked nothing."""
     exchanges = recorded_exchanges(experience, trajectory, check_action)
     return experience.messages(trajectory.task, exchanges, "", ())[:-1] if exchanges else []
+
+
+def notes_conversation(experience: ExperienceModel, trajectory: Trajectory) -> list[BaseMessage]:
+    """The conversation in which `experience` should have written the notes of this episode, which has some."""
+    notes = read_notes(notes_of(trajectory.task) or "")
+    asked = experience.notes_messages(without_notes(trajectory.task))
+    return [*asked, AIMessage(experience.prompt_format.answer_notes(notes))]

@@ -62,6 +62,7 @@ class AgentWorld(World):
     """
 
     name = "agent"
+    notes = True
     settings = Settings(
         real_budget=0,
         policy_tokens=512,

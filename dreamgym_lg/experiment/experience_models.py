@@ -20,7 +20,14 @@ def is_local_model(name: str) -> bool:
     return Path(name).is_dir() or ("/" in name and ":" not in name)
 
 
-def local_experience_model(name: str, replay_buffer: ReplayBuffer, hidden_facts: HiddenFacts | None = None) -> ExperienceModel:
+def local_experience_model(
+    name: str,
+    replay_buffer: ReplayBuffer,
+    hidden_facts: HiddenFacts | None = None,
+    *,
+    notes: bool = False,
+    writes: Collection[str] = (),
+) -> ExperienceModel:
     """An experience model from a folder of weights, or from the hub.
 
     One that an experiment trained (`runs/mine/models/experience-0`) is asked as in its training, by the settings beside it;
@@ -38,8 +45,8 @@ def local_experience_model(name: str, replay_buffer: ReplayBuffer, hidden_facts:
     settings = replace(Settings(), **{key: given[key] for key in names if key in given})
     model = LocalChatModel.from_path(name, temperature=0, max_new_tokens=settings.experience_tokens)
     if given:
-        return as_trained(model, settings, replay_buffer, hidden_facts, path.name)
-    return to_experience_model(model, replay_buffer, hidden_facts=hidden_facts)
+        return as_trained(model, settings, replay_buffer, hidden_facts, path.name, notes=notes, writes=writes)
+    return to_experience_model(model, replay_buffer, hidden_facts=hidden_facts, notes=notes, writes=writes)
 
 
 def load_experience_model(name: str, replay_buffer: ReplayBuffer) -> ExperienceModel:
@@ -54,7 +61,8 @@ def as_trained(
     hidden_facts: HiddenFacts | None,
     version: str,
     *,
-    writes: Collection[str] = (),
+    notes: bool,
+    writes: Collection[str],
 ) -> ExperienceModel:
     """The experience model as `train_experience` trains it and every dream asks it."""
     return ExperienceModel(
@@ -64,6 +72,7 @@ def as_trained(
         demonstration_characters=settings.retrieved_characters,
         instructions="",  # a model that is trained on the format needs none
         hidden_facts=hidden_facts,
+        notes=notes,
         writes=writes,
         retries=0,
         version=version,

@@ -8,6 +8,7 @@ from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.notes import in_noted_world
 from dreamgym_lg.experiment.workspace import REFRESH, Workspace
 from dreamgym_lg.fidelity.judgement import Judgement, ajudge, keys_of
 from dreamgym_lg.types import Trajectory
@@ -26,7 +27,7 @@ def measure(work: Workspace, experience: ExperienceModel, *, limit: int = 50) ->
     if experience.model is None:
         raise ConfigurationError(f"{work.out} holds no experience model yet: call train_experience() first")
     writes = work.world.writing_tools(work.replay_buffer)
-    episodes = _chosen(work, writes, limit)
+    episodes = _chosen(work, writes, limit, notes=experience.notes)
     key = f"{experience.version}/{keys_of(episodes)}"
     stored = next(iter(work.replay_buffer.metrics(work.run_name(RUN))), {})
     if stored.get("key") == key:
@@ -111,8 +112,15 @@ def _create_dream(work: Workspace, experience: ExperienceModel) -> Callable[[], 
     return create
 
 
-def _chosen(work: Workspace, writes: Collection[str], limit: int) -> list[Trajectory]:
-    """Recorded failures, recorded successes, edits of them, and the policy's real episodes: `limit` of each at most."""
+def _chosen(work: Workspace, writes: Collection[str], limit: int, *, notes: bool) -> list[Trajectory]:
+    """Recorded failures, recorded successes, edits of them, and the policy's real episodes: `limit` of each at most.
+
+    Args: `notes`, each in the world of its notes in hindsight, an edit in its original's, as the model was trained.
+    """
+
+    def as_dreamed(recorded: Sequence[Trajectory]) -> list[Trajectory]:
+        return [in_noted_world(each, writes) if notes else each for each in world.as_dreamed(recorded)]
+
     world, buffer, seed = work.world, work.replay_buffer, work.settings.seed
     held_out = work.held_out_offline()
     for split in ("validation", "test"):
@@ -120,7 +128,7 @@ def _chosen(work: Workspace, writes: Collection[str], limit: int) -> list[Trajec
     keys = {_key(each) for each in held_out}
     # an edit is told from a success by all of them, those that the model was trained on too
     known = {_key(each): each for each in [*work.offline(), *held_out] if each.success}
-    successes = world.as_dreamed(list(known.values()))
+    successes = as_dreamed(list(known.values()))
     unseen = [each for each in successes if _key(each) in keys]
     tasks = {each.task.id for each in unseen}
     edits = [each for each in world.edited_successes(successes, writes=writes, seed=seed) if each.task.id in tasks]
@@ -129,7 +137,7 @@ def _chosen(work: Workspace, writes: Collection[str], limit: int) -> list[Trajec
     played = buffer.trajectories(source="real", errors=False)
     own = [each for each in played if each.steps and each.run.startswith(work.run_name("")) and each.run != trained_on]
     rng = Random(seed)
-    recorded = world.as_dreamed([*_drawn(failures, limit, rng), *_drawn(own, limit, rng)])
+    recorded = as_dreamed([*_drawn(failures, limit, rng), *_drawn(own, limit, rng)])
     return [*recorded, *_drawn(unseen, limit, rng), *_drawn(edits, limit, rng)]
 
 

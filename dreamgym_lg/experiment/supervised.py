@@ -7,14 +7,16 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.annotate import annotate
 from dreamgym_lg.experience.chat_models import load_chat_model
+from dreamgym_lg.experience.notes import in_noted_world, thorough
 from dreamgym_lg.experience.prompt_formats import is_tool_task
 from dreamgym_lg.experience.similar_successes import ends_in_answer
-from dreamgym_lg.experience.training_data import to_conversation
+from dreamgym_lg.experience.training_data import notes_conversation, to_conversation
 from dreamgym_lg.experiment.evaluation import BestPolicy
 from dreamgym_lg.experiment.workspace import DATA, REFRESH, Workspace
 from dreamgym_lg.experiment.world import Messages
@@ -37,6 +39,8 @@ CHECKED, PATIENCE = 50, 3
 """The base policy is evaluated every so many steps, and its training ends after so many evaluations without a better one."""
 FEW = 20
 """Recorded episodes below which a warning says that there are few."""
+UNNOTED = 4
+"""Of so many recorded episodes one is shown without its notes."""
 WATCHED = 64
 """Held-out episodes whose loss ends the experience model's training."""
 
@@ -52,14 +56,14 @@ def train_experience_model(work: Workspace, model: "StartModel" = None, annotato
         _annotate(work, work.replay_buffer, annotator)
     offline = work.offline()
     work.replay_buffer.record_metrics(work.run_name(DATA), 0, {"trajectories": len(offline)})
-    shown, held_out = (work.world.as_dreamed(each) for each in work.experience_data())
+    shown, held_out = (_as_dreamed(work, each) for each in work.experience_data())
     edited = _edited(work, shown, annotator)
-    conversations = _conversations(work, [*shown, *edited])
-    start = _start(work, model)
+    start, notes = _start(work, model), _notes_conversations(work, shown)
+    conversations = [*_conversations(work, [*shown, *edited]), *notes]
     rows: Sequence[Messages] | Sequence[TokenizedConversation] = conversations
     watched: Sequence[TokenizedConversation] = ()
     if any(_is_judged(trajectory) for trajectory in shown):
-        rows = _judging_rows(work, start, shown, edited)
+        rows = [*_judging_rows(work, start, shown, edited), *_evenly_weighed(_tokenized(start, notes))]
         watched = _tokenized(start, _conversations(work, held_out[:WATCHED]))
     _fine_tune(
         work,
@@ -150,13 +154,15 @@ def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None
     rng, half = Random(f"{s.seed}/mix/{iteration}"), s.batch_size * s.refresh_steps // 2
     played = list(work.replay_buffer.trajectories(run=work.run_name(REFRESH), errors=False))
     kept = work.replay_buffer.sample(half, rng=rng, source="offline")
-    old, new = work.world.as_dreamed(kept), work.world.as_dreamed(played)
+    old, new = _as_dreamed(work, kept), _as_dreamed(work, played)
+    start = work.models / work.newest_experience()
+    notes = _evenly_weighed(_tokenized(start, _notes_conversations(work, [*old, *new])))
     _fine_tune(
         work,
         "refresh",
-        work.models / work.newest_experience(),
+        start,
         name,
-        [*_conversations(work, old), *rng.choices(_conversations(work, new), k=half)],
+        [*_tokenized(start, [*_conversations(work, old), *rng.choices(_conversations(work, new), k=half)]), *notes],
         steps=s.refresh_steps,
         slower=4.0,
         first_lines_weight=FIRST_LINES_WEIGHT,
@@ -216,19 +222,49 @@ def _successes(work: Workspace) -> list[Trajectory]:
     return shown
 
 
+def _as_dreamed(work: Workspace, recorded: Sequence[Trajectory]) -> list[Trajectory]:
+    """Recorded episodes as a dream would meet them, in the world of their notes in hindsight where the model takes notes.
+
+    Every fourth is left without: a policy also looks up what no notes say, and few notes must not tell failures apart.
+    """
+    dreamed = list(work.world.as_dreamed(recorded))
+    if not work.experience("").notes:
+        return dreamed
+    writes = work.world.writing_tools(work.replay_buffer)
+    return [in_noted_world(each, writes) if number % UNNOTED else each for number, each in enumerate(dreamed)]
+
+
+def _notes_conversations(work: Workspace, trajectories: Sequence[Trajectory]) -> list[Messages]:
+    """In which the experience model should have written down what these episodes looked up (`thorough`)."""
+    experience = work.experience("")
+    if not experience.notes:
+        return []
+    chosen = thorough(trajectories, work.world.writing_tools(work.replay_buffer))
+    return [_messages(notes_conversation(experience, each)) for each in chosen]
+
+
 def _conversations(work: Workspace, trajectories: Sequence[Trajectory]) -> list[Messages]:
     """What the experience model should have been asked and have answered in these episodes, a conversation each."""
     asked = work.experience("")
     asked.retrieve(trajectories)
     found = (to_conversation(asked, trajectory, work.world.check_action) for trajectory in trajectories)
+    return [_messages(messages) for messages in found if messages]
+
+
+def _messages(messages: Sequence[BaseMessage]) -> Messages:
     roles = {"human": "user", "ai": "assistant"}
-    return [[{"role": roles.get(m.type, m.type), "content": m.text} for m in messages] for messages in found if messages]
+    return [{"role": roles.get(m.type, m.type), "content": m.text} for m in messages]
 
 
 def _tokenizer(start: str | Path) -> Any:
     from dreamgym_lg.integrations.transformers.loading import load_tokenizer
 
     return load_tokenizer(start)
+
+
+def _evenly_weighed(rows: "Sequence[TokenizedConversation]") -> "list[TokenizedConversation]":
+    """The rows without `FIRST_LINES_WEIGHT`: the first lines of notes are no verdict."""
+    return [{**row, "weights": [1.0] * len(row["input_ids"])} for row in rows]
 
 
 def _tokenized(start: str | Path, conversations: Sequence[Messages]) -> "list[TokenizedConversation]":

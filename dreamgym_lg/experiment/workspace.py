@@ -226,7 +226,7 @@ class Workspace:
         return self.offline() if self._given is not None else self.experience_data()[1]
 
     def policy(self, name: str, temperature: float = 1.0) -> "LocalChatModel":
-        """A policy of the folder: `base`, `supervised`, `trained`, or another in `models`."""
+        """A policy of the folder: `base`, `trained`, or another in `models`."""
         return self.policy_at(self.models / name, temperature)
 
     def policy_at(self, path: str | Path, temperature: float = 1.0) -> "LocalChatModel":
@@ -243,28 +243,26 @@ class Workspace:
         In a process of its own a local one computes beside the policy. `name=""` is one without weights, which prepares
         training data.
         """
-        if isinstance(self._given, str) and is_local_model(self._given):
-            self._given = local_experience_model(self._given, self.replay_buffer, self.world.hidden_facts)
-        if self._given is not None:
+        given, buffer, world = self._given, self.replay_buffer, self.world
+        if isinstance(given, ExperienceModel):
+            return given
+        writes = world.writing_tools(buffer)
+        if isinstance(given, str) and is_local_model(given):
+            given = local_experience_model(given, buffer, world.hidden_facts, notes=world.notes, writes=writes)
+        if given is not None:
             self._given = to_experience_model(
-                self._given,
-                self.replay_buffer,
+                given,
+                buffer,
                 demonstrations=self.settings.retrieved,
                 demonstration_characters=self.settings.retrieved_characters,
-                hidden_facts=self.world.hidden_facts,
-                writes=self.world.writing_tools(self.replay_buffer),
+                hidden_facts=world.hidden_facts,
+                notes=world.notes,
+                writes=writes,
             )
             return self._given
         name = self.newest_experience() if name is None else name
         model = self._local(name, own_process) if name else None
-        return as_trained(
-            model,
-            self.settings,
-            self.replay_buffer,
-            self.world.hidden_facts,
-            name,
-            writes=self.world.writing_tools(self.replay_buffer),
-        )
+        return as_trained(model, self.settings, buffer, world.hidden_facts, name, notes=world.notes, writes=writes)
 
     def _local(self, name: str, own_process: bool) -> "LocalChatModel":
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel

@@ -55,6 +55,9 @@ class World(ABC):
     """Gives the facts that a task hides, drawn once by the task's seed. A plain function in a class body has to be a
     `staticmethod`."""
 
+    notes: bool = False
+    """Whether the experience model writes down what a task leaves open before its first step (`ExperienceModel.noted`)."""
+
     @abstractmethod
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> Sequence[Task]:
         """The real tasks of a split. The splits share no task.
@@ -117,9 +120,7 @@ class World(ABC):
         """The names of a tool agent's tools that change the world; the buffer's traces may show it. Default: none."""
         return ()
 
-    def edited_successes(
-        self, recorded: Sequence[Trajectory], *, writes: Collection[str], seed: int
-    ) -> Sequence[Trajectory]:
+    def edited_successes(self, recorded: Sequence[Trajectory], *, writes: Collection[str], seed: int) -> Sequence[Trajectory]:
         """Recorded successes (of `as_dreamed`) made wrong, which an experience model must not pay. Default: none."""
         return ()
 

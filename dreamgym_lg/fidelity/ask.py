@@ -90,6 +90,7 @@ class Asker(NamedTuple):
     async def free(self, trajectory: Trajectory) -> Replay:
         """Play the recorded actions again in the dream, each after the dream's own answers: how an episode drifts."""
         trajectory = dreamable(trajectory)
+        task = await self.experience.anoted(trajectory.task)
         history: list[Exchange] = []
         steps: list[Step] = []
         answered: list[Answered] = []
@@ -97,11 +98,11 @@ class Asker(NamedTuple):
         for number, step in unrefused_steps(trajectory, self.check_action):
             answer, decided_by = None, ""
             if not over:
-                answer, decided_by = await self._answer(trajectory.task, history, observation, step.action)
+                answer, decided_by = await self._answer(task, history, observation, step.action)
                 error = "PredictionFailed: the answer could not be read" if answer is None else None
                 over = answer is None or answer.terminated
             if answer is not None:
-                found = self._found(trajectory.task, history, observation, step.action)
+                found = self._found(task, history, observation, step.action)
                 history.append(Exchange(step.action, answer, found))
                 steps.append(_dreamed(step.action, observation, answer))
                 observation = answer.observation

@@ -50,7 +50,7 @@ def test_an_experience_model_by_name_is_grounded_in_the_buffer(monkeypatch: pyte
     with ReplayBuffer(":memory:") as buffer:
         experience = to_experience_model("openai:gpt-5-mini", buffer, hidden_facts=facts)
         assert (experience.k, experience.replay_buffer, experience.hidden_facts) == (3, buffer, facts)
-        assert experience.version == "gpt-5-mini/experience-4+hidden_facts"
+        assert experience.version == "gpt-5-mini/experience-6+hidden_facts"
         assert to_experience_model(experience, buffer) is experience
         with pytest.raises(ConfigurationError, match="experience_model=3 is no chat model"):
             to_experience_model(3, buffer)  # type: ignore[arg-type]

@@ -267,7 +267,7 @@ def test_the_hidden_fact_is_shown_in_every_format(prompt_format: Any, shown: str
 
 
 def test_the_version_says_that_hidden_facts_were_shown(scripted: Any) -> None:
-    assert ExperienceModel(None, prompt_format="json", hidden_facts=lottery).version == "NoneType/experience-4+hidden_facts"
+    assert ExperienceModel(None, prompt_format="json", hidden_facts=lottery).version == "NoneType/experience-6+hidden_facts"
     experience = ExperienceModel(None, hidden_facts=lottery, version="mine")
     assert experience.version == "mine+hidden_facts"
     experience.refreshed("newer")

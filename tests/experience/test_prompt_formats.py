@@ -9,7 +9,7 @@ import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 
-from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.actions import render_answer, render_call, tool_line
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.hidden_facts import world_seed
@@ -167,10 +167,10 @@ def test_the_format_is_the_best_that_the_model_knows(scripted: Any) -> None:
         return experience.version, experience.prompt_format.schema is not None
 
     plain, able = Structured(), Structured(profile={"structured_output": True})
-    assert names(able) == ("Structured/experience-4", True)
-    assert names(plain) == ("Structured/experience-4", False)
-    assert names(plain, prompt_format="json_schema") == ("Structured/experience-4", True)
-    assert names(scripted(reply=lambda _: "")) == ("ScriptedModel/experience-5", False)
+    assert names(able) == ("Structured/experience-6", True)
+    assert names(plain) == ("Structured/experience-6", False)
+    assert names(plain, prompt_format="json_schema") == ("Structured/experience-6", True)
+    assert names(scripted(reply=lambda _: "")) == ("ScriptedModel/experience-7", False)
     assert names(able, instructions="") == ("Structured/none", False)
     own = [ExperienceModel(able, prompt_format="json", instructions=text).version for text in ("a", "b")]
     assert own[0] != own[1] and own[0].startswith("Structured/own-")
@@ -191,8 +191,25 @@ def test_the_tools_and_the_rubric_are_in_the_prompt(scripted: Any, prompt_format
     task = Task(id="t", instruction="book", environment="", metadata={"tools": tools, "rubric": "room 7 is booked"})
     ExperienceModel(model, prompt_format=prompt_format).predict(task, [], call("find"))
     system = texts(model)[0]
-    assert '"name": "find"' in system and "room 7 is booked" in system
+    line = "find() Find a room." if tools == [FIND] else "find"
+    assert '"name": "find"' in system if prompt_format == "json" else line in system.splitlines()
+    assert "room 7 is booked" in system
     assert ("Find a room." in system) == (tools == [FIND])
+
+
+def test_a_tool_is_a_line_of_the_lines_as_in_the_chat_template_of_small_models() -> None:
+    tiny_models = pytest.importorskip("dreamgym_lg.integrations.transformers.tiny_models")
+    order, note = {"type": "string"}, {"enum": ["late", "lost"], "type": "string"}
+    parameters = {"type": "object", "properties": {"order": order, "note": note}, "required": ["order"]}
+    function = {"name": "find", "description": "Look up an order.", "parameters": parameters}
+    line = 'find(order, note?: {"enum": ["late", "lost"], "type": "string"}) Look up an order.'
+    tokenizer = tiny_models.create_tokenizer([line], vocab_size=300)
+    chat = [{"role": "user", "content": "Hello."}]
+    told = tokenizer.apply_chat_template(chat, tools=[{"type": "function", "function": function}], tokenize=False)
+    assert tool_line(function) == line and f"\n{line}\n" in told
+    defined = {**parameters, "$defs": {"Day": {"type": "integer"}}}
+    wide = {**function, "description": "Look up\n> an order.", "parameters": defined}
+    assert tool_line(wide).endswith('Look up > an order. with {"Day": {"type": "integer"}}')
 
 
 def lines_asked(scripted: Any, task: Task, *actions: str) -> list[str]:

@@ -288,6 +288,9 @@ class _Answers:
     def demonstrations(self, *_: Any) -> tuple[Step, ...]:
         return ()
 
+    def noted(self, task: Task) -> Task:
+        return task
+
     def predict(self, *_: Any) -> Any:
         from dreamgym_lg.types import Prediction
 

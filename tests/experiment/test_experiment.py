@@ -28,7 +28,7 @@ def test_a_local_experience_model_is_asked_as_it_was_trained(tmp_path: Path) -> 
     tokenizer = create_tokenizer(["valid"], vocab_size=320)
     save_model(create_model(tokenizer, hidden_size=32, layers=1, max_tokens=256), tokenizer, folder)
     experience = load_experience_model(str(folder), buffer)
-    assert experience.version.endswith("/experience-5") and experience.k == 3, "no experiment's: prompted as any other"
+    assert experience.version.endswith("/experience-7") and experience.k == 3, "no experiment's: prompted as any other"
     (tmp_path / "run" / "settings.json").write_text('{"world": "agent", "retrieved": 2, "retrieved_characters": 70}')
     experience = load_experience_model(str(folder), buffer)
     form = experience.prompt_format

@@ -1,6 +1,7 @@
 """Hosted models over HTTP: what fails is tried again, what is spent is counted, what was answered is kept."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_each_fault_is_got_over(serve: Any, chat_model: Any, fault: str) -> None
     assert [result.observation for result in play(experience, "open door", "go north")] == ["It is open.", "You are outside."]
     failed = int(fault != "prose")  # an answer that is not in the form is an answer, and is asked to be mended
     assert hosted.usage == Usage(3, failed, 100 * (3 - failed), 20 * (3 - failed), 0.0)
-    assert experience.version == "door/experience-4"
+    assert experience.version == "door/experience-6"
 
 
 @pytest.mark.parametrize("fault", ["400", "401"])
@@ -243,3 +244,29 @@ def test_a_server_that_says_when_to_come_back_is_heeded(asked: str, least: float
 def test_a_share_of_faults_is_what_it_says() -> None:
     drawn = [shares(0.3)(number) for number in range(4000)]
     assert 0.27 < sum(map(bool, drawn)) / 4000 < 0.33 and set(drawn) == {"", *FAULTS}
+
+
+def test_the_notes_of_a_world_are_one_call_a_group_and_kept_over_restarts(
+    serve: Any, chat_model: Any, tmp_path: Path
+) -> None:
+    tool = {"type": "function", "function": {"name": "get_order", "parameters": {"properties": {"id": {"type": "string"}}}}}
+    tasks = [Task(id=id, instruction="Where is K12?", environment="desk", metadata={"tools": [tool]}) for id in ("a", "b")]
+    noted = {"name": "get_order", "arguments": {"id": "K12"}}
+
+    def write(messages: list[dict[str, Any]]) -> str:
+        world = json.loads(messages[0]["content"].splitlines()[-1])
+        return json.dumps({"notes": [{**noted, "answer": f"it is open since {world['world_seed']}"}]})
+
+    async def group(hosted: Hosted, task: Task) -> set[str]:
+        async def play() -> str:
+            environment = DreamEnvironment(ExperienceModel(chat_model(server), hosted=hosted, notes=True))
+            await environment.areset(task)
+            return (await environment.astep(json.dumps(noted))).observation
+
+        return {await play(), *await asyncio.gather(*(play() for _ in range(4)))}
+
+    server = serve(write)
+    found = [asyncio.run(group(Hosted(tmp_path / "answers.db"), task)) for task in [*tasks, *tasks]]
+    assert found[:2] == found[2:] and [len(each) for each in found] == [1] * 4 and found[0] != found[1]
+    assert len(server.requests) == 2
+    assert all("K12" in request["messages"][-1]["content"] for request in server.requests)
