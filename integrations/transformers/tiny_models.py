@@ -1,10 +1,10 @@
-"""Small models from scratch, for machines without weights to download: a tokenizer, a chat template, a tiny Qwen2."""
+"""Small models from scratch, for machines without weights to download: a tokenizer, a chat template, a tiny Llama."""
 
 import json
 from collections.abc import Iterable, Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
 from dreamgym_lg.integrations.transformers.tool_format import (
     CALL_HEAD,
@@ -99,14 +99,15 @@ def create_tokenizer(
 
 def create_model(
     tokenizer: PreTrainedTokenizerFast, *, hidden_size: int = 192, layers: int = 2, max_tokens: int = 2048, seed: int = 0
-) -> Qwen2ForCausalLM:
-    """A Qwen2 with random weights: about 1 M parameters as it stands.
+) -> LlamaForCausalLM:
+    """A Llama with random weights: about 1 M parameters as it stands.
 
+    A Llama and no Qwen2, for which `AutoTokenizer` would take Qwen2's own way to split text, whatever tokenizer was saved.
     Wide and shallow, with initial weights four times transformers' default: measured on our data, such a model learns to
     copy from its context in a third of the steps.
     """
     set_seed(seed)
-    config = Qwen2Config(
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         intermediate_size=3 * hidden_size,
@@ -115,9 +116,10 @@ def create_model(
         num_key_value_heads=hidden_size // 32,
         max_position_embeddings=max_tokens,
         initializer_range=0.08,
+        attention_bias=True,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return Qwen2ForCausalLM(config)
+    return LlamaForCausalLM(config)

@@ -33,7 +33,7 @@ RESPONSE_TEMPLATE = {
     "start_anchor": "<|assistant|>",
     "fields": {"content": {"close": "<|end|>", "content": "text"}},
 }
-"""How the server reads the model's answers. Without one it takes any Qwen2 for ChatML, and gives the prompt back with them."""
+"""How the server reads the model's answers."""
 
 HOUSES = [
     Task(id=f"house {n}", instruction=f"leave house {n}", environment="house", metadata={"observation": "A door."})
@@ -70,7 +70,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     tokenizer.response_template = RESPONSE_TEMPLATE
     folder = tmp_path_factory.mktemp("served")
     save_model(create_model(tokenizer, hidden_size=64, layers=2), tokenizer, folder / "untrained")
-    # trained as it is read from the folder: AutoTokenizer splits numbers as Qwen2 does, which the tokenizer above does not
     loss = fine_tune(folder / "untrained", folder / "trained", conversations, steps=80, batch_size=8, learning_rate=1e-2)
     assert loss < 0.01, "the model has not learned its few answers, so nothing below could pass"
     return folder / "trained", folder / "untrained"

@@ -1,6 +1,6 @@
 """Make the small base again: `python -m dreamgym_lg.integrations.transformers.small_base.pretrain --out models/base`.
 
-A Qwen2 whose first two layers begin as the circuit that copying needs (Elhage et al. 2021, Olsson et al. 2022): heads that
+A Llama whose first two layers begin as the circuit that copying needs (Elhage et al. 2021, Olsson et al. 2022): heads that
 attend one and two tokens back, and heads that attend to what followed the same two tokens earlier and copy it. Left to
 chance, that circuit is what a model this small takes thousands of steps to find, and finds inexactly.
 """
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import torch
 from tokenizers import Regex, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from dreamgym_lg.integrations.transformers import tiny_models
 from dreamgym_lg.integrations.transformers.small_base.names import known_words
@@ -88,28 +88,29 @@ def _texts() -> Iterator[str]:
 # --- The model ------------------------------------------------------------------------------------------------------
 
 
-def create_copying_model(vocabulary: int, *, seed: int = 0) -> Qwen2ForCausalLM:
-    """A Qwen2 that copies by the previous two tokens before any training; all that is not this circuit adds nothing yet.
+def create_copying_model(vocabulary: int, *, seed: int = 0) -> LlamaForCausalLM:
+    """A Llama that copies by the previous two tokens before any training; all that is not this circuit adds nothing yet.
 
     Measured: of random strings among 4,096 tokens that were said once before, it continues 0.98 of the tokens right.
     """
     torch.manual_seed(seed)
-    config = Qwen2Config(
+    config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=HIDDEN,
         intermediate_size=2 * HIDDEN,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
-        max_position_embeddings=2048,
+        max_position_embeddings=4096,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
         initializer_range=HIDDEN**-0.5,
+        attention_bias=True,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=1,
         pad_token_id=0,
     )
-    model = Qwen2ForCausalLM(config)
+    model = LlamaForCausalLM(config)
     with torch.no_grad():
         model.model.embed_tokens.weight.normal_(0, 0.11)
         model.model.embed_tokens.weight[:, TOKENS:] *= 0.1
@@ -127,8 +128,8 @@ def _orthogonal(rows: int, columns: int) -> torch.Tensor:
     return found if rows >= columns else found.T
 
 
-def _attend_back(attention: Qwen2Attention, compared: torch.Tensor, sharpness: float = 8.0) -> None:
-    """Let head n attend n + 1 tokens back, by Qwen2's biases alone, and write what stands there to its own dimensions.
+def _attend_back(attention: LlamaAttention, compared: torch.Tensor, sharpness: float = 8.0) -> None:
+    """Let head n attend n + 1 tokens back, by its biases alone, and write what stands there to its own dimensions.
 
     Args:
         compared: (HEAD, TOKENS): the projection of an embedding by which tokens are compared.
@@ -154,7 +155,7 @@ def _back(head: int) -> slice:
     return slice(TOKENS + head * HEAD, TOKENS + (head + 1) * HEAD)
 
 
-def _continue_matches(model: Qwen2ForCausalLM, compared: torch.Tensor, match: float = 25.0, copy: float = 0.8) -> None:
+def _continue_matches(model: LlamaForCausalLM, compared: torch.Tensor, match: float = 25.0, copy: float = 0.8) -> None:
     """Let the second layer's heads attend to where the last two tokens stood before one, and copy that one.
 
     Args:
@@ -250,7 +251,7 @@ def pretrain(
     if start is None:
         model = create_copying_model(len(tokenizer), seed=seed)
     else:
-        model = Qwen2ForCausalLM.from_pretrained(start, dtype=torch.float32)
+        model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     begun, recent, data = time.monotonic(), [], batches(tokenizer, tokens=tokens, lengths=LENGTHS, seed=seed)
     for step in range(1, steps + 1):
@@ -270,7 +271,7 @@ def pretrain(
             copy.deepcopy(model).to(torch.bfloat16).save_pretrained(out)
 
 
-def _update(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, ids: torch.Tensor, learned: torch.Tensor) -> float:
+def _update(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, ids: torch.Tensor, learned: torch.Tensor) -> float:
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
     loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[learned[:, 1:]]), ids[:, 1:][learned[:, 1:]])
     optimizer.zero_grad()
@@ -283,7 +284,7 @@ def _update(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, ids: torc
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--steps", type=int, default=1600, help="optimiser steps, of 2,048 tokens")
+    parser.add_argument("--steps", type=int, default=5500, help="optimiser steps, of 2,048 tokens")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=1.2e-3)
     parser.add_argument("--start", type=Path, help="go on from this folder")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from grpo_parts import learner_of, model_of, row, segment
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.trl import shared_prefix as module
 from dreamgym_lg.integrations.trl.sft import train_sft
@@ -15,7 +15,7 @@ from dreamgym_lg.integrations.trl.shared_prefix import LEAST, shared_prefix
 SHARED = list(range(10, 10 + 2 * LEAST))
 
 
-def tokens_computed(model: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def tokens_computed(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each forward pass of the model is given."""
     given: list[int] = []
     monkeypatch.setattr(
