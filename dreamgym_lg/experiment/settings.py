@@ -82,7 +82,7 @@ def quick(settings: Settings) -> Settings:
         tasks=min(settings.tasks or 400, 400),
         episodes={kind: -(-n // 8) for kind, n in settings.episodes.items()},
         batch_size=8,
-        experience_steps=min(settings.experience_steps, 60),
+        experience_steps=min(settings.experience_steps, 20),
         base_steps=20,
         iterations=3,
         evaluate_every=3,

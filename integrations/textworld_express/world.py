@@ -17,7 +17,7 @@ from dreamgym_lg.integrations.textworld_express.text import GAMES, Check, check_
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Split, Task, Trajectory
 
-EPISODES = {"demonstration": 4, "random": 400, "malformed": 300, "unfinished": 1350}
+EPISODES = {"demonstration": 1, "random": 400, "malformed": 300, "unfinished": 1350}
 _OWN: Mapping[str, Mapping[str, Any]] = {"twc": {"tasks": 5000, "episodes": {"demonstration": 4, "unfinished": 1500}}}
 """Settings in which a game differs from `TextWorldExpressWorld.settings`."""
 
@@ -40,7 +40,9 @@ class TextWorldExpressWorld(World):
         episodes=EPISODES,
         retrieved=1,
         retrieved_characters=80,
-        experience_tokens=256,
+        experience_steps=40,
+        experience_tokens=128,
+        base_steps=100,
         policy_tokens=16,
         max_false_success=None,  # the measurement asks about every step, 24 s of a core; here every evaluation is real as well
     )
