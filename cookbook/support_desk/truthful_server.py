@@ -3,6 +3,7 @@
 import json
 
 from agent import TOOLS, connected
+from langchain_core.tools import StructuredTool
 from tickets import Shop
 
 from dreamgym_lg import Environment, StepResult, Task
@@ -17,7 +18,7 @@ class TruthfulServer(Environment):
     """
 
     def __init__(self, shop: Shop) -> None:
-        self.shop, self.tools = shop, {tool.__name__: tool for tool in TOOLS}
+        self.shop, self.tools = shop, {tool.__name__: StructuredTool.from_function(tool) for tool in TOOLS}
 
     def reset(self, task: Task) -> str:
         self.task, self.database = task, self.shop.copy()
@@ -27,6 +28,6 @@ class TruthfulServer(Environment):
         call = parse_action(action)
         with connected(self.database):
             if isinstance(call, ToolCall):
-                return StepResult(json.dumps(self.tools[call.name](**call.arguments)), 0.0, False, False, {})
+                return StepResult(json.dumps(self.tools[call.name].invoke(dict(call.arguments))), 0.0, False, False, {})
             success = self.shop.solved(self.task, call)
         return StepResult("", float(success), True, False, {"success": success})
