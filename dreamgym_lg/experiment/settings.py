@@ -43,7 +43,7 @@ class Settings:
     concurrency: int = 64
     """Episodes played at once."""
     learning_rate: float | None = None
-    """Of the policy's updates. None: 3e-4 for a model of up to 50 M parameters, 1e-6 for a larger one."""
+    """Of the policy's updates. None: 2e-4 for a model of up to 50 M parameters, 1e-6 for a larger one."""
     beta: float = 0.02
     """KL coefficient (TRL's `beta`)."""
     synthetic_share: float = 0.25

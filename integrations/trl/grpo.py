@@ -184,7 +184,7 @@ class GRPOLearner:
         updates: Optimiser steps per iteration. Each takes its share of the rows (segments), and every row is used once.
         micro_batch: Rows in one forward and backward pass, at most. It decides the memory that a step needs, not its
             gradient: the passes of a step are added up.
-        learning_rate: Default: 3e-4 for a model of up to 50 M parameters, 1e-6 for a larger one.
+        learning_rate: Default: 2e-4 for a model of up to 50 M parameters, 1e-6 for a larger one.
         beta: Coefficient of the KL term against the policy that training began with.
         temperature: At which the policy samples; tokens sampled at another one are refused.
         loss_type: One of `LOSS_TYPES`. With `dr_grpo`, `max_completion_length` is its constant.
@@ -216,7 +216,7 @@ class GRPOLearner:
         self._credit: Credit = partial(group_credit, normalise=LOSS_TYPES[loss_type], length=length)
         # the sum over all tokens that TRL knows by the name dapo; the rows' weights make any other of it
         total = "cispo" if loss_type == "cispo" else "dapo"
-        learning_rate = learning_rate or default_rate(model, small=3e-4, large=1e-6)
+        learning_rate = learning_rate or default_rate(model, small=2e-4, large=1e-6)
         given = {"learning_rate": learning_rate, "beta": beta, "temperature": temperature, "loss_type": total, "seed": seed}
         self._done: queue.SimpleQueue[tuple[str, dict[str, float]] | BaseException] = queue.SimpleQueue()
         self._trainer = _Trainer(
