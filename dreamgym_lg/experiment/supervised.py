@@ -35,7 +35,7 @@ POLICY_OPTIONS: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup"}
 """Of the base policy's training, whose end is not known when it begins."""
 FIRST_LINES_WEIGHT = 4.0
 """The loss weight of the experience model's verdict, reward and status."""
-CHECKED, PATIENCE = 50, 3
+CHECKED, PATIENCE = 25, 4
 """The base policy is evaluated every so many steps, and its training ends after so many evaluations without a better one."""
 FEW = 20
 """Recorded episodes below which a warning says that there are few."""

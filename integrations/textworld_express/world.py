@@ -40,7 +40,7 @@ class TextWorldExpressWorld(World):
         episodes=EPISODES,
         retrieved=1,
         retrieved_characters=80,
-        experience_steps=40,
+        experience_steps=100,
         experience_tokens=128,
         base_steps=100,
         policy_tokens=16,
