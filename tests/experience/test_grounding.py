@@ -96,7 +96,7 @@ def test_demonstrations_need_a_buffer_to_come_from() -> None:
 # --- training data --------------------------------------------------------------------------------------------------
 
 
-def refuse_magic(action: str, observations: Sequence[str]) -> str | None:
+def refuse_magic(task: Task, action: str, observations: Sequence[str]) -> str | None:
     """Refuses magic, and everything once the policy has seen a dragon."""
     return "No magic here." if "magic" in action or "A dragon!" in observations else None
 
