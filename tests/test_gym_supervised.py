@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("trl")
+import torch
 from langchain.agents import create_agent
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
@@ -249,7 +250,34 @@ def test_stages_go_on_and_hold_their_model(make: Callable[..., DreamGym], monkey
     monkeypatch.setattr(supervised, "_stopped_rising", lambda *_: False)
     gym.train_base(tiny())
     assert losses["base policy"][-1] < losses["base policy"][0] - 0.2
-    assert (gym.models / "base-last").exists()
+    assert [path.name for path in gym.models.glob("base*")] == ["base"]
+
+
+def test_the_base_policys_training_ends_when_its_success_stops_rising_and_the_best_is_kept(
+    make: Callable[..., DreamGym], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, said = replace(AgentWorld.settings, **{**SETTINGS, "real_budget": None}), list[str]()
+    gym, counts = make(settings=settings, say=said.append), iter([1, 3, 2, 2, 2, 2])
+    monkeypatch.setattr(supervised, "CHECKED", 1)
+    monkeypatch.setattr(supervised, "PATIENCE", 2)
+    weights: list[Any] = []
+
+    def play(run: str, policy: Any, *_: Any, **__: Any) -> list[Trajectory]:
+        weights.append({name: value.clone() for name, value in policy.model.state_dict().items()})
+        good = next(counts)
+        return [replace(TRACES[0], success=number < good) for number in range(4)]
+
+    monkeypatch.setattr(gym, "play", play)
+    gym.train_base(tiny())
+    assert [line for line in said if line.startswith("base policy after")][-1] == "base policy after 4 steps: real 2/4"
+    kept = gym.policy("base").model.state_dict()
+    assert all(torch.equal(value, weights[1][name]) for name, value in kept.items())
+    assert not torch.equal(kept["model.embed_tokens.weight"], weights[3]["model.embed_tokens.weight"])
+
+
+def test_a_base_policy_cannot_be_judged_in_a_dream_that_is_not_there(make: Callable[..., DreamGym]) -> None:
+    with pytest.raises(ConfigurationError, match="holds no experience model: call train_experience"):
+        make().train_base(tiny())
 
 
 def test_what_is_missing_is_said(make: Callable[..., DreamGym], scripted: Any) -> None:

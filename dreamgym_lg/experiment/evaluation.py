@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -97,14 +98,18 @@ def _counts(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 
 class BestPolicy:
-    """The policy that did best on the real validation tasks so far, in `models/NAME`; ties go to the newest."""
+    """The policy that did best on the validation tasks so far, in `models/NAME`; ties go to the newest."""
 
     def __init__(self, work: Workspace, name: str) -> None:
         self.work, self.name, self.run = work, name, work.run_name(f"best/{name}")
 
     @property
+    def folder(self) -> Path:
+        return self.work.models / self.name
+
+    @property
     def risen_at(self) -> int:
-        """The iteration or step at which real success last rose; 0 before any."""
+        """The iteration or step at which success last rose, or the mean reward while there was no success; 0 before any."""
         return int(next((row["risen_at"] for row in self.work.replay_buffer.metrics(self.run)), 0))
 
     def offer(self, at: int, successes: float, reward: float, policy: TrainablePolicy) -> None:
@@ -116,8 +121,9 @@ class BestPolicy:
 
         before = next((row for row in self.work.replay_buffer.metrics(self.run)), None)
         if before is None or (successes, reward) >= (before["successes"], before["reward"]):
-            save_model(policy.model, policy.tokenizer, self.work.models / self.name)
-            risen_at = at if before is None or successes > before["successes"] else before["risen_at"]
+            save_model(policy.model, policy.tokenizer, self.folder)
+            risen = before is None or successes > before["successes"] or (not successes and reward > before["reward"])
+            risen_at = at if risen or before is None else before["risen_at"]
             figures = {"at": at, "successes": successes, "reward": reward, "risen_at": risen_at}
             self.work.replay_buffer.record_metrics(self.run, 0, figures)
 

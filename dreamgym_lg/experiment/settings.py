@@ -57,7 +57,8 @@ class Settings:
     """Validation tasks of each evaluation; 0: no evaluation while training."""
     real_budget: int | None = None
     """Real validation episodes while training, in all: every evaluation plays as many tasks in the real environment as leaves
-    some for the others, and the policy that does best there is kept. None: all validation tasks each time. 0: none."""
+    some for the others, and the policy that does best there is kept. None: all validation tasks each time. 0: none. It limits
+    `train` alone: unless it is 0, `train_base` plays all validation tasks in reality every 25 steps."""
     max_false_success: float | None = 0.05
     """Share, 0 to 1, of the episodes that must not be paid which a dream may pay; `train` refuses a worse one. None: any."""
     max_gap: float | None = 0.3

@@ -1,10 +1,12 @@
 """The supervised stages of an experiment: the experience model and the base policy."""
 
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
@@ -175,28 +177,44 @@ def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
     rows = work.world.policy_rows(shown, _tokenizer(start), max_new_tokens=s.policy_tokens)
     batch = min(s.batch_size, len(rows))
     rows *= -(-batch * s.base_steps // len(rows))  # as many as the steps take: a last batch of few rows would weigh as much
-    options: dict[str, Any] = {"steps": s.base_steps, "batch_size": batch}
+    for left in work.models.glob("base-*"):  # of an attempt that was killed
+        shutil.rmtree(left)
+    best, until = BestPolicy(work, f"base-{uuid4().hex[:8]}"), None
     if work.validation_tasks():
-        until = partial(_stopped_rising, work)
-        _fine_tune(work, "base policy", start, "base-last", rows, until=until, **options, **POLICY_OPTIONS)
+        _check_evaluation(work)
+        until = partial(_stopped_rising, work, best)
     else:
         work.say(
             "there is no task of the split 'validation', whose success says when the base policy is done: it is trained for "
             f"all {s.base_steps} steps (give some tasks this split: dataclasses.replace(task, split='validation'))"
         )
-        _fine_tune(work, "base policy", start, "base", rows, **options, **POLICY_OPTIONS)
+    options: dict[str, Any] = {"steps": s.base_steps, "batch_size": batch, **POLICY_OPTIONS}
+    _fine_tune(work, "base policy", start, "base-last", rows, until=until, **options)
+    last = work.models / "base-last"
+    shutil.rmtree(work.models / "base", ignore_errors=True)
+    (best.folder if best.folder.exists() else last).rename(work.models / "base")
+    shutil.rmtree(last, ignore_errors=True)
 
 
-def _stopped_rising(work: Workspace, model: Any, tokenizer: Any, step: int) -> bool:
+def _check_evaluation(work: Workspace) -> None:
+    """Raise `ConfigurationError` where the base policy cannot be evaluated in the dream, before it is trained."""
+    if work.settings.real_budget == 0 and work.world.asks_experience and work.experience(own_process=False).model is None:
+        raise ConfigurationError(
+            f"real_budget=0 evaluates the base policy in the dream, and {work.out} holds no experience model: call "
+            "train_experience() first, or give real_budget"
+        )
+
+
+def _stopped_rising(work: Workspace, best: BestPolicy, model: Any, tokenizer: Any, step: int) -> bool:
     """Whether the base policy's validation success has stopped rising; the best one is kept on the way.
 
     It is real success unless `real_budget` is 0, else that in the dream.
     """
     if step % CHECKED and step != work.settings.base_steps:
         return False
-    best, policy = BestPolicy(work, "base"), _policy(work, model, tokenizer)
+    policy = _policy(work, model, tokenizer)
     kind, dream = ("real", None) if work.settings.real_budget != 0 else ("dream", work.experience())
-    name = "validate/base" if dream is None else "validate/base/dream"
+    name = f"validate/{best.name}" if dream is None else f"validate/{best.name}/dream"
     episodes = check_played(work.play(name, policy, work.validation_tasks(), iteration=step, experience=dream))
     successes = sum(trajectory.success for trajectory in episodes)
     best.offer(step, successes, sum(t.reward for t in episodes) / max(len(episodes), 1), policy)

@@ -91,7 +91,11 @@ class Workspace:
         self.world, self.out, self.settings = world, Path(out), settings or world.settings
         if settings is None and (found := self._stored_settings()) is not None and found.pop("world", "") == world.name:
             found.pop("arguments", None)  # compared by `open`
-            self.settings = Settings(**found)  # type: ignore[arg-type]  # checked as it was written
+            try:
+                self.settings = Settings(**found)  # type: ignore[arg-type]
+            except TypeError as error:
+                told = f"{self.out / 'settings.json'} is of another version of dreamgym-lg ({error}): take another folder"
+                raise ConfigurationError(told) from error
         self.engine, self.progress, self.say = engine, progress, say
         self._buffer, self._prefix = replay_buffer, "" if replay_buffer is None else None
         self._given = experience_model

@@ -18,7 +18,8 @@ Kind = Literal["demonstration", "noisy", "random", "malformed", "fluent_wrong", 
 """`demonstration`: the shortest solution.  `noisy`: a solution with stray actions in between.  `random`: valid actions.
 `malformed`: mostly broken commands.  `fluent_wrong`: right form, wrong object or place, from some point on.
 `mixture`: each step is of a kind drawn anew.
-`unfinished`: as `noisy`; where it would have succeeded its last step is left out, so that none is a success."""
+`unfinished`: as `noisy`; where it would have succeeded its last step is left out, so that none of several
+steps is a success."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 

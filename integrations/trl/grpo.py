@@ -216,7 +216,7 @@ class GRPOLearner:
         self._credit: Credit = partial(group_credit, normalise=LOSS_TYPES[loss_type], length=length)
         # the sum over all tokens that TRL knows by the name dapo; the rows' weights make any other of it
         total = "cispo" if loss_type == "cispo" else "dapo"
-        learning_rate = learning_rate or default_rate(model, small=2e-4, large=1e-6)
+        learning_rate = default_rate(model, small=2e-4, large=1e-6) if learning_rate is None else learning_rate
         given = {"learning_rate": learning_rate, "beta": beta, "temperature": temperature, "loss_type": total, "seed": seed}
         self._done: queue.SimpleQueue[tuple[str, dict[str, float]] | BaseException] = queue.SimpleQueue()
         self._trainer = _Trainer(

@@ -298,7 +298,7 @@ def fine_tune(
     tokenizer = AutoTokenizer.from_pretrained(start)
     # "auto", the default, would be bfloat16 for most models
     model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
-    learning_rate = (learning_rate or default_rate(model, small=7e-4, large=1e-5)) / slower
+    learning_rate = (default_rate(model, small=7e-4, large=1e-5) if learning_rate is None else learning_rate) / slower
     _check_learning_rate(model, learning_rate)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     order: list[Conversation | TokenizedConversation] = list(conversations)

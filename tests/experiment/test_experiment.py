@@ -143,6 +143,14 @@ def test_a_folder_keeps_its_settings_and_only_iterations_may_change(work: Experi
         Experiment(Shut(), work.out).open()
 
 
+def test_a_folder_of_another_version_says_so(work: Experiment) -> None:
+    work.collect()
+    file = work.out / "settings.json"
+    file.write_text(file.read_text().replace('"base_steps"', '"base_paces"'))
+    with pytest.raises(ConfigurationError, match="is of another version of dreamgym-lg .*base_paces.*take another folder"):
+        Experiment(Doors(), work.out)
+
+
 def test_names_in_a_shared_buffer_are_this_folders_own(work: Experiment, tmp_path: Path) -> None:
     assert work.run_name("train") == "train"
     buffer = ReplayBuffer(tmp_path / "shared.db")
