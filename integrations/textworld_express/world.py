@@ -40,7 +40,7 @@ class TextWorldExpressWorld(World):
         episodes=EPISODES,
         retrieved=1,
         retrieved_characters=80,
-        experience_steps=80,
+        experience_steps=130,
         experience_tokens=128,
         policy_tokens=16,
         max_false_success=None,  # the measurement asks about every step, 24 s of a core; here every evaluation is real as well
