@@ -18,7 +18,8 @@ from dreamgym_lg.errors import BudgetExceeded, ModelUnavailable, PredictionFaile
 from dreamgym_lg.experience.batch_requests import ask_in_batch
 from dreamgym_lg.experience.hosted import Hosted, hosted_for, name_of
 from dreamgym_lg.experience.predictions import json_object, load_prompt
-from dreamgym_lg.experience.prompt_formats import bind_schema, default_format, encoded
+from dreamgym_lg.experience.prompt_choice import bind_schema, default_format
+from dreamgym_lg.experience.prompt_formats import encoded
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Source, Split, Trajectory
 

@@ -20,17 +20,8 @@ from dreamgym_lg.experience.hidden_facts import HiddenFacts, world_seed
 from dreamgym_lg.experience.hosted import Chat, Hosted, hosted_for, name_of
 from dreamgym_lg.experience.notes import check_notes, notes_of, with_notes, write_notes
 from dreamgym_lg.experience.predictions import Exchange, believed, check_structure
-from dreamgym_lg.experience.prompt_formats import (
-    PROMPT_FORMATS,
-    PromptFormat,
-    PromptFormatName,
-    Question,
-    bind_schema,
-    default_format,
-    first_observation,
-    is_tool_task,
-    schemas,
-)
+from dreamgym_lg.experience.prompt_choice import PromptFormatName, bind_schema, create_format
+from dreamgym_lg.experience.prompt_formats import PromptFormat, Question, first_observation, is_tool_task, schemas
 from dreamgym_lg.experience.rules import NOTHING, calls_made, played, untold, written
 from dreamgym_lg.experience.similar_successes import SimilarSuccesses
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -99,7 +90,7 @@ class ExperienceModel:
         self.model, self.replay_buffer, self.k, self.retries = model, replay_buffer, demonstrations, retries
         self.hosted = hosted or hosted_for(model)
         self.hidden_facts, self.notes, self.writes = hidden_facts, notes, frozenset(writes)
-        self.prompt_format = _create_format(prompt_format, model, instructions, demonstration_characters)
+        self.prompt_format = create_format(prompt_format, model, instructions, demonstration_characters)
         self._set_version(f"{name_of(model)}/{self.prompt_format.name}" if version is None else version)
         self._answers: dict[str, Prediction] = {}
         self._notes: dict[str, str] = {}
@@ -367,27 +358,6 @@ def _mended(answer: AIMessage, error: PredictionFailed) -> list[BaseMessage]:
     """What asks again behind an answer that could not be read."""
     said = answer.text or "(nothing)"  # providers refuse an empty message
     return [AIMessage(said), HumanMessage(f"That could not be read: {error}. Answer again, in the form.")]
-
-
-def _create_format(
-    wanted: PromptFormat | PromptFormatName | None,
-    model: BaseChatModel | None,
-    instructions: str | None,
-    demonstration_characters: int | None,
-) -> PromptFormat:
-    """The prompt format that is wanted, or the one that suits the model."""
-    if wanted is not None and not isinstance(wanted, str):
-        for name, given in (("instructions", instructions), ("demonstration_characters", demonstration_characters)):
-            if given is not None:
-                raise ConfigurationError(
-                    f"{name}={given!r} belongs to the prompt format: give it to {type(wanted).__name__}, or name the format "
-                    f"({', '.join(PROMPT_FORMATS)})"
-                )
-        return wanted
-    name = wanted or ("lines" if instructions is not None else default_format(model))
-    if name not in PROMPT_FORMATS:
-        raise ConfigurationError.unknown("prompt_format", name, PROMPT_FORMATS)
-    return PROMPT_FORMATS[name](instructions, 1000 if demonstration_characters is None else demonstration_characters)
 
 
 def _score(history: Sequence[Exchange]) -> float:

@@ -11,17 +11,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from functools import lru_cache, partial
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple, Protocol, cast
-
-from langchain_core.language_models import BaseChatModel
-from langchain_core.runnables import RunnableSequence
+from typing import Any, NamedTuple, Protocol
 
 from dreamgym_lg.actions import ToolCall, parse_action, tool_line
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.experience.hidden_facts import world_seed
-from dreamgym_lg.experience.hosted import Chat
 from dreamgym_lg.experience.notes import Note, notes_from_json, notes_of, notes_to_json, read_notes, write_notes
 from dreamgym_lg.experience.predictions import in_hindsight, json_object, load_prompt
 from dreamgym_lg.types import Prediction, Step, Task
@@ -287,34 +283,6 @@ def _is(value: object, kind: str) -> bool:
     if kind == "number":  # a boolean is an int to Python
         return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9 and math.isfinite(value)
     return isinstance(value, str if kind == "string" else bool)
-
-
-PromptFormatName = Literal["json_schema", "json", "lines"]
-
-PROMPT_FORMATS: Mapping[PromptFormatName, Callable[[str | None, int], PromptFormat]] = {
-    "json_schema": partial(JsonFormat, schema=SCHEMA),
-    "json": JsonFormat,
-    "lines": LineFormat,
-}
-
-
-def bind_schema(model: BaseChatModel, schema: Mapping[str, Any]) -> Chat:
-    """The model with a JSON schema bound to it, by its own structured output.
-
-    Without LangChain's parser behind it: ours are stricter, say what is wrong, and leave the token counts in reach.
-    """
-    structured = model.with_structured_output(dict(schema), method="json_schema")
-    return cast(Chat, structured.first) if isinstance(structured, RunnableSequence) else model
-
-
-def default_format(model: BaseChatModel | None) -> PromptFormatName:
-    """The format for a model of which nothing else is known.
-
-    One that is reached with a key is prompted in JSON; a local one may be trained on the lines.
-    """
-    if model is None or not (model.profile or model.lc_secrets):
-        return "lines"
-    return "json_schema" if (model.profile or {}).get("structured_output") else "json"
 
 
 def _ordered(prediction: Prediction) -> dict[str, Any]:

@@ -219,7 +219,10 @@ def _stopped_rising(work: Workspace, best: BestPolicy, model: Any, tokenizer: An
     successes = sum(trajectory.success for trajectory in episodes)
     best.offer(step, successes, sum(t.reward for t in episodes) / max(len(episodes), 1), policy)
     work.say(f"base policy after {step} steps: {kind} {successes}/{len(episodes)}")
-    return step - best.risen_at >= PATIENCE * CHECKED
+    done = step - best.risen_at >= PATIENCE * CHECKED
+    if step == work.settings.base_steps and not done:
+        work.say(f"the base policy's success was still rising when its {step} steps were over: raise base_steps (Settings)")
+    return done
 
 
 def _policy(work: Workspace, model: Any, tokenizer: Any) -> Any:
