@@ -29,6 +29,9 @@ UNKNOWN_ACTION = "Unknown action: I'm not sure what you mean."
 Check = Literal["names", "state"]
 """How much `check_action` knows."""
 
+STATE_KNOWN = ("peckingorder", "twc")
+"""Games whose observations say all that is in sight, held and open."""
+
 FIXED = frozenset({"stove", "oven", "barbeque", "toilet", "bath mat", "instructions book"})
 """What rooms show like an item although nobody can take it."""
 
@@ -160,7 +163,7 @@ def check_action(game: str, action: str, observations: Sequence[str], *, check: 
     action = action.strip()
     if game == "simonsays":
         return None
-    if check == "state" and game in ("peckingorder", "twc") and (room := _follow(observations)) is not None:
+    if check == "state" and game in STATE_KNOWN and (room := _follow(observations)) is not None:
         return None if action in _possible(game, room) else UNKNOWN_ACTION
     form = _FORMS.fullmatch(action)
     if form is None:
@@ -210,7 +213,7 @@ def vary_task(task: Task, rng: Random, observations: Sequence[str]) -> Task | No
         raise ConfigurationError(f"task {task.id} is a {task.split} task: varying it would leak the evaluation")
     game, before = task.metadata.get("game"), str(task.metadata.get("observation", ""))
     found = _mentions(before)
-    if game not in ("peckingorder", "twc") or found is None:
+    if game not in STATE_KNOWN or found is None:
         return None
     pattern, own = found
     room = before.split(". ")[0] if game == "twc" else ""

@@ -13,11 +13,11 @@ from dreamgym_lg.experiment.world import World
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
 from dreamgym_lg.integrations.textworld_express.hidden_facts import hidden_facts
 from dreamgym_lg.integrations.textworld_express.scripted_policies import scripted_trajectories
-from dreamgym_lg.integrations.textworld_express.text import GAMES, Check, check_action, vary_task
+from dreamgym_lg.integrations.textworld_express.text import GAMES, STATE_KNOWN, Check, check_action, vary_task
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Split, Task, Trajectory
 
-EPISODES = {"demonstration": 1, "random": 400, "malformed": 300, "unfinished": 1350}
+EPISODES = {"demonstration": 1, "random": 400, "unfinished": 1500}
 _OWN: Mapping[str, Mapping[str, Any]] = {"twc": {"tasks": 5000, "episodes": {"demonstration": 4, "unfinished": 1500}}}
 """Settings in which a game differs from `TextWorldExpressWorld.settings`."""
 
@@ -29,7 +29,8 @@ class TextWorldExpressWorld(World):
 
     Args:
         game: One of `text.GAMES`.
-        check: How much `check_action` knows, see `text.check_action`. Default: `state` for `twc`, else `names`.
+        check: How much `check_action` knows, see `text.check_action`. Default: `state` for the games
+            of `STATE_KNOWN`, else `names`.
         max_steps: Actions after which an episode is cut short.
 
     Raises `ConfigurationError` for an unknown game.
@@ -55,7 +56,7 @@ class TextWorldExpressWorld(World):
         self.game, self.max_steps = game, max_steps
         self.name = f"textworld_express/{game}"
         self.settings = replace(self.settings, **_OWN.get(game, {}))
-        self.check: Check = check or ("state" if game == "twc" else "names")
+        self.check: Check = check or ("state" if game in STATE_KNOWN else "names")
         self.arguments = {"check": self.check, "max_steps": max_steps}
         self._made: dict[range, list[Task]] = {}
 
@@ -82,7 +83,7 @@ class TextWorldExpressWorld(World):
 
     def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
         """Exchanges the items of a task for those of other training tasks (`peckingorder` and `twc`)."""
-        if self.game not in ("peckingorder", "twc"):
+        if self.game not in STATE_KNOWN:
             return None
         seen = [str(task.metadata["observation"]) for task in tasks]
 
