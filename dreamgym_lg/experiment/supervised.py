@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     StartModel = LocalChatModel | str | Path | None
     """A local model, its path or hub name; None for the small base (`SMALL_BASE`)."""
 
-POLICY_OPTIONS: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup"}
-"""Of the base policy's training, whose end is not known when it begins."""
+POLICY_OPTIONS: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup", "dataloader_drop_last": True}
+"""Of the base policy's training: its end is not known when it begins, and a last batch of few rows would weigh as much."""
 FIRST_LINES_WEIGHT = 4.0
 """The loss weight of the experience model's verdict, reward and status."""
 CHECKED, PATIENCE = 25, 4
@@ -175,8 +175,6 @@ def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
     """Train `models/base` on every recorded success until its validation success stops rising; the best one is kept."""
     shown, start, s = _successes(work), _start(work, model), work.settings
     rows = work.world.policy_rows(shown, _tokenizer(start), max_new_tokens=s.policy_tokens)
-    batch = min(s.batch_size, len(rows))
-    rows *= -(-batch * s.base_steps // len(rows))  # as many as the steps take: a last batch of few rows would weigh as much
     for left in work.models.glob("base-*"):  # of an attempt that was killed
         shutil.rmtree(left)
     best, until = BestPolicy(work, f"base-{uuid4().hex[:8]}"), None
@@ -188,8 +186,7 @@ def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
             "there is no task of the split 'validation', whose success says when the base policy is done: it is trained for "
             f"all {s.base_steps} steps (give some tasks this split: dataclasses.replace(task, split='validation'))"
         )
-    options: dict[str, Any] = {"steps": s.base_steps, "batch_size": batch, **POLICY_OPTIONS}
-    _fine_tune(work, "base policy", start, "base-last", rows, until=until, **options)
+    _fine_tune(work, "base policy", start, "base-last", rows, steps=s.base_steps, until=until, **POLICY_OPTIONS)
     last = work.models / "base-last"
     shutil.rmtree(work.models / "base", ignore_errors=True)
     (best.folder if best.folder.exists() else last).rename(work.models / "base")
