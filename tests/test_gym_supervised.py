@@ -257,18 +257,26 @@ def test_the_base_policys_training_ends_when_its_success_stops_rising_and_the_be
     make: Callable[..., DreamGym], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, said = replace(AgentWorld.settings, **{**SETTINGS, "real_budget": None}), list[str]()
-    gym, counts = make(settings=settings, say=said.append), iter([1, 3, 2, 2, 2, 2])
+    gym, counts = make(settings=settings, say=said.append), iter([4, None, 1, 3, 2, 2, 2, 2])  # killed before the second
     monkeypatch.setattr(supervised, "CHECKED", 1)
     monkeypatch.setattr(supervised, "PATIENCE", 2)
     weights: list[Any] = []
 
+    class Killed(BaseException): ...
+
     def play(run: str, policy: Any, *_: Any, **__: Any) -> list[Trajectory]:
         weights.append({name: value.clone() for name, value in policy.model.state_dict().items()})
-        good = next(counts)
+        if (good := next(counts)) is None:
+            raise Killed
         return [replace(TRACES[0], success=number < good) for number in range(4)]
 
     monkeypatch.setattr(gym, "play", play)
+    with pytest.raises(Killed):
+        gym.train_base(tiny())
+    assert not (gym.models / "base").exists()
+    weights.clear()
     gym.train_base(tiny())
+    assert [path.name for path in gym.models.glob("base*")] == ["base"]
     assert [line for line in said if line.startswith("base policy after")][-1] == "base policy after 4 steps: real 2/4"
     kept = gym.policy("base").model.state_dict()
     assert all(torch.equal(value, weights[1][name]) for name, value in kept.items())
