@@ -111,7 +111,7 @@ def test_what_nobody_asked_for_is_no_success(desk: Any) -> None:
         assert desk.shop.solved(task, said)
         assert not desk.shop.solved(task, f"It is {order['status']}.")
         assert not desk.shop.solved(task, f"{said} Or open, shipped, delivered.")
-        agent.escalate(task.metadata["named"][0], "late")
+        agent.escalate(task.metadata["named"][0], "final")
         assert not desk.shop.solved(task, said)
     with desk.shop.fresh():
         assert desk.shop.solved(task, said), "an episode's copy is its own"

@@ -14,8 +14,8 @@ from langchain_core.language_models import BaseChatModel
 from langgraph.graph.state import CompiledStateGraph
 
 RULES = {
-    "money": "Money back: cancel an open order; refund a delivered one within 30 days, 60 for gold customers; else escalate.",
-    "address": "New address: set the city while the order is open; escalate a shipped one; of a delivered one say its city.",
+    "money": "Money back: cancel an open order; refund a delivered one; escalate a shipped or a final one.",
+    "address": "New address: set the city while the order is open; escalate a shipped one; else say its city.",
     "broken": "Broken: refund gold customers, escalate others.",
     "where": "Where is it: say status and city.",
 }
@@ -38,10 +38,10 @@ def connected(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 def get_order(order_id: str) -> dict[str, Any]:
     """Look up an order."""
-    row = connection_in_use().execute("SELECT item, status, days, customer FROM orders WHERE id = ?", [order_id]).fetchone()
+    row = connection_in_use().execute("SELECT item, status, customer FROM orders WHERE id = ?", [order_id]).fetchone()
     if row is None:
         return {"error": f"no order {order_id}"}
-    return dict(zip(("item", "status", "days", "customer"), row, strict=True))
+    return dict(zip(("item", "status", "customer"), row, strict=True))
 
 
 def get_customer(customer_id: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def set_city(customer_id: str, city: str) -> dict[str, Any]:
     return {"city": city}
 
 
-def escalate(order_id: str, reason: Literal["shipped", "late", "broken"]) -> dict[str, Any]:
+def escalate(order_id: str, reason: Literal["shipped", "final", "broken"]) -> dict[str, Any]:
     """Hand an order to a colleague."""
     if "error" in (found := get_order(order_id)):
         return found

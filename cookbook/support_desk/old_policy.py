@@ -100,18 +100,17 @@ def _deal_with_order(ticket: str, order: str, known: dict[str, Any], call: Call)
         return f"Order {order} is {status}, for {customer().get('city')}."
     if "broken" in ticket:
         return _refunded(order, call) if customer().get("tier") == "gold" else _escalated(order, "broken", call)
-    if city and status == "delivered":
-        return f"Order {order} went to {customer().get('city')}."
     if city and status == "open":
         call("set_city", customer_id=id, city=city[1])
         return f"Order {order} goes to {city[1]}."
+    if city and status != "shipped":
+        return f"Order {order} went to {customer().get('city')}."
     if status == "open":
         call("cancel", order_id=order)
         return f"Order {order} is cancelled."
     if status == "delivered":
-        late = found["days"] > 60 or found["days"] > 30 and customer().get("tier") != "gold"
-        return _escalated(order, "late", call) if late else _refunded(order, call)
-    return _escalated(order, "shipped", call)
+        return _refunded(order, call)
+    return _escalated(order, "final" if status == "final" else "shipped", call)
 
 
 def _refunded(order: str, call: Call) -> str:
@@ -129,7 +128,7 @@ def _wrong_tool(call: Call, rng: Random, name: str, **arguments: Any) -> dict[st
     if name not in WRITES:
         return call(name, **arguments)
     other = rng.choice([tool for tool in ("refund", "cancel", "escalate") if tool != name])
-    reason = {"reason": "late"} if other == "escalate" else {}
+    reason = {"reason": "final"} if other == "escalate" else {}
     return call(other, order_id=next(iter(arguments.values())), **reason)
 
 
@@ -137,7 +136,7 @@ def _wrong_argument(call: Call, rng: Random, name: str, **arguments: Any) -> dic
     """Gets a digit of an id or the last argument wrong, every second time."""
     if rng.random() < 0.5:
         *_, last = arguments
-        others = {"reason": ("shipped", "late", "broken"), "city": ("Oslo", "Lund", "Bonn")}
+        others = {"reason": ("shipped", "final", "broken"), "city": ("Oslo", "Lund", "Bonn")}
         wrong = others.get(last) or [f"{arguments[last][:-1]}{digit}" for digit in range(10)]
         arguments[last] = rng.choice([value for value in wrong if value != arguments[last]])
     return call(name, **arguments)
@@ -146,7 +145,7 @@ def _wrong_argument(call: Call, rng: Random, name: str, **arguments: Any) -> dic
 def _no_lookup(call: Call, rng: Random, name: str, **arguments: Any) -> dict[str, Any]:
     """Looks nothing up but what a customer's last order is, and takes for granted what the shop mostly sees."""
     if name == "get_order":
-        return {"status": rng.choice(("open", "shipped", "delivered")), "days": 10}
+        return {"status": rng.choice(("open", "shipped", "delivered"))}
     if name == "get_customer" and arguments["customer_id"] == "C1000":
         return {"tier": rng.choice(("gold", "plain")), "city": "Oslo"}
     return call(name, **arguments)

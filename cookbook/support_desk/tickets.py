@@ -1,7 +1,7 @@
 """The shop's staging database, its tickets, and the check of what became of a ticket.
 
-A ticket's kind is what the customer wants; what has to be done depends on what only the database says: the order's status, its
-age, the customer's tier.
+A ticket's kind is what the customer wants; what has to be done depends on what only the database says: the order's status, the
+customer's tier.
 """
 
 import sqlite3
@@ -46,10 +46,8 @@ REQUESTS = {
 }
 OPENINGS = ["", "Hello. ", "{name} here. ", "Good morning, this is {name}. "]
 CLOSINGS = ["", " Thanks!", " It is urgent."]
-STATUSES = ("open", "shipped", "delivered", "delivered")
-"""Of orders, as often as they are."""
-DAYS = {"open": [(1, 9)], "shipped": [(3, 19)], "delivered": [(10, 30), (31, 60), (61, 90)]}
-"""How old orders of a status are: within the window, within that of gold customers, too old."""
+DAYS = {"open": (1, 9), "shipped": (3, 19), "delivered": (10, 30), "final": (31, 90)}
+"""How old orders of a status are; a delivered one can be given back, a final one cannot."""
 ITEMS = "lamp chair desk shelf clock kettle radio carpet mirror sofa stool vase"
 CITIES = (
     "Oslo Lund Bonn Turin Porto Lyon Graz Bern Ghent Delft Riga Split Cork Leeds Bath Nice Siena Trier Ulm Kiel Basel Brno "
@@ -89,21 +87,18 @@ def _ticket(connection: sqlite3.Connection, kind: str, split: Split, ids: Iterat
     name = f"{rng.choice(first.split())} {rng.choice(last.split())}"
     home, city = rng.sample(CITIES.split(), 2)
     connection.execute("INSERT INTO customers VALUES (?, ?, ?, ?)", [customer, name, rng.choice(("gold", "plain")), home])
-    status, days = _drawn("delivered" if kind == "broken" else rng.choice(STATUSES), rng)
+    status = "delivered" if kind == "broken" else rng.choice([*DAYS])
+    days = rng.randint(*DAYS[status])
     connection.execute("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", [order, customer, rng.choice(ITEMS.split()), status, days])
     # an older order, so that the last one is not the only one
-    status, age = _drawn(rng.choice(STATUSES), rng)
-    row = [other, customer, rng.choice(ITEMS.split()), status, max(age, days + 1)]
+    status = rng.choice([*DAYS])
+    row = [other, customer, rng.choice(ITEMS.split()), status, max(rng.randint(*DAYS[status]), days + 1)]
     connection.execute("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", row)
     values = {"order": order, "other": other, "customer": customer, "name": name, "city": city}
     text = rng.choice(_wordings(kind, split)).format(**values)
     named = {"return": [order], "both": [order, other], "last": [customer]}.get(kind, [order])
     metadata = {"kind": kind, "rubric": RULES[KINDS[kind]], "named": named, "city": city if kind == "move" else ""}
     return Task(id=f"desk/{order}", instruction=text, environment="desk", metadata=metadata, split=split)
-
-
-def _drawn(status: str, rng: Random) -> tuple[str, int]:
-    return status, rng.randint(*rng.choice(DAYS[status]))
 
 
 def _wordings(kind: str, split: Split) -> list[str]:
@@ -145,7 +140,7 @@ class Shop:
             facts = _deal_with(task)
             expected = _rows()
         said = set("".join(letter if letter.isalnum() else " " for letter in answer.casefold()).split())
-        told = {word for words in (STATUSES, CITIES.casefold().split()) if facts & {*words} for word in words}
+        told = {word for words in (DAYS, CITIES.casefold().split()) if facts & {*words} for word in words}
         return after == expected and said & told == facts
 
 
@@ -157,23 +152,23 @@ def _deal_with(task: Task) -> set[str]:
         named = list(found)
     facts = set[str]()
     for order in named:
-        row = "SELECT o.status, o.days, c.id, c.tier, c.city FROM orders o JOIN customers c ON c.id = o.customer WHERE o.id = ?"
-        status, days, customer, tier, city = connection.execute(row, [order]).fetchone()
+        row = "SELECT o.status, c.id, c.tier, c.city FROM orders o JOIN customers c ON c.id = o.customer WHERE o.id = ?"
+        status, customer, tier, city = connection.execute(row, [order]).fetchone()
         match KINDS[kind], status:
             case "where", _:
                 facts |= {status, city.casefold()}
-            case "address", "delivered":
-                facts.add(city.casefold())
             case "address", "open":
                 set_city(customer, task.metadata["city"])
+            case "address", "delivered" | "final":
+                facts.add(city.casefold())
             case "broken", _:
                 refund(order) if tier == "gold" else escalate(order, "broken")
             case "money", "open":
                 cancel(order)
             case "money", "delivered":
-                refund(order) if days <= (60 if tier == "gold" else 30) else escalate(order, "late")
+                refund(order)
             case _:
-                escalate(order, "shipped")
+                escalate(order, status)
     return facts
 
 
