@@ -203,11 +203,12 @@ def movable_items(observation: str) -> list[str]:
 
 
 def vary_task(task: Task, rng: Random, observations: Sequence[str]) -> Task | None:
-    """A synthetic `peckingorder` or `twc` task that begins like `task`, its items exchanged for other known ones.
+    """A synthetic `peckingorder` or `twc` task that begins like `task`, half of its items exchanged for other known ones.
 
-    Items come from `observations`: first observations of other training worlds, for `twc` those of the same room, so
-    that it has a place for them. Text only, no real environment. None if nothing changed, for another game than these
-    two, or if the new world falls in an evaluation split. Raises `ConfigurationError` if `task` itself does.
+    The other half stays: what makes a task hard is often one of its items. New ones come from `observations`: first
+    observations of other training worlds, for `twc` those of the same room, so that it has a place for them. Text only, no real
+    environment. None if there are too few other items, for another game than these two, or if the new world falls in an
+    evaluation split. Raises `ConfigurationError` if `task` itself does.
     """
     if task.split != "train":
         raise ConfigurationError(f"task {task.id} is a {task.split} task: varying it would leak the evaluation")
@@ -218,12 +219,16 @@ def vary_task(task: Task, rng: Random, observations: Sequence[str]) -> Task | No
     pattern, own = found
     room = before.split(". ")[0] if game == "twc" else ""
     others = [_mentions(text) for text in observations if text.startswith(room)]
-    known = set(own).union(*(other[1] for other in others if other is not None))
-    if len(known) < len(own):
+    new = sorted(set[str]().union(*(other[1] for other in others if other is not None)) - set(own))
+    exchanged = rng.sample(range(len(own)), -(-len(own) // 2))
+    if len(new) < len(exchanged):
         return None
-    chosen = iter(rng.sample(sorted(known), len(own)))
+    names = list(own)
+    for number, name in zip(exchanged, rng.sample(new, len(exchanged)), strict=True):
+        names[number] = name
+    chosen = iter(names)
     after = pattern.sub(lambda _: next(chosen), before)
-    if after == before or world_split(after) != "train":
+    if world_split(after) != "train":
         return None
     return Task(
         id=f"{game}-{digest('synthetic', str(game), after)[:12]}",
