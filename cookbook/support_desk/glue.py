@@ -13,7 +13,7 @@ from tickets import Shop
 from dreamgym_lg import AgentWorld, DreamGym, ReplayBuffer, Task, load_traces
 from dreamgym_lg.simulate.agent import final_answer
 
-SETTINGS = replace(AgentWorld.settings, real_budget=None, evaluate_tasks=48, policy_tokens=128)
+SETTINGS = replace(AgentWorld.settings, real_budget=None, evaluate_tasks=48, policy_tokens=64)
 """Replies are short, and the staging database is asked on the validation tickets, by which the best policy is kept."""
 
 

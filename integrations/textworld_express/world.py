@@ -41,9 +41,12 @@ class TextWorldExpressWorld(World):
         episodes=EPISODES,
         retrieved=1,
         retrieved_characters=80,
-        experience_steps=130,
+        experience_steps=100,
         experience_tokens=128,
         policy_tokens=16,
+        batch_size=8,
+        iterations=30,
+        synthetic_share=0.5,
         max_false_success=None,  # the measurement asks about every step, 24 s of a core; here every evaluation is real as well
     )
     rewards = "score"
