@@ -45,7 +45,6 @@ class TextWorldExpressWorld(World):
         experience_tokens=128,
         policy_tokens=16,
         batch_size=8,
-        iterations=30,
         synthetic_share=0.5,
         max_false_success=None,  # the measurement asks about every step, 24 s of a core; here every evaluation is real as well
     )
