@@ -63,10 +63,12 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
     return figures
 
 
-def _verdicts(work: Workspace, experience: ExperienceModel, real: Sequence[Trajectory]) -> Verdicts:
+def _verdicts(
+    work: Workspace, experience: ExperienceModel, real: Sequence[Trajectory], *, invalid_only: bool = False
+) -> Verdicts:
     """The experience model's judgement of real episodes; of none where it does not play the dream."""
-    asked = real if work.world.asks_experience else ()
-    return run_lasting(measure_verdicts(experience, asked, check_action=work.world.check_action))
+    asked, check = real if work.world.asks_experience else (), work.world.check_action
+    return run_lasting(measure_verdicts(experience, asked, check_action=check, invalid_only=invalid_only))
 
 
 def _of(episodes: Sequence[Trajectory]) -> str:
@@ -164,7 +166,7 @@ def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, e
     # a policy or an experience model that was trained further is another one, whose episodes are stored beside the others
     version = f"{name}/{mode}/{policy_version(policy)}"
     real = check_played(work.play(f"proof/real/{version}", policy, held_out))
-    verdicts = _verdicts(work, experience, real)
+    verdicts = _verdicts(work, experience, real, invalid_only=True)
     asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
     figures["real"].setdefault(name, {})[mode] = summarise(real) | asked
     run = f"proof/dream@{experience.version}/{version}"

@@ -44,17 +44,23 @@ class Verdicts(NamedTuple):
 
 
 async def measure_verdicts(
-    experience: ExperienceModel, trajectories: Sequence[Trajectory], *, check_action: CheckAction | None = None
+    experience: ExperienceModel,
+    trajectories: Sequence[Trajectory],
+    *,
+    check_action: CheckAction | None = None,
+    invalid_only: bool = False,
 ) -> Verdicts:
     """Count how often an experience model recognises real invalid actions and rewards.
 
-    It is asked about every step of the real `trajectories`, each given the real history before it; an answer that cannot be
-    read is a wrong one. Whatever else the model's server raises is raised.
+    It is asked about every step of the real `trajectories` (`invalid_only`: about the invalid actions), each given the real
+    history before it; an answer that cannot be read is a wrong one. Whatever else the model's server raises is raised.
     """
     right, answers = [], []
     for trajectory in trajectories:
         exchanges = recorded_exchanges(experience, trajectory, check_action)
         for position, exchange in enumerate(exchanges):
+            if invalid_only and exchange.prediction.valid:
+                continue
             history = exchanges[:position]
             right.append(exchange.prediction)
             answers.append(experience.apredict(trajectory.task, history, exchange.action, exchange.demonstrations))
