@@ -4,10 +4,10 @@ One thread per model takes all calls that wait, runs them as one batch and keeps
 every token already read. The next call of that conversation forwards only what is new.
 """
 
-import contextlib
 import itertools
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -52,7 +52,8 @@ class LocalEngine:
         self._seeds = itertools.count()
         self._waiting: _Waiting = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(self._waiting,), name="dreamgym-engine", daemon=True).start()
-        weakref.finalize(self, self._waiting.put, None)  # the thread holds no engine: model and cache go with their user
+        # the thread holds no engine: model and cache go with their user
+        weakref.finalize(self, self._waiting.put, None).atexit = False  # a process that ends needs no word to its daemons
 
     @property
     def ends(self) -> frozenset[int]:
@@ -122,11 +123,7 @@ def _serve(waiting: _Waiting) -> None:
         engine, first = item
         asked = [first]
         with _one_batch_at_a_time:
-            with contextlib.suppress(queue.Empty):
-                while len(asked) < engine.max_batch_size:
-                    item = waiting.get(timeout=IDLE_SECONDS * (1 if len(asked) >= expected else 10))
-                    assert item is not None, "it ends no engine that is asked"
-                    asked.append(item[1])
+            _gather(waiting, asked, expected, engine.max_batch_size)
             expected = len(asked)
             try:
                 engine.answer(asked)
@@ -135,3 +132,20 @@ def _serve(waiting: _Waiting) -> None:
                     if not future.done():
                         future.set_exception(error)
         del engine, item, first, asked
+
+
+def _gather(waiting: _Waiting, asked: list[_Asked], expected: int, most: int) -> None:
+    """Add the calls that come until none has come for a while."""
+    idle = 0
+    while len(asked) < most:
+        if not waiting.empty():
+            item = waiting.get()
+            assert item is not None, "it ends no engine that is asked"
+            asked.append(item[1])
+            idle = 0
+        elif idle < (1 if len(asked) >= expected else 10):
+            # no get(timeout=...): a thread that is held up past so short a time waits for ever there (CPython 3.11)
+            time.sleep(IDLE_SECONDS)
+            idle += 1
+        else:
+            break

@@ -147,6 +147,12 @@ async def test_a_batch_holds_at_most_max_batch_size(
     assert max(sizes) == 3
 
 
+def test_a_batch_is_closed_however_late_its_thread_is(policy: LocalChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_engine, "IDLE_SECONDS", 2e-6)  # over before the thread has looked at its clock again
+    request = Request([{"role": "user", "content": "hm"}], max_new_tokens=1, seed=0)
+    assert len({policy.engine.submit(request).result(10).text for _ in range(2000)}) == 1
+
+
 async def test_a_full_cache_is_exact_and_splits_no_segment(
     policy: LocalChatModel,
     monkeypatch: pytest.MonkeyPatch,
