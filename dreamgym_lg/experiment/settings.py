@@ -87,7 +87,7 @@ def quick(settings: Settings) -> Settings:
         episodes={kind: -(-n // 8) for kind, n in settings.episodes.items()},
         batch_size=8,
         experience_steps=min(settings.experience_steps, 20),
-        base_steps=20,
+        base_steps=10,  # unsure enough that the episodes of a group differ: there are updates to see
         iterations=3,
         evaluate_every=3,
         evaluate_tasks=8,

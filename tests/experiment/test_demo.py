@@ -115,8 +115,7 @@ def test_kill_9_and_go_on(prepared_run: Path, tmp_path: Path, kills: int) -> Non
     progress = json.loads((out / "models" / "policy" / "progress.json").read_text())
     updates = sum(not row["skipped"] for row in metrics)
     assert progress["iteration"] == ITERATIONS
-    if not updates:  # a quick experience model may reward all of a group alike: test_grpo_crashes has updates
-        return
+    assert updates
     state = torch.load(out / "models" / "policy" / progress["checkpoint"] / "optimizer.pt", weights_only=True)
     assert {int(values["step"]) for values in state["state"].values()} == {updates}
 
