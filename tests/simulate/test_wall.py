@@ -260,7 +260,7 @@ WORKS = {
     "assert list(ThreadPoolExecutor(2).map(abs, [-1])) == [1]; t = __import__('threading').Thread(target=print);"
     "t.start(); t.join()",
     "event_loop": "import asyncio; asyncio.run(asyncio.sleep(0)); asyncio.run(asyncio.to_thread(print))",
-    "pipes": "import multiprocessing as m; a, b = m.Pipe(); b.send(1); assert a.recv() == 1; import socket; socket.socketpair()",
+    "pipes": "import multiprocessing as m; a, b = m.Pipe(); b.send(1); assert a.recv() == 1; __import__('socket').socketpair()",
     "terminal": "assert not sys.stdout.isatty(); import getpass; print(__import__('platform').uname())",
     "own_limits": "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (64, 64)); os.nice(1); os.sched_setaffinity(0,"
     "os.sched_getaffinity(0)); import faulthandler; faulthandler.enable()",
