@@ -323,6 +323,18 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(
     assert walled([sys.executable, "-c", code], tmp_path / "scratch") == (0, "-38\n")
 
 
+def test_no_descriptor_stays_open_but_the_named_ones(tmp_path: Path) -> None:
+    with open(tmp_path / "open", "w") as file, open(tmp_path / "kept", "w") as kept:
+        for each in (file, kept):
+            os.set_inheritable(each.fileno(), True)
+        command: list[str | Path] = ["/bin/sh", "-c", "cd /proc/self/fd; echo *"]
+        _, all_given = walled(command, tmp_path / "scratch", close_fds=False)
+        _, one_named = walled(command, tmp_path / "scratch", pass_fds=[kept.fileno()])
+        for said, known in ((all_given, {0, 1, 2}), (one_named, {0, 1, 2, kept.fileno()})):
+            numbers = set(map(int, said.split()))
+            assert known <= numbers and file.fileno() not in numbers and len(numbers) <= len(known) + 1  # the listing's own
+
+
 def test_allowed_paths_can_be_written(tmp_path: Path) -> None:
     folder, file, other = tmp_path / "folder", tmp_path / "file", tmp_path / "other"
     folder.mkdir()

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import io
+import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, PredictionFailed
 from dreamgym_lg.rollout import rollout
+from dreamgym_lg.simulate.wall import child, worker
 from dreamgym_lg.simulate.wall.wall import capabilities
 from dreamgym_lg.simulate.wall.worker import WalledAgent
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
@@ -114,6 +117,35 @@ async def test_a_worker_that_is_killed_or_cancelled_is_replaced(tmp_path: Path) 
             with pytest.raises(asyncio.CancelledError):
                 await playing
             assert (await played(agent, Answers()))["success"]
+
+
+async def test_a_worker_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "RENEWED_AFTER", 2)
+    started = list[bytes]()
+    start = worker._Worker
+    monkeypatch.setattr(worker, "_Worker", lambda *given: started.append(b"") or start(*given))
+    async with walled("writes_temporary", tmp_path) as agent:
+        for count in (1, 1, 2):
+            await played(agent, Answers())
+            assert len(started) == count
+
+
+async def test_what_is_no_json_ends_the_worker(tmp_path: Path) -> None:
+    async with walled("babbles", tmp_path) as agent:
+        with pytest.raises(EnvironmentFailed, match="status -9"):
+            await played(agent, Answers())
+
+
+def test_a_thread_that_outlives_its_episode_gets_no_answers() -> None:
+    pipe = io.BytesIO()
+    parent = child.Parent(child.Said(pipe), 7)
+    waiting = parent.ask("step", "look")
+    assert json.loads(pipe.getvalue()) == {"ask": "step", "episode": 7, "number": 1, "args": ["look"]}
+    parent.end()
+    with pytest.raises(child.ParentFailed, match="has ended"):
+        waiting.result(timeout=1)
+    with pytest.raises(RuntimeError, match="episode of this thread has ended"):
+        parent.ask("step", "look")
 
 
 async def test_what_cannot_be_loaded_or_sent_is_said(tmp_path: Path) -> None:

@@ -53,6 +53,12 @@ def last_words() -> None:
     os._exit(3)
 
 
+def _is_pipe(number: int) -> bool:
+    """One that can be written: the worker's own, to its parent."""
+    path = f"/proc/self/fd/{number}"
+    return os.path.exists(path) and os.readlink(path).startswith("pipe:") and os.lstat(path).st_mode & 0o200 > 0
+
+
 def temporary() -> None:
     import tempfile
 
@@ -62,4 +68,5 @@ def temporary() -> None:
 
 writes_temporary = _node(temporary)
 dies = _node(last_words)
+babbles = _node(lambda: [os.write(number, b"no json\n") for number in range(3, 10) if _is_pipe(number)])
 guarded = _node(lambda: Path(OUTSIDE, "written").write_text("x"))

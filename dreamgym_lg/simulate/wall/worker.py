@@ -12,7 +12,6 @@ down is pickled.
 import asyncio
 import contextlib
 import copy
-import itertools
 import json
 import logging
 import os
@@ -48,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 _CHILD = "from dreamgym_lg.simulate.wall.child import main; main()"
 
+RENEWED_AFTER = 200
+"""Episodes of a worker: what an agent leaves in its process, threads above all, does not grow for ever."""
+
 Answer = Callable[..., Awaitable[Any]]
 """What the parent does when it is asked, with the arguments that came."""
 
@@ -56,7 +58,8 @@ class WalledAgent:
     """What `rollout` plays: an agent given by its path, its episodes in worker processes that cannot touch the real world.
 
     A worker plays one episode after the other; there are as many as episodes play at once, `workers` at most. One that dies,
-    or whose episode was cancelled, is replaced; the episode has failed, with the cause.
+    or whose episode was cancelled, is replaced, and so is one that has played `RENEWED_AFTER` episodes; an episode whose worker
+    died has failed, with the cause. A worker starts in some seconds: it imports this library and the agent.
 
     Args:
         path: `FILE.py:NAME` or `package.module:NAME`; imported behind the wall, never here.
@@ -109,7 +112,7 @@ class WalledAgent:
                     async for each in states:
                         yield each
             finally:
-                if worker.idle:
+                if worker.idle and worker.played < RENEWED_AFTER:
                     self._idle.append(worker)
                 else:
                     worker.close()
@@ -159,11 +162,15 @@ class _Worker:
         self.close = weakref.finalize(self, _end, self._process, self._scratch)
         self.idle = False
         """Waits for a task; else it plays, or is of no use any more."""
-        self._mail, self._episodes = _Mail(), itertools.count()
+        self.played = 0
+        """Episodes, the present one included: its number."""
+        self._mail = _Mail()
         first = queue.SimpleQueue[dict[str, Any]]()
         self._mail.listener = first.put
-        for target, pipe in ((self._mail.read, self._process.stdout), (self._mail.read_errors, self._process.stderr)):
-            threading.Thread(target=target, args=(pipe,), name="dreamgym-worker", daemon=True).start()
+        reading = ((self._mail.read, self._process.stdout), (self._mail.read_errors, self._process.stderr))
+        self._readers = [threading.Thread(target=target, args=(pipe,), daemon=True) for target, pipe in reading]
+        for reader in self._readers:
+            reader.start()
         self._send((path, options))
         if "ready" not in (message := first.get()):
             self.close()
@@ -172,15 +179,15 @@ class _Worker:
 
     async def play(self, task: Task, policy: BaseChatModel, environment: Environment) -> AsyncGenerator[AgentState]:
         """One episode: what is asked is answered as it comes, many at once, in the context of the caller."""
-        self.idle, episode, loop = False, next(self._episodes), asyncio.get_running_loop()
+        self.idle, self.played, loop = False, self.played + 1, asyncio.get_running_loop()
         messages = asyncio.Queue[dict[str, Any]]()
         self._mail.listener = lambda message: loop.call_soon_threadsafe(messages.put_nowait, message)
         asked, causes = set[asyncio.Task[None]](), dict[int, Exception]()
-        if not self._send((episode, task)):
+        if not self._send((self.played, task)):
             messages.put_nowait({"gone": True})
         try:
             while "ended" not in (message := await messages.get()):
-                if "ask" in message and message["episode"] == episode:
+                if "ask" in message and message["episode"] == self.played:
                     asked.add(asyncio.create_task(self._answer(message, _answers(task, policy, environment), causes)))
                 elif "state" in message:
                     steps = [Step(**step) for step in message["state"]["steps"]]
@@ -219,7 +226,10 @@ class _Worker:
     def _error(self, message: dict[str, Any], causes: dict[int, Exception]) -> Exception:
         """What ended the episode: the parent's own error where that is behind it, else one of this library's."""
         if "failed" not in message:
-            status, last = self._process.wait(), " | ".join(self._mail.errors) or "nothing"
+            self._process.kill()  # it may live, and say what is no JSON
+            status = self._process.wait()
+            self._readers[1].join(timeout=1)  # no longer: its children may keep the pipe open
+            last = " | ".join(self._mail.errors) or "nothing"
             cause = f"the walled worker has ended (status {status}: -9 may be a lack of memory); it said: {last}"
             return EnvironmentFailed(cause)
         if message["number"] in causes:
