@@ -40,7 +40,7 @@ from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import ConfigurationError, DreamGymError, EnvironmentFailed
 from dreamgym_lg.simulate.agent import AgentInput, AgentState
 from dreamgym_lg.simulate.guard.guard import Allow
-from dreamgym_lg.simulate.wall.wall import start_walled
+from dreamgym_lg.simulate.wall.wall import check_wall, start_walled
 from dreamgym_lg.types import Step, Task
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class WalledAgent:
     ) -> None:
         if workers < 1:
             raise ConfigurationError(f"workers={workers}: at least 1")
+        check_wall()
         self.policy = policy if policy.cache is False else copy.copy(policy)
         self.policy.cache = False  # as of an episode in process
         self._path, self._allow = path, allow
@@ -129,12 +130,18 @@ class _Mail:
     def __init__(self) -> None:
         self.listener: Callable[[dict[str, Any]], object] = lambda message: None
         self.errors: deque[str] = deque(maxlen=20)
+        self.ended = False
 
     def read(self, said: IO[bytes]) -> None:
         with contextlib.suppress(ValueError, OSError):  # no JSON, or closed here
             for line in said:
-                self.listener(json.loads(line))
-        self.listener({"gone": True})
+                self._hand_on(json.loads(line))
+        self.ended = True
+        self._hand_on({"gone": True})
+
+    def _hand_on(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # between episodes: the loop of the last one is closed
+            self.listener(message)
 
     def read_errors(self, said: IO[bytes]) -> None:
         with contextlib.suppress(ValueError, OSError):
@@ -183,7 +190,7 @@ class _Worker:
         messages = asyncio.Queue[dict[str, Any]]()
         self._mail.listener = lambda message: loop.call_soon_threadsafe(messages.put_nowait, message)
         asked, causes = set[asyncio.Task[None]](), dict[int, Exception]()
-        if not self._send((self.played, task)):
+        if not self._send((self.played, task)) or self._mail.ended:
             messages.put_nowait({"gone": True})
         try:
             while "ended" not in (message := await messages.get()):
