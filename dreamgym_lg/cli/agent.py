@@ -1,24 +1,19 @@
 """The commands for an agent of one's own: `dreamgym doctor` and `dreamgym import`."""
 
-import asyncio
-import importlib
-import importlib.util
-import inspect
 import json
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from dreamgym_lg.cli.console import console, errors_shown
-from dreamgym_lg.errors import ConfigurationError, DreamGymError
+from dreamgym_lg.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dreamgym_lg.simulate.doctor import Examination
@@ -68,7 +63,6 @@ RewardRange = Annotated[
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a row was rejected; the rest is stored all the same.")]
 
-T = TypeVar("T")
 COLOURS = {"could leak": "bold red", "stopped": "red", "simulated": "green"}
 SHOWN = 20
 """Rejected rows that are shown; the rest is counted."""
@@ -93,6 +87,7 @@ def doctor(
     with errors_shown():
         from dreamgym_lg.replay.buffer import ReplayBuffer
         from dreamgym_lg.simulate.doctor import examine
+        from dreamgym_lg.simulate.loading import load_agent
 
         with redirect_stdout(sys.stderr):  # what the module prints is not our answer
             graph = load_agent(agent)
@@ -131,85 +126,6 @@ def _show(agent: str, found: "Examination") -> None:
         return
     names = ", ".join(dict.fromkeys(part.name for part in found.problems))
     console.print(f"[bold]Cannot be simulated as it is:[/] {escape(names)}", highlight=False)
-
-
-def load_agent(given: str) -> object:
-    """The agent behind `FILE.py:NAME` or `package.module:NAME`, compiled; raises what `load_object` raises."""
-    found = load_object(given)
-    return found.compile() if hasattr(found, "compile") and not hasattr(found, "invoke") else found
-
-
-def load_object(given: str) -> object:
-    """The object behind `FILE.py:NAME` or `package.module:NAME`. A function is called: with nothing, or with an empty config.
-
-    Raises `ConfigurationError` if there is no such file, module or name, or loading it raises.
-    """
-    from dreamgym_lg.simulate.object_graph import count_as_users
-
-    source, _, name = given.rpartition(":")
-    if not source or not name:
-        raise ConfigurationError(f"{given!r} names no object; write it as FILE.py:NAME or package.module:NAME")
-    module = _loading(source, lambda: _from_file(Path(source)) if source.endswith(".py") else _from_module(source))
-    top = sys.modules[module.__name__.partition(".")[0]]
-    count_as_users(next(iter(getattr(top, "__path__", ())), top.__file__ or ""))
-    if not hasattr(module, name):
-        raise ConfigurationError.unknown(f"name in {source}", name, [each for each in vars(module) if not each.startswith("_")])
-    found = getattr(module, name)
-    return _loading(given, lambda: _called(given, found)) if _is_factory(found) else found
-
-
-def _is_factory(found: object) -> TypeGuard[Callable[..., object]]:
-    return callable(found) and not hasattr(found, "invoke") and not hasattr(found, "compile")
-
-
-def _loading(what: str, load: Callable[[], T]) -> T:
-    """Whatever the user's code raises as an error that says where it came from."""
-    try:
-        return load()
-    except (DreamGymError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # SystemExit too, of a module that is a script
-        raise ConfigurationError(f"{what} could not be loaded: {type(error).__name__}: {error}") from error
-
-
-def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ConfigurationError(f"{path} is not a file")
-    path = path.resolve()
-    root, name = path.parent, path.stem
-    while (root / "__init__.py").exists():  # in a package: its relative imports need the whole name
-        root, name = root.parent, f"{root.name}.{name}"
-    sys.path.insert(0, str(root))
-    if "." in name:
-        return importlib.import_module(name.removesuffix(".__init__"))
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _from_module(name: str) -> ModuleType:
-    sys.path.insert(0, str(Path.cwd()))
-    return importlib.import_module(name)
-
-
-def _called(given: str, factory: Callable[..., object]) -> object:
-    empty = inspect.Parameter.empty
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(factory).parameters.values()
-    needed = [each for each in parameters if each.default is empty and each.kind in kinds]
-    if len(needed) > 1 or any(each.kind is inspect.Parameter.KEYWORD_ONLY for each in needed):
-        raise ConfigurationError(
-            f"{given} needs {', '.join(each.name for each in needed)}; give a function of nothing, or of a config alone"
-        )
-    found = factory(*([{}] if needed else []))
-    return asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
-
-
-async def _awaited(found: Awaitable[object]) -> object:
-    return await found
 
 
 def import_traces(

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from dreamgym_lg.cli.agent import load_object
 from dreamgym_lg.cli.console import console, errors_shown, progress_shown, quiet_libraries
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.settings import quick
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.experiment.worlds import load_world, open_folder, world_names
+from dreamgym_lg.simulate.loading import load_object
 
 WORLD_HELP = (
     f"A world's name ({', '.join(f'[b]{name}[/b]' for name in world_names())}), [b]FILE.py:NAME[/b] of an experiment or a "

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dreamgym_lg import ReplayBuffer
-from dreamgym_lg.cli.agent import load_agent
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.simulate.loading import load_agent
 
 APP = '''
 import os

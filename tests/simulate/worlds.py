@@ -11,7 +11,7 @@ from zoo.policy import ScriptedPolicy
 from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.simulate import RealAccessBlocked, SimulatedEpisode, simulated
-from dreamgym_lg.types import StepResult, Task
+from dreamgym_lg.types import Step, StepResult, Task
 
 TASK = Task(id="t", instruction="book a room", environment="zoo", metadata={"observation": "book a room"})
 
@@ -66,7 +66,12 @@ def slow_unless(quick: bool, *values: Any) -> Any:
 
 def names(episode: SimulatedEpisode) -> list[str]:
     """Of the tools it called."""
-    return [parse_action(step.action).name for step in episode.steps]  # type: ignore[union-attr]
+    return names_of(episode.steps)
+
+
+def names_of(steps: Sequence[Step]) -> list[str]:
+    """Of the tools that they called."""
+    return [parse_action(step.action).name for step in steps]  # type: ignore[union-attr]
 
 
 def node_of(act: Callable[[], Any]) -> Any:

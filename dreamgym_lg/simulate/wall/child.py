@@ -1,0 +1,189 @@
+"""What runs in a worker: it loads the agent, and plays the episodes that it is told, its policy and world being the parent's.
+
+The episode itself is a `SimulatedAgent`, as in process. Only its policy and its environment are of this file: both ask the
+parent, over the pipe.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import pickle
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from typing import Any, BinaryIO
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage, messages_to_dict
+from langchain_core.outputs import ChatResult
+from pydantic_core import to_jsonable_python
+
+from dreamgym_lg.environment import Environment, EpisodeContext
+from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.simulate.agent import SimulatedAgent
+from dreamgym_lg.simulate.guard.guard import Allow
+from dreamgym_lg.simulate.loading import load_agent
+from dreamgym_lg.types import StepResult, Task
+
+
+class ParentFailed(Exception):
+    """The parent's policy or world raised; the parent keeps what, under this number."""
+
+    def __init__(self, number: int, told: str) -> None:
+        super().__init__(told)
+        self.number = number
+
+
+class Parent:
+    """The other end of the pipes, as one episode sees it: asked by any thread, answered by number."""
+
+    def __init__(self, said: "Said", episode: int) -> None:
+        self._said, self._episode, self._ended = said, episode, False
+        self._numbers, self._asked = itertools.count(1), dict[int, Future[Any]]()
+
+    def ask(self, kind: str, *args: Any) -> "Future[Any]":
+        """Raises `RuntimeError` once the episode has ended: a thread that lives on gets no answers of the next one."""
+        if self._ended:
+            raise RuntimeError("the episode of this thread has ended")
+        number, future = next(self._numbers), Future[Any]()
+        self._asked[number] = future
+        self._said.tell(ask=kind, episode=self._episode, number=number, args=args)
+        return future
+
+    def answer(self, number: int, value: Any, failed: str | None) -> None:
+        future = self._asked.pop(number)
+        if future.set_running_or_notify_cancel():
+            future.set_result(value) if failed is None else future.set_exception(ParentFailed(number, failed))
+
+    def end(self) -> None:
+        self._ended = True
+        for number in list(self._asked):
+            self.answer(number, None, "the episode has ended")
+
+
+class Said:
+    """What is told to the parent: one line of JSON each, for the parent unpickles nothing."""
+
+    def __init__(self, pipe: BinaryIO) -> None:
+        self._pipe, self._writing = pipe, threading.Lock()
+
+    def tell(self, **what: Any) -> None:
+        line = json.dumps(to_jsonable_python(what, fallback=str)).encode() + b"\n"
+        with self._writing:
+            self._pipe.write(line)
+            self._pipe.flush()
+
+
+class ParentPolicy(BaseChatModel):
+    """The policy, which is in the parent. A streamed reply comes in one chunk."""
+
+    parent: Any
+
+    @property
+    def _llm_type(self) -> str:
+        return "dreamgym-parent"
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        result: ChatResult = self.parent.ask("policy", messages_to_dict(messages), stop, kwargs).result()
+        return result
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        result: ChatResult = await asyncio.wrap_future(self.parent.ask("policy", messages_to_dict(messages), stop, kwargs))
+        return result
+
+
+class ParentEnvironment(Environment):
+    """The world, which is in the parent."""
+
+    def __init__(self, parent: Parent) -> None:
+        self._parent = parent
+
+    def reset(self, task: Task) -> str:
+        first: str = self._parent.ask("reset").result()
+        return first
+
+    def step(self, action: str) -> StepResult:
+        result: StepResult = self._parent.ask("step", action).result()
+        return result
+
+    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
+        answer: str | None = self._parent.ask("check_action", action, observations).result()
+        return answer
+
+    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._parent.ask("show_tools", tools).result()
+
+    async def areset(self, task: Task) -> str:
+        first: str = await asyncio.wrap_future(self._parent.ask("reset"))
+        return first
+
+    async def astep(self, action: str) -> StepResult:
+        result: StepResult = await asyncio.wrap_future(self._parent.ask("step", action))
+        return result
+
+
+def main() -> None:
+    """The worker's program: the agent and its options come first, then a task at a time; it ends where its orders do."""
+    orders, said = os.fdopen(os.dup(0), "rb"), Said(os.fdopen(os.dup(1), "wb"))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what the agent prints is no answer
+    path, options = pickle.load(orders)
+    try:
+        graph, options = load_agent(path), pickle.loads(options)
+        options["allow"] = _with_scratch(options["allow"] or Allow())
+    except Exception as error:
+        return said.tell(**_failure(error))
+    said.tell(ready=True)
+    with contextlib.suppress(EOFError):
+        while True:
+            episode, task = pickle.load(orders)
+            parent = Parent(said, episode)
+            agent = SimulatedAgent(graph, ParentPolicy(parent=parent), **options)  # type: ignore[arg-type]
+            given = agent, parent, said, task
+            threading.Thread(target=_play, args=given, name="dreamgym-episode", daemon=True).start()
+            while (answer := pickle.load(orders)) is not None:
+                parent.answer(*answer)
+    os._exit(0)  # threads of the agent may run for ever
+
+
+def _with_scratch(allow: Allow) -> Allow:
+    """What the guard lets through too: the scratch folder is this process's own, which `start_walled` made its `TMPDIR`."""
+    return Allow(hosts=allow.hosts, paths=[*allow.paths, os.environ["TMPDIR"]])
+
+
+def _play(agent: SimulatedAgent, parent: Parent, said: Said, task: Task) -> None:
+    async def astream() -> None:
+        async for state in agent.astream({"task": task}, context=EpisodeContext(environment=ParentEnvironment(parent))):
+            said.tell(state=state | {"steps": [asdict(step) for step in state["steps"]]})
+
+    ended: dict[str, Any] = {"ended": True}
+    try:
+        run_lasting(astream())
+    except BaseException as error:
+        ended = _failure(error)
+    parent.end()
+    said.tell(**ended)
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    """What ended the episode; `number` is that of the parent's own error behind it."""
+    behind: BaseException | None = error
+    while behind is not None and not isinstance(behind, ParentFailed):
+        behind = behind.__cause__ or behind.__context__
+    return {"failed": type(error).__name__, "text": str(error), "number": behind.number if behind else None}

@@ -1,0 +1,254 @@
+"""Puts a process behind a wall of the Linux kernel, for ever: it may read, and write nothing outside the folders given.
+
+The standard library alone, since it runs as a script before anything else is imported: `kernel.py OPTIONS COMMAND...` builds
+the wall around itself and then becomes the command, whose children are behind it too. No root is needed. Three parts:
+
+* Landlock, for what has a path: files, folders, devices; and for TCP ports and signals.
+* A seccomp filter, for what has none: sockets, io_uring, System V and POSIX messages, keys, namespaces, the scheduling and
+  limits of other processes, device commands, and what Landlock leaves out: modes, owners, times and attributes of files.
+* No new privileges, no capabilities but those that read and write files of other users, no open descriptors.
+
+The kernel's own interface, by ctypes: of the packages, `landlock` and `py-landlock` have no filter and know no newer kernels,
+`pyseccomp` is of 2021, and `sandlock` walls in the present process for its files alone.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import platform
+import resource
+import struct
+import sys
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+LANDLOCK_ABI = 6
+"""The Landlock version that the wall needs, of Linux 6.12: the first that stops signals."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(what: str, function: str, *args: object) -> int:
+    """A function of the C library. Raises `OSError` if it fails, with `what` was meant."""
+    given = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
+    result: int = getattr(_libc, function)(*given)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+# --- Landlock: linux/landlock.h --------------------------------------------------------------------------------------------
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every machine
+
+_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
+_MAKE_DEVICES = 1 << 6 | 1 << 11
+_WRITES = sum(1 << bit for bit in (1, *range(4, 16)))
+"""Write, remove, make of every kind, move between folders, truncate, and commands to devices; not execute and read."""
+_BIND_TCP, _CONNECT_TCP = 1, 2
+_SCOPES = 1 | 2
+"""No abstract unix sockets and no signals to processes outside."""
+
+
+def landlock_abi() -> int:
+    """The kernel's Landlock version; 0 if it has none, or it is switched off."""
+    abi: int = _libc.syscall(ctypes.c_long(_CREATE_RULESET), None, ctypes.c_long(0), ctypes.c_long(1))
+    return max(abi, 0)
+
+
+def _landlock(writable: Sequence[str], ports: Sequence[int] | None) -> None:
+    network = _BIND_TCP | (_CONNECT_TCP if ports is not None else 0)
+    attributes = struct.pack("QQQ", _WRITES, network, _SCOPES)
+    rules = _call("Landlock", "syscall", _CREATE_RULESET, attributes, len(attributes), 0)
+    for path in writable:
+        folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        rights = _WRITES & ~_MAKE_DEVICES if os.path.isdir(path) else _WRITE_FILE | _TRUNCATE
+        _call(f"Landlock rule of {path}", "syscall", _ADD_RULE, rules, 1, struct.pack("=Qi", rights, folder), 0)
+        os.close(folder)
+    for port in ports or ():
+        _call(f"Landlock rule of port {port}", "syscall", _ADD_RULE, rules, 2, struct.pack("QQ", _CONNECT_TCP, port), 0)
+    _call("Landlock", "syscall", _RESTRICT_SELF, rules, 0)
+    os.close(rules)
+
+
+# --- seccomp: linux/seccomp.h, linux/filter.h ------------------------------------------------------------------------------
+
+_LOAD, _AND, _EQUAL, _GREATER, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x06
+_ALLOW, _FAIL = 0x7FFF0000, 0x00050000
+_NEWEST_CALL = 469
+"""`file_setattr` of Linux 6.17. Later calls do not exist behind the wall, as on an older kernel: nobody has judged them."""
+_NAMESPACES = 0x7E020000
+_FAST_OPEN = 0x20000000
+"""MSG_FASTOPEN: sends to an address without connecting first, past Landlock."""
+_TYPE = 0xF
+"""The bits of a socket's type that are no flags."""
+_COMMANDS = {
+    **{"TCGETS": 0x5401, "TCGETS2": 0x802C542A, "TIOCGPGRP": 0x540F, "TIOCGWINSZ": 0x5413, "FIONREAD": 0x541B},
+    **{"FIONBIO": 0x5421, "FIONCLEX": 0x5450, "FIOCLEX": 0x5451, "FIOASYNC": 0x5452},
+    **{"FS_IOC_GETFLAGS": 0x80086601, "FS_IOC_FIEMAP": 0xC020660B},
+    **{"FICLONE": 0x40049409, "FICLONERANGE": 0x4020940D},  # into a file that is open for writing
+}
+"""The `ioctl` commands that only ask, or change no more than a descriptor."""
+
+Unless = tuple[tuple[int, int, Collection[int]], ...]
+"""(number of an argument, mask, values): the call is let through if every argument, masked, is one of its values."""
+
+
+class Rule(NamedTuple):
+    """System calls that fail with `error`, unless their arguments are harmless."""
+
+    calls: str
+    error: int = errno.EPERM
+    unless: Unless = ()
+
+
+_OWN = ((0, 0xFFFFFFFF, (0,)),)
+"""Of the process itself: a process is named by its number, 0 is the one that asks."""
+
+RULES = (
+    Rule("chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat file_setattr"),
+    Rule("setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat"),
+    Rule("shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink"),
+    Rule("add_key request_key keyctl unshare setns bpf open_by_handle_at"),
+    Rule("io_uring_setup io_uring_enter io_uring_register", errno.ENOSYS),  # does what the other rules forbid
+    Rule("clone3", errno.ENOSYS),  # its flags cannot be seen here; the C library then takes `clone`
+    Rule("clone", unless=((0, _NAMESPACES, (0,)),)),
+    Rule("ioctl", unless=((1, 0xFFFFFFFF, _COMMANDS.values()),)),
+    Rule("setpriority", unless=((0, 0xFFFFFFFF, (0,)), (1, 0xFFFFFFFF, (0,)))),
+    Rule("ioprio_set", unless=((0, 0xFFFFFFFF, (1,)), (1, 0xFFFFFFFF, (0,)))),
+    Rule("prlimit64 sched_setaffinity sched_setscheduler sched_setparam sched_setattr", unless=_OWN),
+    Rule("socketpair", errno.EACCES, ((1, _TYPE, (1, 5)),)),  # SOCK_STREAM, SOCK_SEQPACKET: joined for good
+)
+
+_NO_SOCKETS = (Rule("socket", errno.EACCES),)
+_TCP_CLIENTS = (
+    Rule("socket", errno.EACCES, ((0, 0xFFFFFFFF, (2, 10)), (1, _TYPE, (1,)), (2, 0xFFFFFFFF, (0, 6)))),  # AF_INET, AF_INET6
+    Rule("listen", errno.EACCES),
+    Rule("sendto", errno.EACCES, ((3, _FAST_OPEN, (0,)),)),
+    Rule("sendmsg", errno.EACCES, ((2, _FAST_OPEN, (0,)),)),
+    Rule("sendmmsg", errno.EACCES, ((3, _FAST_OPEN, (0,)),)),
+)
+
+MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+"""Machine -> its number in linux/audit.h, and its column in `NUMBERS`."""
+
+NUMBERS: dict[str, tuple[int | None, int | None]] = {
+    **{"chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452)},
+    **{"chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54)},
+    **{"utime": (132, None), "utimes": (235, None), "utimensat": (280, 88), "futimesat": (261, None)},
+    **{"setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463)},
+    **{"removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "removexattrat": (466, 466)},
+    **{"file_setattr": (469, 469), "ioctl": (16, 29), "open_by_handle_at": (304, 265)},
+    **{"shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "mq_open": (240, 180), "mq_unlink": (241, 181)},
+    **{"semget": (64, 190), "semop": (65, 193), "semtimedop": (220, 192), "semctl": (66, 191)},
+    **{"msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187)},
+    **{"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "bpf": (321, 280)},
+    **{"io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427)},
+    **{"clone": (56, 220), "clone3": (435, 435), "unshare": (272, 97), "setns": (308, 268)},
+    **{"setpriority": (141, 140), "ioprio_set": (251, 30), "prlimit64": (302, 261), "sched_setaffinity": (203, 122)},
+    **{"sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274)},
+    **{"socket": (41, 198), "socketpair": (53, 199), "listen": (50, 201)},
+    **{"sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269)},
+}
+"""System call -> its number on each of `MACHINES`; None where that one never had it."""
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
+
+
+def _step(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
+    """One step of the filter: `then` and `otherwise` are how many steps a comparison skips."""
+    return struct.pack("HBBI", code, then, otherwise, value)
+
+
+def _rule(number: int, rule: Rule) -> list[bytes]:
+    """The steps of one rule for one call; another call skips them."""
+    fail, body = _step(_RETURN, _FAIL | rule.error), list[bytes]()
+    for argument, mask, values in rule.unless:
+        body += [_step(_LOAD, 16 + 8 * argument), _step(_AND, mask)]
+        body += [_step(_EQUAL, value, then=len(values) - place) for place, value in enumerate(values)]
+        body.append(fail)
+    body.append(_step(_RETURN, _ALLOW) if rule.unless else fail)
+    return [_step(_EQUAL, number, otherwise=len(body)), *body]
+
+
+def _seccomp(rules: Sequence[Rule]) -> None:
+    audit, column = MACHINES[platform.machine()]
+    refuse = _step(_RETURN, _FAIL | errno.ENOSYS)
+    steps = [_step(_LOAD, 4), _step(_EQUAL, audit, then=1), refuse]  # 32-bit programs name calls by other numbers
+    steps += [_step(_LOAD, 0), _step(_GREATER, _NEWEST_CALL, otherwise=1), refuse]
+    for rule in rules:
+        for call in rule.calls.split():
+            if (number := NUMBERS[call][column]) is not None:
+                steps += _rule(number, rule)
+    steps.append(_step(_RETURN, _ALLOW))
+    program = _Program(len(steps), b"".join(steps))
+    _call("seccomp", "prctl", 22, 2, ctypes.byref(program), 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+
+
+def has_seccomp() -> bool:
+    """Whether this kernel takes filters: it then finds no program at address 0."""
+    _libc.prctl(*map(ctypes.c_long, (22, 2, 0, 0, 0)))
+    return ctypes.get_errno() == errno.EFAULT
+
+
+# --- privileges and descriptors --------------------------------------------------------------------------------------------
+
+
+def _drop_capabilities() -> None:
+    """Keep two, by which root reads and writes as before where Landlock lets it; the others change the machine."""
+    header = struct.pack("Ii", 0x20080522, 0)
+    held = ctypes.create_string_buffer(24)
+    _call("capabilities", "capget", header, held)
+    keep = struct.unpack("6I", held.raw)[1] & (1 << 1 | 1 << 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    _call("capabilities", "capset", header, struct.pack("6I", keep, keep, 0, 0, 0, 0))
+
+
+def _close_descriptors(keep: Collection[int]) -> None:
+    """All but those; the standard three, where they are not kept, lead nowhere, since programs expect to have them."""
+    kept = sorted({0, 1, 2, *keep})
+    for below, above in zip(kept, [*kept[1:], 2**31 - 1], strict=True):
+        os.closerange(below + 1, above)
+    for number in {0, 1, 2} - set(keep):
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, number)
+        if nowhere != number:
+            os.close(nowhere)
+    for number in kept:
+        os.set_inheritable(number, True)
+
+
+def build_wall(*, writable: Sequence[str], ports: Sequence[int] | None = (), keep: Collection[int] = ()) -> None:
+    """Put this process, its future threads and children behind the wall, for ever.
+
+    Args:
+        writable: Folders and files that may be written; they have to exist. A folder counts with all it holds.
+        ports: TCP ports that may be connected to, at any address; none: no sockets at all; None: every port.
+        keep: Numbers of the descriptors that stay open, as they were opened; all others are closed.
+
+    Raises `OSError` if the kernel refuses, or lacks, a part, and if the process has threads: they would stay outside. What was
+    built by then stays.
+    """
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        raise OSError(errno.EBUSY, f"the process has {threads} threads, and the wall is built around one: build it earlier")
+    if (abi := landlock_abi()) < LANDLOCK_ABI:
+        raise OSError(errno.ENOSYS, f"Landlock has version {abi}, and the wall needs {LANDLOCK_ABI}")
+    _close_descriptors(keep)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the kernel writes a crashed process down, wherever it is
+    _call("no new privileges", "prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which the other parts need
+    _drop_capabilities()
+    _landlock([os.devnull, "/dev/zero", "/dev/full", *writable], ports)
+    _seccomp(RULES + (_NO_SOCKETS if ports is not None and not ports else _TCP_CLIENTS))
+
+
+def main() -> None:
+    """Build the wall of the first argument, the arguments of `build_wall` as JSON, and become the command that follows."""
+    options, *command = sys.argv[1:]
+    build_wall(**json.loads(options))
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

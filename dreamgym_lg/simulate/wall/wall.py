@@ -1,0 +1,126 @@
+"""Starts programs behind the wall of `kernel.py`, or says what this machine lacks for it.
+
+What is promised, for every program and whatever it is written in: nothing outside its scratch folder and what `Allow` names is
+written, made, removed, renamed, or changed in its modes, owners, times and attributes; no socket is opened; no signal, message
+or shared memory reaches a process outside; nothing that was open before is.
+
+What is not: everything may be read, also what reading changes (a pipe with a name is emptied; a file may be locked against
+others while the process lives). Modes, owners, times and attributes cannot be changed in the scratch folder either, so that
+`shutil.copy` raises there; `shutil.copyfile` does not. Locks, queues and pools of `multiprocessing` need
+`Allow(paths=["/dev/shm"])`. A GPU cannot be used.
+"""
+
+import ipaddress
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.simulate.guard.guard import Allow
+from dreamgym_lg.simulate.wall import kernel
+
+_DNS = 53
+
+
+class Capabilities(NamedTuple):
+    """What this machine has of what the wall needs."""
+
+    landlock: int
+    """The version of Landlock; 0: none, or switched off."""
+    seccomp: bool
+    missing: Sequence[str]
+    """What is lacking, each in words; empty if the wall can be built."""
+
+
+def capabilities() -> Capabilities:
+    """What this machine can do for the wall. Changes nothing."""
+    if sys.platform != "linux":
+        return Capabilities(0, False, [f"Linux (this is {sys.platform})"])
+    landlock, seccomp, missing = kernel.landlock_abi(), kernel.has_seccomp(), []
+    if landlock < kernel.LANDLOCK_ABI:
+        found = f"version {landlock}" if landlock else "none: not built in, switched off, or kept back by a container"
+        missing.append(f"Landlock version {kernel.LANDLOCK_ABI}, of Linux 6.12 (here: {found}, Linux {platform.release()})")
+    if not seccomp:
+        missing.append("seccomp filters (not built in, or kept back by a container)")
+    if platform.machine() not in kernel.MACHINES:
+        missing.append(f"a machine of {', '.join(kernel.MACHINES)} (this is {platform.machine()})")
+    return Capabilities(landlock, seccomp, missing)
+
+
+def check_wall() -> None:
+    """Raise `ConfigurationError`, which names what is lacking, if this machine cannot build the wall."""
+    if missing := capabilities().missing:
+        raise ConfigurationError(
+            f"isolation='process' needs {'; and '.join(missing)}. Use a machine that has it, or give isolation='guard': "
+            "episodes then run in this process, where native code can touch the real world past the guard"
+        )
+
+
+def start_walled(
+    command: Sequence[str | Path],
+    *,
+    scratch: Path,
+    allow: Allow | None = None,
+    pass_fds: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
+    **options: Any,
+) -> "subprocess.Popen[bytes]":
+    """Start a program behind the wall; its children are behind it too. It costs a start of a bare Python more, some 50 ms.
+
+    Args:
+        command: The program by its whole path, then its arguments.
+        scratch: The folder that it may write, which is its `TMPDIR`.
+        allow: Paths that may be written too; and hosts. With a host, TCP connections to the hosts' ports can be made, to any
+            address: the kernel knows no names, so that it is the guard in the process that keeps Python code to the host, and
+            native code can reach that port of others. A host without a port opens every port. Names are asked of DNS by TCP,
+            for which port 53 is opened too. Nothing listens, and no other socket is opened.
+        pass_fds: Descriptors that stay open besides the standard three; as of `subprocess.Popen`.
+        env, options: As of `subprocess.Popen`.
+
+    Raises `ConfigurationError` if this machine cannot build the wall, an allowed path does not exist, or a port is no number.
+    If the kernel refuses all the same, the program is not started, and the process ends with status 1 and the cause on its
+    standard error.
+    """
+    check_wall()
+    allow = allow or Allow()
+    environment = {**(os.environ if env is None else env), "TMPDIR": str(scratch)}
+    if allow.hosts:
+        environment["RES_OPTIONS"] = f"{environment.get('RES_OPTIONS', '')} use-vc".strip()
+    built = {"writable": _writable(scratch, allow), "ports": _ports(allow), "keep": [0, 1, 2, *pass_fds]}
+    launcher = [sys.executable, "-I", "-S", kernel.__file__, json.dumps(built), *map(str, command)]
+    return subprocess.Popen(launcher, pass_fds=pass_fds, env=environment, **options)
+
+
+def _writable(scratch: Path, allow: Allow) -> list[str]:
+    for path in (scratch, *allow.paths):
+        if not os.path.exists(path):
+            raise ConfigurationError(
+                f"{str(path)!r} does not exist, and the kernel allows only what does: create it, or allow its folder"
+            )
+    return [os.path.realpath(path) for path in (scratch, *allow.paths)]
+
+
+def _ports(allow: Allow) -> list[int] | None:
+    """The ports of the allowed hosts; None for every port, since a host was named without one."""
+    ports = set()
+    for given in allow.hosts:
+        name, _, port = given.partition(":") if given.count(":") == 1 else (given, "", "")
+        if not port:
+            return None
+        if not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigurationError(f"Allow(hosts=[{given!r}]): {port!r} is no port; give a number, 1 to 65535")
+        ports |= {int(port)} if _is_address(name) else {int(port), _DNS}
+    return sorted(ports)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
