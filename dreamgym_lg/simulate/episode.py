@@ -71,6 +71,7 @@ class SimulatedEpisode:
         self.policy.cache = False  # a global LLM cache would replay what the policy said before
         self.guard = None if environment is None else Guard(allow or Allow())
         self.owns_threads = False
+        self.ended = False
         self.call_order = CallOrder()
         self.calls: list[Call] = []
         self.truncated = False
@@ -245,11 +246,12 @@ class SimulatedEpisode:
             self._exit.enter_context(tracing_context(enabled=False))
         self._exit.enter_context(set_var(var_child_runnable_config, None))  # no subgraph of the run it is played in
         self._exit.enter_context(in_episode(self))
-        self.owns_threads = True
+        self.owns_threads, self.ended = True, False
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._exit.close()
+        self.ended = True
         if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | asyncio.CancelledError):
             return
         if self.blocked:  # asyncio's own transports swallow it, as users do

@@ -20,7 +20,7 @@ from pydantic_core import to_jsonable_python
 
 from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.simulate.context import ActiveEpisode
+from dreamgym_lg.simulate.context import ActiveEpisode, answering
 from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch, subclasses
 
 METHODS = (
@@ -35,7 +35,7 @@ def patch_graphs() -> None:
     for cls in subclasses(Pregel):
         for name in METHODS:
             if cls is Pregel or name in cls.__dict__:
-                dispatch(cls, name, _on_twin)
+                dispatch(cls, name, _on_twin, answering)
 
 
 def _on_twin(episode: ActiveEpisode, original: Method, graph: Pregel, args: Args, kwargs: Kwargs) -> Any:

@@ -21,7 +21,7 @@ from pydantic_core import to_jsonable_python
 from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.simulate.call_order import PendingStep
-from dreamgym_lg.simulate.context import ActiveEpisode, in_episode
+from dreamgym_lg.simulate.context import ActiveEpisode, answering, in_episode
 from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
 from dreamgym_lg.simulate.object_graph import returned_type
 
@@ -49,22 +49,22 @@ def patch_tools() -> None:
     """Patch every tool class known by now, and the node that calls tools."""
     for cls in subclasses(BaseTool):
         patch_tool_class(cls)
-    dispatch(ToolNode, "_run_one", _run_one)
-    dispatch(ToolNode, "_arun_one", _arun_one)
+    dispatch(ToolNode, "_run_one", _run_one, answering)
+    dispatch(ToolNode, "_arun_one", _arun_one, answering)
 
 
 def patch_tool_class(cls: type[BaseTool]) -> None:
     for name in BODIES:
         if name in cls.__dict__ and not getattr(cls.__dict__[name], "__isabstractmethod__", False):
-            dispatch(cls, name, _abody if name == "_arun" else _body)
+            dispatch(cls, name, _abody if name == "_arun" else _body, answering)
     if cls is BaseTool:
-        dispatch(cls, "run", _run)
-        dispatch(cls, "arun", _arun)
+        dispatch(cls, "run", _run, answering)
+        dispatch(cls, "arun", _arun, answering)
     for name in (*ENTRY_POINTS, *RUNS):
         if name in cls.__dict__ and not cls.__module__.startswith("langchain_core."):
-            dispatch(cls, name, _entry_point(name))
+            dispatch(cls, name, _entry_point(name), answering)
     if cls in (StructuredTool, Tool):
-        dispatch(cls, "ainvoke", _ainvoke)
+        dispatch(cls, "ainvoke", _ainvoke, answering)
 
 
 def _ainvoke(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
