@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.context import ActiveEpisode, active
@@ -15,14 +15,11 @@ Handler = Callable[[ActiveEpisode, Method, Any, Args, Kwargs], Any]
 """(episode, original method, self, args, kwargs) -> what the method returns inside the episode."""
 
 
-Found = TypeVar("Found")
-
-
 def dispatch(
     owner: type,
     name: str,
-    handler: Callable[[Found, Method, Any, Args, Kwargs], Any],
-    asked: Callable[[], Found | None] = active,  # type: ignore[assignment]  # of the default, Found is ActiveEpisode
+    handler: Callable[[Any, Method, Any, Args, Kwargs], Any],
+    asked: Callable[[], Any] = active,
 ) -> None:
     """Replace `owner.name` by a method that calls `handler` while an episode is active, and the original otherwise.
 

@@ -60,11 +60,11 @@ class SimulatedEpisode:
         simulate_nodes: Sequence[str] = (),
         allow: Allow | None = None,
         respond: Callable[[Interrupt], Any] = approve,
-        recursion_limit: int = 50,
+        recursion_limit: int | None = None,
     ) -> None:
         if not isinstance(policy, BaseChatModel):
             raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
-        if not isinstance(recursion_limit, int) or recursion_limit < 1:
+        if recursion_limit is not None and (not isinstance(recursion_limit, int) or recursion_limit < 1):
             raise ConfigurationError(f"recursion_limit={recursion_limit!r}: give the most supersteps of a run, at least 1")
         self.graph, self.task = graph, task
         self.policy: BaseChatModel = policy if policy.cache is False else copy.copy(policy)

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from langchain_core.messages import BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langgraph.errors import GraphBubbleUp
-from langgraph.prebuilt import ToolNode
+from langgraph.prebuilt import ToolNode, ToolRuntime
 from langgraph.types import Command
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
@@ -227,18 +227,32 @@ def as_text(result: Any) -> str:
 
 
 def _run_one(episode: ActiveEpisode, original: Method, node: ToolNode, args: Args, kwargs: Kwargs) -> Any:
-    with _recorded_of_node(episode, node, args[0]) as record:
+    with _recorded_of_node(episode, node, args[0], args[2]) as record:
         return record(original(node, *args, **kwargs))
 
 
 async def _arun_one(episode: ActiveEpisode, original: Method, node: ToolNode, args: Args, kwargs: Kwargs) -> Any:
-    with _recorded_of_node(episode, node, args[0]) as record:
+    with _recorded_of_node(episode, node, args[0], args[2]) as record:
         return record(await original(node, *args, **kwargs))
 
 
+def _refused(node: ToolNode, state: Any) -> Iterator[str]:
+    """Ids of the last reply's calls that are answered before any has begun: the human-in-the-loop middleware refuses so."""
+    key = node._messages_key
+    messages = state if isinstance(state, list) else state.get(key) if isinstance(state, dict) else getattr(state, key, ())
+    for message in reversed(messages or ()):
+        if isinstance(message, AIMessage):
+            return
+        if isinstance(message, ToolMessage):
+            yield message.tool_call_id
+
+
 @contextmanager
-def _recorded_of_node(episode: ActiveEpisode, node: ToolNode, call: Any) -> Iterator[Callable[[Any], Any]]:
+def _recorded_of_node(
+    episode: ActiveEpisode, node: ToolNode, call: Any, runtime: ToolRuntime
+) -> Iterator[Callable[[Any], Any]]:
     """Around a tool node's call: records those that it answers itself with an error, as the tool is unknown or raised."""
+    episode.call_order.refuse(_refused(node, runtime.state))
     attempt = _Attempt(call["id"], by_node=True)
     token = _attempt.set(attempt)
 
