@@ -1,6 +1,7 @@
 """Tool calls of an episode: their order, the invalid ones, and what comes back in which shape."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,11 +11,11 @@ import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.messages import AIMessage, ToolMessage
-from langchain_core.tools import BaseTool, tool
+from langchain_core.tools import BaseTool, StructuredTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode
-from langgraph.types import Interrupt
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, ToolRuntime
+from langgraph.types import Command, Interrupt
 from pydantic import BaseModel
 from worlds import TASK, Answers, dream, names
 from zoo import World
@@ -24,6 +25,7 @@ from zoo.policy import ScriptedPolicy
 from dreamgym_lg.actions import parse_action
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.simulate import simulated
+from dreamgym_lg.simulate.object_graph import changes_state_only
 from dreamgym_lg.types import StepResult
 
 
@@ -285,3 +287,49 @@ def test_the_world_is_told_the_tools_and_says_why(tmp_path: Path) -> None:
     world, environment = World(folder=tmp_path), Answers()
     episode, _ = dream(react(world.model, list(toolbox(world))), ScriptedPolicy(), environment)
     assert environment.shown == ["book", "pay", "mail"] and episode.steps[0].reasoning == "because"
+
+
+# --- tools that only make a Command -------------------------------------------------------------------------------------------
+
+
+def test_what_only_makes_a_command_runs_and_what_may_act_is_simulated(tmp_path: Path) -> None:
+    """What a tool refers to decides: a client, a file, an import, the run's context may all touch the world."""
+    world = World(folder=tmp_path)
+
+    def notes(text: str) -> Command:
+        """Note."""
+        return Command(update={"note": json.dumps(text)}, goto=END)
+
+    def books(text: str) -> Command:
+        """Book."""
+        return Command(update={"note": world.write("books", text)})
+
+    def opens(text: str) -> Command:
+        """Open."""
+        with open(tmp_path / "note", "w") as file:
+            file.write(text)
+        return Command(update={"note": text})
+
+    def imports(text: str) -> Command:
+        """Import."""
+        import subprocess
+
+        return Command(update={"note": subprocess.getoutput(text)})
+
+    def asks_context(text: str, runtime: ToolRuntime) -> Command:
+        """Ask."""
+        return Command(update={"note": runtime.context.client.book(text)})
+
+    def through(text: str) -> Command:
+        """Act in another function."""
+        return Command(update={"note": books(text)})
+
+    def says(text: str) -> str:
+        """Say."""
+        return text
+
+    def only(function: Any) -> bool:
+        return changes_state_only(StructuredTool.from_function(function))
+
+    assert only(notes)
+    assert not any(map(only, (books, opens, imports, asks_context, through, says)))
