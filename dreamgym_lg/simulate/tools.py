@@ -5,10 +5,11 @@ production, byte for byte, and callbacks, artifacts and error handling stay as t
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, Tool
@@ -16,6 +17,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt import ToolNode, ToolRuntime
 from langgraph.types import Command
 from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic_core import to_jsonable_python
 
 from dreamgym_lg.actions import render_call
@@ -23,7 +25,7 @@ from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.simulate.call_order import PendingStep
 from dreamgym_lg.simulate.context import ActiveEpisode, answering, in_episode
 from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
-from dreamgym_lg.simulate.object_graph import returned_type
+from dreamgym_lg.simulate.object_graph import reachable, returned_type
 
 BODIES, RUNS, ENTRY_POINTS = ("_run", "_arun"), ("run", "arun"), ("invoke", "ainvoke")
 
@@ -138,16 +140,47 @@ def parse_answer(tool: BaseTool, answer: str) -> Any:
 
     Raises `PredictionFailed` if the body promises a structure that the answer is not.
     """
-    kind = returned_type(tool)
     value: Any = answer
-    if kind is not None:
+    if (structure := _structure(tool)) is not None:
         try:
-            value = TypeAdapter(kind).validate_json(answer)
+            value = structure.validate_json(answer)
         except ValidationError as error:
             raise PredictionFailed(
-                f"tool {tool.name!r} returns {kind}; its dreamed answer {answer[:120]!r} is none: {error.errors()[0]['msg']}"
+                f"tool {tool.name!r} returns {returned_type(tool)}; its dreamed answer {answer[:120]!r} is none: "
+                f"{error.errors()[0]['msg']}"
             ) from error
     return (value, None) if tool.response_format == "content_and_artifact" else value
+
+
+def _structure(tool: BaseTool) -> TypeAdapter[Any] | None:
+    """The structure that a tool's body promises to return; None for text, and for what has no JSON, as a data frame."""
+    kind = returned_type(tool)
+    try:
+        return None if kind is None else TypeAdapter(kind)
+    except PydanticSchemaGenerationError:
+        return None
+
+
+def return_schemas(graph: Any) -> Mapping[str, dict[str, Any]]:
+    """The JSON schemas of what the tools that a graph holds return, by name, of those that return a structure."""
+    try:
+        if graph in _schemas:
+            return _schemas[graph]
+    except TypeError:  # an object of the user's that is not hashed
+        return {}
+    found = {tool.name: tool for tool in reachable(graph) if isinstance(tool, BaseTool)}
+    structures = {name: structure for name, tool in found.items() if (structure := _structure(tool)) is not None}
+    schemas: dict[str, dict[str, Any]] = {}
+    for name, structure in structures.items():
+        with suppress(PydanticInvalidForJsonSchema):
+            schemas[name] = structure.json_schema()
+    with suppress(TypeError):  # not weakly referable
+        _schemas[graph] = schemas
+    return schemas
+
+
+_schemas: WeakKeyDictionary[Any, dict[str, dict[str, Any]]] = WeakKeyDictionary()
+"""By graph: finding its tools takes milliseconds."""
 
 
 # --- around it --------------------------------------------------------------------------------------------------------------

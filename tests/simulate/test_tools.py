@@ -209,6 +209,10 @@ def test_an_invalid_call_by_hand_is_recorded(tmp_path: Path) -> None:
 # --- answers ------------------------------------------------------------------------------------------------------------------
 
 
+class Frame:
+    """As a data frame: pydantic knows no schema of it."""
+
+
 class Room(BaseModel):
     city: str
     beds: int
@@ -268,6 +272,26 @@ def test_a_structured_tool_gives_its_structure(made: BaseTool, answer: str, valu
         dream(agent, ScriptedPolicy(), Answers({made.name: "two beds"}))
     episode, state = dream(agent, ScriptedPolicy(), Answers({made.name: answer}))
     assert episode.steps[0].next_observation == state["messages"][2].text, "as the policy reads it"
+
+
+def test_the_world_is_told_what_a_tool_returns(tmp_path: Path) -> None:
+    @tool
+    def frames(city: str) -> Frame:
+        """What JSON cannot say is text, as a tool node writes it."""
+        raise AssertionError
+
+    class Noting(Answers):
+        def show_tools(self, tools: Any) -> None:
+            self.told = {each["function"]["name"]: each["function"].get("returns") for each in tools}
+
+    world, environment = World(folder=tmp_path), Noting({"rooms": "[]", "prices": "{}"})
+    policy = Saying(says=[[("frames", {"city": "Rome"}), ("rooms", {"city": "Rome"})]])
+    episode, _ = dream(react(world.model, [frames, rooms, prices, toolbox(world)[0]]), policy, environment)
+    assert environment.told["frames"] is None and environment.told["book"] is None
+    assert environment.told["rooms"]["type"] == "array" and "Room" in environment.told["rooms"]["$defs"]
+    assert environment.told["prices"] == {"type": "object", "additionalProperties": {"type": "number"}}
+    assert names(episode) == ["frames", "rooms"] and episode.steps[0].next_observation == "dreamed 1 of frames"
+    assert all("returns" not in shown["function"] for _, kwargs in policy.asked for shown in kwargs["tools"])
 
 
 def test_content_and_artifact_keep_their_shape(tmp_path: Path) -> None:
