@@ -123,7 +123,10 @@ def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator
     what = ""
     if tool.name not in pass_through and not (what := _runs_by_itself(tool)):
         changes = isinstance(kind := returns(tool), type) and issubclass(kind, Command)
-        advice = "it returns a Command: if it only hands over or notes something, name it in pass_through"
+        advice = (
+            "of the Command that it returns a dream answers the message alone, neither state nor goto: name it in pass_through "
+            "if it touches nothing else, or set the state in a node"
+        )
         told = f"{'writes' if use.writes else 'reads'}: {use.why}"
         yield Part("tool", tool.name, "simulated", advice if changes else "", told)
         return

@@ -39,7 +39,7 @@ def patch_threads() -> None:
         dispatch(kind, get, _get, lambda: True)
 
 
-def _started(found: Holder, name: str) -> Holder | None:
+def _started(found: Holder, name: str) -> Worker | None:
     """What a new thread, task or work of this code belongs to; None: production, which is left as it is."""
     if isinstance(found, Worker):
         return found.start(name, user_line())
@@ -83,17 +83,18 @@ def _give_to_pool(found: Holder, original: Method, pool: Pool, args: Args, kwarg
 def _create_task(found: Holder, original: Method, loop: BaseEventLoop, args: Args, kwargs: Kwargs) -> Any:
     """A task has the context already; this adds who made it, and that it may outlive the episode."""
     made = args[0] if args else kwargs["coro"]
-    with set_var(started_by, user_line()):
-        if isinstance(found, Worker):
-            if getattr(made, "cr_code", None) is asyncio.Queue.get.__code__:  # in `wait_for`: what it takes, its worker takes
-                return original(loop, *args, **kwargs)
-            started = found.start(found.name, found.started_at) if _made_by_langgraph() else _started(found, _name(made))
-        elif _made_by_langgraph() or not found.owns_threads:
+    of_run = _made_by_langgraph()
+    if isinstance(found, Worker):
+        if getattr(made, "cr_code", None) is asyncio.Queue.get.__code__:  # in `wait_for`: what it takes, its worker takes
             return original(loop, *args, **kwargs)
-        else:
-            started = _started(found, _name(made))
-        with in_episode(started):
+        worker = found.start(found.name, found.started_at) if of_run else _started(found, _name(made))
+    elif of_run or not found.owns_threads:
+        with set_var(started_by, user_line()):
             return original(loop, *args, **kwargs)
+    else:
+        worker = _started(found, _name(made))
+    with in_episode(worker), set_var(started_by, worker.started_at if worker is not None else ""):
+        return original(loop, *args, **kwargs)
 
 
 def _name(made: Any) -> str:
@@ -120,9 +121,9 @@ def _run_in_executor(episode: ActiveEpisode, original: Method, loop: BaseEventLo
     return original(loop, _POOL if pool is None and episode.guard is not None else pool, *rest)
 
 
-def _copy_context(belongs_to: Holder) -> Context:
-    """This context, with the user's line that copied it: a thread's own frames do not reach back to it."""
-    with in_episode(belongs_to), set_var(started_by, user_line()):
+def _copy_context(worker: Worker) -> Context:
+    """This context as that of new work, with the line that started it: a thread's own frames do not reach back to it."""
+    with in_episode(worker), set_var(started_by, worker.started_at):
         return copy_context()
 
 
