@@ -17,7 +17,7 @@ from zoo.base import ask, toolbox
 from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.errors import OwnerUnknown
-from dreamgym_lg.simulate import simulated
+from dreamgym_lg.simulate import RealAccessBlocked, simulated
 
 Work = Callable[[], Any]
 
@@ -118,6 +118,35 @@ def test_a_worker_whose_giver_is_unknown_answers_nobody_after_its_episode(tmp_pa
     with pytest.raises(OwnerUnknown), simulated(graph, policy=ScriptedPolicy(), environment=Answers(), task=TASK) as episode:
         episode.invoke(ask())
     assert world.effects == [] and world.model_calls == 0
+
+
+def test_what_a_pool_calls_besides_work_is_guarded_too(tmp_path: Path) -> None:
+    """An initialiser, a callback, and a thread that one of them starts."""
+    stopped = list[str]()
+
+    def write(name: str) -> None:
+        try:
+            (tmp_path / name).write_text("harm")
+        except BaseException:
+            stopped.append(name)
+
+    def initialise() -> None:
+        write("initialiser")
+        thread = threading.Thread(target=write, args=("thread",))
+        thread.start()
+        thread.join()
+
+    def node(state: dict) -> dict[str, Any]:
+        called = threading.Event()
+        with ThreadPool(1, initialise) as pool:
+            pool.apply_async(int, callback=lambda _: (write("callback"), called.set()))
+            called.wait(20)
+        return {}
+
+    graph = StateGraph(dict).add_node("node", node).add_edge(START, "node").compile()
+    with pytest.raises(RealAccessBlocked), simulated(graph, policy=ScriptedPolicy(), environment=Answers()) as episode:
+        episode.invoke({"found": None})
+    assert sorted(stopped) == ["callback", "initialiser", "thread"] and list(tmp_path.iterdir()) == []
 
 
 def test_what_an_episode_left_in_a_queue_is_not_done_for_real(tmp_path: Path) -> None:

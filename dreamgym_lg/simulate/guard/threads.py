@@ -10,7 +10,6 @@ import sys
 import threading
 from asyncio import BaseEventLoop
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
 from multiprocessing.pool import Pool, ThreadPool
@@ -62,22 +61,29 @@ def _submit(found: Holder, original: Method, pool: ThreadPoolExecutor, args: Arg
 
 
 def _make_pool(found: Holder, original: Method, pool: ThreadPool, args: Args, kwargs: Kwargs) -> Any:
+    args, kwargs = _owned(found, args, kwargs)
     with set_var(_making_worker, True):
-        return _give_to_pool(found, original, pool, args, kwargs)
+        return original(pool, *args, **kwargs)
 
 
 def _give_to_pool(found: Holder, original: Method, pool: Pool, args: Args, kwargs: Kwargs) -> Any:
-    """What a thread pool calls, be it work, initialiser or callback, belongs to who gave it."""
-    if not isinstance(pool, ThreadPool) or (worker := _started(found, "work of a pool")) is None:
-        return original(pool, *args, **kwargs)
+    if isinstance(pool, ThreadPool):
+        args, kwargs = _owned(found, args, kwargs)
+    return original(pool, *args, **kwargs)
+
+
+def _owned(found: Holder, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """What a thread pool is to call, be it work, initialiser or callback, as what belongs to who gives it."""
+    if (worker := _started(found, "work of a pool")) is None:
+        return args, kwargs
     context = _copy_context(worker)
 
     def owned(given: Any) -> Any:
-        if not isinstance(given, Callable):  # type: ignore[arg-type]
+        if not callable(given):
             return given
         return lambda *args, **kwargs: context.copy().run(given, *args, **kwargs)
 
-    return original(pool, *map(owned, args), **{name: owned(given) for name, given in kwargs.items()})
+    return tuple(map(owned, args)), {name: owned(given) for name, given in kwargs.items()}
 
 
 def _create_task(found: Holder, original: Method, loop: BaseEventLoop, args: Args, kwargs: Kwargs) -> Any:
