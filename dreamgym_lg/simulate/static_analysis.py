@@ -93,7 +93,9 @@ def check_tool_names(graph: Any, names: Collection[str]) -> None:
     found = list(reachable(graph))
     tools = {each.name for each in found if isinstance(each, BaseTool)}
     unknown = sorted(set(names) - tools)
-    if unknown and not any(makes_tools(each) for each in found if users(each)):
+    nodes = [node for each in found if isinstance(each, Pregel) for node in each.nodes.values()]
+    code = run_by(part for node in nodes for part in (node.bound, *node.writers))
+    if unknown and not any(makes_tools(each) for each in code if users(each)):
         raise ConfigurationError.unknown("tool", unknown[0], tools)
 
 
