@@ -85,7 +85,7 @@ def tool_line(function: Mapping[str, Any]) -> str:
     """A tool's schema on one line: `get_order(order_id, note?: {"type": "integer"}) Look up an order.`
 
     As in the chat template of small models; the JSON schema takes three times the tokens. Args: `function`, of a tool's schema
-    in OpenAI's form; without parameters the tool's name alone.
+    in OpenAI's form; without parameters the tool's name alone. Its `returns`, the JSON schema of the answer, follows `->`.
     """
     parameters = function.get("parameters")
     if parameters is None:
@@ -97,7 +97,8 @@ def tool_line(function: Mapping[str, Any]) -> str:
     )
     described = str(function.get("description", "")).split()
     defined = ["with", _sorted(parameters["$defs"])] if "$defs" in parameters else []
-    return " ".join([f"{function['name']}({arguments})", *described, *defined])
+    returns = ["->", _sorted(function["returns"])] if "returns" in function else []
+    return " ".join([f"{function['name']}({arguments})", *returns, *described, *defined])
 
 
 def _sorted(schema: Any) -> str:

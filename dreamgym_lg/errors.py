@@ -9,6 +9,7 @@ DreamGymError
 ├── EnvironmentFailed       a real environment broke: recorded as the rollout's cause
 ├── PredictionFailed        the experience model's answer could not be used: recorded as the rollout's cause
 ├── ModelUnavailable        a hosted model did not answer, or refused the request: recorded as the rollout's cause
+├── OwnerUnknown            code that an episode left behind asks a model or tool, and nobody knows for whom
 ├── RunStopped              no episode can be played on; nothing is lost, the same call goes on later
 │   ├── BudgetExceeded      the budget of hosted calls is spent: the run goes on with a larger one
 │   ├── ProcessLost         a model's own process has died: the run goes on with a new one
@@ -69,6 +70,10 @@ class PredictionFailed(DreamGymError):
 
 class ModelUnavailable(DreamGymError):
     """A hosted model did not answer within its attempts, or refused the request. Its message holds no key."""
+
+
+class OwnerUnknown(DreamGymError):
+    """A thread or task that an episode has started asks a model or tool after its end, or for several runs at once."""
 
 
 class RunStopped(DreamGymError):

@@ -19,7 +19,7 @@ from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.hidden_facts import HiddenFacts, world_seed
 from dreamgym_lg.experience.hosted import Chat, Hosted, hosted_for, name_of
 from dreamgym_lg.experience.notes import check_notes, notes_of, with_notes, write_notes
-from dreamgym_lg.experience.predictions import Exchange, believed, check_structure
+from dreamgym_lg.experience.predictions import Exchange, believed, check_returns, check_structure
 from dreamgym_lg.experience.prompt_choice import PromptFormatName, bind_schema, create_format
 from dreamgym_lg.experience.prompt_formats import PromptFormat, Question, first_observation, is_tool_task, schemas
 from dreamgym_lg.experience.rules import NOTHING, calls_made, played, untold, written
@@ -203,7 +203,7 @@ class ExperienceModel:
         for attempt in range(self.retries + 1):
             with unrecorded(), _outgrown(messages):
                 answer = self.hosted.ask(self._asked, messages) if self.hosted else self._asked.invoke(messages)
-            if (prediction := self._read(answer, messages, attempt, action, found, score)) is not None:
+            if (prediction := self._read(answer, messages, attempt, task, action, found, score)) is not None:
                 return self._remember(key, prediction)
         raise AssertionError("unreachable: the last attempt raises")
 
@@ -213,7 +213,7 @@ class ExperienceModel:
         key = self._key(messages)
         if (known := self._known(key)) is not None:
             return known
-        return await self._once(key, partial(self._ask_model, key, messages, action, found, _score(history)))
+        return await self._once(key, partial(self._ask_model, key, messages, task, action, found, _score(history)))
 
     async def _once(self, key: str, ask: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
         """What `ask` gives; whoever asks for the same at the same time gets it too."""
@@ -224,11 +224,11 @@ class ExperienceModel:
         return answer
 
     async def _ask_model(
-        self, key: str, messages: list[BaseMessage], action: str, found: Sequence[Step], score: float
+        self, key: str, messages: list[BaseMessage], task: Task, action: str, found: Sequence[Step], score: float
     ) -> Prediction:
         for attempt in range(self.retries + 1):
             answer = await self._ainvoke(self._asked, messages)
-            if (prediction := self._read(answer, messages, attempt, action, found, score)) is not None:
+            if (prediction := self._read(answer, messages, attempt, task, action, found, score)) is not None:
                 return self._remember(key, prediction)
         raise AssertionError("unreachable: the last attempt raises")
 
@@ -310,6 +310,7 @@ class ExperienceModel:
         answer: AIMessage,
         messages: list[BaseMessage],
         attempt: int,
+        task: Task,
         action: str,
         found: Sequence[Step],
         score: float,
@@ -318,6 +319,7 @@ class ExperienceModel:
         try:
             prediction = believed(self.prompt_format.read(answer.text), score)
             check_structure(prediction, action, found, self.replay_buffer.answers if self.replay_buffer else lambda tool: ())
+            check_returns(prediction, action, schemas(task))
             return prediction
         except PredictionFailed as error:
             if attempt == self.retries:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -75,6 +75,50 @@ def check_structure(
             f"the observation {prediction.observation[:120]!r} is no JSON {recorded[0]}, which every recorded answer of the "
             f"tool {called!r} is"
         )
+
+
+def check_returns(prediction: Prediction, action: str, functions: Iterable[Mapping[str, Any]]) -> None:
+    """Raise `PredictionFailed` if a tool whose schema says what it `returns` answers something else.
+
+    Args: `functions`, the schemas of the tools. Types, items and required keys are looked at, no further keywords.
+    """
+    called = _called(action)
+    returns = next((function.get("returns") for function in functions if function["name"] == called), None)
+    if returns is None or not prediction.valid:
+        return
+    try:
+        fits = _fits(json.loads(prediction.observation), returns, returns)
+    except (ValueError, RecursionError):
+        fits = False
+    if not fits:
+        raise PredictionFailed(
+            f"the observation {prediction.observation[:120]!r} is not what the tool {called!r} returns, JSON of the schema "
+            f"{json.dumps(returns, ensure_ascii=False)}"
+        )
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    **{"object": (dict,), "array": (list,), "string": (str,), "integer": (int,), "number": (int, float)},
+    **{"boolean": (bool,), "null": (type(None),)},
+}
+
+
+def _fits(value: Any, schema: Any, root: Mapping[str, Any]) -> bool:
+    if not isinstance(schema, Mapping):  # true, or nothing said
+        return True
+    if "$ref" in schema:
+        return _fits(value, root.get("$defs", {}).get(schema["$ref"].rpartition("/")[2]), root)
+    if "anyOf" in schema:
+        return any(_fits(value, option, root) for option in schema["anyOf"])
+    if not isinstance(value, _TYPES.get(str(schema.get("type")), (object,))):
+        return False
+    if isinstance(value, list):
+        return all(_fits(item, schema.get("items"), root) for item in value)
+    if isinstance(value, dict):
+        keys, others = schema.get("properties", {}), schema.get("additionalProperties")
+        known = all(key in value for key in schema.get("required", ()))
+        return known and all(_fits(item, keys.get(key, others), root) for key, item in value.items())
+    return True
 
 
 def _called(action: str) -> str | None:

@@ -352,8 +352,13 @@ def is_tool_task(task: Task) -> bool:
 
 
 def with_tools(task: Task, shown: Sequence[Mapping[str, Any]]) -> Task:
-    """The task of an agent that was shown these tools: its own schemas stay, and those it had no schema of are added."""
+    """The task of an agent that was shown these tools: its own schemas stay, and those it had no schema of are added.
+
+    What a tool returns, which no trace says, is added to its own schema too.
+    """
     known = [tool for tool in task.metadata.get("tools") or () if not isinstance(tool, str)]
+    returns = {f["name"]: {"returns": f["returns"]} for f in (tool["function"] for tool in shown) if "returns" in f}
+    known = [{**tool, "function": tool["function"] | returns.get(tool["function"]["name"], {})} for tool in known]
     names = {tool["function"]["name"] for tool in known}
     added = [tool for tool in shown if tool["function"]["name"] not in names]
     return replace(task, metadata={**task.metadata, "tools": [*known, *added]})

@@ -19,7 +19,7 @@ from dreamgym_lg.simulate.context import ActiveEpisode, Call, active, aiterate_i
 from dreamgym_lg.simulate.episode import Invocable, SimulatedEpisode
 from dreamgym_lg.simulate.guard.guard import Allow, RealAccessBlocked
 from dreamgym_lg.simulate.install import install_answering
-from dreamgym_lg.simulate.static_analysis import nodes_with_own_threads
+from dreamgym_lg.simulate.static_analysis import check_tool_names, nodes_with_own_threads
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Step, StepResult, Task
 
@@ -47,7 +47,7 @@ class EpisodeOptions(TypedDict, total=False):
     simulate_nodes: Sequence[str]
     allow: Allow | None
     respond: Callable[[Interrupt], Any]
-    recursion_limit: int
+    recursion_limit: int | None
 
 
 class AgentInput(TypedDict):
@@ -88,12 +88,14 @@ def simulated(
         simulate_nodes: Nodes of plain code that the environment answers instead.
         allow: Hosts and paths that may be touched.
         respond: Answers interrupts; by default everything is approved.
-        recursion_limit: Steps of the graph, at which the episode is truncated.
+        recursion_limit: Steps of the graph, at which the episode is truncated. Default: what the graph's own config says
+            (`with_config(recursion_limit=...)`), else 50; `create_agent`'s 9,999 counts as none.
 
-    Raises `ConfigurationError` for a missing environment and for options outside their range.
+    Raises `ConfigurationError` for a missing environment, for unknown names, and for options outside their range.
     """
     if environment is None:
         raise ConfigurationError("simulated(environment=None): a dream needs an Environment that plays the tools")
+    check_tool_names(graph, options.get("pass_through", ()))
     return SimulatedEpisode(graph, policy=policy, environment=environment, task=task, **options)
 
 
@@ -132,6 +134,7 @@ class SimulatedAgent:
             )
         if reset_real is not None and not real:
             raise ConfigurationError("reset_real= with real=False: a dreamed episode has no real world to reset; leave it away")
+        check_tool_names(graph, options.get("pass_through", ()))
         self.graph, self.policy, self.verify, self.real, self.options = graph, policy, verify, real, options
         self.reset_real, self._alone = reset_real, asyncio.Lock()
         self.payload = payload or (lambda task: {"messages": [HumanMessage(task.instruction)]})
@@ -275,6 +278,7 @@ def with_policy(
         raise ConfigurationError(
             f"{type(graph).__name__} is no compiled graph; give what StateGraph.compile or create_agent returns"
         )
+    check_tool_names(graph, pass_through)
     if threaded := nodes_with_own_threads(graph):
         logger.warning(
             "%s start threads of their own, which carry no context: a model asked there is not the policy; "

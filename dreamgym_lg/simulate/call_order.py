@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -55,6 +55,10 @@ class CallOrder:
     def place(self, call_id: str | None) -> tuple[int, int] | None:
         """Number of the reply that asked for a call, and the call's number in it."""
         return self._places.get(call_id or "")
+
+    def refuse(self, ids: Iterable[str]) -> None:
+        """These calls are answered already and never begin, as a person has refused them: no other waits for them."""
+        self._ended.update(ids)
 
     @contextmanager
     def running(self, call_id: str | None) -> Iterator[None]:

@@ -1,9 +1,12 @@
 """Which episode the running code belongs to, and what the patched classes ask of it.
 
 One ContextVar holds the episode: LangGraph copies the context into every task and thread, so that concurrent episodes stay
-apart and production calls in between see none at all.
+apart and production calls in between see none at all. Threads and tasks that the graph starts by itself may outlive their
+episode and be given work by others: there it holds a `Worker`, which knows whose work is at hand.
 """
 
+import asyncio
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -14,6 +17,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 
+from dreamgym_lg.errors import OwnerUnknown
 from dreamgym_lg.simulate.call_order import CallOrder, PendingStep
 
 T = TypeVar("T")
@@ -55,6 +59,10 @@ class ActiveEpisode(Protocol):
         """Whether threads and pool work that its code starts belong to it; in production they are left as they are."""
 
     @property
+    def ended(self) -> bool:
+        """Its block was left: whatever of its code still runs is answered by nobody."""
+
+    @property
     def call_order(self) -> CallOrder: ...
 
     def selects(self, call: Call) -> bool:
@@ -88,12 +96,91 @@ class ActiveEpisode(Protocol):
         """The graph as the episode runs it."""
 
 
-_active: ContextVar[ActiveEpisode | None] = ContextVar("dreamgym_episode", default=None)
+class Worker:
+    """A thread or task that an episode's code has started, and whose work it does: its episode's, until others give it some.
+
+    Work is known by the queue that brings it (`take`). Without that it does its first episode's, and after that nobody's.
+    """
+
+    def __init__(self, name: str, started_at: str, owners: Sequence[ActiveEpisode | None]) -> None:
+        self.name, self.started_at = name, started_at
+        self._owners = list(owners)
+        """Who gave the work at hand; more than one while a batch is collected."""
+        self._queues: dict[int, object] = {}
+        """Those that have brought an episode's work; kept, since the id of a collected object is used again."""
+        self._asked = True
+
+    @property
+    def owner(self) -> ActiveEpisode | None:
+        """The episode whose guard stands; None where all the work at hand is production's."""
+        return next((owner for owner in self._owners if owner is not None), None)
+
+    def take(self, queue: object, owner: ActiveEpisode | None) -> None:
+        """A queue gave it what `owner` had put there; None: production had.
+
+        A queue that has brought no episode's work yet gives it none of production's either: it brings answers.
+        """
+        if owner is not None:
+            self._queues[id(queue)] = queue
+        elif id(queue) not in self._queues:
+            return
+        collected = [] if self._asked else [other for other in self._owners if other is not owner]
+        self._owners, self._asked = [*collected, owner], False
+
+    def start(self, name: str, started_at: str) -> "Worker | None":
+        """A thread or task that it starts for the work at hand; None: it is production's."""
+        self._asked = True
+        return None if self._owners == [None] else Worker(name, started_at, self._owners)
+
+    def ask(self) -> ActiveEpisode | None:
+        """Who answers a call for the work at hand. Raises `OwnerUnknown` if it is the work of more than one."""
+        self._asked = True
+        if len(self._owners) > 1:
+            raise OwnerUnknown(
+                f"{self.name}, started at {self.started_at}, asks a model or tool for work of more than one run at once "
+                "(episodes, or an episode and production), of which each has its own policy: create it anew in every run, or "
+                "let it ask for one at a time"
+            )
+        return self._owners[0]
+
+
+_active: ContextVar[ActiveEpisode | Worker | None] = ContextVar("dreamgym_episode", default=None)
+
+
+def holder() -> ActiveEpisode | Worker | None:
+    """The episode this code runs in or, in a thread or task that one has started, the worker that it is."""
+    return _active.get()
 
 
 def active() -> ActiveEpisode | None:
     """The episode this code runs in; None in production, and inside the policy and the environment themselves."""
-    return _active.get()
+    found = _active.get()
+    return found.owner if isinstance(found, Worker) else found
+
+
+def answering() -> ActiveEpisode | None:
+    """As `active`, where a model, a tool or a graph is called.
+
+    Raises `OwnerUnknown` where the episode has ended: the old policy would answer, perhaps to production.
+    """
+    found = _active.get()
+    owner = found.ask() if isinstance(found, Worker) else found
+    if owner is not None and owner.ended:
+        started = f", started at {found.started_at}," if isinstance(found, Worker) else ""
+        name = found.name if isinstance(found, Worker) else _running()
+        raise OwnerUnknown(
+            f"{name}{started} asks a model or tool after the episode that it belongs to has ended, and who gave it the work is "
+            "unknown: create it anew in every run, or give it work by a queue.Queue, an asyncio.Queue, or a pool's submit"
+        )
+    return owner
+
+
+def _running() -> str:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return f"task {task.get_name()!r}" if task is not None else f"thread {threading.current_thread().name!r}"
 
 
 @contextmanager
@@ -106,7 +193,7 @@ def set_var(variable: ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(token)
 
 
-def in_episode(episode: ActiveEpisode | None) -> AbstractContextManager[None]:
+def in_episode(episode: ActiveEpisode | Worker | None) -> AbstractContextManager[None]:
     """The block belongs to `episode`; None: to no episode, as the policy and the environment do."""
     return set_var(_active, episode)
 

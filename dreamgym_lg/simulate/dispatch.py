@@ -15,8 +15,15 @@ Handler = Callable[[ActiveEpisode, Method, Any, Args, Kwargs], Any]
 """(episode, original method, self, args, kwargs) -> what the method returns inside the episode."""
 
 
-def dispatch(owner: type, name: str, handler: Handler) -> None:
+def dispatch(
+    owner: type,
+    name: str,
+    handler: Callable[[Any, Method, Any, Args, Kwargs], Any],
+    asked: Callable[[], Any] = active,
+) -> None:
     """Replace `owner.name` by a method that calls `handler` while an episode is active, and the original otherwise.
+
+    Args: `asked` says what is active, and is the handler's first argument; None: nothing.
 
     Idempotent. Outside episodes it costs one look at a ContextVar. Raises `ConfigurationError` if the installed version has
     no such method.
@@ -34,10 +41,10 @@ def dispatch(owner: type, name: str, handler: Handler) -> None:
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        episode = active()
-        if episode is None:
+        found = asked()
+        if found is None:
             return original(self, *args, **kwargs)
-        return handler(episode, original, self, args, kwargs)
+        return handler(found, original, self, args, kwargs)
 
     method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # LangChain asks for it at every call
     method.__dreamgym__ = owner, name  # type: ignore[attr-defined]

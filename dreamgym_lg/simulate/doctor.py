@@ -30,7 +30,7 @@ from dreamgym_lg.simulate.object_graph import (
     runs_an_agent,
     users,
 )
-from dreamgym_lg.simulate.static_analysis import makes_tools, run_by, touched
+from dreamgym_lg.simulate.static_analysis import check_tool_names, makes_tools, run_by, touched
 from dreamgym_lg.types import Trajectory
 
 Handling = Literal["simulated", "passes through", "replaced", "answered", "stopped", "could leak"]
@@ -87,8 +87,7 @@ def examine(
     if unknown := set(simulate_nodes) - nodes:
         raise ConfigurationError.unknown("node", sorted(unknown)[0], nodes - {"__start__"})
     tools = {tool.name: tool for tool in found if isinstance(tool, BaseTool)}
-    if unknown := set(pass_through) - set(tools):
-        raise ConfigurationError.unknown("tool", sorted(unknown)[0], tools)
+    check_tool_names(graph, pass_through)
     parts = list(_models(found))
     uses = find_tool_uses(tools.values(), map(trace_of, trajectories), writes=writes)
     for tool in tools.values():
@@ -124,7 +123,10 @@ def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator
     what = ""
     if tool.name not in pass_through and not (what := _runs_by_itself(tool)):
         changes = isinstance(kind := returns(tool), type) and issubclass(kind, Command)
-        advice = "it returns a Command: if it only hands over or notes something, name it in pass_through"
+        advice = (
+            "of the Command that it returns a dream answers the message alone, neither state nor goto: name it in pass_through "
+            "if it touches nothing else, or set the state in a node"
+        )
         told = f"{'writes' if use.writes else 'reads'}: {use.why}"
         yield Part("tool", tool.name, "simulated", advice if changes else "", told)
         return

@@ -27,6 +27,7 @@ from dreamgym_lg.simulate.guard.guard import Allow, Blocked, Guard, RealAccessBl
 from dreamgym_lg.simulate.install import install_episode
 from dreamgym_lg.simulate.interrupts import InterruptedRun, approve
 from dreamgym_lg.simulate.object_graph import changes_state_only, runs_an_agent
+from dreamgym_lg.simulate.tools import return_schemas
 from dreamgym_lg.types import Step, StepResult, Task
 
 T = TypeVar("T")
@@ -60,17 +61,18 @@ class SimulatedEpisode:
         simulate_nodes: Sequence[str] = (),
         allow: Allow | None = None,
         respond: Callable[[Interrupt], Any] = approve,
-        recursion_limit: int = 50,
+        recursion_limit: int | None = None,
     ) -> None:
         if not isinstance(policy, BaseChatModel):
             raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
-        if not isinstance(recursion_limit, int) or recursion_limit < 1:
+        if recursion_limit is not None and (not isinstance(recursion_limit, int) or recursion_limit < 1):
             raise ConfigurationError(f"recursion_limit={recursion_limit!r}: give the most supersteps of a run, at least 1")
         self.graph, self.task = graph, task
         self.policy: BaseChatModel = policy if policy.cache is False else copy.copy(policy)
         self.policy.cache = False  # a global LLM cache would replay what the policy said before
         self.guard = None if environment is None else Guard(allow or Allow())
         self.owns_threads = False
+        self.ended = False
         self.call_order = CallOrder()
         self.calls: list[Call] = []
         self.truncated = False
@@ -127,9 +129,12 @@ class SimulatedEpisode:
     # --- what happened ----------------------------------------------------------------------------------------------------
 
     def register_tools(self, tools: Sequence[dict[str, Any]]) -> None:
-        """The policy was shown these tools (OpenAI's form): the environment is told what can be called."""
+        """The policy was shown these tools (OpenAI's form): the environment is told what can be called, and what it returns."""
         new = {tool["function"]["name"]: tool for tool in tools} if tools else {}
         if self._environment is not None and not new.keys() <= self._tools.keys():
+            returns = return_schemas(self.graph)
+            for name in new.keys() & returns.keys():
+                new[name] = {**new[name], "function": {**new[name]["function"], "returns": returns[name]}}
             self._tools |= new
             with self._asking_environment():
                 self._check_running()
@@ -245,11 +250,12 @@ class SimulatedEpisode:
             self._exit.enter_context(tracing_context(enabled=False))
         self._exit.enter_context(set_var(var_child_runnable_config, None))  # no subgraph of the run it is played in
         self._exit.enter_context(in_episode(self))
-        self.owns_threads = True
+        self.owns_threads, self.ended = True, False
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._exit.close()
+        self.ended = True
         if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | asyncio.CancelledError):
             return
         if self.blocked:  # asyncio's own transports swallow it, as users do

@@ -20,7 +20,7 @@ from pydantic_core import to_jsonable_python
 
 from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.simulate.context import ActiveEpisode
+from dreamgym_lg.simulate.context import ActiveEpisode, answering
 from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch, subclasses
 
 METHODS = (
@@ -29,13 +29,17 @@ METHODS = (
 )
 """All else that a graph offers ends in one of these."""
 
+RECURSION_LIMIT = 50
+_UNLIMITED = 9_999
+"""What `create_agent` and deepagents set by themselves, and less than LangGraph's default: no choice of the user's."""
+
 
 def patch_graphs() -> None:
     """Patch every graph class known by now."""
     for cls in subclasses(Pregel):
         for name in METHODS:
             if cls is Pregel or name in cls.__dict__:
-                dispatch(cls, name, _on_twin)
+                dispatch(cls, name, _on_twin, answering)
 
 
 def _on_twin(episode: ActiveEpisode, original: Method, graph: Pregel, args: Args, kwargs: Kwargs) -> Any:
@@ -47,11 +51,11 @@ class GraphTwins:
 
     Args:
         episode: Answers the simulated nodes.
-        recursion_limit: Supersteps of a run, in place of the graph's own limit.
+        recursion_limit: Supersteps of a run; None: the graph's own limit, or `RECURSION_LIMIT` where it has none.
         simulate_nodes: Names of nodes whose plain code the environment answers.
     """
 
-    def __init__(self, episode: ActiveEpisode, *, recursion_limit: int, simulate_nodes: Collection[str]) -> None:
+    def __init__(self, episode: ActiveEpisode, *, recursion_limit: int | None, simulate_nodes: Collection[str]) -> None:
         self._episode, self._recursion_limit, self._simulate_nodes = episode, recursion_limit, frozenset(simulate_nodes)
         self._checkpointers: dict[int, InMemorySaver] = {}
         self._stores: dict[int, InMemoryStore] = {}
@@ -75,7 +79,9 @@ class GraphTwins:
     def _create(self, graph: Pregel) -> Pregel:
         twin = copy.copy(graph)
         twin.cache = None
-        twin.config = {**(graph.config or {}), "recursion_limit": self._recursion_limit}
+        own = (graph.config or {}).get("recursion_limit", _UNLIMITED)
+        limit = self._recursion_limit or (own if own < _UNLIMITED else RECURSION_LIMIT)
+        twin.config = {**(graph.config or {}), "recursion_limit": limit}
         if isinstance(graph.checkpointer, BaseCheckpointSaver):
             twin.checkpointer = self._checkpointers.setdefault(id(graph.checkpointer), InMemorySaver())
         if graph.store is not None:

@@ -8,7 +8,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables.config import ensure_config
 
-from dreamgym_lg.simulate.context import ActiveEpisode, Call, aiterate_in_episode, in_episode, iterate_in_episode
+from dreamgym_lg.simulate.context import ActiveEpisode, Call, aiterate_in_episode, answering, in_episode, iterate_in_episode
 from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
 from dreamgym_lg.simulate.provider_formats import normalise
 
@@ -35,10 +35,10 @@ def patch_model_class(cls: type[BaseChatModel]) -> None:
         return
     for name in CALLS:
         if cls is BaseChatModel or name in cls.__dict__:
-            dispatch(cls, name, _answer(name))
+            dispatch(cls, name, _answer(name), answering)
     for name in ENTRY_POINTS:
         if cls is not BaseChatModel and name in cls.__dict__:
-            dispatch(cls, name, _entry_point(name))
+            dispatch(cls, name, _entry_point(name), answering)
 
 
 def _entry_point(name: str) -> Handler:

@@ -1,5 +1,7 @@
 """What an object refers to: through fields, closures, bound methods, partials and the globals its code names."""
 
+import contextlib
+import dis
 import functools
 import inspect
 import sys
@@ -7,12 +9,14 @@ import sysconfig
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from typing import Any
 
 from langchain_core.messages import BaseMessage
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 from langgraph.types import Command
+from pydantic import BaseModel
 
 _PACKAGES = {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
 LIBRARIES = tuple({*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), *_PACKAGES})
@@ -135,8 +139,61 @@ _STATE_TOOLS = ("deepagents.", "langchain.agents.middleware.todo")
 
 
 def changes_state_only(tool: BaseTool) -> bool:
-    """Whether a tool of LangChain's or deepagents' only changes the graph's state, so that it runs in a dream too."""
-    return str(getattr(body(tool), "__module__", "")).startswith(_STATE_TOOLS)
+    """Whether a tool only changes the graph's state or hands over to another node, so that it runs in a dream too.
+
+    So do LangChain's and deepagents' own, those of langgraph-supervisor and langgraph-swarm, and every function that makes a
+    `Command` of nothing but its arguments. What refers to anything else is simulated: it may act on the world.
+    """
+    function = body(tool)
+    if str(getattr(function, "__module__", "")).startswith(_STATE_TOOLS):
+        return True
+    if function is type(tool)._run or not isinstance(function, types.FunctionType):
+        return False
+    return any(found is Command for found in _named_values(function)) and _is_harmless(function)
+
+
+_HARMLESS = {
+    *("langchain", "langchain_core", "langgraph", "langgraph_supervisor", "langgraph_swarm"),
+    *("builtins", "typing", "types", "json", "re", "math", "uuid", "datetime", "time", "enum", "operator"),
+}
+"""Packages whose functions and classes touch nothing outside of the process by themselves."""
+
+_ACTING = {"open", "input", "print", "exec", "eval", "compile", "__import__", "setattr", "context", "config"}
+"""Names by which a function may act all the same: a run's context and config hold whatever the user put there."""
+
+
+def _is_harmless(found: Any, seen: tuple[Any, ...] = ()) -> bool:
+    """Whether what code refers to is a constant, a part of LangChain or LangGraph, or a function of such alone."""
+    if isinstance(found, tuple | frozenset):
+        return all(_is_harmless(each, seen) for each in found)
+    if isinstance(found, str | bytes | int | float | bool | type(None)):
+        return True
+    if isinstance(found, types.ModuleType):
+        return found.__name__.partition(".")[0] in _HARMLESS
+    if not isinstance(found, type | types.FunctionType | types.BuiltinFunctionType):
+        return type(found).__module__ in ("typing", "re", "datetime", "uuid")
+    if str(found.__module__).partition(".")[0] in _HARMLESS:
+        return True
+    if not isinstance(found, types.FunctionType):
+        return isinstance(found, type) and issubclass(found, BaseModel | Enum | dict)
+    if any(found is each for each in seen):
+        return True
+    inside = list(codes(found))
+    named = {name for code in inside for name in (*code.co_names, *code.co_varnames)}
+    imported = {step.argval for code in inside for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"}
+    if named & _ACTING or any(str(name).partition(".")[0] not in _HARMLESS for name in imported):
+        return False
+    return all(_is_harmless(each, (*seen, found)) for each in _named_values(found))
+
+
+def _named_values(function: types.FunctionType) -> Iterator[Any]:
+    """What a function's closure, defaults and global names hold, be it the user's or a library's."""
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not filled yet
+            yield cell.cell_contents
+    for code in codes(function):
+        yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
 
 
 def runs_an_agent(tool: BaseTool) -> bool:

@@ -3,7 +3,7 @@
 import dis
 import inspect
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from langchain_core.caches import BaseCache
@@ -14,7 +14,8 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
-from dreamgym_lg.simulate.object_graph import codes, function_references, references, users, users_class
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.simulate.object_graph import codes, function_references, reachable, references, users, users_class
 
 _ANSWERED = (BaseTool, BaseChatModel, Pregel, BaseCheckpointSaver, BaseStore, BaseCache)
 """What an episode answers for or replaces: what lies behind it does not run, or is looked at by itself."""
@@ -83,6 +84,19 @@ def makes_tools(function: types.FunctionType) -> bool:
     """Whether tools are made when this code runs."""
     found = function_references(function)
     return any(each is tool or (isinstance(each, type) and issubclass(each, BaseTool)) for each in found)
+
+
+def check_tool_names(graph: Any, names: Collection[str]) -> None:
+    """Raise `ConfigurationError` if a name is none of the tools that `graph` holds, unless it makes tools while it runs."""
+    if not names:
+        return
+    found = list(reachable(graph))
+    tools = {each.name for each in found if isinstance(each, BaseTool)}
+    unknown = sorted(set(names) - tools)
+    nodes = [node for each in found if isinstance(each, Pregel) for node in each.nodes.values()]
+    code = run_by(part for node in nodes for part in (node.bound, *node.writers))
+    if unknown and not any(makes_tools(each) for each in code if users(each)):
+        raise ConfigurationError.unknown("tool", unknown[0], tools)
 
 
 def _codes_run(function: types.FunctionType) -> list[types.CodeType]:

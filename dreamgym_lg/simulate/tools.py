@@ -5,25 +5,27 @@ production, byte for byte, and callbacks, artifacts and error handling stay as t
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from langchain_core.messages import BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langgraph.errors import GraphBubbleUp
-from langgraph.prebuilt import ToolNode
+from langgraph.prebuilt import ToolNode, ToolRuntime
 from langgraph.types import Command
 from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic_core import to_jsonable_python
 
 from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.simulate.call_order import PendingStep
-from dreamgym_lg.simulate.context import ActiveEpisode, in_episode
+from dreamgym_lg.simulate.context import ActiveEpisode, answering, in_episode
 from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
-from dreamgym_lg.simulate.object_graph import returned_type
+from dreamgym_lg.simulate.object_graph import reachable, returned_type
 
 BODIES, RUNS, ENTRY_POINTS = ("_run", "_arun"), ("run", "arun"), ("invoke", "ainvoke")
 
@@ -49,22 +51,22 @@ def patch_tools() -> None:
     """Patch every tool class known by now, and the node that calls tools."""
     for cls in subclasses(BaseTool):
         patch_tool_class(cls)
-    dispatch(ToolNode, "_run_one", _run_one)
-    dispatch(ToolNode, "_arun_one", _arun_one)
+    dispatch(ToolNode, "_run_one", _run_one, answering)
+    dispatch(ToolNode, "_arun_one", _arun_one, answering)
 
 
 def patch_tool_class(cls: type[BaseTool]) -> None:
     for name in BODIES:
         if name in cls.__dict__ and not getattr(cls.__dict__[name], "__isabstractmethod__", False):
-            dispatch(cls, name, _abody if name == "_arun" else _body)
+            dispatch(cls, name, _abody if name == "_arun" else _body, answering)
     if cls is BaseTool:
-        dispatch(cls, "run", _run)
-        dispatch(cls, "arun", _arun)
+        dispatch(cls, "run", _run, answering)
+        dispatch(cls, "arun", _arun, answering)
     for name in (*ENTRY_POINTS, *RUNS):
         if name in cls.__dict__ and not cls.__module__.startswith("langchain_core."):
-            dispatch(cls, name, _entry_point(name))
+            dispatch(cls, name, _entry_point(name), answering)
     if cls in (StructuredTool, Tool):
-        dispatch(cls, "ainvoke", _ainvoke)
+        dispatch(cls, "ainvoke", _ainvoke, answering)
 
 
 def _ainvoke(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
@@ -138,16 +140,47 @@ def parse_answer(tool: BaseTool, answer: str) -> Any:
 
     Raises `PredictionFailed` if the body promises a structure that the answer is not.
     """
-    kind = returned_type(tool)
     value: Any = answer
-    if kind is not None:
+    if (structure := _structure(tool)) is not None:
         try:
-            value = TypeAdapter(kind).validate_json(answer)
+            value = structure.validate_json(answer)
         except ValidationError as error:
             raise PredictionFailed(
-                f"tool {tool.name!r} returns {kind}; its dreamed answer {answer[:120]!r} is none: {error.errors()[0]['msg']}"
+                f"tool {tool.name!r} returns {returned_type(tool)}; its dreamed answer {answer[:120]!r} is none: "
+                f"{error.errors()[0]['msg']}"
             ) from error
     return (value, None) if tool.response_format == "content_and_artifact" else value
+
+
+def _structure(tool: BaseTool) -> TypeAdapter[Any] | None:
+    """The structure that a tool's body promises to return; None for text, and for what has no JSON, as a data frame."""
+    kind = returned_type(tool)
+    try:
+        return None if kind is None else TypeAdapter(kind)
+    except PydanticSchemaGenerationError:
+        return None
+
+
+def return_schemas(graph: Any) -> Mapping[str, dict[str, Any]]:
+    """The JSON schemas of what the tools that a graph holds return, by name, of those that return a structure."""
+    try:
+        if graph in _schemas:
+            return _schemas[graph]
+    except TypeError:  # an object of the user's that is not hashed
+        return {}
+    found = {tool.name: tool for tool in reachable(graph) if isinstance(tool, BaseTool)}
+    structures = {name: structure for name, tool in found.items() if (structure := _structure(tool)) is not None}
+    schemas: dict[str, dict[str, Any]] = {}
+    for name, structure in structures.items():
+        with suppress(PydanticInvalidForJsonSchema):
+            schemas[name] = structure.json_schema()
+    with suppress(TypeError):  # not weakly referable
+        _schemas[graph] = schemas
+    return schemas
+
+
+_schemas: WeakKeyDictionary[Any, dict[str, dict[str, Any]]] = WeakKeyDictionary()
+"""By graph: finding its tools takes milliseconds."""
 
 
 # --- around it --------------------------------------------------------------------------------------------------------------
@@ -227,18 +260,32 @@ def as_text(result: Any) -> str:
 
 
 def _run_one(episode: ActiveEpisode, original: Method, node: ToolNode, args: Args, kwargs: Kwargs) -> Any:
-    with _recorded_of_node(episode, node, args[0]) as record:
+    with _recorded_of_node(episode, node, args[0], args[2]) as record:
         return record(original(node, *args, **kwargs))
 
 
 async def _arun_one(episode: ActiveEpisode, original: Method, node: ToolNode, args: Args, kwargs: Kwargs) -> Any:
-    with _recorded_of_node(episode, node, args[0]) as record:
+    with _recorded_of_node(episode, node, args[0], args[2]) as record:
         return record(await original(node, *args, **kwargs))
 
 
+def _refused(node: ToolNode, state: Any) -> Iterator[str]:
+    """Ids of the last reply's calls that are answered before any has begun: the human-in-the-loop middleware refuses so."""
+    key = node._messages_key
+    messages = state if isinstance(state, list) else state.get(key) if isinstance(state, dict) else getattr(state, key, ())
+    for message in reversed(messages or ()):
+        if isinstance(message, AIMessage):
+            return
+        if isinstance(message, ToolMessage):
+            yield message.tool_call_id
+
+
 @contextmanager
-def _recorded_of_node(episode: ActiveEpisode, node: ToolNode, call: Any) -> Iterator[Callable[[Any], Any]]:
+def _recorded_of_node(
+    episode: ActiveEpisode, node: ToolNode, call: Any, runtime: ToolRuntime
+) -> Iterator[Callable[[Any], Any]]:
     """Around a tool node's call: records those that it answers itself with an error, as the tool is unknown or raised."""
+    episode.call_order.refuse(_refused(node, runtime.state))
     attempt = _Attempt(call["id"], by_node=True)
     token = _attempt.set(attempt)
 

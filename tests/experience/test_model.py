@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
+from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.model import ExperienceModel
@@ -51,6 +53,25 @@ def test_an_unreadable_answer_is_asked_again_saying_what_was_wrong(scripted: Any
     assert [type(message) for message in third[len(first) :]] == [AIMessage, HumanMessage] * 2
     assert third[-4].text == "Sure, it opens!" and "'Sure, it opens!'" in third[-3].text
     assert third[-2].text == "valid\nno" and "expected 'valid|invalid, reasoning'" in third[-1].text
+
+
+RETURNS = {
+    "type": "array",
+    "items": {"$ref": "#/$defs/Room"},
+    "$defs": {"Room": {"type": "object", "required": ["beds"], "properties": {"beds": {"type": "integer"}}}},
+}
+
+
+@pytest.mark.parametrize("way", ["predict", "apredict"])
+@pytest.mark.parametrize("said", ["Two rooms are free.", '{"beds": 2}', '[{"floor": 2}]', '[{"beds": "two"}]', "[1]"])
+def test_a_typed_tool_that_is_answered_in_another_type_is_asked_again(scripted: Any, way: str, said: str) -> None:
+    answers = iter([FINE.replace("Nothing happens.", said), FINE.replace("Nothing happens.", '[{"beds": 2}, {"beds": 1}]')])
+    model = scripted(reply=lambda _: next(answers))
+    tool = {"type": "function", "function": {"name": "rooms", "parameters": {"properties": {}}, "returns": RETURNS}}
+    task = replace(TASK, metadata={"tools": [tool]})
+    found = asking(model, way, retries=1)(task, [], render_call("rooms", {}))
+    assert found.observation == '[{"beds": 2}, {"beds": 1}]' and "rooms() -> {" in model.asked[0][0].text
+    assert "is not what the tool 'rooms' returns" in model.asked[1][-1].text
 
 
 @pytest.mark.parametrize("way", ["predict", "apredict"])

@@ -84,6 +84,15 @@ def test_an_object_whose_equality_is_no_truth_is_no_problem() -> None:
     assert examine(node_graph(lambda state: {"frame": frame})).problems == []
 
 
+def test_a_tool_that_makes_a_command_passes_through_unless_it_may_act(tmp_path: Path) -> None:
+    kinds = {kind.name: kind for kind in KINDS}
+    found = examine(kinds["supervisor_package"].build(World(folder=tmp_path)).graph)
+    assert names(found, "tool", "passes through") == {"transfer_to_booker", "transfer_to_payer"}
+    found = examine(kinds["returns_command"].build(World(folder=tmp_path)).graph)
+    (part,) = [part for part in found.parts if part.kind == "tool"]
+    assert part.handling == "simulated" and "neither state nor goto: name it in pass_through" in part.advice
+
+
 def test_interrupts_and_sub_graphs_are_named(tmp_path: Path) -> None:
     kinds = {kind.name: kind for kind in KINDS}
     found = examine(kinds["raw_interrupt"].build(World(folder=tmp_path)).graph)

@@ -25,7 +25,7 @@ from zoo.policy import ScriptedPolicy
 from dreamgym_lg.actions import parse_action
 from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.simulate import Call, SimulatedAgent, simulated
+from dreamgym_lg.simulate import Call, SimulatedAgent, simulated, with_policy
 from dreamgym_lg.types import StepResult
 
 # --- who is trained -----------------------------------------------------------------------------------------------------------
@@ -92,6 +92,11 @@ async def test_the_recursion_limit_truncates(tmp_path: Path) -> None:
     assert episode.truncated and len(episode.steps) == 4 and len(state["messages"]) == 9
     limited = graph.with_config(recursion_limit=1000)
     assert dream(limited, policy, recursion_limit=8)[0].truncated, "the graph's own limit is production's"
+    patient = ScriptedPolicy(rounds=40)
+    assert dream(graph, patient)[0].truncated and not dream(graph.with_config(recursion_limit=200), patient)[0].truncated
+    agent = create_agent(world.model, [toolbox(world)[0]])
+    assert dream(agent, patient)[0].truncated, "create_agent's 9,999 is nobody's choice"
+    assert not dream(agent.with_config(recursion_limit=200), patient)[0].truncated
 
 
 
@@ -273,6 +278,25 @@ def test_what_cannot_be_meant_is_refused() -> None:
         simulated(None, policy=ScriptedPolicy(), environment=None)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="real=True needs verify="):
         SimulatedAgent(None, ScriptedPolicy(), real=True)
+
+
+def test_an_unknown_name_in_pass_through_is_refused(tmp_path: Path) -> None:
+    world = World(folder=tmp_path)
+    graph, policy = react(world.model, list(toolbox(world))), ScriptedPolicy()
+    unknown: Any = {"pass_through": ["book", "pya"]}
+    for made in (
+        lambda: simulated(graph, policy=policy, environment=Answers(), **unknown),
+        lambda: SimulatedAgent(graph, policy, **unknown),
+        lambda: with_policy(graph, policy, **unknown),
+    ):
+        with pytest.raises(ConfigurationError, match="unknown tool 'pya'; known: book, mail, pay. Did you mean 'pay'"):
+            made()
+
+    def node(state: dict) -> dict[str, Any]:
+        return {"found": tool("late", description="Late.")(lambda city: city).invoke({"city": "Rome"})}  # type: ignore[call-overload]
+
+    compiled = StateGraph(dict).add_node("node", node).add_edge(START, "node").compile()
+    assert dream(compiled, policy, payload={"found": None}, pass_through=["late"])[1]["found"] == "Rome", "made in the run"
 
 
 async def test_without_an_environment_no_real_tool_runs(tmp_path: Path) -> None:

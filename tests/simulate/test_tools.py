@@ -1,18 +1,23 @@
 """Tool calls of an episode: their order, the invalid ones, and what comes back in which shape."""
 
 import asyncio
+import json
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.messages import AIMessage, ToolMessage
-from langchain_core.tools import BaseTool, tool
-from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode
+from langchain_core.tools import BaseTool, StructuredTool, tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, ToolRuntime
+from langgraph.types import Command, Interrupt
 from pydantic import BaseModel
-from worlds import TASK, Answers, dream
+from worlds import TASK, Answers, dream, names
 from zoo import World
 from zoo.base import ask, react, toolbox
 from zoo.policy import ScriptedPolicy
@@ -20,6 +25,7 @@ from zoo.policy import ScriptedPolicy
 from dreamgym_lg.actions import parse_action
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.simulate import simulated
+from dreamgym_lg.simulate.object_graph import changes_state_only
 from dreamgym_lg.types import StepResult
 
 
@@ -119,6 +125,24 @@ async def test_a_call_that_never_comes_holds_up_no_other(tmp_path: Path) -> None
     assert len(episode.steps) == 1
 
 
+def test_a_call_that_a_person_refused_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_once(free: Callable[[], bool]) -> Iterator[float]:
+        assert free(), "it waits for a call that was refused"
+        return iter(())
+
+    def refuse(interrupt: Interrupt) -> Any:
+        return {"decisions": [{"type": "reject"} for _ in interrupt.value["action_requests"]]}
+
+    monkeypatch.setattr("dreamgym_lg.simulate.call_order._pauses", at_once)
+    world = World(folder=tmp_path)
+    book, pay, _ = toolbox(world)
+    asks = HumanInTheLoopMiddleware(interrupt_on={"book": True})
+    graph = create_agent(world.model, [book, pay], middleware=[asks], checkpointer=InMemorySaver())
+    says: Any = [[("book", {"city": "Rome", "nights": 1}), ("pay", {"amount": 1, "currency": "EUR"})]] * 2
+    episode, _ = dream(graph, Saying(says=says), respond=refuse)
+    assert names(episode) == ["pay", "pay"]
+
+
 async def test_a_sync_call_that_would_block_the_loop_for_ever_is_an_error(tmp_path: Path) -> None:
     started = asyncio.Event()
 
@@ -185,6 +209,10 @@ def test_an_invalid_call_by_hand_is_recorded(tmp_path: Path) -> None:
 # --- answers ------------------------------------------------------------------------------------------------------------------
 
 
+class Frame:
+    """As a data frame: pydantic knows no schema of it."""
+
+
 class Room(BaseModel):
     city: str
     beds: int
@@ -246,6 +274,26 @@ def test_a_structured_tool_gives_its_structure(made: BaseTool, answer: str, valu
     assert episode.steps[0].next_observation == state["messages"][2].text, "as the policy reads it"
 
 
+def test_the_world_is_told_what_a_tool_returns(tmp_path: Path) -> None:
+    @tool
+    def frames(city: str) -> Frame:
+        """What JSON cannot say is text, as a tool node writes it."""
+        raise AssertionError
+
+    class Noting(Answers):
+        def show_tools(self, tools: Any) -> None:
+            self.told = {each["function"]["name"]: each["function"].get("returns") for each in tools}
+
+    world, environment = World(folder=tmp_path), Noting({"rooms": "[]", "prices": "{}"})
+    policy = Saying(says=[[("frames", {"city": "Rome"}), ("rooms", {"city": "Rome"})]])
+    episode, _ = dream(react(world.model, [frames, rooms, prices, toolbox(world)[0]]), policy, environment)
+    assert environment.told["frames"] is None and environment.told["book"] is None
+    assert environment.told["rooms"]["type"] == "array" and "Room" in environment.told["rooms"]["$defs"]
+    assert environment.told["prices"] == {"type": "object", "additionalProperties": {"type": "number"}}
+    assert names(episode) == ["frames", "rooms"] and episode.steps[0].next_observation == "dreamed 1 of frames"
+    assert all("returns" not in shown["function"] for _, kwargs in policy.asked for shown in kwargs["tools"])
+
+
 def test_content_and_artifact_keep_their_shape(tmp_path: Path) -> None:
     @tool(response_format="content_and_artifact")
     def look(city: str) -> tuple[str, dict[str, Any]]:
@@ -263,3 +311,49 @@ def test_the_world_is_told_the_tools_and_says_why(tmp_path: Path) -> None:
     world, environment = World(folder=tmp_path), Answers()
     episode, _ = dream(react(world.model, list(toolbox(world))), ScriptedPolicy(), environment)
     assert environment.shown == ["book", "pay", "mail"] and episode.steps[0].reasoning == "because"
+
+
+# --- tools that only make a Command -------------------------------------------------------------------------------------------
+
+
+def test_what_only_makes_a_command_runs_and_what_may_act_is_simulated(tmp_path: Path) -> None:
+    """What a tool refers to decides: a client, a file, an import, the run's context may all touch the world."""
+    world = World(folder=tmp_path)
+
+    def notes(text: str) -> Command:
+        """Note."""
+        return Command(update={"note": json.dumps(text)}, goto=END)
+
+    def books(text: str) -> Command:
+        """Book."""
+        return Command(update={"note": world.write("books", text)})
+
+    def opens(text: str) -> Command:
+        """Open."""
+        with open(tmp_path / "note", "w") as file:
+            file.write(text)
+        return Command(update={"note": text})
+
+    def imports(text: str) -> Command:
+        """Import."""
+        import subprocess
+
+        return Command(update={"note": subprocess.getoutput(text)})
+
+    def asks_context(text: str, runtime: ToolRuntime) -> Command:
+        """Ask."""
+        return Command(update={"note": runtime.context.client.book(text)})
+
+    def through(text: str) -> Command:
+        """Act in another function."""
+        return Command(update={"note": books(text)})
+
+    def says(text: str) -> str:
+        """Say."""
+        return text
+
+    def only(function: Any) -> bool:
+        return changes_state_only(StructuredTool.from_function(function))
+
+    assert only(notes)
+    assert not any(map(only, (books, opens, imports, asks_context, through, says)))
