@@ -14,19 +14,17 @@ import stat
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from langchain_core.runnables.config import var_child_runnable_config
-
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.context import ActiveEpisode, active, in_episode
 from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch
-from dreamgym_lg.simulate.object_graph import LIBRARIES
+from dreamgym_lg.simulate.guard.finalizers import patch_finalizers
+from dreamgym_lg.simulate.guard.frames import is_of_the_process, user_line
 
 
 class Blocked(NamedTuple):
@@ -75,8 +73,8 @@ class Allow:
 
     def path(self, path: str) -> bool:
         real = os.path.realpath(path)
-        if path in _NOWHERE or real in _NOWHERE or "__pycache__" in real.split(os.sep):
-            return True  # the import system caches what it compiles
+        if path in _NOWHERE or real in _NOWHERE:
+            return True
         return any(real == root or real.startswith(os.path.join(root, "")) for root in self._roots)
 
     def host(self, host: str, port: int | None) -> bool:
@@ -168,10 +166,12 @@ def _sent(args: Any, allow: Allow) -> str | None:
 
 
 def _name(args: Any, allow: Allow) -> str | None:
-    if args[0] is None:  # this machine's own addresses
-        return None
     name = args[0].decode() if isinstance(args[0], bytes) else str(args[0])
-    return None if allow.host(name, None) else name
+    return None if args[0] is None or name == socket.gethostname() or allow.host(name, None) else name
+
+
+def _signal(args: Any, allow: Allow) -> str | None:
+    return _anything(args, allow) if args[1] else None  # signal 0 only asks whether the process is there
 
 
 def _anything(args: Any, allow: Allow) -> str | None:
@@ -192,10 +192,13 @@ WATCHED: dict[str, Check] = {
     **dict.fromkeys(("os.rename", "os.link"), _at((0, 2), (1, 3))),
     "os.symlink": _at((1, 2)),
     **dict.fromkeys(("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork"), _anything),
-    **dict.fromkeys(("os.forkpty", "pty.spawn", "os.startfile", "os.kill", "os.killpg", "webbrowser.open"), _anything),
+    **dict.fromkeys(("os.forkpty", "pty.spawn", "os.startfile", "webbrowser.open"), _anything),
+    **dict.fromkeys(("os.kill", "os.killpg"), _signal),
     **dict.fromkeys(("builtins.input", "process.start", "process.submit"), _anything),
 }
 """Audit event -> its check. What Python raises no event for, `install_guard` wraps and names likewise."""
+
+_NETWORK = (_peer, _sent, _name)
 
 _WITHOUT_EVENT: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (os, "os", ("sendfile", "write", "writev", "mkfifo", "mknod")),
@@ -214,7 +217,8 @@ class Guard:
 
     def check(self, event: str, args: Sequence[Any]) -> None:
         """Raise `RealAccessBlocked` if this audit event would touch what is not allowed."""
-        if (target := WATCHED[event](args, self.allow)) is not None:
+        target = WATCHED[event](args, self.allow)
+        if target is not None and not is_of_the_process(network=WATCHED[event] in _NETWORK):
             blocked = Blocked(event, target, user_line())
             self.blocked.append(blocked)
             raise RealAccessBlocked(blocked)
@@ -223,24 +227,6 @@ class Guard:
 def _hook(event: str, args: Sequence[Any]) -> None:
     if event in WATCHED and (episode := active()) is not None and episode.guard is not None:
         episode.guard.check(event, args)
-
-
-started_by: ContextVar[str] = ContextVar("dreamgym_started_by", default="")
-"""The user's line that started this thread or task, or gave it its work."""
-
-_OURS = str(Path(__file__).parents[1])
-
-
-def user_line() -> str:
-    """The innermost line that is neither Python's, nor a package's, nor ours; else who started the thread; else the node."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((*LIBRARIES, _OURS, "<")):
-            return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
-    node = ((var_child_runnable_config.get() or {}).get("metadata") or {}).get("langgraph_node")
-    return started_by.get() or (f"node {node!r}" if node else "an unknown place")
 
 
 _installed = False
@@ -263,6 +249,7 @@ def install_guard() -> None:
     dispatch(BaseProcess, "start", _start_or_submit("process.start"))
     dispatch(ProcessPoolExecutor, "submit", _start_or_submit("process.submit"))
     dispatch(logging.Handler, "handle", _handle_record)
+    patch_finalizers()
 
 
 def _with_event(event: str, original: Method, *, connected: bool) -> Method:
