@@ -2,13 +2,14 @@
 
 import functools
 import gc
+import threading
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextvars import copy_context
 from multiprocessing.util import Finalize
 from typing import Any
 
-from dreamgym_lg.simulate.context import ActiveEpisode, active, in_episode
+from dreamgym_lg.simulate.context import ActiveEpisode, in_episode
 from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch
 
 
@@ -27,26 +28,47 @@ def patch_finalizers() -> None:
 
 def _register(episode: ActiveEpisode, original: Method, finalizer: Any, args: Args, kwargs: Kwargs) -> None:
     watched, function, *rest = args
-    original(finalizer, watched, functools.partial(_run_in, episode, function), *rest, **kwargs)
+    if episode.guard is not None and function is not None:
+        function = functools.partial(_run_owned, episode, function)
+    original(finalizer, watched, function, *rest, **kwargs)
 
 
-def _run_in(episode: ActiveEpisode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with in_episode(episode):
-        return function(*args, **kwargs)
+def _run_owned(episode: ActiveEpisode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    global _collector
+    collector, _collector = _collector, 0
+    try:
+        return run_in(episode, function, *args, **kwargs)
+    finally:
+        _collector = collector
 
 
 def _finalize(episode: ActiveEpisode, original: Method, finalizer: Any, args: Args, kwargs: Kwargs) -> Any:
     """Python gives the dead reference; code that calls it itself gives none."""
-    with in_episode(None if args else episode):
-        return original(finalizer, *args, **kwargs)
+    return run_in(None if args else episode, original, finalizer, *args, **kwargs)
 
 
-_collecting = ExitStack()
-"""One is enough: a process has one collection at a time."""
+def run_in(episode: ActiveEpisode | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `function` inside `episode`, in a context of its own.
+
+    A collection may begin while CPython sets a variable of the current context; to set another one then crashes 3.11.
+    """
+
+    def run() -> Any:
+        with in_episode(episode):
+            return function(*args, **kwargs)
+
+    return copy_context().run(run)
+
+
+_collector = 0
+"""The thread in which garbage is being collected; a process has one collection at a time."""
+
+
+def is_collecting() -> bool:
+    """Whether this thread collects garbage, so that what runs is a finaliser."""
+    return _collector == threading.get_ident()
 
 
 def _around_collection(phase: str, info: Any) -> None:
-    if phase == "stop":
-        _collecting.close()
-    elif active() is not None:
-        _collecting.enter_context(in_episode(None))
+    global _collector
+    _collector = threading.get_ident() if phase == "start" else 0

@@ -19,7 +19,7 @@ _OURS = str(Path(__file__).parents[1])
 def user_line() -> str:
     """The innermost line that is neither Python's, nor a package's, nor ours; else who started the thread; else the node."""
     for frame in _frames():
-        if _is_users(frame):
+        if is_users(frame):
             return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
     node = ((var_child_runnable_config.get() or {}).get("metadata") or {}).get("langgraph_node")
     return started_by.get() or (f"node {node!r}" if node else "an unknown place")
@@ -36,7 +36,7 @@ def is_of_the_process(*, network: bool) -> bool:
     which folder takes temporary files. `network`: the access is one of the network, which is never excused.
     """
     for frame in _frames():
-        if network or _is_users(frame):
+        if network or is_users(frame):
             return False
         module, name = frame.f_globals.get("__name__"), frame.f_code.co_name
         if module in _ASKING or (module, name) == ("tempfile", "_get_default_tempdir"):
@@ -48,7 +48,8 @@ def is_of_the_process(*, network: bool) -> bool:
     return False
 
 
-def _is_users(frame: FrameType) -> bool:
+def is_users(frame: FrameType) -> bool:
+    """Whether it is a line of the user's."""
     file = frame.f_code.co_filename
     return not (file.startswith((_OURS, "<")) or of_library(file))
 
