@@ -101,7 +101,7 @@ _REACHING = {
 
 _HARMLESS = (
     *("shutil.which", "shutil.get_terminal_size", "shutil.disk_usage", "tempfile.gettempdir", "socket.gethostname"),
-    *("sqlite3.Connection", "sqlite3.Cursor", "sqlite3.Row", "sqlalchemy.engine", "subprocess.Popen.poll"),
+    *("sqlite3.Connection", "sqlite3.Cursor", "sqlite3.Row"),
 )
 """Of those, what no guard stops; an open connection is a part of its own."""
 
@@ -111,8 +111,10 @@ _OF_OS = {
     *("forkpty", "kill", "killpg", "startfile", "fchmod", "fchown", "lchown", "ftruncate", "posix_fallocate"),
     *("setxattr", "removexattr", "splice", "copy_file_range", "sendfile", "write", "writev", "pwrite", "pwritev"),
 }
-_STARTING_PROCESSES = ("process.Process", "process.BaseProcess", "pool.Pool", "shared_memory", "util.spawnv_passfds")
-_STARTING_PROCESSES = ("multiprocessing.Process", *(f"multiprocessing.{name}" for name in _STARTING_PROCESSES))
+_STARTING_PROCESSES = (
+    *("multiprocessing.Process", "multiprocessing.process.", "multiprocessing.pool.Pool", "multiprocessing.shared_memory"),
+    *("multiprocessing.util.spawnv_passfds", "concurrent.futures.process"),
+)
 _OF_SIGNALS = {"raise_signal", "pidfd_send_signal", "pthread_kill"}
 _OF_FILES = {"open", "ZipFile", "TarFile", "GzipFile"}
 _OF_ASYNCIO = {"open_connection", "open_unix_connection", "start_server", "create_subprocess_exec", "create_subprocess_shell"}
@@ -157,7 +159,7 @@ def _reaches(name: str, writes: bool) -> bool:
     if root == "asyncio":
         return last in _OF_ASYNCIO
     if root in ("signal", "multiprocessing", "concurrent"):
-        return last in _OF_SIGNALS or name.startswith((*_STARTING_PROCESSES, "concurrent.futures.process"))
+        return last in _OF_SIGNALS or name.startswith(_STARTING_PROCESSES)
     return name == "input" or (last in _OF_FILES and writes) or ("." in name and last in _OF_PATHS)
 
 

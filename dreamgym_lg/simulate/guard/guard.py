@@ -2,7 +2,8 @@
 
 Python raises an audit event before it happens; the few functions without one are wrapped. What the guard raises is no
 `Exception`, so that `except Exception` does not get past it; and what was stopped is kept, so that code which swallows even
-that still fails its episode. Not seen: files and databases that were open before, C libraries with sockets of their own.
+that still fails its episode. Not seen: what is written to a file or a database that was open before,
+and what native code does.
 """
 
 import _posixsubprocess
@@ -128,7 +129,7 @@ def install_guard() -> None:
     dispatch(Pool, "_check_running", _submit_to_pool)  # which each of its methods calls first
     dispatch(SharedMemory, "__init__", _start_or_submit("shared_memory.open"))
     sqlite3.connect = sqlite3.dbapi2.connect = _connecting(sqlite3.connect)  # type: ignore[assignment]
-    subprocess.Popen.stdin = property(_stdin, _set_stdin)  # type: ignore[assignment]
+    setattr(subprocess.Popen, "stdin", property(_stdin, _set_stdin))  # noqa: B010  # mypy knows no such property
     dispatch(logging.Handler, "handle", _handle_record)
     patch_finalizers()
     patch_callbacks()
