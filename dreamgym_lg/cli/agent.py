@@ -63,7 +63,7 @@ RewardRange = Annotated[
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a row was rejected; the rest is stored all the same.")]
 
-COLOURS = {"could leak": "bold red", "stopped": "red", "simulated": "green"}
+COLOURS = {"could leak": "bold red", "stopped": "red", "unknown": "yellow", "simulated": "green"}
 SHOWN = 20
 """Rejected rows that are shown; the rest is counted."""
 
@@ -119,10 +119,13 @@ def _show(agent: str, found: "Examination") -> None:
         handling = f"[{colour}]{part.handling}[/]" if colour else part.handling
         table.add_row(kind, escape(part.name), handling, escape(part.use), escape(part.advice))
     console.print(table)
-    if not found.problems:
+    if unknown := [part.name for part in found.parts if part.handling == "unknown"]:
+        console.print(f"[bold]Nobody knows what it does to the real world:[/] {escape(', '.join(unknown))}", highlight=False)
+    elif not found.problems:
         console.print(
             "Nothing of it would touch the real world, as far as its code shows; the guard stops what does all the same."
         )
+    if not found.problems:
         return
     names = ", ".join(dict.fromkeys(part.name for part in found.problems))
     console.print(f"[bold]Cannot be simulated as it is:[/] {escape(names)}", highlight=False)

@@ -4,7 +4,8 @@ from dreamgym_lg.simulate.agent import EpisodeOptions, SimulatedAgent, simulated
 from dreamgym_lg.simulate.context import Call
 from dreamgym_lg.simulate.doctor import Examination, Part, examine
 from dreamgym_lg.simulate.episode import SimulatedEpisode
-from dreamgym_lg.simulate.guard.guard import Allow, Blocked, RealAccessBlocked
+from dreamgym_lg.simulate.guard.checks import Allow
+from dreamgym_lg.simulate.guard.guard import Blocked, RealAccessBlocked
 
 __all__ = [
     "Allow",

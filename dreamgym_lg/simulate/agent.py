@@ -17,7 +17,8 @@ from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.simulate.context import ActiveEpisode, Call, active, aiterate_in_episode, iterate_in_episode
 from dreamgym_lg.simulate.episode import Invocable, SimulatedEpisode
-from dreamgym_lg.simulate.guard.guard import Allow, RealAccessBlocked
+from dreamgym_lg.simulate.guard.checks import Allow
+from dreamgym_lg.simulate.guard.guard import RealAccessBlocked
 from dreamgym_lg.simulate.install import install_answering
 from dreamgym_lg.simulate.static_analysis import check_tool_names, nodes_with_own_threads
 from dreamgym_lg.token_recorder import TokenRecorder

@@ -30,11 +30,12 @@ from dreamgym_lg.simulate.object_graph import (
     runs_an_agent,
     users,
 )
-from dreamgym_lg.simulate.static_analysis import check_tool_names, makes_tools, run_by, touched
+from dreamgym_lg.simulate.static_analysis import check_tool_names, makes_tools, run_by, touched, unclear
 from dreamgym_lg.types import Trajectory
 
-Handling = Literal["simulated", "passes through", "replaced", "answered", "stopped", "could leak"]
-"""`stopped`: the guard raises there and the episode fails; `could leak`: nothing would stop it."""
+Handling = Literal["simulated", "passes through", "replaced", "answered", "unknown", "stopped", "could leak"]
+"""`stopped`: the guard raises there and the episode fails; `could leak`: nothing would stop it; `unknown`: it really runs, and
+nothing tells what it does."""
 
 
 class Part(NamedTuple):
@@ -133,7 +134,7 @@ def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator
     yield Part("tool", f"{tool.name} ({what})" if what else tool.name, "passes through")
     root = body(tool)
     root = types.MethodType(root, tool) if root is type(tool)._run else root
-    yield from (part for part in _plain_code(f"tool {tool.name}", [root]) if part.kind != "code")
+    yield from (part for part in _plain_code(f"tool {tool.name}", [root]) if part.handling != "passes through")
 
 
 _VIRTUAL = ("StateBackend", "StoreBackend", "CompositeBackend")
@@ -187,11 +188,21 @@ def _plain_code(place: str, roots: Sequence[Any]) -> Iterator[Part]:
         if any(each is interrupt for each in function_references(function)):  # == of a data frame is no truth
             yield Part("interrupt", f"in {place}", "answered")
     if functions and not problems:
-        yield Part("code", place, "passes through")
+        yield _really_run(functions, place)
     yield from problems
 
 
-_DRIVERS = ("psycopg", "psycopg2", "asyncpg", "pymongo", "redis", "pymysql")
+def _really_run(functions: Sequence[types.FunctionType], place: str) -> Part:
+    if used := sorted({name for function in functions for name in unclear(function)}):
+        who = "let the tool be simulated" if place.startswith("tool ") else "name the node in simulate_nodes"
+        advice = f"it really runs, and uses {', '.join(used)}: if that acts on the world, decorate it as a tool, or {who}"
+        return Part("code", place, "unknown", advice)
+    return Part("code", place, "passes through")
+
+
+_DRIVERS = ("asyncpg", "pymongo", "redis", "pymysql")
+_DRIVERS_IN_C = ("psycopg", "psycopg2", "duckdb", "_duckdb", "grpc")
+_POOLS = ("Engine", "AsyncEngine", "Connection", "Session", "scoped_session", "sessionmaker")
 
 
 def _fix(place: str) -> str:
@@ -215,14 +226,35 @@ def _problem(each: Any, place: str) -> Part | None:
         return Part("client", f"{package}.{name} in {place}", "stopped", "call the model through its LangChain class")
     if name == "RemoteGraph" and package == "langgraph":
         return Part("sub-graph", f"{name} in {place}", "stopped", "it runs on a server: use the graph itself instead")
-    terminal = each is sys.stdout or each is sys.stderr
-    if isinstance(each, io.IOBase) and not terminal and not each.closed and each.writable():
+    if _is_open_file(each):
         advice = f"no guard sees what is written to an open file: {_fix(place)}"
         return Part("file", f"{getattr(each, 'name', name)} open in {place}", "could leak", advice)
-    if isinstance(each, sqlite3.Connection) or package in _DRIVERS:
+    if package in _DRIVERS:
+        return Part("connection", f"{package}.{name} in {place}", "stopped", _fix(place))
+    if _is_open_database(each) or package in _DRIVERS_IN_C or (package == "sqlalchemy" and name in _POOLS):
         advice = f"no guard sees what is sent on an open connection: {_fix(place)}"
         return Part("connection", f"{package}.{name} in {place}", "could leak", advice)
     return None
+
+
+def _is_open_file(each: Any) -> bool:
+    """Whether it can be written to, and is neither the terminal nor a file in memory."""
+    if not isinstance(each, io.IOBase) or each is sys.stdout or each is sys.stderr or each.closed or not each.writable():
+        return False
+    try:
+        return each.fileno() >= 0
+    except OSError:
+        return False
+
+
+def _is_open_database(each: Any) -> bool:
+    """Whether it is a database of SQLite in a file; what is in memory alone is not the world."""
+    if not isinstance(each, sqlite3.Connection):
+        return False
+    try:
+        return any(file for _, _, file in each.execute("PRAGMA database_list"))
+    except sqlite3.ProgrammingError as error:  # it is closed, or of another thread
+        return "closed" not in str(error)
 
 
 def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator[Part]:

@@ -23,7 +23,8 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.call_order import CallOrder, PendingStep
 from dreamgym_lg.simulate.context import Call, in_episode, set_var
 from dreamgym_lg.simulate.graphs import GraphTwins
-from dreamgym_lg.simulate.guard.guard import Allow, Blocked, Guard, RealAccessBlocked
+from dreamgym_lg.simulate.guard.checks import Allow
+from dreamgym_lg.simulate.guard.guard import Blocked, Guard, RealAccessBlocked
 from dreamgym_lg.simulate.install import install_episode
 from dreamgym_lg.simulate.interrupts import InterruptedRun, approve
 from dreamgym_lg.simulate.object_graph import changes_state_only, runs_an_agent

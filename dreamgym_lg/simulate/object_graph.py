@@ -31,7 +31,8 @@ def count_as_users(folder: str) -> None:
     _installed.add(folder)
 
 
-def _of_library(file: str) -> bool:
+def of_library(file: str) -> bool:
+    """Whether a file is Python's or an installed package's, and not counted as the user's."""
     return file.startswith(LIBRARIES) and not file.startswith(tuple(_installed))
 
 
@@ -83,7 +84,7 @@ def _foreign(cls: type) -> bool:
 def users_class(cls: type) -> bool:
     """Whether a class is defined in the user's own code; a notebook's `__main__` has no file."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return cls.__module__ == "__main__" or (file is not None and not _of_library(file))
+    return cls.__module__ == "__main__" or (file is not None and not of_library(file))
 
 
 def _of_class(cls: type) -> Iterator[Any]:
@@ -99,7 +100,7 @@ def users(function: Any) -> bool:
     if not isinstance(function, types.FunctionType):
         return False
     file = function.__code__.co_filename
-    return function.__module__ == "__main__" or not (file.startswith("<") or _of_library(file))
+    return function.__module__ == "__main__" or not (file.startswith("<") or of_library(file))
 
 
 def function_references(function: types.FunctionType) -> Iterator[Any]:

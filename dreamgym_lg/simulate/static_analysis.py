@@ -2,6 +2,7 @@
 
 import dis
 import inspect
+import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -15,7 +16,15 @@ from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate.object_graph import codes, function_references, reachable, references, users, users_class
+from dreamgym_lg.simulate.object_graph import (
+    codes,
+    function_references,
+    of_library,
+    reachable,
+    references,
+    users,
+    users_class,
+)
 
 _ANSWERED = (BaseTool, BaseChatModel, Pregel, BaseCheckpointSaver, BaseStore, BaseCache)
 """What an episode answers for or replaces: what lies behind it does not run, or is looked at by itself."""
@@ -108,7 +117,7 @@ _REACHING = {
     *("socket", "ssl", "requests", "httpx", "aiohttp", "websockets", "subprocess", "shutil", "tempfile"),
     *("smtplib", "imaplib", "ftplib", "boto3", "psycopg", "psycopg2", "asyncpg", "pymysql", "pymongo", "redis"),
     *("sqlalchemy", "sqlite3", "paramiko", "openai", "anthropic", "webbrowser", "pty", "urllib.request"),
-    *("http.client", "http.server"),
+    *("http.client", "http.server", "botocore", "urllib3", "pycurl"),
 }
 """Modules that plain code reaches the world with; the guard sees all of them open files and connections."""
 
@@ -121,8 +130,15 @@ _HARMLESS = (
 _OF_OS = {
     *("remove", "unlink", "rename", "renames", "replace", "rmdir", "removedirs", "mkdir", "makedirs"),
     *("truncate", "link", "symlink", "chmod", "chown", "utime", "mkfifo", "mknod", "system", "popen", "fork"),
-    *("forkpty", "kill", "killpg", "startfile"),
+    *("forkpty", "kill", "killpg", "startfile", "fchmod", "fchown", "lchown", "ftruncate", "posix_fallocate"),
+    *("setxattr", "removexattr", "splice", "copy_file_range", "sendfile", "write", "writev", "pwrite", "pwritev"),
 }
+_STARTING_PROCESSES = (
+    *("multiprocessing.Process", "multiprocessing.process.", "multiprocessing.pool.Pool", "multiprocessing.shared_memory"),
+    *("multiprocessing.util.spawnv_passfds", "concurrent.futures.process"),
+)
+_OF_SIGNALS = {"raise_signal", "pidfd_send_signal", "pthread_kill"}
+_OF_FILES = {"open", "ZipFile", "TarFile", "GzipFile"}
 _OF_ASYNCIO = {"open_connection", "open_unix_connection", "start_server", "create_subprocess_exec", "create_subprocess_shell"}
 _OF_PATHS = {"write_text", "write_bytes", "unlink", "mkdir", "rmdir", "touch", "symlink_to", "hardlink_to", "rmtree"}
 
@@ -164,7 +180,36 @@ def _reaches(name: str, writes: bool) -> bool:
         return True
     if root == "asyncio":
         return last in _OF_ASYNCIO
-    return name == "input" or (last == "open" and writes) or ("." in name and last in _OF_PATHS)
+    if root in ("signal", "multiprocessing", "concurrent"):
+        return last in _OF_SIGNALS or name.startswith(_STARTING_PROCESSES)
+    return name == "input" or (last in _OF_FILES and writes) or ("." in name and last in _OF_PATHS)
+
+
+_KNOWN = ("langchain", "langgraph", "deepagents", "pydantic", "typing_extensions", "numpy", "dreamgym_lg")
+"""Beginnings of packages that act on nothing but what they are given, or that an episode answers for."""
+_HANDING_ON = ("queue.", "asyncio.queues.", "multiprocessing.queues.", "multiprocessing.connection.")
+_KEEPING = {"append", "add", "update", "pop", "remove", "insert", "extend", "clear", "setdefault", "discard", "popitem"}
+
+
+def unclear(function: types.FunctionType) -> list[str]:
+    """What a function's code uses of which nothing tells what it does, as dotted names.
+
+    That are other packages, queues that others read, and changes of what is kept outside of the function.
+    """
+    return sorted({name for code in _codes_run(function) for name, _ in _dotted(function, code) if _is_unclear(name)})
+
+
+def _is_unclear(name: str) -> bool:
+    root, _, rest = name.partition(".")
+    last = name.rpartition(".")[2]
+    if name.startswith(_HANDING_ON):
+        return last.startswith(("put", "send"))
+    if root in sys.stdlib_module_names or root.startswith(_KNOWN) or last.endswith(("Error", "Exception")):
+        return False
+    module = sys.modules.get(root)
+    if module is None:  # a name of the user's own: of a container, since classes and functions stand under their modules
+        return bool(root) and rest in _KEEPING  # a local variable has no name here
+    return of_library(getattr(module, "__file__", None) or "")
 
 
 _MODE_FOLLOWS = 12
@@ -180,7 +225,15 @@ def _dotted(function: types.FunctionType, code: types.CodeType) -> Iterator[tupl
     steps = list(dis.get_instructions(code))
     for end, name in _chains(function, steps):
         near = [step.argval for step in steps[end : end + _MODE_FOLLOWS] if isinstance(step.argval, str)]
+        if name == "sqlite3.connect" and ":memory:" in near and not _attaches(code):
+            continue
         yield name, any(_is_writing_mode(text) or text in _WRITING_FLAGS for text in near)
+
+
+def _attaches(code: types.CodeType) -> bool:
+    """Whether a database in memory is left for a file."""
+    texts = [constant.upper() for constant in code.co_consts if isinstance(constant, str)]
+    return any("ATTACH" in text or "VACUUM INTO" in text for text in texts)
 
 
 def _chains(function: types.FunctionType, steps: Sequence[dis.Instruction]) -> Iterator[tuple[int, str]]:

@@ -110,7 +110,7 @@ def handled(graph: Any, **options: Any) -> list[tuple[str, str]]:
 
 
 def test_an_open_connection_leaks_from_a_node_and_not_from_a_simulated_tool(tmp_path: Path) -> None:
-    connection = sqlite3.connect(":memory:")
+    connection = sqlite3.connect(tmp_path / "orders.db")
 
     @tool
     def query(sql: str) -> str:

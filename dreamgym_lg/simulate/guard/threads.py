@@ -17,7 +17,7 @@ from typing import Any
 
 from dreamgym_lg.simulate.context import ActiveEpisode, Worker, holder, in_episode, set_var
 from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch
-from dreamgym_lg.simulate.guard.guard import started_by, user_line
+from dreamgym_lg.simulate.guard.frames import started_by, user_line
 
 Holder = ActiveEpisode | Worker
 

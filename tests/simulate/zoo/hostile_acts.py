@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import multiprocessing.util
 import os
 import shutil
 import socket
@@ -9,8 +10,10 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from importlib.util import find_spec
 from typing import Any
@@ -157,6 +160,12 @@ async def asyncio_subprocess(world: World) -> None:
     await (await asyncio.create_subprocess_exec(*script(world))).wait()
 
 
+@seen_by(there("child.txt"))
+def spawnv_passfds(world: World) -> None:
+    command = [b"touch", os.fsencode(world.folder / "child.txt")]
+    os.waitpid(multiprocessing.util.spawnv_passfds(b"/usr/bin/touch", command, ()), 0)
+
+
 # Files
 
 
@@ -270,6 +279,19 @@ def os_chmod(world: World) -> None:
     os.chmod(world.folder / "victim.txt", 0)
 
 
+@seen_by(lambda world: not (world.folder / "victim.txt").stat().st_mode & 0o400)
+def os_fchmod(world: World) -> None:
+    file = os.open(world.folder / "victim.txt", os.O_RDONLY)
+    os.fchmod(file, 0)
+    os.close(file)
+
+
+@seen_by(there("__pycache__"))
+def open_in_a_bytecode_folder(world: World) -> None:
+    os.makedirs(world.folder / "__pycache__", exist_ok=True)
+    (world.folder / "__pycache__/new.txt").write_text("harm")
+
+
 @seen_by(lambda world: any(world.folder.glob("harm*")))
 def temporary_file(world: World) -> None:
     os.close(tempfile.mkstemp(prefix="harm", dir=world.folder)[0])
@@ -279,3 +301,40 @@ def temporary_file(world: World) -> None:
 def sqlite_write(world: World) -> None:
     with closing(sqlite3.connect(world.folder / "rows.db")) as database, database:
         database.execute("CREATE TABLE harm (done INTEGER)")
+
+
+@seen_by(there("rows.db"))
+def sqlite_attach(world: World) -> None:
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute(f"ATTACH '{world.folder}/rows.db' AS rows")
+        database.execute("CREATE TABLE rows.harm (done INTEGER)")
+
+
+@seen_by(there("rows.db"))
+def sqlite_attach_parameter(world: World) -> None:
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute("ATTACH ? AS rows", (str(world.folder / "rows.db"),))
+        database.execute("CREATE TABLE rows.harm (done INTEGER)")
+
+
+@seen_by(there("rows.db"))
+def sqlite_vacuum_into(world: World) -> None:
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute(f"VACUUM INTO '{world.folder}/rows.db'")
+
+
+# Code that others call
+
+
+@seen_by(there("made"))
+def executor_initializer(world: World) -> None:
+    with ThreadPoolExecutor(1, initializer=os.mkdir, initargs=(world.folder / "made",)) as pool:
+        pool.submit(int).result()
+
+
+@seen_by(there("made"))
+def done_callback(world: World) -> None:
+    begin = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(begin.wait).add_done_callback(lambda _: os.mkdir(world.folder / "made"))
+        begin.set()

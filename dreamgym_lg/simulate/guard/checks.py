@@ -1,0 +1,208 @@
+"""What may not be touched: of each audit event of Python's, the file, address or process that it would touch."""
+
+import mmap
+import os
+import socket
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.simulate.context import in_episode
+
+_NOWHERE = (os.devnull, "/dev/tty", "/dev/stdout", "/dev/stderr")
+
+
+@dataclass(frozen=True)
+class Allow:
+    """What episodes may touch all the same."""
+
+    hosts: Sequence[str] = ()
+    """`host` or `host:port`, names or addresses."""
+    paths: Sequence[str | Path] = ()
+    """Files, or folders with all they hold, that may be written."""
+    _resolved: dict[str, set[str]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, given in (("hosts", self.hosts), ("paths", self.paths)):
+            if isinstance(given, str | Path):
+                raise ConfigurationError(f"Allow({name}={given!r}): give a list; of a text, each letter would be allowed")
+
+    @cached_property
+    def _roots(self) -> list[str]:
+        return [os.path.realpath(path) for path in self.paths]
+
+    def path(self, path: str) -> bool:
+        real = os.path.realpath(path)
+        if path in _NOWHERE or real in _NOWHERE:
+            return True
+        return any(real == root or real.startswith(os.path.join(root, "")) for root in self._roots)
+
+    def host(self, host: str, port: int | None) -> bool:
+        """Without a port it is asked whether the name may be looked up."""
+        for allowed in self.hosts:
+            name, _, wanted = allowed.partition(":") if allowed.count(":") == 1 else (allowed, "", "")
+            if wanted and port is not None and str(port) != wanted:
+                continue
+            if host == name or (port is not None and self._is_address(name, host)):
+                return True
+        return False
+
+    def _is_address(self, name: str, address: str) -> bool:
+        """Names are looked up again for an address not seen before: their servers take turns."""
+        known = self._resolved.setdefault(name, set())
+        if address not in known:
+            with in_episode(None):
+                try:
+                    known |= {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
+                except OSError:
+                    return False
+        return address in known
+
+
+Check = Callable[[Any, Allow], str | None]
+"""Of an audit event's arguments: what is forbidden, or None."""
+
+
+def _path(path: Any, allow: Allow, folder: int | None = None) -> str | None:
+    """`folder` is the number of an open folder that a relative path is meant in."""
+    if path is None:
+        return None
+    if isinstance(path, int):
+        known = _path_of(path)
+        return None if known is None or allow.path(known) else known
+    text = os.fsdecode(path)
+    if folder is not None and folder >= 0:
+        try:
+            text = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), text)
+        except OSError:  # not Linux: where it lies is unknown
+            return text
+    return None if allow.path(text) else text
+
+
+def _path_of(number: int) -> str | None:
+    """The path of an open file or folder that others can see; None: it has none, it is unknown, or it is the output."""
+    found = os.fstat(number)
+    if number <= 2 or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)) or not found.st_nlink:
+        return None
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except OSError:  # not Linux
+        return None
+
+
+def _at(*places: tuple[int, int]) -> Check:
+    """The arguments at these places are paths; the second number is where the folder's stands, 0 for nowhere."""
+
+    def check(args: Any, allow: Allow) -> str | None:
+        found = (_path(args[path], allow, args[folder] if folder else None) for path, folder in places)
+        return next((path for path in found if path), None)
+
+    return check
+
+
+def _opened(args: Any, allow: Allow) -> str | None:
+    path, mode, flags = args
+    writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND) if isinstance(flags, int) else 0
+    return _path(path, allow) if writes or (isinstance(mode, str) and set(mode) & set("wax+")) else None
+
+
+def _sqlite(args: Any, allow: Allow) -> str | None:
+    if args[0] is None:  # ATTACH ?
+        return "a file that a parameter names"
+    text = os.fsdecode(args[0])
+    path, _, options = text.removeprefix("file:").partition("?") if text.startswith("file:") else (text, "", "")
+    if path in ("", ":memory:") or {"mode=ro", "mode=memory"} & set(options.split("&")):
+        return None
+    return _path(path, allow)
+
+
+def _peer(args: Any, allow: Allow) -> str | None:
+    """A socket first; its peer's address last, or None if it is connected."""
+    address = args[-1]
+    if address is None:
+        try:
+            address = args[0].getpeername()
+        except OSError:  # not connected: nothing can be sent
+            return None
+    if args[0].family in (socket.AF_INET, socket.AF_INET6):
+        host, port = str(address[0]), address[1]
+        return None if allow.host(host, port) else f"{host}:{port}"
+    address = address or args[0].getsockname()
+    if not address:  # a pair of sockets without a name, as event loops wake themselves with
+        return None
+    text = os.fsdecode(address) if isinstance(address, str | bytes) else repr(address)
+    return None if "\0" not in text and allow.path(text) else text
+
+
+def _sent(args: Any, allow: Allow) -> str | None:
+    """The number of an open file first; if it is a socket's, its peer counts. A pipe leads to another process."""
+    mode = os.fstat(args[0]).st_mode
+    if stat.S_ISFIFO(mode):
+        return None if args[0] <= 2 else "a pipe"
+    if not stat.S_ISSOCK(mode):
+        return _path(args[0], allow)
+    with socket.socket(fileno=os.dup(args[0])) as same:
+        pair = same.family == socket.AF_UNIX and not (same.getpeername() or same.getsockname())
+        return "a pair of sockets" if pair else _peer((same, None), allow)
+
+
+def _sent_on(args: Any, allow: Allow) -> str | None:
+    return _sent(args[1:], allow)
+
+
+def _mapped(args: Any, allow: Allow) -> str | None:
+    number, _, access, _ = args
+    if number < 0 or access in (mmap.ACCESS_READ, mmap.ACCESS_COPY) or (path := _path_of(number)) is None:
+        return None
+    with open(f"/proc/self/fdinfo/{number}") as file:
+        flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
+    return None if not flags & os.O_RDWR or allow.path(path) else path
+
+
+def _name(args: Any, allow: Allow) -> str | None:
+    name = args[0].decode() if isinstance(args[0], bytes) else str(args[0])
+    return None if args[0] is None or name == socket.gethostname() or allow.host(name, None) else name
+
+
+def _reverse_name(args: Any, allow: Allow) -> str | None:
+    return _name(args[0], allow)
+
+
+def _signal(args: Any, allow: Allow) -> str | None:
+    return _anything(args, allow) if args[1] else None  # signal 0 only asks whether the process is there
+
+
+def _anything(args: Any, allow: Allow) -> str | None:
+    return " ".join(str(arg) for arg in args[:2])[:120] or "the system"
+
+
+WATCHED: dict[str, Check] = {
+    "open": _opened,
+    **dict.fromkeys(("sqlite3.connect", "sqlite3.attach"), _sqlite),
+    "mmap.__new__": _mapped,
+    **dict.fromkeys(("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"), _peer),
+    **dict.fromkeys(("socket.send", "socket.sendall", "socket.sendfile", "socket.write"), _peer),
+    **dict.fromkeys(("os.sendfile", "os.write", "os.writev", "os.pwrite", "os.pwritev", "os.posix_fallocate"), _sent),
+    **dict.fromkeys(("os.splice", "os.copy_file_range"), _sent_on),
+    **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), _name),
+    "socket.getnameinfo": _reverse_name,
+    **dict.fromkeys(("os.truncate", "os.setxattr", "os.removexattr", "os.mkfifo", "os.mknod"), _at((0, 0))),
+    **dict.fromkeys(("os.remove", "os.rmdir", "shutil.rmtree"), _at((0, 1))),
+    **dict.fromkeys(("os.mkdir", "os.chmod"), _at((0, 2))),
+    **dict.fromkeys(("os.chown", "os.utime"), _at((0, 3))),
+    **dict.fromkeys(("os.rename", "os.link"), _at((0, 2), (1, 3))),
+    "os.symlink": _at((1, 2)),
+    **dict.fromkeys(("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork"), _anything),
+    **dict.fromkeys(("os.forkpty", "pty.spawn", "os.startfile", "webbrowser.open"), _anything),
+    **dict.fromkeys(("os.kill", "os.killpg", "signal.pthread_kill", "signal.pidfd_send_signal"), _signal),
+    **dict.fromkeys(("signal.raise_signal", "process.fork_exec", "process.start", "process.submit"), _anything),
+    **dict.fromkeys(("subprocess.stdin", "shared_memory.open", "builtins.input"), _anything),
+}
+"""Audit event -> its check. What Python raises no event for, `install_guard` wraps and names likewise."""
+
+NETWORK = (_peer, _name, _reverse_name)
+"""Those of what leaves this machine."""

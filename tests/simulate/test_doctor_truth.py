@@ -1,0 +1,151 @@
+"""The doctor's verdict on an act equals what happens to it in an episode."""
+
+import contextlib
+import io
+import queue
+import socket
+import sqlite3
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_guard_opened_before import OPENED
+from worlds import dreamed, node_of
+
+from dreamgym_lg.simulate import examine
+
+CAUTIOUS = {"spliced", "descriptor", "truncated", "mapped"}
+"""They name an open file, which could be written to unseen; what they do with its number is stopped."""
+UNSEEN = {"queue_listener"}
+"""The doctor does not look at the handlers of loggers."""
+
+
+def verdict(act: Callable[[], Any]) -> str:
+    """Of the worst part."""
+    found = {part.handling for part in examine(node_of(act)).parts}
+    return next(each for each in ("could leak", "stopped", "unknown", "passes through") if each in found)
+
+
+Opened = Iterator[tuple[Callable[[], Any], Callable[[], bool]]]
+"""An act, and whether it has happened."""
+
+
+@contextmanager
+def database_in_memory(folder: Path) -> Opened:
+    with contextlib.closing(sqlite3.connect(":memory:", check_same_thread=False)) as database:
+        yield lambda: database.execute("CREATE TABLE t (a)"), lambda: False
+
+
+@contextmanager
+def database_in_memory_made_there(folder: Path) -> Opened:
+    def act() -> list[Any]:
+        with contextlib.closing(sqlite3.connect(":memory:")) as database:
+            return database.execute("SELECT 1").fetchall()
+
+    yield act, lambda: False
+
+
+@contextmanager
+def database(folder: Path) -> Opened:
+    with contextlib.closing(sqlite3.connect(folder / "rows.db", isolation_level=None, check_same_thread=False)) as database:
+        act = lambda: database.execute("CREATE TABLE t (a)").close()  # noqa: E731
+        yield act, lambda: bool((folder / "rows.db").stat().st_size)
+
+
+@contextmanager
+def text_in_memory(folder: Path) -> Opened:
+    text, data = io.StringIO(), io.BytesIO()
+    yield lambda: (text.write("x"), data.write(b"x")), lambda: False
+
+
+@contextmanager
+def open_file(folder: Path) -> Opened:
+    with (folder / "log").open("w", buffering=1) as file:
+        yield lambda: file.write("harm\n"), lambda: (folder / "log").read_text() == "harm\n"
+
+
+@contextmanager
+def redis_client(folder: Path) -> Opened:
+    """As redis-py is made: a client in Python with a socket of its own, of a package that need not be installed here."""
+    package = types.ModuleType("redis")
+    package.__file__ = f"{pytest.__file__}/../redis/__init__.py"  # beside the packages
+    code = "class Redis:\n    def __init__(self, s): self.s = s\n    def set(self, key, value): self.s.sendall(value)\n"
+    exec(compile(code, package.__file__, "exec"), vars(package))
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
+        client, (accepted, _) = package.Redis(connection), server.accept()
+        accepted.setblocking(False)
+
+        def arrived() -> bool:
+            try:
+                return accepted.recv(9) == b"harm"
+            except BlockingIOError:
+                return False
+
+        sys.modules["redis"] = package
+        with accepted:
+            yield lambda: client.set("key", b"harm"), arrived
+        del sys.modules["redis"]
+
+
+@contextmanager
+def queue_worker(folder: Path) -> Opened:
+    jobs: queue.Queue[Any] = queue.Queue()
+    thread = threading.Thread(target=lambda: [(folder.joinpath(name).mkdir(), jobs.task_done()) for name in iter(jobs.get, "")])
+    thread.start()
+    yield lambda: (jobs.put("made"), jobs.join()), (folder / "made").exists
+    jobs.put("")
+    thread.join()
+
+
+ORDERS: list[str] = []
+
+
+def book(city: str) -> str:
+    """A tool that was never made one."""
+    ORDERS.append(city)
+    return f"booked {city}"
+
+
+@contextmanager
+def plain_function(folder: Path) -> Opened:
+    ORDERS.clear()
+    yield lambda: book("Rome"), lambda: bool(ORDERS)
+
+
+@contextmanager
+def pure_function(folder: Path) -> Opened:
+    def shout(text: str) -> str:
+        words = [word.upper() for word in text.split()]
+        words.append("!")
+        return " ".join(words)
+
+    yield lambda: shout("hello"), lambda: False
+
+
+CASES = {
+    "passes through": [database_in_memory, database_in_memory_made_there, text_in_memory, pure_function],
+    "unknown": [queue_worker, plain_function],
+    "could leak": [database, open_file],
+    "stopped": [redis_client, *(opened for opened in OPENED if opened.__name__ not in CAUTIOUS | UNSEEN)],
+}
+
+
+@pytest.mark.parametrize(("said", "opened"), [(said, opened) for said, cases in CASES.items() for opened in cases])
+def test_the_verdict_is_what_happens(said: str, opened: Any, tmp_path: Path) -> None:
+    with opened(tmp_path) as (act, happened):
+        told = verdict(act)
+        blocked = dreamed(act).blocked
+        assert told == said
+        assert bool(blocked) == (said == "stopped")
+        assert happened() == (said in ("could leak", "unknown"))
+
+
+def test_what_is_unknown_says_what_and_what_to_do() -> None:
+    (part,) = (part for part in examine(node_of(lambda: book("Rome"))).parts if part.handling == "unknown")
+    assert part.name == "node" and "ORDERS.append" in part.advice
+    assert "decorate it as a tool" in part.advice and "simulate_nodes" in part.advice
