@@ -130,8 +130,8 @@ def test_what_the_constructor_refuses(agent: Agent, buffer: ReplayBuffer) -> Non
         DreamGym(object(), replay_buffer=buffer, experience_model=World())
 
 
-def test_a_graph_that_could_leak_is_refused_with_what_to_do(buffer: ReplayBuffer) -> None:
-    connection = sqlite3.connect(":memory:")
+def test_a_graph_that_could_leak_is_refused_with_what_to_do(buffer: ReplayBuffer, tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "orders.db")
 
     def act(state: dict) -> dict:
         connection.execute("DELETE FROM orders")

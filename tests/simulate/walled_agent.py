@@ -1,5 +1,6 @@
 """Ordinary agents, as users write them, for `test_walled_agent`: imported in a worker, behind the wall, and never here."""
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -7,6 +8,9 @@ from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from zoo.models import ScriptedModel
+
+LIBC = ctypes.CDLL(None)
+"""Whose calls the guard does not see."""
 
 OUTSIDE = os.environ.get("WALLED_OUTSIDE", "")
 
@@ -68,5 +72,5 @@ def temporary() -> None:
 
 writes_temporary = _node(temporary)
 dies = _node(last_words)
-babbles = _node(lambda: [os.write(number, b"no json\n") for number in range(3, 10) if _is_pipe(number)])
+babbles = _node(lambda: [LIBC.write(number, b"no json\n", 8) for number in range(3, 10) if _is_pipe(number)])
 guarded = _node(lambda: Path(OUTSIDE, "written").write_text("x"))
