@@ -1,11 +1,8 @@
 """The supervised stages of an experiment: the experience model and the base policy."""
 
 import shutil
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
-from itertools import cycle, islice
-from math import ceil
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -64,14 +61,12 @@ def train_experience_model(work: Workspace, model: "StartModel" = None, annotato
     shown, held_out = (_as_dreamed(work, each) for each in work.experience_data())
     edited = _edited(work, shown, annotator)
     start, notes = _start(work, model), _notes_conversations(work, shown)
-    rows: Sequence[Messages] | Sequence[TokenizedConversation]
+    conversations = [*_conversations(work, [*shown, *edited]), *notes]
+    rows: Sequence[Messages] | Sequence[TokenizedConversation] = conversations
     watched: Sequence[TokenizedConversation] = ()
     if any(_is_judged(trajectory) for trajectory in shown):
         rows = [*_judging_rows(work, start, shown, edited), *_evenly_weighed(_tokenized(start, notes))]
         watched = _tokenized(start, _conversations(work, held_out[:WATCHED]))
-    else:
-        drawn = _evenly_paid(shown, s.experience_steps * s.batch_size, s.seed)
-        rows = [*_conversations(work, [*drawn, *edited]), *notes]
     _fine_tune(
         work,
         "experience model",
@@ -127,18 +122,6 @@ def _judging_rows(
     few, many = sorted((paid, unpaid), key=len)
     repeated = [few[number % len(few)] for number in range(len(many))] if few else []
     return [*repeated, *many, *cut_short]
-
-
-def _evenly_paid(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
-    """`count` episodes, as many of each quarter of the rewards as of any other, and as many that earned nothing.
-
-    Random play earns little: of 4,500 episodes 23 reach the end, and a model that reads them as they come pays for nothing.
-    """
-    rng, groups = Random(f"{seed}/experience"), defaultdict[int, list[Trajectory]](list)
-    for trajectory in trajectories:
-        groups[ceil(4 * trajectory.reward)].append(trajectory)
-    orders = [cycle(rng.sample(group, len(group))) for group in groups.values()]
-    return [next(order) for order in islice(cycle(orders), count)]
 
 
 def _is_judged(trajectory: Trajectory) -> bool:

@@ -18,11 +18,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Split, Task, Trajectory
 
 EPISODES = {"demonstration": 1, "random": 400, "unfinished": 1500}
-_OWN: Mapping[str, Mapping[str, Any]] = {
-    # random play alone: where anybody shows what to do, imitating that is enough. One in two hundred episodes succeeds
-    "peckingorder": {"episodes": {"random": 4500}, "experience_steps": 150, "base_steps": 50},
-    "twc": {"tasks": 5000, "episodes": {"demonstration": 4, "unfinished": 1500}},
-}
+_OWN: Mapping[str, Mapping[str, Any]] = {"twc": {"tasks": 5000, "episodes": {"demonstration": 4, "unfinished": 1500}}}
 """Settings in which a game differs from `TextWorldExpressWorld.settings`."""
 
 

@@ -1,7 +1,6 @@
 """What holds for an experiment on any world: its folder, its stages, the policy it keeps, how worlds are found."""
 
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -12,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, Step, StepResult, Task, Trajectory, World
+from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, StepResult, Task, Trajectory, World
 from dreamgym_lg.environment import play_action
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import worlds
 from dreamgym_lg.experiment.evaluation import count_real_steps, validate
 from dreamgym_lg.experiment.experience_models import load_experience_model
-from dreamgym_lg.experiment.supervised import _evenly_paid, train_base_policy
+from dreamgym_lg.experiment.supervised import train_base_policy
 from dreamgym_lg.experiment.worlds import load_world, open_folder
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.sft import save_model
@@ -268,17 +267,3 @@ def test_an_engine_of_ones_own_answers_for_the_policy(work: Experiment, tmp_path
     served.collect()
     episodes = served.play("validate/real", served.base_policy(), served.tasks("test"))
     assert asked == [work.models / "base"] and [episode.success for episode in episodes] == [True, True]
-
-
-def test_an_experience_model_reads_what_is_paid_as_often_as_what_is_not() -> None:
-    def scored(number: int, reward: float) -> Trajectory:
-        step = Step(observation="A closed door.", action="push", next_observation="It gives way.", reward=reward)
-        return Trajectory(task=Task(id=f"t{number}", instruction="Open the door.", environment="doors"), steps=[step])
-
-    rewards = [0.0] * 90 + [0.25] * 8 + [1.0] * 2
-    drawn = _evenly_paid([scored(number, reward) for number, reward in enumerate(rewards)], 30, seed=0)
-    assert Counter(each.reward for each in drawn) == {0.0: 10, 0.25: 10, 1.0: 10}
-    assert len({each.task.id for each in drawn}) == 10 + 8 + 2, "none again before all others of its kind"
-    assert [each.task.id for each in drawn] == [
-        each.task.id for each in _evenly_paid([scored(n, r) for n, r in enumerate(rewards)], 30, seed=0)
-    ]
