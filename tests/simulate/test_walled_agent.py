@@ -152,5 +152,5 @@ async def test_what_cannot_be_loaded_or_sent_is_said(tmp_path: Path) -> None:
     async with walled("missing", tmp_path) as agent:
         with pytest.raises(ConfigurationError, match="unknown name in .*missing"):
             await played(agent, Answers())
-    with pytest.raises(ConfigurationError, match="'verify'.*isolation='guard'"):
+    with pytest.raises(ConfigurationError, match="'verify'.*SimulatedAgent"):
         WalledAgent("a.py:b", ScriptedPolicy(), verify=lambda task, state: True)

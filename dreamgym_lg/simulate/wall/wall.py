@@ -56,8 +56,8 @@ def check_wall() -> None:
     """Raise `ConfigurationError`, which names what is lacking, if this machine cannot build the wall."""
     if missing := capabilities().missing:
         raise ConfigurationError(
-            f"isolation='process' needs {'; and '.join(missing)}. Use a machine that has it, or give isolation='guard': "
-            "episodes then run in this process, where native code can touch the real world past the guard"
+            f"the wall needs {'; and '.join(missing)}. Use a machine that has it, or play in this process (`SimulatedAgent`, "
+            "`DreamGym`), where native code can touch the real world past the guard"
         )
 
 

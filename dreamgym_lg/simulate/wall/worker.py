@@ -85,7 +85,7 @@ class WalledAgent:
         except Exception as error:
             raise ConfigurationError(
                 f"the options {sorted(options)} cannot be sent to a worker ({error}): give functions that a module defines, or "
-                "isolation='guard'"
+                "play in this process (`SimulatedAgent`)"
             ) from error
         self._idle: list[_Worker] = []
         self._free = asyncio.Semaphore(workers)
