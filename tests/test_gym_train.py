@@ -204,10 +204,7 @@ def test_the_trained_policy_evaluates_and_goes_back_to_production(
     make: Make, booked: list[str], tmp_path: Path
 ) -> None:
     gym = make()
-    gym.train(policy(), 1, **SETTINGS, temperature=1.3)
-    trained_on = gym.replay_buffer.trajectories(run=gym.run_name("train"), segments=True)
-    assert {segment.temperature for each in trained_on for segment in each.segments} == {1.3}
-    assert gym.trained is not None and gym.trained.temperature == 1, "evaluated and exported as it was given"
+    gym.train(policy(), 1, **SETTINGS)
     rate, _ = gym.evaluate(num_generations=2)
     assert rate.episodes == 2 and booked == []
     assert gym.evaluate(real=True)[0].episodes == 1 and booked == ["Rome"]

@@ -285,12 +285,11 @@ class Experiment(Workspace):
 
         s, experience = self.settings, self.experience()
         self._check_training(policy)
-        trying = policy if s.temperature is None else policy.with_temperature(s.temperature)
-        learner = (create_learner or self.learner)(trying, self.models / "policy", s)
+        learner = (create_learner or self.learner)(policy, self.models / "policy", s)
         policy.weights_changed()  # those of a checkpoint may be in place now
         training = Training(
-            policy=trying,
-            agent=self.world.agent(trying, real=False),
+            policy=policy,
+            agent=self.world.agent(policy, real=False),
             learner=learner,
             source="synthetic",
             experience=experience if self.world.asks_experience else None,

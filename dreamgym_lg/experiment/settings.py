@@ -44,9 +44,6 @@ class Settings:
     """Episodes played at once."""
     learning_rate: float | None = None
     """Of the policy's updates. None: 2e-4 for a model of up to 50 M parameters, 1e-6 for a larger one."""
-    temperature: float | None = None
-    """At which the policy samples while it trains (TRL's `temperature`): above 1 it tries more. None: as in evaluations, where
-    a policy that is not given as a model samples at 1."""
     beta: float = 0.02
     """KL coefficient (TRL's `beta`)."""
     synthetic_share: float = 0.25
