@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import os
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, PredictionFailed
 from dreamgym_lg.rollout import rollout
+from dreamgym_lg.simulate import Allow
 from dreamgym_lg.simulate.wall import child, worker
 from dreamgym_lg.simulate.wall.wall import capabilities
 from dreamgym_lg.simulate.wall.worker import WalledAgent
@@ -130,8 +132,9 @@ async def test_a_worker_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert len(started) == count
 
 
-async def test_what_is_no_json_ends_the_worker(tmp_path: Path) -> None:
-    async with walled("babbles", tmp_path) as agent:
+@pytest.mark.parametrize("kind", ["babbles", "babbles_json"])
+async def test_what_is_no_message_ends_the_worker(kind: str, tmp_path: Path) -> None:
+    async with walled(kind, tmp_path) as agent:
         with pytest.raises(EnvironmentFailed, match="status -9"):
             await played(agent, Answers())
 
@@ -146,6 +149,15 @@ def test_a_thread_that_outlives_its_episode_gets_no_answers() -> None:
         waiting.result(timeout=1)
     with pytest.raises(RuntimeError, match="episode of this thread has ended"):
         parent.ask("step", "look")
+    parent.answer(1, "late", None)  # it was under way: the worker lives on
+
+
+async def test_a_worker_that_cannot_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    agent = WalledAgent("a.py:b", ScriptedPolicy(), allow=Allow(paths=[tmp_path / "nowhere"]))
+    with pytest.raises(ConfigurationError, match="nowhere' does not exist.*create it"):
+        await played(agent, Answers())
+    assert not list(tmp_path.iterdir())
 
 
 async def test_what_cannot_be_loaded_or_sent_is_said(tmp_path: Path) -> None:

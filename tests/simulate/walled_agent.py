@@ -72,5 +72,13 @@ def temporary() -> None:
 
 writes_temporary = _node(temporary)
 dies = _node(last_words)
-babbles = _node(lambda: [LIBC.write(number, b"no json\n", 8) for number in range(3, 10) if _is_pipe(number)])
+
+
+def _babble(text: bytes) -> None:
+    for number in filter(_is_pipe, range(3, 10)):
+        LIBC.write(number, text, len(text))
+
+
+babbles = _node(lambda: _babble(b"no json\n"))
+babbles_json = _node(lambda: _babble(b"5\n"))
 guarded = _node(lambda: Path(OUTSIDE, "written").write_text("x"))

@@ -55,8 +55,9 @@ class Parent:
         return future
 
     def answer(self, number: int, value: Any, failed: str | None) -> None:
-        future = self._asked.pop(number)
-        if future.set_running_or_notify_cancel():
+        """Nothing to do for an answer that was under way when the episode ended."""
+        future = self._asked.pop(number, None)
+        if future is not None and future.set_running_or_notify_cancel():
             future.set_result(value) if failed is None else future.set_exception(ParentFailed(number, failed))
 
     def end(self) -> None:

@@ -135,7 +135,9 @@ class _Mail:
     def read(self, said: IO[bytes]) -> None:
         with contextlib.suppress(ValueError, OSError):  # no JSON, or closed here
             for line in said:
-                self._hand_on(json.loads(line))
+                if not isinstance(message := json.loads(line), dict):
+                    break
+                self._hand_on(message)
         self.ended = True
         self._hand_on({"gone": True})
 
@@ -156,16 +158,20 @@ class _Worker:
     def __init__(self, path: str, options: bytes, allow: Allow | None) -> None:
         self._scratch = tempfile.mkdtemp(prefix="dreamgym-")
         python_path = os.pathsep.join(each or os.getcwd() for each in sys.path)
-        self._process = start_walled(
-            [sys.executable, "-P", "-c", _CHILD],
-            scratch=Path(self._scratch),
-            allow=allow,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the parent
-            env={**os.environ, "PYTHONPATH": python_path},
-        )
+        try:
+            self._process = start_walled(
+                [sys.executable, "-P", "-c", _CHILD],
+                scratch=Path(self._scratch),
+                allow=allow,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for the parent
+                env={**os.environ, "PYTHONPATH": python_path},
+            )
+        except BaseException:
+            os.rmdir(self._scratch)
+            raise
         self.close = weakref.finalize(self, _end, self._process, self._scratch)
         self.idle = False
         """Waits for a task; else it plays, or is of no use any more."""
