@@ -156,7 +156,7 @@ def test_no_batch_waits_by_a_timeout_of_the_queue(tokenizer: PreTrainedTokenizer
             assert timeout is None
             return super().get(block)
 
-    monkeypatch.setattr(transformers_engine.queue, "SimpleQueue", Untimed)
+    monkeypatch.setattr(queue, "SimpleQueue", Untimed)
     engine = LocalEngine(create_model(tokenizer, hidden_size=32, layers=1), tokenizer)
     request = Request([{"role": "user", "content": "hm"}], max_new_tokens=1, seed=0)
     assert engine.submit(request).result(10).text == engine.submit(request).result(10).text
