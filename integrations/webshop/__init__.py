@@ -1,0 +1,1 @@
+"""WebShop (Yao et al., 2022) in pure Python, exact against the official engine."""
