@@ -49,9 +49,9 @@ def load_tasks(path: str | Path, *, split: Split | None = None, human: bool = Fa
     The official splits: goals 0 to 499 are test, 500 to 1,499 validation (the official "dev"), all others training tasks.
 
     Args:
-        path: The folder that the official `setup.sh` fills, or a packed file: xz-compressed JSON with the same files' contents as
-            `items_shuffle_1000`, `items_ins_v2_1000` and `items_human_ins`. In a folder with both, the full files are
-            taken before those of 1,000 products.
+        path: The folder that the official `setup.sh` fills, or a packed file: xz-compressed JSON with the contents of the
+            same files as `items_shuffle_1000`, `items_ins_v2_1000` and `items_human_ins`. In a folder with both, the full
+            files are taken before those of 1,000 products.
         split: None: all of them.
         human: The instructions that people wrote, in place of those made from products.
         limit: The first so many tasks of the split.

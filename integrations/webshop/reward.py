@@ -24,7 +24,7 @@ _MATCH = 85
 """Texts match above this similarity, 0 to 100."""
 _LATIN_1 = dict.fromkeys(range(128, 256))
 COLORS = tuple(
-    (
+    (  # noqa: SIM905 (a list would take a line a word)
         "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo "
         "caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal "
         "dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory "
@@ -32,8 +32,9 @@ COLORS = tuple(
         "mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire "
         "seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white "
         "wine yellow"
-    ).split()  # noqa: SIM905 (a list would take a line a word)
-)"""Words that an option collapses to: the first one, in this order."""
+    ).split()
+)
+"""Words that an option collapses to: the first one, in this order."""
 
 
 def reward(bought: Product, chosen: Mapping[str, str], goal: Goal, target: Product, nouns: Nouns) -> float:
