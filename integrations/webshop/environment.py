@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import RLock
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.text_games.environment import TextGame
@@ -68,13 +68,15 @@ def _shop(where: Path, human: bool) -> Shop:
     return Shop(catalogue, ordered, load_index([product.search_text for product in ordered]))
 
 
-class _Visit:
+class Visit:
     """Where an episode is in the shop."""
 
-    def __init__(self, goal: Goal) -> None:
+    def __init__(self, goal: Goal, target: Product) -> None:
         self.goal = goal
+        self.target = target
+        """The product that the instruction was written for."""
         self.page = search_page(goal.instruction)
-        self.kind = "search"
+        self.kind: Literal["search", "results", "item", "sub page"] = "search"
         self.found: Sequence[Product] = ()
         self.number = 1
         """Of the page of results."""
@@ -101,26 +103,28 @@ class WebShopEnvironment(TextGame):
             raise ConfigurationError(f"max_steps={max_steps}; allowed: 1 or more")
         self.path, self.max_steps, self.nouns = path, max_steps, nouns
         self._shop: Shop | None = None
-        self._visit: _Visit | None = None
+        self.visit: Visit | None = None
+        """For scripted policies and tests: a policy under evaluation must not see it. None outside an episode."""
         self._steps = 0
 
     def reset(self, task: Task) -> str:
         """Raises `ConfigurationError` for a task that is none of `load_tasks` of this data, and what `load_shop` raises."""
-        self._visit = None
+        self.visit = None
         self._shop = load_shop(self.path, human=bool(task.metadata.get("human", False)))
-        self._visit, self._steps = _Visit(goal_of(task, self._shop.catalogue)), 0
-        return self._visit.page.text
+        goal = goal_of(task, self._shop.catalogue)
+        self.visit, self._steps = Visit(goal, self._shop.catalogue.products[goal.asin]), 0
+        return self.visit.page.text
 
     def step(self, action: str) -> StepResult:
-        if self._visit is None or self._shop is None:
+        if self.visit is None or self._shop is None:
             raise RuntimeError("step called before reset or after the end of the episode")
-        visit, shop = self._visit, self._shop
+        visit, shop = self.visit, self._shop
         verb, argument = parse_action(action)
         self._steps += 1
         truncated = self._steps >= self.max_steps
         if verb == "click" and argument == BUY.lower() and argument in visit.page.clickables:
-            self._visit = None
-            paid = _pay(visit, shop, load_tagger(self.nouns) if isinstance(self.nouns, str) else self.nouns)
+            self.visit = None
+            paid = self._pay(visit)
             return StepResult("", paid, True, False, {"success": paid == 1, "valid": True, "clickables": []})
         valid = True
         if verb == "search" and argument:
@@ -130,7 +134,7 @@ class WebShopEnvironment(TextGame):
         else:
             valid = False
         if truncated:
-            self._visit = None
+            self.visit = None
         info = {"success": False, "valid": valid, "clickables": list(visit.page.clickables)}
         return StepResult(visit.page.text, 0.0, False, truncated, info)
 
@@ -139,28 +143,28 @@ class WebShopEnvironment(TextGame):
 
     def valid_actions(self) -> list[str]:
         """Every click; of searches, which are without number, the one for the whole instruction."""
-        if self._visit is None:
+        if self.visit is None:
             return []
-        clicks = [f"click[{what}]" for what in self._visit.page.clickables if what not in ("", "search")]
-        return sorted([*clicks, f"search[{self._visit.goal.instruction}]"])
+        clicks = [f"click[{what}]" for what in self.visit.page.clickables if what != "search"]
+        written = [click for click in clicks if parse_action(click) == ("click", click[6:-1])]  # not with a bracket in it
+        return sorted([*written, f"search[{self.visit.goal.instruction}]"])
 
     def close(self) -> None:
-        self._visit = None
+        self.visit = None
+
+    def _pay(self, visit: Visit) -> float:
+        assert visit.product is not None
+        nouns = load_tagger(self.nouns) if isinstance(self.nouns, str) else self.nouns
+        return reward(visit.product, visit.options, visit.goal, visit.target, nouns)
 
 
-def _pay(visit: _Visit, shop: Shop, nouns: Nouns) -> float:
-    assert visit.product is not None
-    target = shop.catalogue.products[visit.goal.asin]
-    return reward(visit.product, visit.options, visit.goal, target, nouns)
-
-
-def _search(visit: _Visit, found: Sequence[Product], number: int = 1) -> None:
+def _search(visit: Visit, found: Sequence[Product], number: int = 1) -> None:
     """Show a page of results; the product that was open, and what was chosen of it, is forgotten."""
     visit.found, visit.number, visit.product, visit.options = found, number, None, {}
     visit.kind, visit.page = "results", results_page(visit.goal.instruction, found, number)
 
 
-def _click(visit: _Visit, shop: Shop, what: str) -> None:
+def _click(visit: Visit, shop: Shop, what: str) -> None:
     instruction, product = visit.goal.instruction, visit.product
     if what == BACK.lower():
         visit.kind, visit.page = "search", search_page(instruction)
