@@ -8,6 +8,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -187,7 +188,8 @@ def load_index(documents: Sequence[str], *, cache: Path | None = None) -> Search
             np.savez(written, terms=np.frombuffer(terms.encode(), np.uint8), starts=starts, documents=numbers, scales=scales)
         draft.replace(file)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink()
         logger.warning("the search index cannot be kept in %s (%s): the next process builds it again", folder, error)
     return _index(terms, starts, numbers, scales, len(documents))
 
