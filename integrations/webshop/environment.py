@@ -37,7 +37,7 @@ class Shop(NamedTuple):
     catalogue: Catalogue
     ordered: Sequence[Product]
     """By asin: document numbers of the index are positions here."""
-    index: SearchIndex
+    search_index: SearchIndex
 
     def search(self, words: str) -> Sequence[Product]:
         """The best products for these words; all of one category for `<c> garden`, of one Amazon query for `<q> sofas`."""
@@ -47,7 +47,7 @@ class Shop(NamedTuple):
             return [product for product in self.catalogue.products.values() if product.category == category]
         if kind == "<q>":
             return [product for product in self.catalogue.products.values() if product.query == wanted.strip()]
-        return [self.ordered[number] for number in self.index.search(words)]
+        return [self.ordered[number] for number in self.search_index.search(words)]
 
 
 def load_shop(path: str | Path, *, human: bool = False) -> Shop:
