@@ -6,6 +6,7 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables.config import ensure_config
 
 from dreamgym_lg.simulate.context import ActiveEpisode, Call, aiterate_in_episode, answering, in_episode, iterate_in_episode
@@ -14,6 +15,9 @@ from dreamgym_lg.simulate.provider_formats import normalise
 
 CALLS = ("generate", "agenerate", "stream", "astream", "_chat_model_stream_v3", "_achat_model_stream_v3")
 """All else that a chat model offers ends in one of these."""
+
+OWN = ("_generate", "_agenerate", "_stream", "_astream")
+"""What a class implements for LangChain, which asks it outside of episodes: inside one, a node has called it by hand."""
 
 ENTRY_POINTS = (
     *("invoke", "ainvoke", "generate_prompt", "agenerate_prompt"),
@@ -36,6 +40,9 @@ def patch_model_class(cls: type[BaseChatModel]) -> None:
     for name in CALLS:
         if cls is BaseChatModel or name in cls.__dict__:
             dispatch(cls, name, _answer(name), answering)
+    for name in OWN:
+        if cls is not BaseChatModel and name in cls.__dict__:
+            dispatch(cls, name, _by_hand(name), answering)
     for name in ENTRY_POINTS:
         if cls is not BaseChatModel and name in cls.__dict__:
             dispatch(cls, name, _entry_point(name), answering)
@@ -48,6 +55,36 @@ def _entry_point(name: str) -> Handler:
         return (original if episode.policy is model else base)(model, *args, **kwargs)
 
     return simulated
+
+
+def _by_hand(name: str) -> Handler:
+    """LangChain's own method stands in, by which the policy is asked."""
+
+    def given(args: Args, kwargs: Kwargs) -> tuple[Any, Kwargs]:
+        names = ("messages", "stop", "run_manager")
+        known = {**dict(zip(names, args, strict=False)), **kwargs}
+        known.pop("run_manager", None)
+        return known.pop("messages"), known
+
+    def generate(episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> ChatResult:
+        messages, known = given(args, kwargs)
+        return ChatResult(generations=model.generate([messages], **known).generations[0])
+
+    async def agenerate(
+        episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs
+    ) -> ChatResult:
+        messages, known = given(args, kwargs)
+        return ChatResult(generations=(await model.agenerate([messages], **known)).generations[0])
+
+    def stream(episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
+        messages, known = given(args, kwargs)
+        return (ChatGenerationChunk(message=chunk) for chunk in model.stream(messages, **known))
+
+    def astream(episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
+        messages, known = given(args, kwargs)
+        return (ChatGenerationChunk(message=chunk) async for chunk in model.astream(messages, **known))
+
+    return {"_generate": generate, "_agenerate": agenerate, "_stream": stream, "_astream": astream}[name]
 
 
 def _answer(name: str) -> Handler:

@@ -5,15 +5,17 @@
 
 from importlib.util import find_spec
 
+from zoo.asking import KINDS as ASKING
 from zoo.base import Built, Kind, World, signed, view
 from zoo.calling import KINDS as CALLING
 from zoo.graphs import KINDS as GRAPHS
 from zoo.running import KINDS as RUNNING
 from zoo.states import KINDS as STATES
 from zoo.tooling import KINDS as TOOLING
+from zoo.toolkits import KINDS as TOOLKITS
 from zoo.workers import KINDS as WORKERS
 
-KINDS: list[Kind] = [*GRAPHS, *STATES, *RUNNING, *WORKERS, *CALLING, *TOOLING]
+KINDS: list[Kind] = [*GRAPHS, *STATES, *RUNNING, *WORKERS, *CALLING, *ASKING, *TOOLING, *TOOLKITS]
 """Every kind whose packages are installed: langgraph alone, langchain's agents, and those of further packages."""
 
 if find_spec("langchain") and find_spec("deepagents"):
