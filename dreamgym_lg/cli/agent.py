@@ -63,7 +63,7 @@ RewardRange = Annotated[
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a row was rejected; the rest is stored all the same.")]
 
-COLOURS = {"could leak": "bold red", "stopped": "red", "unknown": "yellow", "simulated": "green"}
+COLOURS = {"could leak": "bold red", "not simulated": "bold red", "stopped": "red", "unknown": "yellow", "simulated": "green"}
 SHOWN = 20
 """Rejected rows that are shown; the rest is counted."""
 

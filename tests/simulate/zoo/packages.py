@@ -102,7 +102,7 @@ def deep_agent_that_remembers(world: World) -> Built:
     return Built(graph=graph, payload=ask(), tools=["book"], passthrough=passthrough, expect=expect)
 
 
-def _servers(world: World) -> MultiServerMCPClient:
+def servers(world: World) -> MultiServerMCPClient:
     server = {"command": sys.executable, "args": ["-S", str(Path(__file__).with_name("mcp_server.py")), str(world.folder)]}
     return MultiServerMCPClient({"hotel": {**server, "transport": "stdio"}})
 
@@ -118,7 +118,7 @@ def _read_back(world: World) -> Any:
 
 def mcp_tools(world: World) -> Built:
     """Tools of a server that is started anew for every call."""
-    tools = asyncio.run(_servers(world).get_tools())
+    tools = asyncio.run(servers(world).get_tools())
     return Built(
         graph=create_agent(world.model, tools),
         payload=ask(),
