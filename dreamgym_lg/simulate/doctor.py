@@ -150,7 +150,7 @@ def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator
 def _middleware(found: Sequence[Any]) -> Iterator[Part]:
     for each in found:
         if type(each).__name__ == "OpenAIModerationMiddleware":
-            advice = "it asks OpenAI's server around each model call: allow that host, or build the agent without it to train it"
+            advice = "it asks OpenAI around each model call: allow that host, or build the agent without it to train it"
             yield Part("middleware", type(each).__name__, "stopped", advice)
 
 

@@ -170,7 +170,7 @@ _LEAVING = ("contextvars.Context", "_contextvars.Context", "_thread.start_new_th
 
 
 def leaves_episode(function: types.FunctionType) -> list[str]:
-    """What in a function's code runs other code where no episode is known: in an empty context, or in a thread below Python's."""
+    """What in a function's code runs other code where no episode is known: an empty context, a thread below Python's."""
     return sorted({name for code in _codes_run(function) for name, _ in _dotted(function, code) if name.startswith(_LEAVING)})
 
 

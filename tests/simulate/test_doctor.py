@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sqlite3
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ def test_what_would_harm_is_flagged_where_it_really_runs(hostile: Hostile, tmp_p
 def test_no_act_that_only_the_kernel_stops_passes_for_harmless() -> None:
     """Of native code the doctor cannot tell what it does, and says so: "unknown" at least."""
     scene: Any = None
-    parts = {name: examine(node_of(lambda each=each: each.play(scene))).parts for name, each in WALL_ACTS.items()}
+    here = {name: each for name, each in WALL_ACTS.items() if not each.needs or each.needs == "root" or find_spec(each.needs)}
+    parts = {name: examine(node_of(lambda each=each: each.play(scene))).parts for name, each in here.items()}
     quiet = [name for name, found in parts.items() if {part.handling for part in found} == {"passes through"}]
     assert quiet == [] and len(parts) > 120
 

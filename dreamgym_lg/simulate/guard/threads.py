@@ -35,9 +35,11 @@ def patch_threads() -> None:
         dispatch(Pool, name, _give_to_pool, holder)
     dispatch(BaseEventLoop, "create_task", _create_task, holder)
     dispatch(BaseEventLoop, "run_in_executor", _run_in_executor)
-    for kind, put, get in ((queue.Queue, "put", "get"), (asyncio.Queue, "put_nowait", "get_nowait")):
+    for kind, put in ((queue.Queue, "put"), (asyncio.Queue, "put_nowait")):
         dispatch(kind, put, _put)
-        dispatch(kind, get, _get, lambda: True)
+    dispatch(asyncio.Queue, "get_nowait", _get, lambda: True)
+    for each in (queue.Queue, queue.LifoQueue, queue.PriorityQueue):  # what `get` calls, in which a thread may wait already
+        dispatch(each, "_get", _get, lambda: True)
 
 
 def _started(found: Holder, name: str) -> Worker | None:

@@ -127,10 +127,10 @@ def model_in_the_context(world: World) -> Built:
     def tell(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
         return {"messages": [config["configurable"]["teller"].invoke(state["messages"])]}
 
-    graph = StateGraph(MessagesState, context_schema=Context).add_sequence([think, act, tell]).add_edge(START, "think").compile()
-    graph = graph.with_config(configurable={"teller": world.production()})
+    graph = StateGraph(MessagesState, context_schema=Context).add_sequence([think, act, tell]).add_edge(START, "think")
+    compiled = graph.compile().with_config(configurable={"teller": world.production()})
     context = Context(world.model, [toolbox(world)[0]])
-    return Built(graph=graph, payload=ask(), tools=["book"], expect=answered(), **threaded(context=context))
+    return Built(graph=compiled, payload=ask(), tools=["book"], expect=answered(), **threaded(context=context))
 
 
 def one_of_several_models(world: World) -> Built:

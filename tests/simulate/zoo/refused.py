@@ -124,7 +124,7 @@ def embedded_file(world: World) -> Any:
 
 
 REFUSED: list[tuple[Refused, str, str]] = [
-    (tool_func, "not simulated", r"it calls tool\.func\(\.\.\.\), which really runs the tool's own code: use tool\.invoke\(\.\.\.\)"),
+    (tool_func, "not simulated", r"it calls tool\.func\(\.\.\.\), which really runs .*: use tool\.invoke\(\.\.\.\)"),
     (tool_coroutine, "not simulated", r"it calls tool\.coroutine\(\.\.\.\), .* use await tool\.ainvoke\(\.\.\.\)"),
     (completion_model, "not simulated", "no policy answers for it: use its chat-model class"),
     (empty_context, "not simulated", r"runs code in an empty context .*: use contextvars\.copy_context\(\)"),

@@ -1,4 +1,4 @@
-"""The kinds of state, of nodes, of control flow and of persistence that LangGraph knows, and graphs as parts of other things."""
+"""Kinds of state, of nodes, of control flow and of persistence that LangGraph knows, and graphs as parts of other things."""
 
 import functools
 import operator
@@ -198,7 +198,8 @@ def channels_of_every_kind(world: World) -> Built:
         assert len(result["messages"]) == 2 and result["best"] == 2.0 and "so far" in result["messages"][1].text
 
     payload = {**ask(), "best": 0.0}
-    return Built(graph=graph.compile(checkpointer=InMemorySaver()), payload=payload, tools=["book"], expect=expect, **threaded())
+    compiled = graph.compile(checkpointer=InMemorySaver())
+    return Built(graph=compiled, payload=payload, tools=["book"], expect=expect, **threaded())
 
 
 def retried_node(world: World) -> Built:
@@ -391,9 +392,8 @@ def graph_in_a_chain(world: World) -> Built:
 def graph_as_a_tool(world: World) -> Built:
     """One agent is a tool of the other, made by LangChain."""
     worker = react(world.model, [toolbox(world)[0]], name="worker")
-    helper = (RunnableLambda(lambda given: ask(given["question"])) | worker | (lambda state: state["messages"][-1].text)).as_tool(
-        name="helper", description="Ask the worker.", arg_types={"question": str}
-    )
+    chain = RunnableLambda(lambda given: ask(given["question"])) | worker | (lambda state: state["messages"][-1].text)
+    helper = chain.as_tool(name="helper", description="Ask the worker.", arg_types={"question": str})
     graph = react(world.model, [helper])
     return Built(graph=graph, payload=ask(), tools=["book"], passthrough=["helper"], expect=answered())
 

@@ -241,7 +241,8 @@ def store_that_embeds(world: World) -> Built:
         runtime.store.put(("notes",), "new", {"text": state["messages"][-1].text})
         found = runtime.store.search(("notes",), query="rooms with a view for Ada", limit=2)
         assert len(found) == 2
-        return {"messages": [world.model.invoke(found[0].value["text"]), ("system", book.invoke({"city": "Rome", "nights": 1}))]}
+        booked = book.invoke({"city": "Rome", "nights": 1})
+        return {"messages": [world.model.invoke(found[0].value["text"]), ("system", booked)]}
 
     def expect(result: Any) -> None:
         assert "production" in result["messages"][1].text or "policy" in result["messages"][1].text
