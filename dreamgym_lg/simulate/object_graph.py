@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -21,8 +22,9 @@ from langgraph.types import Command
 from pydantic import BaseModel
 
 _PACKAGES = {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
-LIBRARIES = tuple({*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), *_PACKAGES})
-"""Folders of code that is not the user's: Python's own, and every folder that packages are installed in."""
+_OURS = str(Path(__file__).parents[1])
+LIBRARIES = tuple({*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), *_PACKAGES, _OURS})
+"""Folders of code that is not the user's: Python's own, every folder that packages are installed in, and this package."""
 
 _installed: set[str] = set()
 """Folders among these that are the user's all the same."""

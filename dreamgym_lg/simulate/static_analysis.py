@@ -3,6 +3,7 @@
 import dis
 import inspect
 import sys
+import threading
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib.util import find_spec
@@ -149,7 +150,10 @@ def touched(function: types.FunctionType) -> list[str]:
     return sorted({name for code in _codes_run(function) for name, writes in _dotted(function, code) if _reaches(name, writes)})
 
 
-_STARTING_THREADS = ("threading.Thread", "threading.Timer", "_thread.start_new_thread", "concurrent.futures.thread.")
+_STARTING_THREADS = (
+    *("threading.Thread", "threading.Timer", "_thread.start_new_thread", "concurrent.futures.thread."),
+    "multiprocessing.pool.ThreadPool",
+)
 
 
 def nodes_with_own_threads(graph: Pregel) -> list[str]:
@@ -157,12 +161,15 @@ def nodes_with_own_threads(graph: Pregel) -> list[str]:
     return sorted(
         name
         for name, node in graph.nodes.items()
-        if any(_starts_threads(found) for found in run_by([node.bound, *node.writers]) if users(found))
+        if any(map(_starts_threads, run_by([node.bound, *node.writers])))
     )
 
 
-def _starts_threads(function: types.FunctionType) -> bool:
-    names = (name for code in codes(function) for name, _ in _dotted(function, code))
+def _starts_threads(found: Any) -> bool:
+    """Whether this is a thread, or code of the user's that starts one or hands its work to a pool."""
+    if not users(found):
+        return isinstance(found, threading.Thread)
+    names = (name for code in codes(found) for name, _ in _dotted(found, code))
     return any(name.startswith(_STARTING_THREADS) or name.endswith(".run_in_executor") for name in names)
 
 

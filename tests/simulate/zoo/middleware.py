@@ -110,7 +110,7 @@ def selects_tools(world: World) -> Built:
 def emulates_tools(world: World) -> Built:
     """A model plays the tool in production too: the tool itself never runs."""
     made = built(world, LLMToolEmulator(tools=["book"], model=world.production()))
-    made.tools = []
+    made.tools = ()
     return made
 
 

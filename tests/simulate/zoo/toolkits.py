@@ -226,7 +226,7 @@ def store_that_embeds(world: World) -> Built:
 
     class Provider(Embeddings):
         def embed_documents(self, texts: list[str]) -> list[list[float]]:
-            world._count()
+            world.passed.append("embeddings")
             return [[float(len(text)), 1.0] for text in texts]
 
         def embed_query(self, text: str) -> list[float]:
@@ -234,7 +234,7 @@ def store_that_embeds(world: World) -> Built:
 
     store = InMemoryStore(index={"embed": Provider(), "dims": 2, "fields": ["text"]})
     store.put(("notes",), "known", {"text": "Ada likes rooms with a view"})
-    world.model_calls = 0
+    world.passed.clear()
     book = toolbox(world)[0]
 
     def node(state: MessagesState, runtime: Runtime) -> dict[str, Any]:
