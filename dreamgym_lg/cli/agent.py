@@ -82,7 +82,7 @@ def doctor(
     writing calls of a recorded one.
 
     Only the agent's module is imported; a function that creates the agent is called. Exit code 0: it can be dreamed; 1:
-    something would be stopped or could leak; 2: it could not be loaded.
+    something would be stopped, could leak or is not simulated; 2: it could not be loaded.
     """
     with errors_shown():
         from dreamgym_lg.replay.buffer import ReplayBuffer

@@ -39,7 +39,7 @@ Handling = Literal["simulated", "passes through", "replaced", "answered", "unkno
 where the policy or the world should answer; `unknown`: it really runs, and nothing tells what it does."""
 
 _PROBLEMS = ("stopped", "could leak", "not simulated")
-_NEEDED = ("model", "client", "sub-graph", "backend", "middleware")
+_NEEDED = ("client", "sub-graph", "backend", "middleware")
 """Kinds of parts without which no episode comes to its end."""
 
 

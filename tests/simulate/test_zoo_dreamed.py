@@ -82,7 +82,7 @@ def test_is_simulated_whole_and_is_itself_afterwards(kind: Kind, mode: str, tmp_
 
         assert world.effects == [] and sorted(tmp_path.iterdir()) == before, "the disk was touched"
         assert episode.blocked == []
-        assert world.model_calls == 0, "a production model was asked"
+        assert world.model_calls == 0 and world.asked == [], "a production model was asked"
         assert policy.calls == len(episode.calls) > 0
         assert not signed(result, "production")
         called = {json.loads(step.action)["name"].removeprefix("node:") for step in episode.steps if step.valid}

@@ -34,6 +34,8 @@ class World:
     """Pass-through tools that really ran; these change nothing outside."""
     model_calls: int = 0
     """Calls of every production model of this world."""
+    asked: list[str] = field(default_factory=list)
+    """Further services of the provider that were asked, such as embeddings."""
     script: dict[str, Any] = field(default_factory=dict)
     """What `model` was told by `scripted`; a policy takes the same arguments."""
     hits: list[str] = field(default_factory=list)

@@ -392,7 +392,7 @@ def graph_in_a_chain(world: World) -> Built:
 def graph_as_a_tool(world: World) -> Built:
     """One agent is a tool of the other, made by LangChain."""
     worker = react(world.model, [toolbox(world)[0]], name="worker")
-    chain = RunnableLambda(lambda given: ask(given["question"])) | worker | (lambda state: state["messages"][-1].text)
+    chain = RunnableLambda(lambda given: ask(given["question"])) | worker | (lambda state: world.passed.append("helper") or state["messages"][-1].text)
     helper = chain.as_tool(name="helper", description="Ask the worker.", arg_types={"question": str})
     graph = react(world.model, [helper])
     return Built(graph=graph, payload=ask(), tools=["book"], passthrough=["helper"], expect=answered())
@@ -442,7 +442,7 @@ def writes_only_at_the_end(world: World) -> Built:
     inner = react(world.model, [toolbox(world)[0]])
 
     def remember(state: MessagesState, runtime: Runtime) -> dict[str, Any]:
-        runtime.store.put(("users", "ada"), uuid4().hex, {"said": state["messages"][-1].text})
+        runtime.store.put(("users", "ada"), "said", {"said": state["messages"][-1].text})
         return {"messages": [("system", f"{len(runtime.store.search(('users',)))} notes")]}
 
     graph = StateGraph(MessagesState).add_node("agent", inner).add_node("remember", remember).add_edge(START, "agent")

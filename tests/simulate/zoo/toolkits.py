@@ -127,7 +127,7 @@ class Desk(BaseToolkit):
     def book(self, city: str) -> str:
         """Book a room."""
         self.booked.append(city)
-        return self.world.write("book", f"{city} {len(self.booked)}")
+        return self.world.write("book", city)
 
     @staticmethod
     def pay(world: World, amount: float) -> str:
@@ -226,7 +226,7 @@ def store_that_embeds(world: World) -> Built:
 
     class Provider(Embeddings):
         def embed_documents(self, texts: list[str]) -> list[list[float]]:
-            world.passed.append("embeddings")
+            world.asked.append("embeddings")
             return [[float(len(text)), 1.0] for text in texts]
 
         def embed_query(self, text: str) -> list[float]:
@@ -234,7 +234,7 @@ def store_that_embeds(world: World) -> Built:
 
     store = InMemoryStore(index={"embed": Provider(), "dims": 2, "fields": ["text"]})
     store.put(("notes",), "known", {"text": "Ada likes rooms with a view"})
-    world.passed.clear()
+    world.asked.clear()
     book = toolbox(world)[0]
 
     def node(state: MessagesState, runtime: Runtime) -> dict[str, Any]:
