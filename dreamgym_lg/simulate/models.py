@@ -2,16 +2,19 @@
 
 import contextlib
 import json
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables.config import ensure_config
 
 from dreamgym_lg.simulate.context import ActiveEpisode, Call, aiterate_in_episode, answering, in_episode, iterate_in_episode
 from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
 from dreamgym_lg.simulate.provider_formats import normalise
+
+Messages = list[BaseMessage]
 
 CALLS = ("generate", "agenerate", "stream", "astream", "_chat_model_stream_v3", "_achat_model_stream_v3")
 """All else that a chat model offers ends in one of these."""
@@ -60,31 +63,26 @@ def _entry_point(name: str) -> Handler:
 def _by_hand(name: str) -> Handler:
     """LangChain's own method stands in, by which the policy is asked."""
 
-    def given(args: Args, kwargs: Kwargs) -> tuple[Any, Kwargs]:
-        names = ("messages", "stop", "run_manager")
-        known = {**dict(zip(names, args, strict=False)), **kwargs}
-        known.pop("run_manager", None)
-        return known.pop("messages"), known
+    def generate(model: BaseChatModel, messages: Messages, **given: Any) -> ChatResult:
+        return ChatResult(generations=model.generate([messages], **given).generations[0])
 
-    def generate(episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> ChatResult:
-        messages, known = given(args, kwargs)
-        return ChatResult(generations=model.generate([messages], **known).generations[0])
+    async def agenerate(model: BaseChatModel, messages: Messages, **given: Any) -> ChatResult:
+        return ChatResult(generations=(await model.agenerate([messages], **given)).generations[0])
 
-    async def agenerate(
-        episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs
-    ) -> ChatResult:
-        messages, known = given(args, kwargs)
-        return ChatResult(generations=(await model.agenerate([messages], **known)).generations[0])
+    def stream(model: BaseChatModel, messages: Messages, **given: Any) -> Iterator[ChatGenerationChunk]:
+        return (ChatGenerationChunk(message=chunk) for chunk in model.stream(messages, **given))
 
-    def stream(episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
-        messages, known = given(args, kwargs)
-        return (ChatGenerationChunk(message=chunk) for chunk in model.stream(messages, **known))
+    def astream(model: BaseChatModel, messages: Messages, **given: Any) -> AsyncIterator[ChatGenerationChunk]:
+        return (ChatGenerationChunk(message=chunk) async for chunk in model.astream(messages, **given))
 
-    def astream(episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
-        messages, known = given(args, kwargs)
-        return (ChatGenerationChunk(message=chunk) async for chunk in model.astream(messages, **known))
+    ask: Method = {"_generate": generate, "_agenerate": agenerate, "_stream": stream, "_astream": astream}[name]
 
-    return {"_generate": generate, "_agenerate": agenerate, "_stream": stream, "_astream": astream}[name]
+    def simulated(episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
+        given = {**dict(zip(("messages", "stop", "run_manager"), args, strict=False)), **kwargs}
+        given.pop("run_manager", None)
+        return ask(model, **given)
+
+    return simulated
 
 
 def _answer(name: str) -> Handler:

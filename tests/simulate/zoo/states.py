@@ -392,7 +392,12 @@ def graph_in_a_chain(world: World) -> Built:
 def graph_as_a_tool(world: World) -> Built:
     """One agent is a tool of the other, made by LangChain."""
     worker = react(world.model, [toolbox(world)[0]], name="worker")
-    chain = RunnableLambda(lambda given: ask(given["question"])) | worker | (lambda state: world.passed.append("helper") or state["messages"][-1].text)
+
+    def last(state: MessagesState) -> str:
+        world.passed.append("helper")
+        return state["messages"][-1].text
+
+    chain = RunnableLambda(lambda given: ask(given["question"])) | worker | last
     helper = chain.as_tool(name="helper", description="Ask the worker.", arg_types={"question": str})
     graph = react(world.model, [helper])
     return Built(graph=graph, payload=ask(), tools=["book"], passthrough=["helper"], expect=answered())
