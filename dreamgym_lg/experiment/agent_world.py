@@ -115,7 +115,7 @@ class AgentWorld(World):
         examined = self.examine()
         self.tools = tool_schemas(examined.tools)
         self.all_tasks = [self.with_tools(task) for task in tasks]
-        allowed = ("stopped",) if self.options.get("allow") else ()
+        allowed = ("stopped",) if self.options.get("allow") else ()  # the guard lets through what is named there
         if refused := [part for part in examined.refused if part.handling not in allowed]:
             told = "; ".join(f"{part.kind} {part.name} ({part.handling}): {part.advice}" for part in refused)
             raise ConfigurationError(f"no dreamed episode of this graph can be right: {told}")

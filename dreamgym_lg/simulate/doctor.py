@@ -29,7 +29,6 @@ from dreamgym_lg.simulate.object_graph import (
     returns,
     runs_an_agent,
     users,
-    users_class,
 )
 from dreamgym_lg.simulate.static_analysis import check_tool_names, leaves_episode, makes_tools, run_by, touched, unclear
 from dreamgym_lg.types import Trajectory
@@ -257,11 +256,13 @@ def _problem(each: Any, place: str) -> Part | None:
     return None
 
 
+_HOSTED = tuple(f"langchain_{name}" for name in ("openai", "google", "mistralai", "aws", "ollama", "cohere", "voyageai"))
+
+
 def _of_search(each: Any) -> Handling:
-    """A provider's embeddings are asked by the network; what the user's own class does, nothing tells."""
-    asked = [found for found in reachable(each) if isinstance(found, Embeddings)]
-    own = users_class(type(each)) or any(users_class(type(found)) for found in asked)
-    return "unknown" if own or not asked else "stopped"
+    """A provider's embeddings are asked by the network; what others do, and the user's own class, nothing tells."""
+    asked = (type(found).__module__ for found in reachable(each) if isinstance(found, Embeddings))
+    return "stopped" if any(module.startswith(_HOSTED) for module in asked) else "unknown"
 
 
 def _is_open_file(each: Any) -> bool:

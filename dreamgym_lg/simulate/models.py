@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables.config import ensure_config
 
 from dreamgym_lg.simulate.context import ActiveEpisode, Call, aiterate_in_episode, answering, in_episode, iterate_in_episode
@@ -64,10 +64,10 @@ def _by_hand(name: str) -> Handler:
     """LangChain's own method stands in, by which the policy is asked."""
 
     def generate(model: BaseChatModel, messages: Messages, **given: Any) -> ChatResult:
-        return ChatResult(generations=model.generate([messages], **given).generations[0])
+        return ChatResult(generations=[ChatGeneration(message=model.invoke(messages, **given))])
 
     async def agenerate(model: BaseChatModel, messages: Messages, **given: Any) -> ChatResult:
-        return ChatResult(generations=(await model.agenerate([messages], **given)).generations[0])
+        return ChatResult(generations=[ChatGeneration(message=await model.ainvoke(messages, **given))])
 
     def stream(model: BaseChatModel, messages: Messages, **given: Any) -> Iterator[ChatGenerationChunk]:
         return (ChatGenerationChunk(message=chunk) for chunk in model.stream(messages, **given))

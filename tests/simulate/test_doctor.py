@@ -13,6 +13,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import FakeListLLM
 from langchain_core.tools import create_retriever_tool, tool
 from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_openai import OpenAIEmbeddings
 from langgraph.graph import START, StateGraph
 from test_zoo_dreamed import RACING, dream, the_graph
 from wall_acts import ACTS as WALL_ACTS
@@ -246,6 +247,8 @@ def test_what_no_class_is_asked_about(tmp_path: Path) -> None:
 
     retriever, llm = InMemoryVectorStore(Remote()).as_retriever(), FakeListLLM(responses=["x"])
     found = examine(node_graph(lambda state: retriever.invoke("x")))
+    hosted = InMemoryVectorStore(OpenAIEmbeddings(api_key="none")).as_retriever()
+    assert ("retriever", "stopped") in handled(node_graph(lambda state: hosted.invoke("x")))
     assert ("retriever", "unknown") in [(part.kind, part.handling) for part in found.parts] and found.problems == []
     assert handled(node_graph(lambda state: llm.invoke("x"))) == [("model", "not simulated")]
     assert handled(react(World(folder=tmp_path).model, [create_retriever_tool(retriever, "search", "Find.")])) == []
