@@ -263,7 +263,7 @@ def test_nodes_that_start_threads_are_named_and_keep_their_model_there(
     world = World(folder=tmp_path)
     built = kind.build(world)
     served = with_policy(built.graph, policy_for(world))
-    assert "node start threads of their own" in caplog.text
+    assert "start threads of their own" in caplog.text
     inside(simulated(built.graph, policy=policy_for(world), environment=Answers(), task=TASK), built)
     assert world.model_calls == 0 and world.effects == []
     assert signed(run(built, served), "production") and world.model_calls > 0
