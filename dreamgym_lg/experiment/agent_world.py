@@ -57,8 +57,8 @@ class AgentWorld(World):
             name (`ChatTaskGenerator`), any `TaskGenerator`, or None. `TaskChecks` refuses what must not be trained on.
         options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
-    Raises `ConfigurationError` for arguments of a wrong kind, and if something in the graph could leak (`examine` says what,
-    and what to do).
+    Raises `ConfigurationError` for arguments of a wrong kind, and if no dreamed episode of the graph could be right: something
+    could leak, is not simulated, or would fail each of them (`Examination.refused` says what to do).
     """
 
     name = "agent"
@@ -115,9 +115,10 @@ class AgentWorld(World):
         examined = self.examine()
         self.tools = tool_schemas(examined.tools)
         self.all_tasks = [self.with_tools(task) for task in tasks]
-        if leaks := [part for part in examined.parts if part.handling == "could leak"]:
-            told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
-            raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
+        allowed = ("stopped",) if self.options.get("allow") else ()  # the guard lets through what is named there
+        if refused := [part for part in examined.refused if part.handling not in allowed]:
+            told = "; ".join(f"{part.kind} {part.name} ({part.handling}): {part.advice}" for part in refused)
+            raise ConfigurationError(f"no dreamed episode of this graph can be right: {told}")
 
     def examine(self, trajectories: Iterable[Trajectory] | None = None) -> Examination:
         """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it.
