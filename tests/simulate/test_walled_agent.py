@@ -17,9 +17,10 @@ from zoo.policy import ScriptedPolicy
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, PredictionFailed
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import Allow
-from dreamgym_lg.simulate.wall import child, worker
+from dreamgym_lg.simulate.wall import agent as walled_agent
+from dreamgym_lg.simulate.wall import child
+from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
 from dreamgym_lg.simulate.wall.wall import capabilities
-from dreamgym_lg.simulate.wall.worker import WalledAgent
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
 from dreamgym_lg.types import StepResult
 
@@ -41,11 +42,11 @@ class Recorded(ScriptedPolicy):
 @contextlib.asynccontextmanager
 async def walled(name: str, outside: Path, policy: Any = None, **options: Any) -> AsyncIterator[WalledAgent]:
     os.environ["WALLED_OUTSIDE"] = str(outside)
-    agent = WalledAgent(f"{AGENT}:{name}", policy or Recorded(), **options)
+    workers = Workers(f"{AGENT}:{name}", **{"count": 1, **options})
     try:
-        yield agent
+        yield WalledAgent(workers, policy or Recorded())
     finally:
-        agent.close()
+        workers.close()
         assert list(outside.iterdir()) == [], "the real world was touched"
 
 
@@ -122,10 +123,10 @@ async def test_a_worker_that_is_killed_or_cancelled_is_replaced(tmp_path: Path) 
 
 
 async def test_a_worker_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "RENEWED_AFTER", 2)
+    monkeypatch.setattr(walled_agent, "RENEWED_AFTER", 2)
     started = list[bytes]()
-    start = worker._Worker
-    monkeypatch.setattr(worker, "_Worker", lambda *given: started.append(b"") or start(*given))
+    start = walled_agent.Worker
+    monkeypatch.setattr(walled_agent, "Worker", lambda *given: started.append(b"") or start(*given))
     async with walled("writes_temporary", tmp_path) as agent:
         for count in (1, 1, 2):
             await played(agent, Answers())
@@ -154,7 +155,7 @@ def test_a_thread_that_outlives_its_episode_gets_no_answers() -> None:
 
 async def test_a_worker_that_cannot_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    agent = WalledAgent("a.py:b", ScriptedPolicy(), allow=Allow(paths=[tmp_path / "nowhere"]))
+    agent = WalledAgent(Workers("a.py:b", allow=Allow(paths=[tmp_path / "nowhere"])), ScriptedPolicy())
     with pytest.raises(ConfigurationError, match="nowhere' does not exist.*create it"):
         await played(agent, Answers())
     assert not list(tmp_path.iterdir())
@@ -164,5 +165,5 @@ async def test_what_cannot_be_loaded_or_sent_is_said(tmp_path: Path) -> None:
     async with walled("missing", tmp_path) as agent:
         with pytest.raises(ConfigurationError, match="unknown name in .*missing"):
             await played(agent, Answers())
-    with pytest.raises(ConfigurationError, match="'verify'.*SimulatedAgent"):
-        WalledAgent("a.py:b", ScriptedPolicy(), verify=lambda task, state: True)
+    with pytest.raises(ConfigurationError, match="verify=.*cannot be sent.*isolation='guard'"):
+        Workers("a.py:b", verify=lambda task, state: True)
