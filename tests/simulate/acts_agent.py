@@ -3,10 +3,12 @@
 `python acts_agent.py SOCKET` plays those that it is told, each in a fork: nothing but the guard is between them and the world.
 """
 
+import atexit
 import json
 import os
 import socket
 import sys
+import threading
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +42,11 @@ def play_guarded(name: str, scene: dict[str, Any]) -> None:
             episode.invoke({"messages": [("user", task.instruction)]})
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", flush=True)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    os._exit(0)  # to tear down all that was imported takes seconds
 
 
 if __name__ == "__main__":
