@@ -127,7 +127,7 @@ class AgentWorld(World):
         self._workers: Workers | None = None
         if self.isolation == "process":
             self._workers = Workers(graph, payload=payload, verify=verify_dream, **options)
-        self.graph = load_agent(graph) if isinstance(graph, str) else graph
+        self.graph: Any = load_agent(graph) if isinstance(graph, str) else graph
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
         self.writes, self.checks, self._dream = writes, checks, create_environment
         self.judged_by_dream = verify_dream is None and create_environment is None
