@@ -6,7 +6,7 @@ production, byte for byte, and callbacks, artifacts and error handling stay as t
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
@@ -167,6 +167,12 @@ def _structure(tool: BaseTool) -> TypeAdapter[Any] | None:
         return None if kind is None else TypeAdapter(kind)
     except PydanticSchemaGenerationError:
         return None
+
+
+def with_returns(tools: Sequence[Mapping[str, Any]], returns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Tools in OpenAI's form that say what they return. Args: `returns`, as of `return_schemas`."""
+    schemas = {name: {"returns": schema} for name, schema in returns.items()}
+    return [{**tool, "function": {**tool["function"], **schemas.get(tool["function"]["name"], {})}} for tool in tools]
 
 
 def return_schemas(graph: Any) -> Mapping[str, dict[str, Any]]:
