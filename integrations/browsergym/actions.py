@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from langchain_core.tools import create_schema_from_function
@@ -29,7 +29,7 @@ _SUBSETS: Mapping[str, Sequence[str]] = {
 _FILES = ("upload_file", "mouse_upload_file")
 """Left out everywhere: with them a policy could send any file of this machine to a site."""
 
-_ELEMENT = re.compile(r"^\t*\[(?P<bid>\w+)\] (?P<role>\w+) ?(?P<rest>.*)$", re.MULTILINE)
+_LINE = re.compile(r"^(?P<tabs>\t*)(?:\[(?P<bid>\w+)\] )?(?P<role>[\w-]+) ?(?P<rest>.*)$", re.MULTILINE)
 _NAME = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
 _PAGE = re.compile(r"^RootWebArea\b", re.MULTILINE)
 
@@ -71,18 +71,35 @@ class Element(NamedTuple):
     bid: str
     role: str
     name: str
+    """Its name; where it has none, the texts within it."""
     attributes: str
     """Whatever follows the name, such as ` value='Ertha', expanded=False`."""
 
 
-def elements(observation: str) -> list[Element]:
+def last_page(observations: Sequence[str]) -> str:
+    """The newest observation that shows a page, for a refused action shows none; "" if there is none."""
+    return next((seen for seen in reversed(observations) if _PAGE.search(seen)), "")
+
+
+@lru_cache(256)
+def elements(observation: str) -> tuple[Element, ...]:
     """The elements of the page that an observation shows, from top to bottom."""
-    found = []
-    for line in _ELEMENT.finditer(observation):
-        name = _NAME.match(line["rest"])
+    found, unnamed = list[Element](), set[int]()
+    around = list[tuple[int, int]]()  # depth and place in `found` of the elements that a line is within
+    for line in _LINE.finditer(observation):
+        depth, name = len(line["tabs"]), _NAME.match(line["rest"])
         text = str(ast.literal_eval(name[0])) if name else ""
-        found.append(Element(line["bid"], line["role"], text, line["rest"][name.end() if name else 0 :]))
-    return found
+        around = [each for each in around if each[0] < depth]
+        if line["bid"]:
+            around.append((depth, len(found)))
+            if not text:
+                unnamed.add(len(found))
+            found.append(Element(line["bid"], line["role"], text, line["rest"][name.end() if name else 0 :]))
+        elif line["role"] == "StaticText":
+            for _, place in around:
+                if place in unnamed:
+                    found[place] = found[place]._replace(name=f"{found[place].name} {text}".strip())
+    return tuple(found)
 
 
 class _Wrong(Exception):
@@ -98,10 +115,9 @@ def check_action(benchmark: str, action: str, observations: Sequence[str]) -> st
         name, arguments = _parse(benchmark, action)
     except _Wrong as wrong:
         return f"Error: {wrong}"
-    page = next((seen for seen in reversed(observations) if _PAGE.search(seen)), None)
-    shown = {element.bid for element in elements(page)} if page is not None else set()
+    page = last_page(observations)
     for key, value in arguments.items():
-        if page is not None and key.endswith("bid") and value not in shown:
+        if page and key.endswith("bid") and value not in {element.bid for element in elements(page)}:
             return f"Error: there is no element {value!r} on the page."
     if name == "goto" and not re.match(r"https?://", str(arguments["url"])):  # not the files of this machine
         return f"Error: goto takes an address that begins with http:// or https://, got {arguments['url']!r}."

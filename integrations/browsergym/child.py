@@ -159,6 +159,7 @@ def _as_text(observation: Mapping[str, Any]) -> str:
     for tries_left in reversed(range(5)):
         try:
             extract._pre_extract(page, lenient=tries_left == 0)
+            properties = extract.extract_dom_extra_properties(extract.extract_dom_snapshot(page), scale_factor=1.0)
             tree = extract.extract_merged_axtree(page)
             break
         except (api.Error, extract.MarkingError):  # frames come and go while a page is loading
@@ -167,8 +168,12 @@ def _as_text(observation: Mapping[str, Any]) -> str:
             extract._post_extract(page)
             time.sleep(0.5)
     extract._post_extract(page)
+    for node in tree["nodes"]:  # BrowserGym leaves out a `generic` node, also where a page has made it a link
+        if node["role"]["value"] == "generic" and properties.get(node.get("browsergym_id"), {}).get("clickable"):
+            node["role"]["value"] = "clickable"
     roles = (*obs.IGNORED_AXTREE_ROLES, "InlineTextBox")
     text: str = obs.flatten_axtree_to_str(tree, ignored_roles=roles, ignored_properties=(*obs.IGNORED_AXTREE_PROPERTIES, "url"))
+    text = "\n".join(line for line in text.split("\n") if line.strip() != "StaticText ''")
     urls, active = observation["open_pages_urls"], int(observation["active_page_index"][0])
     if len(urls) == 1 and not urls[0].startswith("http"):
         return text
