@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from langchain_core.tools import create_schema_from_function
 from pydantic import BaseModel, ValidationError
@@ -52,7 +52,7 @@ def describe_action(name: str) -> str:
 def arguments_schema(name: str) -> type[BaseModel]:
     """The arguments of an action as a pydantic model."""
     function: Callable[..., Any] = getattr(functions, name)
-    return create_schema_from_function(name, function, parse_docstring=False)
+    return cast(type[BaseModel], create_schema_from_function(name, function))
 
 
 def render(name: str, arguments: Mapping[str, Any]) -> str:

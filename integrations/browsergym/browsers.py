@@ -104,7 +104,7 @@ class Seat:
                     self._browsers._give_back(self._worker)
 
     def leave(self) -> None:
-        """Give the browser back: at once, or when it has answered, for a cancelled episode leaves its thread behind in `ask`."""
+        """Give the browser back: at once or, as a cancelled episode leaves its thread behind in `ask`, when it has answered."""
         with self._lock:
             left, self._left = self._left, True
             if not left and not self._asking:

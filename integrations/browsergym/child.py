@@ -1,9 +1,9 @@
 """The worker process: one browser, kept from episode to episode, that plays BrowserGym tasks one after the other.
 
 Run as a file by `browsers`; it imports nothing of this library, which would take it a second more to start. Requests come as
-lines of JSON on standard input, replies go as lines of JSON to standard output. It plays in its main thread, to which Playwright
-is bound. A second thread reads standard input, so that the process ends when its parent does, whatever it is doing; Playwright's
-driver and the browser end with it.
+lines of JSON on standard input, replies go as lines of JSON to standard output. It plays in its main thread, to which
+Playwright is bound. A second thread reads standard input, so that the process ends when its parent does, whatever it is doing;
+Playwright's driver and the browser end with it.
 """
 
 import importlib
@@ -90,7 +90,7 @@ class Player:
 
         self._playwright = sync_playwright().start()
         core._set_global_playwright(KeptBrowser(self._playwright))
-        env.Chat = Messages  # type: ignore[misc, assignment]
+        env.Chat = Messages
         self._env: Any = None
         self._played: tuple[str, list[str], float] | None = None
 

@@ -103,7 +103,7 @@ def _rows(benchmark: str, path: str | Path | None) -> list[Mapping[str, Any]]:
         rows: list[Mapping[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
         wanted = {"task_id", "intent", "intent_template_id", "sites", "start_url"}
         wanted |= {"old_task_id"} if benchmark == "webarenalite" else set()
-        if missing := wanted - set.intersection(*(set(row) for row in rows)):
+        if missing := {key for key in wanted for row in rows if key not in row}:
             raise ValueError(f"its tasks lack {sorted(missing)[0]!r}")
     except (OSError, ValueError, TypeError) as error:
         raise ConfigurationError(f"{file} is no file of {benchmark}'s tasks ({error}); {_INSTALL}") from error

@@ -1,5 +1,6 @@
 """Scripted policies for MiniWoB++: a demonstrator for some of its tasks, and the mistakes one can make there."""
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
@@ -174,8 +175,8 @@ def _word(goal: str, page: str) -> str:
 
 def _arithmetic(goal: str, page: str) -> str:
     left, sign, right = re.findall(r"'(-?\d+) ([x+-]) (-?\d+) ='", page)[0]
-    numbers = int(left), int(right)
-    return _fill(page, str(numbers[0] * numbers[1] if sign == "x" else sum(numbers) if sign == "+" else numbers[0] - numbers[1]))
+    operation = {"x": operator.mul, "+": operator.add, "-": operator.sub}[sign]
+    return _fill(page, str(operation(int(left), int(right))))
 
 
 def _algebra(goal: str, page: str) -> str:
@@ -186,8 +187,8 @@ def _algebra(goal: str, page: str) -> str:
 
 
 def _copied(goal: str, page: str) -> str:
-    boxes = [element for element in elements(page) if element.role == "textbox"]
-    return _fill(page, max(map(_value, boxes), key=len, default=""))
+    texts = [_value(element) for element in elements(page) if element.role == "textbox"]
+    return _fill(page, *[max(texts, key=len, default="")] * 2)
 
 
 SOLVERS: Mapping[str, Solver] = {
