@@ -1,4 +1,4 @@
-"""One real Chromium for all tests of this folder; without one, or without the extra, they are skipped.
+"""One real Chromium for all tests of this folder; without one they are skipped.
 
 pytest's importlib mode puts no folder on the path, so `import browser_parts` needs this.
 """
@@ -7,25 +7,25 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from dreamgym_lg.integrations.browsergym.browsers import Browsers
+
 sys.path.insert(0, str(Path(__file__).parent))
-
-MISSING = [name for name in ("browsergym", "miniwob", "playwright", "langchain") if find_spec(name) is None]
-if MISSING:
-    pytest.skip(f"needs {', '.join(MISSING)}: pip install 'dreamgym-lg[browsergym]'", allow_module_level=True)
-
-from browser_parts import miniwob  # noqa: E402
-
-from dreamgym_lg.errors import MissingDependency  # noqa: E402
-from dreamgym_lg.integrations.browsergym.browsers import Browsers  # noqa: E402
-from dreamgym_lg.integrations.browsergym.environment import BrowserGym  # noqa: E402
 
 
 @pytest.fixture(scope="package")
-def browsers() -> Iterator[Browsers]:
+def browsers() -> Iterator["Browsers"]:
     """One browser at a time. A test that needs another process of its own closes this one first."""
+    from browser_parts import miniwob
+
+    from dreamgym_lg.errors import MissingDependency
+    from dreamgym_lg.integrations.browsergym.browsers import Browsers
+    from dreamgym_lg.integrations.browsergym.environment import BrowserGym
+
     found = Browsers(1)
     environment = BrowserGym(found)
     try:

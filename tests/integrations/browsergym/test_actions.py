@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+pytest.importorskip("browsergym", reason="browsergym is not installed: pip install 'dreamgym-lg[browsergym]'")
+
+
 from dreamgym_lg.experience.prompt_formats import JsonFormat, Question
 from dreamgym_lg.integrations.browsergym.actions import allowed_actions, check_action, elements, last_page, normalized, render
 from dreamgym_lg.types import Task

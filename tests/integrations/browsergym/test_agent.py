@@ -1,8 +1,15 @@
 """An ordinary agent with a tool per action, in the real browser; the worlds; the cookbook."""
 
+import os
+import subprocess
+import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
+
+pytest.importorskip("browsergym", reason="browsergym is not installed: pip install 'dreamgym-lg[browsergym]'")
+
 from browser_parts import miniwob, needs_webarena
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
@@ -13,6 +20,8 @@ from dreamgym_lg.integrations.browsergym.agent import BrowserTools, create_agent
 from dreamgym_lg.integrations.browsergym.browsers import Browsers
 from dreamgym_lg.integrations.browsergym.environment import OVER, BrowserGym
 from dreamgym_lg.integrations.browsergym.world import BrowserGymWorld, webarena, webarenalite
+
+COOKBOOK = Path(__file__).parents[3] / "cookbook" / "webarena.py"
 
 
 def log_in(messages: list[BaseMessage]) -> AIMessage:
@@ -80,3 +89,21 @@ def test_the_worlds_of_webarena() -> None:
         list(lite.collect(lite.tasks("train"), {"demonstration": 1}, seed=0))
     with pytest.raises(ConfigurationError, match="only tasks of miniwob are named"):
         webarena(names=["login-user"])
+
+
+def test_the_cookbook_up_to_the_first_missing_site() -> None:
+    needs_webarena()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WA_")}
+    environment |= {"WA_REDDIT": "http://localhost:9999"}
+    done = subprocess.run([sys.executable, COOKBOOK], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 1 and "webarenalite: 165 tasks" in done.stdout
+    assert "6 of 7 addresses are missing: set WA_SHOPPING, WA_SHOPPING_ADMIN, WA_GITLAB" in done.stderr
+    assert "WA_REDDIT" not in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_cookbook_on_miniwob(browsers: Browsers) -> None:
+    browsers.close()
+    command = [sys.executable, COOKBOOK, "--benchmark", "miniwob", "--limit", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "2 of 2 tasks solved" in done.stdout, done.stderr

@@ -12,6 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
+
+pytest.importorskip("browsergym", reason="browsergym is not installed: pip install 'dreamgym-lg[browsergym]'")
+
 from browser_parts import change, descendants, has_ended, is_browser, miniwob, wait_until
 from langchain_core.messages import BaseMessage
 

@@ -7,6 +7,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+pytest.importorskip("browsergym", reason="browsergym is not installed: pip install 'dreamgym-lg[browsergym]'")
+
 from browser_parts import needs_webarena
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency

@@ -5,6 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
+
+pytest.importorskip("browsergym", reason="browsergym is not installed: pip install 'dreamgym-lg[browsergym]'")
+
 from browser_parts import miniwob
 
 from dreamgym_lg.environment import check_environment, play_action
