@@ -27,8 +27,8 @@ class Browsers:
     """The browsers of a process: no more than `count` episodes play at once, the others wait for their turn.
 
     Playwright is bound to one thread and BrowserGym to one browser a process, so every browser lives in a process of its own,
-    about 400 MB with Debian's `chromium-headless-shell`. One is started when it is first needed (two seconds) and kept for
-    later episodes; one that failed is replaced. All end with this object, with `close`, or when this process ends, however.
+    about 350 MB in all with Debian's `chromium-headless-shell`. One is started when it is first needed (two seconds) and kept
+    for     later episodes; one that failed is replaced. All end with this object, with `close`, or when this process ends, however.
 
     Args:
         count: Default: the number of processor cores.
@@ -120,12 +120,12 @@ class _Worker:
         python_path = os.pathsep.join(each or os.getcwd() for each in sys.path)
         with self._said.open("wb") as said:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_CHILD)],
+                [sys.executable, "-P", str(_CHILD), self._scratch],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said,
                 start_new_session=True,  # Ctrl-C is for the parent
-                env={**os.environ, "PYTHONPATH": python_path, "TMPDIR": self._scratch, "PYTHONUTF8": "1"},
+                env={**os.environ, "PYTHONPATH": python_path, "PYTHONUTF8": "1"},
             )
         self.end = weakref.finalize(self, _end, self._process, self._scratch)
 

@@ -182,19 +182,22 @@ def _as_text(observation: Mapping[str, Any]) -> str:
     return "\n".join([text, *tabs])
 
 
-def _read(requests: "queue.SimpleQueue[str]") -> None:
+def _read(requests: "queue.SimpleQueue[str]", scratch: str) -> None:
     for line in sys.stdin:
         requests.put(line)
     requests.put("")
     time.sleep(3)
+    shutil.rmtree(scratch, ignore_errors=True)
     os._exit(1)  # it plays on, maybe for ever; what it has started ends when its pipes close
 
 
-def main() -> None:
+def main(scratch: str) -> None:
+    """Args: `scratch`, an empty folder for all temporary files, removed at the end."""
+    os.environ["TMPDIR"] = scratch
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints is no reply
     requests = queue.SimpleQueue[str]()
-    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    threading.Thread(target=_read, args=(requests, scratch), daemon=True).start()
     player: Player | None = None
     try:
         while line := requests.get():
@@ -208,7 +211,8 @@ def main() -> None:
         print(json.dumps({"failed": kind, "text": text}), file=replies, flush=True)
     if player is not None:
         player.stop()
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -37,7 +37,9 @@ def descendants(pid: int | None = None) -> list[psutil.Process]:
 
 
 def is_browser(process: psutil.Process) -> bool:
-    return "--remote-debugging-pipe" in process.cmdline() and not process.name().endswith("sh")
+    """Its main process: not the script that starts it, nor one for a part of it."""
+    command = process.cmdline()
+    return "--remote-debugging-pipe" in command and "chrom" in command[0] and not any("--type=" in part for part in command)
 
 
 def has_ended(processes: list[psutil.Process]) -> bool:

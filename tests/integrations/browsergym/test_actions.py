@@ -84,13 +84,13 @@ def test_the_last_page_counts_and_a_refusal_is_none() -> None:
     assert check_action("miniwob", "click('1')", ["no page yet"]) is None, "what is not known is not refused"
 
 
-@pytest.mark.parametrize("benchmark", ["miniwob", "webarena", "webarenalite", "visualwebarena", "workarena", "other"])
-def test_no_benchmark_lets_a_policy_read_files(benchmark: str) -> None:
-    assert not any("upload" in name for name in allowed_actions(benchmark))
-    if "goto" in allowed_actions(benchmark):
-        assert "http" in str(check_action(benchmark, "goto('file:///etc/passwd')", [PAGE]))
-        assert "http" in str(check_action(benchmark, "goto('view-source:file:///etc')", [PAGE]))
-        assert check_action(benchmark, "goto('https://shop.example')", [PAGE]) is None
+@pytest.mark.parametrize("played", ["miniwob", "webarena", "webarenalite", "visualwebarena", "workarena", "other"])
+def test_no_benchmark_lets_a_policy_read_files(played: str) -> None:
+    assert not any("upload" in name for name in allowed_actions(played))
+    if "goto" in allowed_actions(played):
+        assert "http" in str(check_action(played, "goto('file:///etc/passwd')", [PAGE]))
+        assert "http" in str(check_action(played, "goto('view-source:file:///etc')", [PAGE]))
+        assert check_action(played, "goto('https://shop.example')", [PAGE]) is None
 
 
 def test_render_leaves_out_defaults() -> None:
