@@ -28,7 +28,8 @@ class Browsers:
 
     Playwright is bound to one thread and BrowserGym to one browser a process, so every browser lives in a process of its own,
     about 350 MB in all with Debian's `chromium-headless-shell`. One is started when it is first needed (two seconds) and kept
-    for     later episodes; one that failed is replaced. All end with this object, with `close`, or when this process ends, however.
+    for later episodes; one that failed is replaced. All end with this object, with `close`, or when this process ends, be it
+    killed.
 
     Args:
         count: Default: the number of processor cores.
@@ -143,10 +144,10 @@ class _Worker:
         finally:
             deadline.cancel()
         if not line.endswith(b"\n"):
-            said = self._said.read_text(errors="replace")[-500:].strip() or "nothing"
+            said = self._said.read_text(errors="replace")[-500:].strip() if self._said.exists() else ""
             raise EnvironmentFailed(
                 f"the browser's process has ended (status {self._process.wait()}: -9 is a lack of memory, or no answer for "
-                f"{_ANSWER_SECONDS:g} s); it said: {said}"
+                f"{_ANSWER_SECONDS:g} s); it said: {said or 'nothing'}"
             )
         reply: dict[str, Any] = json.loads(line)
         if "failed" in reply:

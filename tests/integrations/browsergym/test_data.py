@@ -94,8 +94,9 @@ def evaluators(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         monkeypatch.setenv(name, "http://localhost")
         monkeypatch.setenv(name.removeprefix("WA_"), "http://localhost")
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    monkeypatch.setattr(nltk.data, "find", lambda *args, **named: None)
-    return pytest.importorskip("browsergym.webarenalite.evaluators")  # type: ignore[no-any-return]
+    with monkeypatch.context() as importing:
+        importing.setattr(nltk.data, "find", lambda *args, **named: None)
+        return pytest.importorskip("browsergym.webarenalite.evaluators")  # type: ignore[no-any-return]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -104,7 +105,7 @@ def test_the_official_string_evaluator(evaluators: ModuleType, tmp_path: Path) -
     by_string = [row for row in rows if row["eval"]["eval_types"] == ["string_match"]]
     judged = [row for row in by_string if row["eval"]["reference_answers"].keys() <= {"exact_match", "must_include"}]
     assert len(judged) == 43, "those without a language model"
-    file, accepted, rejected, undecided = tmp_path / "task.json", 0, 0, 0
+    file, accepted, rejected, by_word, malformed = tmp_path / "task.json", 0, 0, 0, 0
     for row in judged:
         file.write_text(json.dumps(row))
         evaluate = evaluators.evaluator_router(file)
@@ -120,5 +121,7 @@ def test_the_official_string_evaluator(evaluators: ModuleType, tmp_path: Path) -
             accepted += score(right) == 1
             rejected += score("I could not find it.") == 0 == score("") and score(right[::-1] + "?") == 0
         except LookupError:  # a single letter or digit is looked for among the words, for which nltk needs `punkt_tab`
-            undecided += 1
-    assert (accepted, rejected, undecided) == (38, 38, 5)
+            by_word += 1
+        except AssertionError:  # one reference is a text where the evaluator wants a list
+            malformed += 1
+    assert (accepted, rejected, by_word, malformed) in ((38, 38, 4, 1), (42, 42, 0, 1)), "the latter where `punkt_tab` is there"
