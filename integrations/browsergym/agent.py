@@ -1,7 +1,7 @@
 """An ordinary LangChain agent with one tool per BrowserGym action."""
 
 import threading
-from functools import partial
+from collections.abc import Callable, Mapping
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage
@@ -42,12 +42,18 @@ class BrowserTools:
                 name=name,
                 description=describe_action(name),
                 args_schema=arguments_schema(name),
-                func=partial(self._play, name),
+                func=self._tool(name),
             )
             for name in allowed_actions(str(task.metadata["task"]).partition(".")[0])
         ]
 
-    def _play(self, name: str, **arguments: object) -> str:
+    def _tool(self, name: str) -> Callable[..., str]:
+        def play(**arguments: object) -> str:  # a function and no `partial`, which LangGraph does not take
+            return self._play(name, arguments)
+
+        return play
+
+    def _play(self, name: str, arguments: Mapping[str, object]) -> str:
         """The calls of one message are played one after the other; those after the end change nothing."""
         with self._turn:
             if self.over:

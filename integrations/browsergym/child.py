@@ -186,7 +186,7 @@ def _read(requests: "queue.SimpleQueue[str]", scratch: str) -> None:
     for line in sys.stdin:
         requests.put(line)
     requests.put("")
-    time.sleep(3)
+    time.sleep(1)
     shutil.rmtree(scratch, ignore_errors=True)
     os._exit(1)  # it plays on, maybe for ever; what it has started ends when its pipes close
 

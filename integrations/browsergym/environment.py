@@ -16,7 +16,7 @@ from dreamgym_lg.types import StepResult, Task
 
 OVER = "The task has ended."
 """The observation of the last step: the page behind it is the benchmark's own business."""
-_CLICKED = ("button", "link", "checkbox", "radio", "tab", "option", "menuitem", "textbox", "combobox", "searchbox", "generic")
+_CLICKED = ("button", "link", "checkbox", "radio", "tab", "option", "menuitem", "textbox", "combobox", "searchbox", "clickable")
 _WRITTEN = ("textbox", "searchbox", "spinbutton", "Date", "InputTime")
 
 
