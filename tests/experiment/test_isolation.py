@@ -171,7 +171,7 @@ def of_this_script(task: Task) -> Any:
 
 @walls
 def test_what_would_leak_past_the_guard_is_no_reason_to_refuse_a_wall(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="could touch the real world.*sqlite3.Connection"):
+    with pytest.raises(ConfigurationError, match="no dreamed episode of this graph can be right: .*sqlite3.Connection"):
         AgentWorld(f"{app}:leaks", isolation="guard")
     world = AgentWorld(f"{app}:leaks")
     assert isinstance(world.agent(Policy(), real=False), WalledAgent)
