@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +26,8 @@ from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.simulate.call_order import PendingStep
 from dreamgym_lg.simulate.context import ActiveEpisode, answering, in_episode
 from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
-from dreamgym_lg.simulate.object_graph import reachable, returned_type
+from dreamgym_lg.simulate.guard.frames import first_line, user_line
+from dreamgym_lg.simulate.object_graph import body, reachable, returned_type
 
 BODIES, RUNS, ENTRY_POINTS = ("_run", "_arun"), ("run", "arun"), ("invoke", "ainvoke")
 
@@ -38,10 +40,15 @@ class _Attempt:
         self.by_node = by_node
         """A tool node calls, which words the errors that the tool raises."""
         self.tool: BaseTool | None = None
-        self.action = ""
+        self.action = self.line = ""
         self.ran = False
         """The body was reached: let through, or answered by the environment."""
         self.step: PendingStep | None = None
+
+    def begin(self, tool: BaseTool, given: Any) -> None:
+        """It calls `tool` with these arguments; its line is that of who calls by hand, else the tool's first."""
+        self.tool, self.action = tool, action_of(tool, given)
+        self.line = first_line(body(tool)) if self.by_node else user_line()
 
 
 _attempt: ContextVar[_Attempt | None] = ContextVar("dreamgym_tool_call", default=None)
@@ -102,7 +109,8 @@ def _entry_point(name: str) -> Handler:
 def _body(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
     attempt = _attempt_at_body(tool, args, kwargs)
     if not episode.passes(tool):
-        attempt.step, answer = episode.play(attempt.action, attempt.call_id, lambda answer: parse_answer(tool, answer))
+        read = partial(parse_answer, tool)
+        attempt.step, answer = episode.play(attempt.action, attempt.call_id, read, line=attempt.line)
         return answer
     with in_episode(episode.owner_of_body(tool)):
         return original(tool, *args, **kwargs)
@@ -111,7 +119,8 @@ def _body(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, 
 async def _abody(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
     attempt = _attempt_at_body(tool, args, kwargs)
     if not episode.passes(tool):
-        attempt.step, answer = await episode.aplay(attempt.action, attempt.call_id, lambda answer: parse_answer(tool, answer))
+        read = partial(parse_answer, tool)
+        attempt.step, answer = await episode.aplay(attempt.action, attempt.call_id, read, line=attempt.line)
         return answer
     with in_episode(episode.owner_of_body(tool)):
         return await original(tool, *args, **kwargs)
@@ -123,7 +132,7 @@ def _attempt_at_body(tool: BaseTool, args: Args, kwargs: Kwargs) -> _Attempt:
     if attempt is None or attempt.tool is not tool:
         attempt = _Attempt(None)
         given = {key: value for key, value in kwargs.items() if key not in ("run_manager", "config")}
-        attempt.action = action_of(tool, given if given or not args else args[0])
+        attempt.begin(tool, given if given or not args else args[0])
     attempt.ran = True
     return attempt
 
@@ -207,14 +216,17 @@ def _recorded(episode: ActiveEpisode, tool: BaseTool, args: Args, kwargs: Kwargs
     if isinstance(given, dict) and given.get("type") == "tool_call":
         given, call_id = given["args"], given["id"]
     with _current_attempt(episode, tool, call_id) as attempt:
-        attempt.tool, attempt.action = tool, action_of(tool, given)
+        attempt.begin(tool, given)
+        if attempt.step is None and episode.runs_anyway(tool):  # now, before what happens inside of it
+            attempt.step = episode.add_act("passed through", attempt.action, attempt.call_id, line=attempt.line)
 
         def record(result: Any) -> Any:
             failed = isinstance(result, ToolMessage) and result.status == "error"
             if attempt.step is not None:
                 attempt.step.answer = as_text(result)
-            elif not episode.runs_anyway(tool):
-                attempt.step = episode.add_step(attempt.action, as_text(result), attempt.call_id, valid=not failed)
+            else:
+                told = attempt.action, as_text(result), attempt.call_id
+                attempt.step = episode.add_step(*told, valid=not failed, line=attempt.line)
             return result
 
         try:
@@ -222,8 +234,11 @@ def _recorded(episode: ActiveEpisode, tool: BaseTool, args: Args, kwargs: Kwargs
         except GraphBubbleUp:
             raise
         except Exception as error:
-            if attempt.step is None and not attempt.by_node and not episode.runs_anyway(tool):
-                attempt.step = episode.add_step(attempt.action, str(error), attempt.call_id, valid=False)
+            if attempt.step is None and not attempt.by_node:
+                told = attempt.action, str(error), attempt.call_id
+                attempt.step = episode.add_step(*told, valid=False, line=attempt.line)
+            elif attempt.step is not None and episode.runs_anyway(tool):
+                attempt.step.answer = f"{type(error).__name__}: {error}"
             raise
 
 
@@ -294,7 +309,7 @@ def _recorded_of_node(
         failed = isinstance(result, ToolMessage) and result.status == "error"
         if failed and attempt.step is None and not (tool and episode.runs_anyway(tool)):
             action = attempt.action or render_call(call["name"], call["args"])
-            episode.add_step(action, result.text, attempt.call_id, valid=False)
+            episode.add_step(action, result.text, attempt.call_id, valid=False, line=attempt.line)
         return result
 
     try:

@@ -41,7 +41,7 @@ from dreamgym_lg.errors import ConfigurationError, DreamGymError, EnvironmentFai
 from dreamgym_lg.simulate.agent import AgentInput, AgentState
 from dreamgym_lg.simulate.guard.guard import Allow
 from dreamgym_lg.simulate.wall.wall import check_wall, start_walled
-from dreamgym_lg.types import Step, Task
+from dreamgym_lg.types import Act, Step, Task
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +204,8 @@ class _Worker:
                     asked.add(asyncio.create_task(self._answer(message, _answers(task, policy, environment), causes)))
                 elif "state" in message:
                     steps = [Step(**step) for step in message["state"]["steps"]]
-                    yield cast(AgentState, message["state"] | {"steps": steps})
+                    acts = [Act(*act) for act in message["state"]["acts"]]
+                    yield cast(AgentState, message["state"] | {"steps": steps, "acts": acts})
                 elif "failed" in message:
                     self.idle = self._send(None)
                     raise self._error(message, causes)
