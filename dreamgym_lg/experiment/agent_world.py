@@ -26,6 +26,7 @@ from dreamgym_lg.simulate import SimulatedAgent
 from dreamgym_lg.simulate.agent import EpisodeOptions, ResetReal, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine, simulated_tools
 from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay
+from dreamgym_lg.simulate.tools import with_returns
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class AgentWorld(World):
         self._grounding: Grounding | None = None
         self.asks_experience = create_environment is None
         examined = self.examine()
-        self.tools = tool_schemas(examined.tools)
+        self.tools = with_returns(graph, tool_schemas(examined.tools))
         self.all_tasks = [self.with_tools(task) for task in tasks]
         if leaks := [part for part in examined.parts if part.handling == "could leak"]:
             told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)

@@ -29,7 +29,7 @@ from dreamgym_lg.simulate.guard.guard import Blocked, Guard, RealAccessBlocked
 from dreamgym_lg.simulate.install import install_episode
 from dreamgym_lg.simulate.interrupts import InterruptedRun, approve
 from dreamgym_lg.simulate.object_graph import changes_state_only, runs_an_agent
-from dreamgym_lg.simulate.tools import return_schemas
+from dreamgym_lg.simulate.tools import with_returns
 from dreamgym_lg.types import Act, ActKind, Step, StepResult, Task
 
 T = TypeVar("T")
@@ -134,10 +134,7 @@ class SimulatedEpisode:
         """The policy was shown these tools (OpenAI's form): the environment is told what can be called, and what it returns."""
         new = {tool["function"]["name"]: tool for tool in tools} if tools else {}
         if self._environment is not None and not new.keys() <= self._tools.keys():
-            returns = return_schemas(self.graph)
-            for name in new.keys() & returns.keys():
-                new[name] = {**new[name], "function": {**new[name]["function"], "returns": returns[name]}}
-            self._tools |= new
+            self._tools |= {tool["function"]["name"]: tool for tool in with_returns(self.graph, new.values())}
             with self._asking_environment():
                 self._check_running()
                 self._environment.show_tools(list(self._tools.values()))

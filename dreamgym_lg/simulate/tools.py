@@ -5,11 +5,12 @@ production, byte for byte, and callbacks, artifacts and error handling stay as t
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from types import UnionType
+from typing import Any, NotRequired, Union, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
@@ -18,8 +19,9 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt import ToolNode, ToolRuntime
 from langgraph.types import Command
 from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 from pydantic_core import to_jsonable_python
+from typing_extensions import TypedDict, is_typeddict
 
 from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import PredictionFailed
@@ -165,12 +167,34 @@ def _structure(tool: BaseTool) -> TypeAdapter[Any] | None:
     """The structure that a tool's body promises to return; None for text, and for what has no JSON, as a data frame."""
     kind = returned_type(tool)
     try:
-        return None if kind is None else TypeAdapter(kind)
-    except PydanticSchemaGenerationError:
+        return None if kind is None else TypeAdapter(_readable(kind))
+    except (PydanticUserError, RecursionError, TypeError):
         return None
 
 
-def return_schemas(graph: Any) -> Mapping[str, dict[str, Any]]:
+def _readable(kind: Any) -> Any:
+    """The type with each `typing.TypedDict` in it as one of `typing_extensions`: before Python 3.12 pydantic reads no other."""
+    if is_typeddict(kind) and type(kind).__module__ == "typing":
+        fields = {name: _readable(hint) for name, hint in get_type_hints(kind).items()}
+        optional = {name: NotRequired[hint] for name, hint in fields.items() if name in kind.__optional_keys__}
+        return TypedDict(kind.__name__, fields | optional)  # type: ignore[operator]
+    parts, origin = tuple(_readable(part) for part in get_args(kind)), get_origin(kind)
+    if parts == get_args(kind) or origin is None:
+        return kind
+    return Union[parts] if origin in (Union, UnionType) else origin[parts]  # noqa: UP007  # made here, not written
+
+
+def with_returns(graph: Any, tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tools (in OpenAI's form) with what they return, the JSON schema of it, where the graph's own say a structure."""
+    known = _return_schemas(graph)
+    found = []
+    for each in tools:
+        returns = {"returns": known[name]} if (name := each["function"]["name"]) in known else {}
+        found.append({**each, "function": {**each["function"], **returns}} if returns else each)
+    return found
+
+
+def _return_schemas(graph: Any) -> Mapping[str, dict[str, Any]]:
     """The JSON schemas of what the tools that a graph holds return, by name, of those that return a structure."""
     try:
         if graph in _schemas:
