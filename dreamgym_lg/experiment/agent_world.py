@@ -26,7 +26,7 @@ from dreamgym_lg.simulate import SimulatedAgent
 from dreamgym_lg.simulate.agent import EpisodeOptions, ResetReal, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine, simulated_tools
 from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay
-from dreamgym_lg.simulate.tools import with_returns
+from dreamgym_lg.simulate.return_types import UNKNOWN_UPDATE, with_returns
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ class AgentWorld(World):
         if leaks := [part for part in examined.parts if part.handling == "could leak"]:
             told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
             raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
+        if unknown := [part.name for part in examined.parts if part.advice == UNKNOWN_UPDATE]:
+            raise ConfigurationError(f"the tools {', '.join(unknown)} cannot be simulated; of each: {UNKNOWN_UPDATE}")
 
     def examine(self, trajectories: Iterable[Trajectory] | None = None) -> Examination:
         """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it.

@@ -64,6 +64,10 @@ class ActiveEpisode(Protocol):
         """Its block was left: whatever of its code still runs is answered by nobody."""
 
     @property
+    def graph(self) -> object:
+        """What runs: a graph, or an object that holds one."""
+
+    @property
     def call_order(self) -> CallOrder: ...
 
     def selects(self, call: Call) -> bool:

@@ -29,7 +29,7 @@ from dreamgym_lg.simulate.guard.guard import Blocked, Guard, RealAccessBlocked
 from dreamgym_lg.simulate.install import install_episode
 from dreamgym_lg.simulate.interrupts import InterruptedRun, approve
 from dreamgym_lg.simulate.object_graph import changes_state_only, runs_an_agent
-from dreamgym_lg.simulate.tools import with_returns
+from dreamgym_lg.simulate.return_types import with_returns
 from dreamgym_lg.types import Act, ActKind, Step, StepResult, Task
 
 T = TypeVar("T")

@@ -5,31 +5,26 @@ production, byte for byte, and callbacks, artifacts and error handling stay as t
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from types import UnionType
-from typing import Any, NotRequired, Union, get_args, get_origin, get_type_hints
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt import ToolNode, ToolRuntime
 from langgraph.types import Command
-from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 from pydantic_core import to_jsonable_python
-from typing_extensions import TypedDict, is_typeddict
 
 from dreamgym_lg.actions import render_call
-from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.simulate.call_order import PendingStep
 from dreamgym_lg.simulate.context import ActiveEpisode, answering, in_episode
 from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
 from dreamgym_lg.simulate.guard.frames import first_line, user_line
-from dreamgym_lg.simulate.object_graph import body, reachable, returned_type
+from dreamgym_lg.simulate.object_graph import body
+from dreamgym_lg.simulate.return_types import parse_answer
 
 BODIES, RUNS, ENTRY_POINTS = ("_run", "_arun"), ("run", "arun"), ("invoke", "ainvoke")
 
@@ -111,7 +106,7 @@ def _entry_point(name: str) -> Handler:
 def _body(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
     attempt = _attempt_at_body(tool, args, kwargs)
     if not episode.passes(tool):
-        read = partial(parse_answer, tool)
+        read = partial(parse_answer, tool, episode.graph, kwargs, attempt.call_id)
         attempt.step, answer = episode.play(attempt.action, attempt.call_id, read, line=attempt.line)
         return answer
     with in_episode(episode.owner_of_body(tool)):
@@ -121,7 +116,7 @@ def _body(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, 
 async def _abody(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
     attempt = _attempt_at_body(tool, args, kwargs)
     if not episode.passes(tool):
-        read = partial(parse_answer, tool)
+        read = partial(parse_answer, tool, episode.graph, kwargs, attempt.call_id)
         attempt.step, answer = await episode.aplay(attempt.action, attempt.call_id, read, line=attempt.line)
         return answer
     with in_episode(episode.owner_of_body(tool)):
@@ -144,76 +139,6 @@ def action_of(tool: BaseTool, given: Any) -> str:
     if not isinstance(given, dict):
         given = {next(iter(tool.args), "input"): given}  # a tool of one text
     return render_call(tool.name, to_jsonable_python(tool._filter_injected_args(given), fallback=str))
-
-
-def parse_answer(tool: BaseTool, answer: str) -> Any:
-    """The answer in the shape in which the tool's body returns its own.
-
-    Raises `PredictionFailed` if the body promises a structure that the answer is not.
-    """
-    value: Any = answer
-    if (structure := _structure(tool)) is not None:
-        try:
-            value = structure.validate_json(answer)
-        except ValidationError as error:
-            raise PredictionFailed(
-                f"tool {tool.name!r} returns {returned_type(tool)}; its dreamed answer {answer[:120]!r} is none: "
-                f"{error.errors()[0]['msg']}"
-            ) from error
-    return (value, None) if tool.response_format == "content_and_artifact" else value
-
-
-def _structure(tool: BaseTool) -> TypeAdapter[Any] | None:
-    """The structure that a tool's body promises to return; None for text, and for what has no JSON, as a data frame."""
-    kind = returned_type(tool)
-    try:
-        return None if kind is None else TypeAdapter(_readable(kind))
-    except (PydanticUserError, RecursionError, TypeError):
-        return None
-
-
-def _readable(kind: Any) -> Any:
-    """The type with each `typing.TypedDict` in it as one of `typing_extensions`: before Python 3.12 pydantic reads no other."""
-    if is_typeddict(kind) and type(kind).__module__ == "typing":
-        fields = {name: _readable(hint) for name, hint in get_type_hints(kind).items()}
-        optional = {name: NotRequired[hint] for name, hint in fields.items() if name in kind.__optional_keys__}
-        return TypedDict(kind.__name__, fields | optional)  # type: ignore[operator]
-    parts, origin = tuple(_readable(part) for part in get_args(kind)), get_origin(kind)
-    if parts == get_args(kind) or origin is None:
-        return kind
-    return Union[parts] if origin in (Union, UnionType) else origin[parts]  # noqa: UP007  # made here, not written
-
-
-def with_returns(graph: Any, tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tools (in OpenAI's form) with what they return, the JSON schema of it, where the graph's own say a structure."""
-    known = _return_schemas(graph)
-    found = []
-    for each in tools:
-        returns = {"returns": known[name]} if (name := each["function"]["name"]) in known else {}
-        found.append({**each, "function": {**each["function"], **returns}} if returns else each)
-    return found
-
-
-def _return_schemas(graph: Any) -> Mapping[str, dict[str, Any]]:
-    """The JSON schemas of what the tools that a graph holds return, by name, of those that return a structure."""
-    try:
-        if graph in _schemas:
-            return _schemas[graph]
-    except TypeError:  # an object of the user's that is not hashed
-        return {}
-    found = {tool.name: tool for tool in reachable(graph) if isinstance(tool, BaseTool)}
-    structures = {name: structure for name, tool in found.items() if (structure := _structure(tool)) is not None}
-    schemas: dict[str, dict[str, Any]] = {}
-    for name, structure in structures.items():
-        with suppress(PydanticInvalidForJsonSchema):
-            schemas[name] = structure.json_schema()
-    with suppress(TypeError):  # not weakly referable
-        _schemas[graph] = schemas
-    return schemas
-
-
-_schemas: WeakKeyDictionary[Any, dict[str, dict[str, Any]]] = WeakKeyDictionary()
-"""By graph: finding its tools takes milliseconds."""
 
 
 # --- around it --------------------------------------------------------------------------------------------------------------
