@@ -12,7 +12,7 @@ import typer
 from dreamgym_lg.actions import render_answer
 from dreamgym_lg.cli.console import console, errors_shown, say, typed, visible
 from dreamgym_lg.cli.experiment import WORLD_HELP, is_object, open_experiment
-from dreamgym_lg.cli.fidelity import Buffer, Model, check_source
+from dreamgym_lg.cli.fidelity import Model, check_source
 from dreamgym_lg.cli.play_agent import PERSON, play_agent
 from dreamgym_lg.cli.play_session import Session, store_played, typed_call
 from dreamgym_lg.environment import Environment
@@ -54,6 +54,13 @@ Played = Annotated[
     str | None,
     typer.Argument(metavar="WORLD", help=f"{WORLD_HELP} Or [b]FILE.py:NAME[/b] of an agent's graph, whose world you are."),
 ]
+OwnBuffer = Annotated[
+    Path | None,
+    typer.Option(
+        help="In place of an experiment: your own replay buffer. Of an agent: holds the --task, takes what you --record.",
+        dir_okay=False,
+    ),
+]
 Policy = Annotated[
     str | None,
     typer.Option(help="Of an agent: the chat model that acts, e.g. openai:gpt-5-mini, or its folder. Default: its own models."),
@@ -69,7 +76,7 @@ Record = Annotated[bool, typer.Option("--record", help="Store what was played in
 
 def play(
     world: Played = None,
-    replay_buffer: Buffer = None,
+    replay_buffer: OwnBuffer = None,
     experience_model: Model = None,
     real: Real = False,
     split: Chosen = None,
@@ -89,7 +96,8 @@ def play(
     with errors_shown():
         found = load_object(world) if world is not None and is_object(world) else None
         if world is not None and found is not None and not isinstance(found, Experiment | World):
-            for option, given in (("--experience-model", experience_model), ("--real", real), ("--split", split)):
+            others = {"--experience-model": experience_model, "--real": real, "--split": split, "--reasoning": reasoning}
+            for option, given in others.items():
                 if given:
                     raise ConfigurationError(f"{option} with {world}: you are the world of this agent; leave it away")
             play_agent(compiled(found), world, policy=policy, replay_buffer=replay_buffer, task=task, record=record)
@@ -160,6 +168,8 @@ def _of_experiment(given: str, loaded: object, real: bool) -> Iterator[Place]:
 def _of_buffer(file: Path, model: str, real: bool) -> Iterator[Place]:
     if real:
         raise ConfigurationError("--real needs a WORLD: a replay buffer does not hold the tools themselves")
+    if not file.exists():
+        raise ConfigurationError(f"the replay buffer {file} does not exist: `dreamgym import` makes one of your traces")
     with ReplayBuffer(file) as buffer:
         experience = load_experience_model(model, buffer)
         dream = DreamEnvironment(experience, grounding=Grounding(buffer))

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,11 @@ class _Left(RunStopped):
 def _ask(what: str, read: Callable[[str], StepResult]) -> StepResult:
     """Ask until `read` raises no `PredictionFailed`."""
     while True:
-        if (text := _typed_lines(what)) is None or text == "/quit":
+        try:
+            text = _typed_lines(what)
+        except KeyboardInterrupt:
+            raise _Left from None
+        if text is None or text == "/quit":
             raise _Left
         try:
             return read(text)
@@ -183,10 +187,21 @@ def _stored(buffer: ReplayBuffer, id: str) -> Task:
 
 
 @contextmanager
-def _own_loop() -> Iterator[Callable[[Any], list[Trajectory]]]:
+def _own_loop() -> Iterator[Callable[[Coroutine[Any, Any, list[Trajectory]]], list[Trajectory]]]:
     """A loop for all episodes, in which Ctrl-C ends a question at once: `asyncio.run` would wait for its answer."""
     loop = asyncio.new_event_loop()
+
+    def run(coroutine: Coroutine[Any, Any, list[Trajectory]]) -> list[Trajectory]:
+        playing = loop.create_task(coroutine)
+        try:
+            return loop.run_until_complete(playing)
+        except KeyboardInterrupt:
+            playing.cancel()
+            with suppress(asyncio.CancelledError):
+                loop.run_until_complete(playing)
+            raise
+
     try:
-        yield loop.run_until_complete
+        yield run
     finally:
         loop.close()

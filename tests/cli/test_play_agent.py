@@ -1,7 +1,5 @@
 """`dreamgym play my_app.py:graph`: a person answers the tool calls of an agent, typed on standard input."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,7 +105,6 @@ def recorded() -> list[Trajectory]:
 
 
 def test_a_person_is_the_world_of_their_agent(sit: Sit) -> None:
-    Path("replay.db").touch()
     typed = ("A room in Rome.", '[{"number": 7}]', "It is\\", "booked.", "2", "0.5", "A room in Rome.", "[]", "No.", "1")
     done = sit(*typed, options=RECORDED)
     assert done.exit_code == 0, done.output
@@ -143,7 +140,6 @@ def test_an_answer_that_is_not_what_the_tool_returns_is_asked_again(sit: Sit) ->
 
 def test_what_the_guard_stops_is_shown_with_the_users_line(sit: Sit) -> None:
     Path("orders.db").touch()
-    Path("replay.db").touch()
     done = sit('{"room": 7}', "Yes.", name="removes", options=RECORDED)
     assert Path("orders.db").exists() and done.exit_code == 0, done.output
     calls = at('    book.invoke({"room": state["room"]}) if "room" in state else None', "remove")
@@ -166,7 +162,6 @@ def test_a_stored_task_is_played_once(sit: Sit) -> None:
 
 @pytest.mark.parametrize("typed", [["/quit"], [], ["A room.", "/quit"], ["A room."], ["A room.", "[]\\"]])
 def test_a_person_may_leave_at_any_question(typed: list[str], sit: Sit) -> None:
-    Path("replay.db").touch()
     done = sit(*typed, options=RECORDED)
     assert done.exit_code == 0 and recorded() == []
     assert ("it is not stored" in done.output) == (len(typed) > 1 or typed == ["A room."])
@@ -181,6 +176,7 @@ def test_a_person_may_leave_at_any_question(typed: list[str], sit: Sit) -> None:
         ("graph", ("--task", "rome"), "--task needs a --replay-buffer"),
         ("graph", ("--real",), "--real with own_agent.py:graph: you are the world"),
         ("graph", ("--split", "test"), "--split with"),
+        ("graph", ("--reasoning",), "--reasoning with"),
         ("graph", ("--policy", "no-such-provider:x"), "no-such-provider"),
     ],
 )
@@ -194,12 +190,3 @@ def test_a_file_that_is_not_there_and_a_policy_without_an_agent_say_so(sit: Sit)
     assert done.exit_code == 2 and "nobody.py is not a file" in done.output
     done = CliRunner().invoke(app, ["peckingorder", "--policy", "openai:x"], env={"COLUMNS": "300"})
     assert done.exit_code == 2 and "--policy is for an agent's graph" in done.output
-
-
-def test_the_command_plays_an_agent(tmp_path: Path) -> None:
-    """A process of its own: prompts and answers in a pipe."""
-    (tmp_path / "own_agent.py").write_text(AGENT)
-    command = [sys.executable, "-m", "dreamgym_lg.cli.app", "play", "own_agent.py:graph"]
-    done = subprocess.run(command, cwd=tmp_path, input="A room.\n[]\nNo.\n1\n", capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "answer> []" in done.stdout and "success: reward 1" in done.stdout
