@@ -4,7 +4,7 @@ Run: python cookbook/alfworld_fidelity.py GAMES --out runs/alfworld      (about 
 Needs: pip install 'dreamgym-lg[alfworld,train,report]'
 
 GAMES is the folder that `alfworld-download` made, or a packed file of its games. The first two stages of an experiment: real
-trajectories of train games go into a replay buffer; a model of 1 M parameters is trained from scratch on them, grounded in
+trajectories of train games go into a replay buffer; the small base (2.3 M parameters) is fine-tuned on them, grounded in
 retrieved real steps. Then it is put to the transitions of games that it has never seen, once whole and once without each part.
 No policy is trained here.
 """

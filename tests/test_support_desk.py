@@ -7,11 +7,13 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dreamgym_lg import AgentWorld
 from dreamgym_lg.experiment.evaluation import validate
 
 pytest.importorskip("langchain", reason="needs langchain")
@@ -77,6 +79,24 @@ def test_notes_in_hindsight_are_what_the_database_says_before_anything_is_change
         with desk.shop.fresh():
             assert [json.dumps(tools[call.name](**call.arguments)) for call, _ in notes] == [answer for _, answer in notes]
     assert set(noted) == {"get_order", "get_customer"} and sum(noted.values()) > TRAIN
+
+
+def test_the_recorded_successes_that_write_judge_their_tickets_and_the_variations_of_them(desk: Any) -> None:
+    """What `run.py --dreamed` trains on: the experience model judges nothing there."""
+    buffer = desk.gym.replay_buffer
+    world = AgentWorld(desk.gym.world.graph, tasks=buffer.tasks(split="train"), writes=desk.old_policy.WRITES)
+    judged = {each.id for each in world.judged_by_traces(world.tasks("train"), buffer)}
+    wrote = {
+        each.task.id
+        for each in buffer.trajectories(source="offline")
+        if each.success and any(f'"name": "{name}"' in step.action for step in each.steps for name in desk.old_policy.WRITES)
+    }
+    assert judged and judged == wrote
+    generate, rng = world.task_generator(world.tasks("train"), buffer), Random(0)
+    assert generate is not None
+    seeds = [each for each in world.tasks("train") if each.id in judged]
+    varied = [task for seed in seeds if (task := generate(seed, [], rng)) is not None]
+    assert varied and world.judged_by_traces(varied, buffer) == varied
 
 
 @pytest.mark.parametrize("habit", ["good", "wrong_tool", "wrong_argument", "no_lookup", "answers_at_once", "escalates_at_once"])

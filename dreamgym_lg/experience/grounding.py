@@ -140,6 +140,11 @@ class Grounding:
             return use_by_name(tool).writes if self._told is None else tool in self._told
         return self.uses[tool].writes
 
+    def judges(self, task: Task) -> bool:
+        """Whether recorded successes decide every outcome of the task, so that the experience model never judges it."""
+        references = self._references(task) if "effects" in self.checks else ()
+        return bool(references) and all(references)
+
     def decide(self, task: Task, history: Sequence[Exchange], action: str, *, unseen: bool = False) -> Decision | None:
         """What follows an action, or None where the experience model has to be asked.
 

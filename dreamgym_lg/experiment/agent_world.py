@@ -156,9 +156,16 @@ class AgentWorld(World):
 
     def writing_tools(self, replay_buffer: ReplayBuffer) -> Collection[str]:
         """The names of the tools that change the world, as the buffer's traces and the tools themselves show them."""
+        grounding = self._grounded(replay_buffer)
+        return frozenset(filter(grounding.writes, grounding.uses))
+
+    def judged_by_traces(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> list[Task]:
+        return list(filter(self._grounded(replay_buffer).judges, tasks)) if self.judged_by_dream else []
+
+    def _grounded(self, replay_buffer: ReplayBuffer) -> Grounding:
         grounding = self._grounding or self.ground(replay_buffer)
         grounding.refresh()
-        return frozenset(filter(grounding.writes, grounding.uses))
+        return grounding
 
     def as_dreamed(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
         """Recorded episodes with the tools of the graph and the steps that its environment would be asked.

@@ -30,37 +30,52 @@ STAGES = ("collect", "experience", "base", "train", "prove")
 
 
 def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
-    """The policy on the validation tasks, dreamed and, as far as `real_budget` goes, real; metrics of the training graph."""
-    tasks = work.validation_tasks()
-    dreamed = check_played(work.play("validate/dream", policy, tasks, iteration=iteration, experience=experience))
-    work.say_unreadable(dreamed)
-    figures: dict[str, Any] = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
-    told = f"after {iteration} iterations: dream {_of(dreamed)}"
-    if panel := tasks[: _affordable(work, iteration)]:
+    """The policy on the validation tasks, dreamed and, as far as `real_budget` goes, real; metrics of the training graph.
+
+    With `references_only` nothing is dreamed here: no recorded success judges a validation task.
+    """
+    tasks, dreamed, figures, told = work.validation_tasks(), list[Trajectory](), dict[str, Any](), list[str]()
+    panel = tasks[: _affordable(work, iteration)]
+    if not work.settings.references_only:
+        dreamed = check_played(work.play("validate/dream", policy, tasks, iteration=iteration, experience=experience))
+        work.say_unreadable(dreamed)
+        figures = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
+        on = f" (on the same tasks {_of(dreamed[: len(panel)])})" if 0 < len(panel) < len(tasks) else ""
+        told.append(f"dream {_of(dreamed)}{on}")
+    if panel:
         real = check_played(work.play("validate/real", policy, panel, iteration=iteration))
-        verdicts = _verdicts(work, experience, real)
-        same = dreamed[: len(real)]  # the same tasks
-        one, other = (sum(episode.success for episode in episodes) for episodes in (same, real))
-        gap, (low, high) = (one - other) / len(real), difference_interval((one, len(same)), (other, len(real)))
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
-        figures |= {
-            "eval_gap": gap,
-            "eval_gap_low": low,
-            "eval_gap_high": high,
-            "eval_invalid_recall": verdicts.invalid_recall,
-            "eval_invalid_count": verdicts.invalid,
-            "eval_reward_errors": verdicts.reward_errors / max(verdicts.valid + verdicts.invalid, 1),
-        }
-        on = f" (on the same tasks {_of(same)})" if len(same) < len(dreamed) else ""
-        told += (
-            f"{on}, real {_of(real)}, gap {gap:+.2f} [{low:+.2f}, {high:+.2f}]; the experience model recognised "
-            f"{verdicts.invalid_recognised} of {verdicts.invalid} invalid actions and gave "
-            f"{figures['eval_reward_errors']:.1%} wrong rewards"
-        )
+        told.append(f"real {_of(real)}")
+        if dreamed:
+            compared, said = _compare(work, experience, dreamed[: len(panel)], real)
+            figures |= compared
+            told.append(said)
     elif work.settings.real_budget:
-        told += f"; real_budget={work.settings.real_budget} is spent: no real episode was played"
-    work.say(told)
+        told.append(f"real_budget={work.settings.real_budget} is spent: no real episode was played")
+    if told:
+        work.say(f"after {iteration} iterations: {', '.join(told)}")
     return figures
+
+
+def _compare(
+    work: Workspace, experience: ExperienceModel, dreamed: Sequence[Trajectory], real: Sequence[Trajectory]
+) -> tuple[dict[str, Any], str]:
+    """The gap between dream and reality on the same tasks, and what the experience model makes of the real episodes."""
+    verdicts = _verdicts(work, experience, real)
+    one, other = (sum(episode.success for episode in episodes) for episodes in (dreamed, real))
+    gap, (low, high) = (one - other) / len(real), difference_interval((one, len(dreamed)), (other, len(real)))
+    figures = {
+        "eval_gap": gap,
+        "eval_gap_low": low,
+        "eval_gap_high": high,
+        "eval_invalid_recall": verdicts.invalid_recall,
+        "eval_invalid_count": verdicts.invalid,
+        "eval_reward_errors": verdicts.reward_errors / max(verdicts.valid + verdicts.invalid, 1),
+    }
+    return figures, (
+        f"gap {gap:+.2f} [{low:+.2f}, {high:+.2f}]; the experience model recognised {verdicts.invalid_recognised} of "
+        f"{verdicts.invalid} invalid actions and gave {figures['eval_reward_errors']:.1%} wrong rewards"
+    )
 
 
 def _verdicts(

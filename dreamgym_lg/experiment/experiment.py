@@ -24,6 +24,7 @@ from dreamgym_lg.learner import Learner
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.token_recorder import TrainablePolicy
+from dreamgym_lg.types import Task
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
@@ -331,17 +332,22 @@ class Experiment(Workspace):
 
     def _curriculum(self) -> Curriculum:
         """The curriculum over the training tasks, as the episodes trained so far have left it."""
-        s, tasks = self.settings, self.tasks("train")
+        s, tasks = self.settings, gate.trainable_tasks(self)
         curriculum = Curriculum(
             tasks,
             task_generator=self.world.task_generator(tasks, self.replay_buffer) if s.synthetic_share else None,
-            check_task=self.world.check_task,
+            check_task=self._check_task,
             synthetic_share=s.synthetic_share,
             seed=s.seed,
         )
         trained_on = self.replay_buffer.trajectories(run=self.run_name(TRAIN), errors=False)
         curriculum.restore(self.replay_buffer.tasks(origin="synthetic"), trained_on)
         return curriculum
+
+    def _check_task(self, task: Task) -> str | None:
+        if self.settings.references_only and not self.world.judged_by_traces([task], self.replay_buffer):
+            return "no_reference"
+        return self.world.check_task(task)
 
     def _evaluate(self, policy: "LocalChatModel", experience: ExperienceModel, iteration: int) -> dict[str, Any]:
         figures = evaluation.validate(self, policy, experience, iteration)

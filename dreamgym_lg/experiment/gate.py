@@ -11,7 +11,7 @@ from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.notes import in_noted_world
 from dreamgym_lg.experiment.workspace import REFRESH, Workspace
 from dreamgym_lg.fidelity.judgement import Judgement, ajudge, keys_of
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.types import Task, Trajectory
 
 FEW_JUDGED = 20
 """From fewer episodes no dream is refused: what the figure says is said, and training begins."""
@@ -68,10 +68,10 @@ def check_truthful(work: Workspace) -> None:
     """Raise `UntruthfulDream` if the dream pays more of what it must not than `Settings.max_false_success` allows.
 
     Of fewer than FEW_JUDGED such episodes the figure is only said. Nothing is measured where the limit is None, and where
-    another judge than the dream decides what an episode earns (`World.judged_by_dream`).
+    another judge than the experience model decides what an episode earns (`Settings.references_only`, `World.judged_by_dream`).
     """
     limit = work.settings.max_false_success
-    if limit is None or not work.world.judged_by_dream:
+    if limit is None or work.settings.references_only or not work.world.judged_by_dream:
         return
     judgement = measure(work, work.experience())
     rate = judgement.false_success
@@ -92,12 +92,34 @@ def check_truthful(work: Workspace) -> None:
     if rate.episodes < FEW_JUDGED:
         work.say(f"{said}. These are too few episodes to refuse the dream; watch the gap to real episodes")
         return
+    tasks = work.tasks("train")
+    judged = len(work.world.judged_by_traces(tasks, work.replay_buffer))
+    only = f"Train with references_only=True on the {judged} of {len(tasks)} tasks that recorded successes judge. "
     raise UntruthfulDream(
-        f"{said}. A policy trained there learns what it is wrongly paid for. Give the experience model more failures (import "
-        "failed traces, annotate them, train it on them and on edited successes), or take a better one; or train nonetheless "
-        "with max_false_success=None (`dreamgym train --force`), best with refresh_episodes=40, which shows a local "
-        "experience model that many real episodes at each refresh, or with real_budget=, which measures the gap to reality"
+        f"{said}. A policy trained there learns what it is wrongly paid for. {only if judged else ''}Give the experience model "
+        "more failures (import failed traces, annotate them, train it on them and on edited successes), or take a better one; "
+        "or train nonetheless with max_false_success=None (`dreamgym train --force`), best with refresh_episodes=40, which "
+        "shows a local experience model that many real episodes at each refresh, or with real_budget=, which measures the gap "
+        "to reality"
     )
+
+
+def trainable_tasks(work: Workspace) -> list[Task]:
+    """The tasks to train on: all of the split `train`, with `references_only` those that recorded successes judge.
+
+    Raises `ConfigurationError` if there is none of these.
+    """
+    tasks = work.tasks("train")
+    if not work.settings.references_only:
+        return tasks
+    judged = list(work.world.judged_by_traces(tasks, work.replay_buffer))
+    if not judged:
+        raise ConfigurationError(
+            f"references_only=True, and recorded successes decide the outcome of none of the {len(tasks)} training tasks: "
+            "import successful traces whose tools write, name these tools in writes=, or leave references_only away"
+        )
+    work.say(f"trains on the {len(judged)} of {len(tasks)} tasks that recorded successes judge")
+    return judged
 
 
 def _create_dream(work: Workspace, experience: ExperienceModel) -> Callable[[], DreamEnvironment]:

@@ -46,6 +46,9 @@ class Settings:
     """Of the policy's updates. None: 2e-4 for a model of up to 50 M parameters, 1e-6 for a larger one."""
     beta: float = 0.02
     """KL coefficient (TRL's `beta`)."""
+    references_only: bool = False
+    """Whether to train only on tasks whose outcome the writing calls of recorded successes decide (`Grounding.judges`), and the
+    experience model never: for tool agents whose dream answers well and judges badly."""
     synthetic_share: float = 0.25
     """Share of generated tasks in an iteration: the paper's lambda."""
     stop_after_uniform: int = 5

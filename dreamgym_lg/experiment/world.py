@@ -120,6 +120,10 @@ class World(ABC):
         """The names of a tool agent's tools that change the world; the buffer's traces may show it. Default: none."""
         return ()
 
+    def judged_by_traces(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> Sequence[Task]:
+        """Those of the tasks whose outcome in a dream the recorded successes of the buffer decide. Default: none."""
+        return ()
+
     def edited_successes(self, recorded: Sequence[Trajectory], *, writes: Collection[str], seed: int) -> Sequence[Trajectory]:
         """Recorded successes (of `as_dreamed`) made wrong, which an experience model must not pay. Default: none."""
         return ()

@@ -1,7 +1,8 @@
 """What a dream pays: its verdicts on recorded episodes that must or must not be paid, and whether its answers agree.
 
-Every question is asked behind the recorded history, so that what is right is known. It is asked of the dream as training has
-it: whatever decides there - a check, a record, the experience model - decides here.
+Every question is asked behind the recorded history, so that what is right is known, and as of a task that has no traces of its
+own: its own recorded answers and successes decide nothing, or each would confirm itself. So a tool agent's final answers are
+judged by the experience model here, also those of tasks that recorded successes judge in training (`Grounding.judges`).
 """
 
 import asyncio
@@ -43,7 +44,7 @@ class Judgement:
     by_kind: Mapping[str, Rate] = field(default_factory=dict)
     """`false_success` by what must not be paid: `recorded failures`, `the policy's failures`, and the kinds of edits."""
     by_decision: Mapping[str, Rate] = field(default_factory=dict)
-    """`false_success` by who decided on the episode's last step (`Step.decided_by`)."""
+    """`false_success` by who decided on the episode's last step (`Step.decided_by`); never a recorded success (see above)."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable; `from_dict` reads it."""

@@ -443,3 +443,20 @@ def test_a_generated_task_is_judged_by_the_calls_that_it_was_generated_with(buff
     *_, right = played.play(made, REFUND, DONE)
     *_, wrong = played.play(made, ORDER, DONE)
     assert [(each.reward, each.info["decided_by"]) for each in (right, wrong)] == [(1.0, "effects"), (0.0, "effects")]
+
+
+def test_recorded_successes_judge_a_task_if_none_of_them_leaves_the_outcome_to_the_answer(buffer: ReplayBuffer) -> None:
+    new = task("new", origin="synthetic", metadata={"reference_calls": [ORDER, REFUND]})
+    asks, failed = task("asks"), task("failed")
+    buffer.add(trace(task(), (ORDER, PAID), (REFUND, "ok"), DONE))
+    buffer.add(trace(asks, (ORDER, PAID), DONE))
+    buffer.add(trace(failed, (REFUND, "ok"), DONE, success=False))
+    grounding = Grounding(buffer)
+    grounding.refresh()
+    assert [grounding.judges(each) for each in (task(), asks, failed, new)] == [True, False, False, True]
+    buffer.add(trace(task(), (ORDER, PAID), DONE, index=1))
+    grounding.refresh()
+    assert not grounding.judges(task()), "one success wrote nothing: an episode that writes nothing is judged by its answer"
+    bare = Grounding(buffer, checks=["recorded"])
+    bare.refresh()
+    assert not bare.judges(new)

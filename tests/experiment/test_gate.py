@@ -159,6 +159,25 @@ def test_no_limit_or_another_judge_measures_nothing(make: Make, monkeypatch: pyt
     assert work.replay_buffer.metrics(work.run_name("fidelity")) == []
 
 
+def test_a_refused_dream_can_train_on_what_recorded_successes_judge(
+    make: Make, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The experience model then judges nothing: there is no gate, and no validation task is dreamed."""
+    said: list[str] = []
+    monkeypatch.setattr(Desk, "judged_by_traces", lambda self, tasks, buffer: tasks[:1])
+    with pytest.raises(UntruthfulDream, match=r"Train with references_only=True on the 1 of 12 tasks that recorded successes"):
+        gate.check_truthful(make(pays_all, SUCCESSES))
+    work = make(pays_all, SUCCESSES, references_only=True, real_budget=None, said=said)
+    work.collect()
+    gate.check_truthful(work)
+    assert [each.id for each in gate.trainable_tasks(work)] == ["train-0"] and "trains on the 1 of" in said[0]
+    figures = validate(work, scripted(reply=lambda _: ANSWER), work.experience(), 1)
+    assert figures["eval_real_episodes"] == 4 and not {"eval_dream_episodes", "eval_gap"} & set(figures)
+    monkeypatch.setattr(Desk, "judged_by_traces", lambda self, tasks, buffer: [])
+    with pytest.raises(ConfigurationError, match=r"the outcome of none of the \d+ training tasks: import successful traces"):
+        gate.trainable_tasks(work)
+
+
 def test_a_world_with_a_dream_of_its_own_has_no_experience_model_to_measure(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
