@@ -120,8 +120,7 @@ def play_agent(
     """
     if (record or task) and replay_buffer is None:
         raise ConfigurationError(f"{'--record' if record else '--task'} needs a --replay-buffer")
-    chosen = {} if policy else {"select": lambda call: False}
-    world = AgentWorld(graph, payload=_payload, **chosen)
+    world = AgentWorld(graph, payload=_payload, select=None if policy else lambda call: False)
     agent = world.agent(_load_policy(policy), real=False)
     say(_HELP)
     with ReplayBuffer(replay_buffer or ":memory:") as buffer, _own_loop() as run:
@@ -141,10 +140,8 @@ def show_episode(episode: Trajectory) -> None:
     """All that happened, in order, each with its line of the agent's code."""
     say("what happened", "bold")
     for each in episode.in_order:
-        if isinstance(each, Act):
-            kind, text, answer = each.kind, each.text, each.answer
-        else:
-            kind, text, answer = "simulated" if each.valid else "refused", each.action, each.next_observation
+        kind: str = each.kind if isinstance(each, Act) else "simulated" if each.valid else "refused"
+        text, answer = (each.text, each.answer) if isinstance(each, Act) else (each.action, each.next_observation)
         say(f"{kind}: {text}", "" if kind in ("simulated", "passed through") else "red")
         say("\n".join(f"    {line}" for line in (f"-> {answer}" if answer else "", each.line) if line), "dim")
     if episode.error is not None:

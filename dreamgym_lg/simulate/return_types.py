@@ -12,7 +12,7 @@ from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
+from pydantic.errors import PydanticInvalidForJsonSchema
 from typing_extensions import TypedDict, is_typeddict
 
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
@@ -85,15 +85,20 @@ def _structure(tool: BaseTool, state: Mapping[str, Any]) -> TypeAdapter[Any] | N
     kind = returned_type(tool)
     if returns_command(tool):
         kind = _state(update, state) if (update := state_update(tool)) is not None and update.asked else None
+    return None if kind is None else _adapter(kind)
+
+
+def _adapter(kind: Any) -> TypeAdapter[Any] | None:
     try:
-        return None if kind is None else TypeAdapter(_readable(kind))
-    except (PydanticUserError, RecursionError, TypeError):
+        return TypeAdapter(_readable(kind))
+    except Exception:  # of pydantic's or of the user's: a name that exists for type checkers only, say
         return None
 
 
 def _state(update: StateUpdate, types: Mapping[str, Any]) -> Any:
     """Of a `Command`: the state that it writes, and the message, without which the whole answer is the message."""
-    fields = {key: types.get(key, Any) if always else NotRequired[types.get(key, Any)] for key, always in update.asked.items()}
+    kinds = {key: _readable(kind) if _adapter(kind := types.get(key, Any)) is not None else Any for key in update.asked}
+    fields = {key: kinds[key] if always else NotRequired[kinds[key]] for key, always in update.asked.items()}
     return TypedDict("State", {**({MESSAGES: NotRequired[str]} if update.answers else {}), **fields})  # type: ignore[operator]
 
 
@@ -124,9 +129,8 @@ def _known(graph: Any) -> _Known:
             return _graphs[graph]
     found = list(reachable(graph))
     graphs = [each for each in found if isinstance(each, Pregel)]
-    known = _Known(
-        {key: _readable(channel.UpdateType) for each in graphs for key, channel in each.channels.items()}, schemas := {}
-    )
+    channels = [channel for each in graphs for channel in each.channels.items()]
+    known = _Known({key: getattr(channel, "UpdateType", Any) for key, channel in channels}, schemas := {})
     for tool in found:
         if isinstance(tool, BaseTool) and (structure := _structure(tool, known.state)) is not None:
             with suppress(PydanticInvalidForJsonSchema):
