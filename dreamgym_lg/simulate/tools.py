@@ -45,7 +45,7 @@ class _Attempt:
     def begin(self, tool: BaseTool, given: Any) -> None:
         """It calls `tool` with these arguments; its line is that of who calls by hand, else the tool's first."""
         self.tool, self.action = tool, action_of(tool, given)
-        self.line = first_line(body(tool)) if self.by_node else user_line()
+        self.line = self.line or (first_line(body(tool)) if self.by_node else user_line())
 
 
 _attempt: ContextVar[_Attempt | None] = ContextVar("dreamgym_tool_call", default=None)
@@ -199,7 +199,10 @@ def _current_attempt(episode: ActiveEpisode, tool: BaseTool, call_id: str | None
     if attempt is not None and begun and call_id in (None, attempt.call_id):
         yield attempt
         return
+    again = attempt is not None and attempt.tool is tool and attempt.call_id == call_id  # a middleware's retry, say
+    line = attempt.line if attempt is not None and again else ""
     attempt = _Attempt(call_id)
+    attempt.line = line
     token = _attempt.set(attempt)
     try:
         with episode.call_order.running(call_id):
