@@ -81,7 +81,7 @@ def test_the_wheel_carries_the_licence_and_declares_every_extra(wheel: Path) -> 
     assert "License-Expression: Apache-2.0" in metadata
     assert licence == (ROOT / "LICENSE").read_text()
     assert set(re.findall(r"^Provides-Extra: (\w+)$", metadata, re.M)) == {
-        "train", "textworld", "openai", "retrieval", "report", "bfcl", "alfworld", "demo", "dev", "all",
+        "train", "textworld", "openai", "retrieval", "report", "bfcl", "alfworld", "webshop", "demo", "dev", "all",
     }  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def test_all_installs_what_a_user_wants_and_no_development_tool() -> None:
                 found.add(re.split(r"[<>=]", requirement)[0])
         return found
 
-    wanted = packages("demo") | packages("openai") | packages("bfcl")
+    wanted = packages("demo") | packages("openai") | packages("bfcl") | packages("webshop")
     assert packages("all") == wanted and {"trl", "langchain-openai", "openai", "langchain"} <= wanted
     assert not {"pytest", "mypy", "ruff", "deepagents", "langchain-tests"} & packages("all")
     assert {"pytest", "langchain-openai"} <= packages("dev")

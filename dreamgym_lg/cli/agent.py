@@ -63,7 +63,7 @@ RewardRange = Annotated[
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a row was rejected; the rest is stored all the same.")]
 
-COLOURS = {"could leak": "bold red", "stopped": "red", "unknown": "yellow", "simulated": "green"}
+COLOURS = {"could leak": "bold red", "not simulated": "bold red", "stopped": "red", "unknown": "yellow", "simulated": "green"}
 SHOWN = 20
 """Rejected rows that are shown; the rest is counted."""
 
@@ -82,7 +82,7 @@ def doctor(
     writing calls of a recorded one.
 
     Only the agent's module is imported; a function that creates the agent is called. Exit code 0: it can be dreamed; 1:
-    something would be stopped or could leak; 2: it could not be loaded.
+    something would be stopped, could leak or is not simulated; 2: it could not be loaded.
     """
     with errors_shown():
         from dreamgym_lg.replay.buffer import ReplayBuffer

@@ -26,7 +26,7 @@ from dreamgym_lg.simulate import SimulatedAgent
 from dreamgym_lg.simulate.agent import EpisodeOptions, ResetReal, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine, simulated_tools
 from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay
-from dreamgym_lg.simulate.return_types import UNKNOWN_UPDATE, with_returns
+from dreamgym_lg.simulate.return_types import with_returns
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class AgentWorld(World):
             name (`ChatTaskGenerator`), any `TaskGenerator`, or None. `TaskChecks` refuses what must not be trained on.
         options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
-    Raises `ConfigurationError` for arguments of a wrong kind, and if something in the graph could leak (`examine` says what,
-    and what to do).
+    Raises `ConfigurationError` for arguments of a wrong kind, and if no dreamed episode of the graph could be right: something
+    could leak, is not simulated, or would fail each of them (`Examination.refused` says what to do).
     """
 
     name = "agent"
@@ -116,11 +116,10 @@ class AgentWorld(World):
         examined = self.examine()
         self.tools = with_returns(graph, tool_schemas(examined.tools))
         self.all_tasks = [self.with_tools(task) for task in tasks]
-        if leaks := [part for part in examined.parts if part.handling == "could leak"]:
-            told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
-            raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
-        if unknown := [part.name for part in examined.parts if part.advice == UNKNOWN_UPDATE]:
-            raise ConfigurationError(f"the tools {', '.join(unknown)} cannot be simulated; of each: {UNKNOWN_UPDATE}")
+        allowed = ("stopped",) if self.options.get("allow") else ()  # the guard lets through what is named there
+        if refused := [part for part in examined.refused if part.handling not in allowed]:
+            told = "; ".join(f"{part.kind} {part.name} ({part.handling}): {part.advice}" for part in refused)
+            raise ConfigurationError(f"no dreamed episode of this graph can be right: {told}")
 
     def examine(self, trajectories: Iterable[Trajectory] | None = None) -> Examination:
         """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it.

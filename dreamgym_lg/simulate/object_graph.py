@@ -12,9 +12,12 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.runnables import RunnableSequence
+from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
@@ -22,8 +25,9 @@ from langgraph.types import Command
 from pydantic import BaseModel
 
 _PACKAGES = {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
-LIBRARIES = tuple({*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), *_PACKAGES})
-"""Folders of code that is not the user's: Python's own, and every folder that packages are installed in."""
+_OURS = str(Path(__file__).parents[1])
+LIBRARIES = tuple({*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), *_PACKAGES, _OURS})
+"""Folders of code that is not the user's: Python's own, every folder that packages are installed in, and this package."""
 
 _installed: set[str] = set()
 """Folders among these that are the user's all the same."""
@@ -68,6 +72,8 @@ def references(found: Any) -> Iterator[Any]:
         yield found.__func__
     elif isinstance(found, functools.partial):
         yield from (found.func, *found.args, *found.keywords.values())
+    elif isinstance(found, functools._lru_cache_wrapper):
+        yield found.__wrapped__
     elif isinstance(found, Mapping):
         yield from found.values()
     elif isinstance(found, list | tuple | set | frozenset):
@@ -236,10 +242,23 @@ def runs_an_agent(tool: BaseTool) -> bool:
     tool a sub-agent. What is not seen here is simulated, so that nothing real runs by mistake.
     """
     function = inspect.unwrap(body(tool))
+    if isinstance(function, types.MethodType):  # a tool made of `graph.invoke`
+        return _runs_graph(function.__self__)
     if not isinstance(function, types.FunctionType):
         return False
+    if function.__module__ == "langchain_core.tools.convert":  # `Runnable.as_tool`
+        return any(_runs_graph(found) for found in function_references(function))
     names = {name for code in codes(function) for name in code.co_names}
     return bool(names & _RUNS) and any(_leads_to_graph(found, names) for found in (*function_references(function), tool))
+
+
+def _runs_graph(runnable: Any) -> bool:
+    """Whether it is a graph, or a chain or binding of one."""
+    if isinstance(runnable, RunnableBindingBase):
+        return _runs_graph(runnable.bound)
+    if isinstance(runnable, RunnableSequence):
+        return any(map(_runs_graph, runnable.steps))
+    return isinstance(runnable, Pregel)
 
 
 def _leads_to_graph(found: Any, names: set[str]) -> bool:

@@ -5,6 +5,7 @@ production, byte for byte, and callbacks, artifacts and error handling stay as t
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -55,8 +56,15 @@ def patch_tools() -> None:
     """Patch every tool class known by now, and the node that calls tools."""
     for cls in subclasses(BaseTool):
         patch_tool_class(cls)
+    if (shells := sys.modules.get("langchain.agents.middleware.shell_tool")) is not None:
+        dispatch(shells.ShellToolMiddleware, "_get_or_create_resources", _start_shell)
     dispatch(ToolNode, "_run_one", _run_one, answering)
     dispatch(ToolNode, "_arun_one", _arun_one, answering)
+
+
+def _start_shell(episode: ActiveEpisode, original: Method, middleware: Any, args: Args, kwargs: Kwargs) -> Any:
+    """LangChain starts a shell before the agent; where the environment answers the tool, none is needed."""
+    return original(middleware, *args, **kwargs) if all(map(episode.passes, middleware.tools)) else None
 
 
 def patch_tool_class(cls: type[BaseTool]) -> None:

@@ -157,8 +157,8 @@ def either(name: str, tool_call_id: Id) -> Command:
 def test_what_the_code_does_not_show_is_refused_before_the_first_episode(made: BaseTool) -> None:
     graph = asking(made)
     [part] = [part for part in examine(graph).parts if part.name == made.name]
-    assert part.handling == "stopped" and "pass_through" in part.advice
-    with pytest.raises(ConfigurationError, match=f"the tools {made.name} cannot be simulated.*literal keys"):
+    assert part.handling == "not simulated" and "pass_through" in part.advice
+    with pytest.raises(ConfigurationError, match=f"can be right: tool {made.name} .*literal keys"):
         AgentWorld(graph)
     AgentWorld(graph, pass_through=[made.name])
     with pytest.raises(ConfigurationError, match="cannot be simulated"):
