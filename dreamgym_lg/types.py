@@ -83,7 +83,8 @@ class Step:
     model). Empty: a real step, or nobody was asked."""
     line: str = ""
     """The line of an agent's code that made the call, `FILE:LINE in FUNCTION`; where a tool node makes it, the tool's own first
-    line; the node's name where neither is known. Empty: the final answer, an unknown tool, and every step of an `Environment` that the episode graph plays."""
+    line; the node's name where neither is known. Empty: the final answer, an unknown tool, and every step of an `Environment`
+    that the episode graph plays."""
 
 
 class Act(NamedTuple):
