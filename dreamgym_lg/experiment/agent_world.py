@@ -29,7 +29,7 @@ from dreamgym_lg.simulate.agent import EpisodeOptions, ResetReal, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine, simulated_tools
 from dreamgym_lg.simulate.loading import load_agent
 from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay
-from dreamgym_lg.simulate.tools import return_schemas, with_returns
+from dreamgym_lg.simulate.return_types import with_returns
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
 from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
@@ -135,7 +135,7 @@ class AgentWorld(World):
         self._grounding: Grounding | None = None
         self.asks_experience = create_environment is None
         examined = self.examine()
-        self.tools = with_returns(tool_schemas(examined.tools), return_schemas(self.graph))
+        self.tools = with_returns(self.graph, tool_schemas(examined.tools))
         self.all_tasks = [self.with_tools(task) for task in tasks]
         allowed = {"stopped"} if self.options.get("allow") else set()  # the guard lets through what is named there
         allowed |= {"could leak"} if self.isolation == "process" else set()  # the wall stops it

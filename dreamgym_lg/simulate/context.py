@@ -19,6 +19,7 @@ from langgraph.pregel import Pregel
 
 from dreamgym_lg.errors import OwnerUnknown
 from dreamgym_lg.simulate.call_order import CallOrder, PendingStep
+from dreamgym_lg.types import ActKind
 
 T = TypeVar("T")
 
@@ -63,6 +64,10 @@ class ActiveEpisode(Protocol):
         """Its block was left: whatever of its code still runs is answered by nobody."""
 
     @property
+    def graph(self) -> object:
+        """What runs: a graph, or an object that holds one."""
+
+    @property
     def call_order(self) -> CallOrder: ...
 
     def selects(self, call: Call) -> bool:
@@ -83,14 +88,17 @@ class ActiveEpisode(Protocol):
     def owner_of_body(self, tool: BaseTool) -> "ActiveEpisode | None":
         """The episode that the body of a tool that runs belongs to; None: production."""
 
-    def play(self, action: str, call_id: str | None, read: Callable[[str], T]) -> tuple[PendingStep, T]:
+    def play(self, action: str, call_id: str | None, read: Callable[[str], T], *, line: str) -> tuple[PendingStep, T]:
         """The environment answers an action; `read` makes of its answer what the graph gets."""
 
-    async def aplay(self, action: str, call_id: str | None, read: Callable[[str], T]) -> tuple[PendingStep, T]:
+    async def aplay(self, action: str, call_id: str | None, read: Callable[[str], T], *, line: str) -> tuple[PendingStep, T]:
         """As `play`."""
 
-    def add_step(self, action: str, answer: str, call_id: str | None, *, valid: bool = True) -> PendingStep:
+    def add_step(self, action: str, answer: str, call_id: str | None, *, valid: bool = True, line: str) -> PendingStep:
         """Record a call that the environment did not answer."""
+
+    def add_act(self, kind: ActKind, text: str, call_id: str | None = None, *, line: str) -> PendingStep:
+        """Record what is no step, as it begins."""
 
     def twin(self, graph: Pregel) -> Pregel:
         """The graph as the episode runs it."""

@@ -16,26 +16,27 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
-from langgraph.types import Command, interrupt
+from langgraph.types import interrupt
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.writing_tools import ToolUse, find_tool_uses, trace_of
+from dreamgym_lg.simulate.commands import returns_command, state_update
 from dreamgym_lg.simulate.object_graph import (
     body,
     changes_state_only,
     codes,
     function_references,
     reachable,
-    returns,
     runs_an_agent,
     users,
 )
+from dreamgym_lg.simulate.return_types import UNKNOWN_UPDATE
 from dreamgym_lg.simulate.static_analysis import check_tool_names, leaves_episode, makes_tools, run_by, touched, unclear
 from dreamgym_lg.types import Trajectory
 
 Handling = Literal["simulated", "passes through", "replaced", "answered", "unknown", "stopped", "could leak", "not simulated"]
 """`stopped`: the guard raises there and the episode fails; `could leak`: nothing would stop it; `not simulated`: it really runs
-where the policy or the world should answer; `unknown`: it really runs, and nothing tells what it does."""
+where the policy or the world should answer, or fails there; `unknown`: it really runs, and nothing tells what it does."""
 
 _PROBLEMS = ("stopped", "could leak", "not simulated")
 _NEEDED = ("client", "sub-graph", "backend", "middleware")
@@ -132,13 +133,14 @@ def _runs_by_itself(tool: BaseTool) -> str:
 def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator[Part]:
     what = ""
     if tool.name not in pass_through and not (what := _runs_by_itself(tool)):
-        changes = isinstance(kind := returns(tool), type) and issubclass(kind, Command)
-        advice = (
-            "of the Command that it returns a dream answers the message alone, neither state nor goto: name it in pass_through "
-            "if it touches nothing else, or set the state in a node"
-        )
         told = f"{'writes' if use.writes else 'reads'}: {use.why}"
-        yield Part("tool", tool.name, "simulated", advice if changes else "", told)
+        update = state_update(tool) if returns_command(tool) else None
+        if returns_command(tool) and update is None:
+            yield Part("tool", tool.name, "not simulated", UNKNOWN_UPDATE, told)
+            return
+        asked = ", ".join(update.asked) if update is not None else ""
+        advice = f"the dream also answers the state that it writes: {asked}" if asked else ""
+        yield Part("tool", tool.name, "simulated", advice, told)
         return
     yield Part("tool", f"{tool.name} ({what})" if what else tool.name, "passes through")
     root = body(tool)

@@ -7,6 +7,7 @@ import copy
 import json
 import threading
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 from langchain_core.embeddings import Embeddings
@@ -24,6 +25,7 @@ from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.replay.hashed_words import DIMENSION, phi
 from dreamgym_lg.simulate.context import ActiveEpisode, answering
 from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch, subclasses
+from dreamgym_lg.simulate.guard.frames import first_line
 
 METHODS = (
     *("stream", "astream", "get_state", "aget_state", "get_state_history", "aget_state_history"),
@@ -100,11 +102,14 @@ class GraphTwins:
         def action(state: Any) -> str:
             return render_call(f"node:{name}", to_jsonable_python({"state": state}, fallback=str))
 
+        code = getattr(node.bound, "func", None) or getattr(node.bound, "afunc", None)
+        read, line = partial(_update, name), first_line(code) or f"node {name!r}"
+
         def ask(state: Any) -> Any:
-            return self._episode.play(action(state), None, lambda answer: _update(name, answer))[1]
+            return self._episode.play(action(state), None, read, line=line)[1]
 
         async def aask(state: Any) -> Any:
-            return (await self._episode.aplay(action(state), None, lambda answer: _update(name, answer)))[1]
+            return (await self._episode.aplay(action(state), None, read, line=line))[1]
 
         twin = copy.copy(node)
         twin.__dict__.pop("node", None)  # cached from the real body

@@ -18,7 +18,11 @@ T = TypeVar("T")
 
 def load_agent(given: str) -> object:
     """The agent behind `FILE.py:NAME` or `package.module:NAME`, compiled; raises what `load_object` raises."""
-    found = load_object(given)
+    return compiled(load_object(given))
+
+
+def compiled(found: object) -> object:
+    """A `StateGraph` compiled; anything else as it is."""
     return found.compile() if hasattr(found, "compile") and not hasattr(found, "invoke") else found
 
 

@@ -1,23 +1,26 @@
 """What an object refers to: through fields, closures, bound methods, partials and the globals its code names."""
 
 import contextlib
+import datetime
 import dis
 import functools
 import inspect
+import re
 import sys
 import sysconfig
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
+from langgraph.store.base import BaseStore
 from langgraph.types import Command
 from pydantic import BaseModel
 
@@ -190,7 +193,36 @@ def _is_harmless(found: Any, seen: tuple[Any, ...] = ()) -> bool:
     imported = {step.argval for code in inside for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"}
     if named & _ACTING or any(str(name).partition(".")[0] not in _HARMLESS for name in imported):
         return False
-    return all(_is_harmless(each, (*seen, found)) for each in _named_values(found))
+    values = list(_named_values(found))
+    if not _methods(inside) <= {*_METHODS, *(name for each in values if _is_librarys(each) for name in dir(each))}:
+        return False  # of what the state or a run's config holds, a client perhaps
+    return all(_is_harmless(each, (*seen, found)) for each in values)
+
+
+_METHODS = {
+    *(name for kind in (str, list, dict, set, int, float, datetime.datetime, re.Pattern, re.Match) for name in dir(kind)),
+    *(name for kind in (BaseModel, ToolMessage, AIMessage, BaseStore) for name in dir(kind)),
+}
+"""Of values: they touch nothing outside of the process."""
+
+
+def _methods(inside: Sequence[types.CodeType]) -> set[str]:
+    """The names of the methods that code calls."""
+    steps = [step for code in inside for step in dis.get_instructions(code)]
+    return {
+        str(step.argval)
+        for step in steps
+        if step.opname == "LOAD_METHOD" or (step.opname == "LOAD_ATTR" and _ATTR_SAYS_METHOD and (step.arg or 0) & 1)
+    }
+
+
+_ATTR_SAYS_METHOD = sys.version_info >= (3, 12)
+
+
+def _is_librarys(found: Any) -> bool:
+    """Whether it is a module or a class of `_HARMLESS`, so that what it offers is too."""
+    name = found.__name__ if isinstance(found, types.ModuleType) else found.__module__ if isinstance(found, type) else ""
+    return name.partition(".")[0] in _HARMLESS
 
 
 def _named_values(function: types.FunctionType) -> Iterator[Any]:

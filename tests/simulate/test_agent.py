@@ -25,7 +25,7 @@ from dreamgym_lg.simulate import SimulatedAgent, SimulatedEpisode, simulated, wi
 from dreamgym_lg.simulate.agent import ResetReal
 from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
-RACING = ("send_fan_out", "batch_of_runs", "thread_pool")
+RACING = ("send_fan_out", "batch_of_runs", "thread_pool", "several_questions_at_once")
 """Kinds in which threads act at once, and in an open order."""
 NO_GRAPH = ("object_with_invoke", "graph_in_a_chain", "async_checkpoints")
 OWN_THREADS = (
@@ -104,8 +104,8 @@ def test_both_record_the_same_steps(kind: Kind, tmp_path: Path) -> None:
 
 
 def undecided(steps: Sequence[Step]) -> list[Step]:
-    """The steps without what only a dream knows of them."""
-    return [replace(step, decided_by="") for step in steps]
+    """The steps without what only a dream knows of them: in production, whose threads are left alone, a line is lost there."""
+    return [replace(step, decided_by="", line="") for step in steps]
 
 
 async def play(agent: SimulatedAgent, environment: Any, tasks: Sequence[Task] = (TASK,)) -> list[Trajectory]:
@@ -132,10 +132,10 @@ async def test_rollout_plays_it_in_both_worlds(name: str, tmp_path: Path) -> Non
     dreamed_agent = SimulatedAgent(built.graph, policy_for(world), verify=verify, **options)
     (dreamed,) = await play(dreamed_agent, Replayed(real.steps))
     assert dreamed.error is None and dreamed.success and len(world.effects) == effects and world.model_calls == 0
-    assert undecided(dreamed.steps) == real.steps and dreamed.steps[-1].terminated
+    assert undecided(dreamed.steps) == undecided(real.steps) and dreamed.steps[-1].terminated
     assert dreamed.steps[-1].decided_by == "verify" and real.steps[-1].decided_by == ""
     (judged,) = await play(SimulatedAgent(built.graph, policy_for(world), **options), Replayed(real.steps[:-1]))
-    assert undecided(judged.steps[:-1]) == real.steps[:-1] and judged.success and judged.reward == 1.0
+    assert undecided(judged.steps[:-1]) == undecided(real.steps[:-1]) and judged.success and judged.reward == 1.0
 
 
 def emptied(log: list[str], *, asynchronous: bool) -> ResetReal:

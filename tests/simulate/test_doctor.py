@@ -124,7 +124,7 @@ def test_a_tool_that_makes_a_command_passes_through_unless_it_may_act(tmp_path: 
     assert names(found, "tool", "passes through") == {"transfer_to_booker", "transfer_to_payer"}
     found = examine(kinds["returns_command"].build(World(folder=tmp_path)).graph)
     (part,) = [part for part in found.parts if part.kind == "tool"]
-    assert part.handling == "simulated" and "neither state nor goto: name it in pass_through" in part.advice
+    assert (part.handling, part.advice) == ("simulated", ""), "what it writes to the state follows from its arguments"
 
 
 def test_interrupts_and_sub_graphs_are_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from zoo.policy import policy_for
 
 from dreamgym_lg.simulate import SimulatedEpisode, simulated
 
-RACING = ("send_fan_out", "batch_of_runs", "thread_pool")
+RACING = ("send_fan_out", "batch_of_runs", "thread_pool", "several_questions_at_once")
 """Kinds in which threads act at once: whose call comes first is open, so the world must answer all the same."""
 
 MODES = [(kind, mode) for kind in KINDS for mode in ("sync", "async")]

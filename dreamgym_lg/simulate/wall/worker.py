@@ -40,7 +40,7 @@ from dreamgym_lg.errors import DreamGymError, EnvironmentFailed
 from dreamgym_lg.simulate.agent import AgentState
 from dreamgym_lg.simulate.guard.checks import Allow
 from dreamgym_lg.simulate.wall.wall import start_walled
-from dreamgym_lg.types import Step, Task
+from dreamgym_lg.types import Act, Step, Task
 
 logger = logging.getLogger(__name__)
 
@@ -252,7 +252,8 @@ class Worker:
 
 
 def _state(sent: Any) -> AgentState:
-    return cast(AgentState, sent | {"steps": [Step(**step) for step in sent["steps"]]})
+    steps, acts = [Step(**step) for step in sent["steps"]], [Act(*act) for act in sent["acts"]]
+    return cast(AgentState, sent | {"steps": steps, "acts": acts})
 
 
 def _error(message: Message, causes: dict[int, Exception]) -> Exception:
