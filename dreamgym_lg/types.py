@@ -74,8 +74,8 @@ class Step:
     decided_by: str = ""
     """Which part decided answer and reward of a dreamed step: `schema` (LangChain refused the call: unknown tool, wrong
     arguments), `recorded` (answered as in a trace, or as earlier in the episode), `notes` (as was noted before the first
-    step), `effects` (the writing calls of a recorded success), `verify` (the user's own check) or `model` (the experience
-    model). Empty: a real step, or nobody was asked."""
+    step), `effects` (the writing calls of a recorded success), `answers` (the facts of a recorded answer), `verify` (the user's
+    own check) or `model` (the experience model). Empty: a real step, or nobody was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

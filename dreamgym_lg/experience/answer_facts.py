@@ -24,6 +24,7 @@ FREE_TEXT_WORDS = 4
 """From so many words on, a text is no value that an answer would have to repeat whole."""
 _FIXED = 0.9
 """Share of the recorded sentences of one length from which on a word is the sentence's, not a value's (errors differ)."""
+_TIME = re.compile(r"(?<=\d\d-\d\d)t(?=\d\d)")
 _WORD = re.compile(r"(?<!\w)-?\d+(?:,\d{3})*(?:\.\d+)?(?=[^\W\d_]*(?!\w))|[^\W_]+")
 
 
@@ -41,9 +42,10 @@ class Facts(NamedTuple):
 
     needed: Mapping[Place, frozenset[Words]]
     """The values that the recorded answer tells, by where its tools told them."""
-    allowed: frozenset[Words]
-    """Values that are no contradiction, as the tools told them elsewhere in that episode."""
-    request: Words
+    elsewhere: frozenset[Words]
+    """What the tools told in other places of that episode: where it is another fact's as well, it is no contradiction."""
+    repeated: frozenset[Words]
+    """Values of the request that could stand in these places, and that the recorded answer says too."""
     complete: bool
     """Whether these are all that it tells: no free text, and nothing that its tools had not told."""
 
@@ -90,23 +92,25 @@ class Vocabulary:
         read = {word for found in said.values() for value in found for word in value}.union(request, self._own)
         half_told = (set(answer) - read) & free.union(*told)  # words of free text, a part of a value
         untold = _said(answer, self._known | told) - told - _said(request, self._known)
-        return Facts(said, _elsewhere(here, said), request, not (own or half_told or untold))
+        asked = {value for place in said for value in _said(request, self._values[place])}
+        complete = not (own or half_told or untold)
+        return Facts(said, _elsewhere(here, said), frozenset(_said(answer, asked)), complete)
 
     def carried_over(self, facts: Facts, request: str, told: Iterable[Told]) -> Facts | None:
         """The facts of a like request: what the tools told there in the same places; None where that is not one value each."""
         words, (here, _) = _words(request), self._read(told)
         needed = {place: frozenset(here.get(place, ())) for place in facts.needed}
-        if any(len(found) != 1 or self._is_own(*found) or _said(words, found) for found in needed.values()):
+        if facts.repeated or any(len(found) != 1 or self._is_own(*found) or _said(words, found) for found in needed.values()):
             return None
-        return Facts(needed, _elsewhere(here, needed), words, facts.complete)
+        return Facts(needed, _elsewhere(here, needed), frozenset(), facts.complete)
 
     def agrees(self, answer: str, facts: Facts) -> bool:
         """Whether the answer tells all these facts, and no other value of the places that they stand in."""
         words = _words(answer)
         for place, needed in facts.needed.items():
             said = _said(words, self._values.get(place, set()) | needed)
-            others = {value for value in said - needed - facts.allowed if not self._is_own(value)}
-            if not needed <= said or others - _said(facts.request, others):
+            others = said - needed - facts.elsewhere - facts.repeated
+            if not needed <= said or not all(map(self._is_own, others)):
                 return False
         return True
 
@@ -176,7 +180,7 @@ def _walk(value: Any, place: Place) -> Iterator[tuple[Place, str | int | float]]
 
 @lru_cache(100_000)
 def _words(text: str) -> Words:
-    return tuple(_plain(word) for word in _WORD.findall(text.casefold()))
+    return tuple(_plain(word) for word in _WORD.findall(_TIME.sub(" ", text.casefold())))
 
 
 def _plain(word: str) -> str:
