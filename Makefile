@@ -7,6 +7,8 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 # Without its own requirements, which pin numpy below 2 and bring every provider's client.
 BFCL ?= bfcl-eval==2026.3.23
+# Without theirs, which ask for transformers 4.
+WEBARENA ?= browsergym-webarena==0.14.3 browsergym-webarenalite==0.14.3 libwebarena==0.0.4 text-generation==0.7.0
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -58,7 +60,7 @@ $(INSTALLED): pyproject.toml
 		|| { echo 'Installing $(TORCH)'; $(BIN)/pip install -q $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH); }
 	@echo 'Installing dreamgym-lg with every extra (about a minute)'
 	@$(BIN)/pip install -q -e '.[all,dev]'
-	@$(BIN)/pip install -q --no-deps $(BFCL)
+	@$(BIN)/pip install -q --no-deps $(BFCL) $(WEBARENA)
 	@touch $@
 
 # Built from C++ for some minutes: not for the demo, and where it cannot be built its tests are skipped.

@@ -9,7 +9,7 @@ from dreamgym_lg.experience import DreamEnvironment, ExperienceModel
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.types import Prediction, Segment, Step, StepResult, Task, Trajectory
+from dreamgym_lg.types import Act, Prediction, Segment, Step, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.agent_world import AgentWorld
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dreamgym_lg.traces import load_traces
 
 __all__ = [
+    "Act",
     "AgentWorld",
     "Curriculum",
     "DreamEnvironment",

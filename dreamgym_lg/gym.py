@@ -32,7 +32,7 @@ class DreamGym(Experiment):
     It is the `Experiment` on an `AgentWorld`.
 
     Args:
-        graph: The compiled graph of production, or any object with `invoke` that runs one.
+        graph: The compiled graph of production, or where it is written: `"my_app.py:graph"` (`AgentWorld`).
         replay_buffer: Real traces (`load_traces`); they ground the dream.
         experience_model: Who plays the tools: an `ExperienceModel`, any chat model, or a name like `openai:gpt-5-mini`. None:
             the local one that `train_experience` trains.
@@ -42,7 +42,7 @@ class DreamGym(Experiment):
         settings: Default: `AgentWorld.settings`.
         policy, learner, engine, progress, say: As of `Experiment`.
         world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`, `checks`,
-            `create_environment` and its options.
+            `create_environment`, `isolation` and its options.
 
     Raises `ConfigurationError` as `AgentWorld` does.
     """

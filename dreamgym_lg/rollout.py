@@ -12,7 +12,7 @@ from dreamgym_lg.environment import CheckAction, CreateEnvironment, EpisodeConte
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing, PredictionFailed, RunStopped
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.types import Source, Step, Task, Trajectory
+from dreamgym_lg.types import Act, Source, Step, Task, Trajectory
 
 Result = TypeVar("Result")
 
@@ -137,6 +137,7 @@ class _Outcome(NamedTuple):
     success: bool
     error: str | None
     annotation: Mapping[str, str] | None = None
+    acts: Sequence[Act] = ()
 
 
 Key = tuple[str, int]
@@ -202,5 +203,5 @@ async def _play(
     except RunStopped:
         raise
     except Exception as error:
-        return _Outcome(state.get("steps", ()), False, f"{type(error).__name__}: {error}")
-    return _Outcome(state.get("steps", ()), state.get("success", False), None, annotation)
+        return _Outcome(state.get("steps", ()), False, f"{type(error).__name__}: {error}", acts=state.get("acts", ()))
+    return _Outcome(state.get("steps", ()), state.get("success", False), None, annotation, state.get("acts", ()))

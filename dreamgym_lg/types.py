@@ -18,6 +18,11 @@ Split = Literal["train", "validation", "test"]
 """`validation` and `test` tasks are evaluation tasks: retrieval and the curriculum never see them."""
 
 
+ActKind = Literal["passed through", "blocked", "raised"]
+"""A tool that really ran (state tools, sub-agents, those in `pass_through`), a real access that the guard stopped, or an
+exception of the agent's own that ended the episode."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One thing for the agent to do in one world."""
@@ -76,6 +81,25 @@ class Step:
     arguments), `recorded` (answered as in a trace, or as earlier in the episode), `notes` (as was noted before the first
     step), `effects` (the writing calls of a recorded success), `answers` (the facts of a recorded answer), `verify` (the user's
     own check) or `model` (the experience model). Empty: a real step, or nobody was asked."""
+    line: str = ""
+    """The line of an agent's code that made the call, `FILE:LINE in FUNCTION`; where a tool node makes it, the tool's own first
+    line; the node's name where neither is known. Empty: the final answer, an unknown tool, and every step of an `Environment`
+    that the episode graph plays."""
+
+
+class Act(NamedTuple):
+    """What an agent's code did in an episode beside its steps, and what stopped it."""
+
+    kind: ActKind
+    after: int
+    """How many steps of the episode were before it."""
+    text: str
+    """`passed through`: the call, as `Step.action` has it. `blocked`: what would have been touched, as
+    `os.remove of orders.db`. `raised`: the error that ended the episode."""
+    answer: str = ""
+    """What a tool that passed through returned, as the policy read it."""
+    line: str = ""
+    """As `Step.line`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +144,18 @@ class Trajectory:
     annotation: Mapping[str, str] | None = None
     """What `annotate` wrote of the whole episode: `overall_plan`, `success_mode`, `failure_mode`; None before. Of a dreamed one
     the `notes` of its world, where the experience model wrote some."""
+    acts: Sequence[Act] = ()
+    """What an unmodified agent's code did beside its steps, of failed episodes too; nothing is trained on them."""
+
+    @property
+    def in_order(self) -> list[Step | Act]:
+        """Steps and acts as they happened: how an episode is read to find out what went wrong."""
+        acts, found = list(self.acts), list[Step | Act]()
+        for number, step in enumerate([*self.steps, None]):
+            while acts and (step is None or acts[0].after <= number):
+                found.append(acts.pop(0))
+            found += [step] if step is not None else []
+        return found
 
     @property
     def reward(self) -> float:

@@ -36,7 +36,7 @@ SHARED = {
     "tests/test_packaging.py": "wheel",
 }
 """Files whose tests share a fixture that takes seconds: under pytest-xdist those of one group run in the same worker."""
-_FOLDERS = ("tests/integrations/alfworld", "tests/integrations/textworld_express")
+_FOLDERS = tuple(f"tests/integrations/{name}" for name in ("alfworld", "browsergym", "textworld_express", "webshop"))
 """The same for all files of a folder."""
 
 gc.disable()  # until everything is imported and collected: it finds nothing, and walks through all again and again

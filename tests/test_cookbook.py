@@ -20,7 +20,12 @@ def run(name: str, *arguments: str, seconds: int) -> str:
 
 
 def test_every_walk_through_is_tested() -> None:
-    assert {path.name for path in COOKBOOK.glob("*.py")} == {"own_environment.py", "bfcl_agent.py", "alfworld_fidelity.py"}
+    assert {path.name for path in COOKBOOK.glob("*.py")} == {
+        "own_environment.py",
+        "bfcl_agent.py",
+        "alfworld_fidelity.py",
+        "webarena.py",  # tests/integrations/browsergym
+    }
     assert {path.parent.name for path in COOKBOOK.glob("*/run.py")} == {"support_desk"}  # test_support_desk.py
 
 

@@ -23,6 +23,7 @@ from tickets import KINDS, Shop, create_shop
 from truthful_server import TruthfulServer
 
 from dreamgym_lg import DreamGym, Trajectory
+from dreamgym_lg.errors import UntruthfulDream
 from dreamgym_lg.experiment.evaluation import MODES, POLICIES
 from dreamgym_lg.experiment.settings import quick
 from dreamgym_lg.statistics import Rate, wilson
@@ -72,7 +73,10 @@ def main() -> None:
     unseen = [task for task in tasks if task.split != "train"]
     server = partial(TruthfulServer, shop) if arguments.truthful else None
     gym = create_gym(shop, unseen, out, create_environment=server, settings=settings, say=print)
-    train(gym, truthful=arguments.truthful)
+    try:
+        train(gym, truthful=arguments.truthful)
+    except UntruthfulDream as refused:
+        parser.exit(2, f"{refused}\n")
     result = evaluate(gym)
     (out / "result.json").write_text(json.dumps({"seconds": time.perf_counter() - start, "successes": result}, indent=2))
     print(f"{(time.perf_counter() - start) / 60:.1f} minutes; {out / 'result.json'}")

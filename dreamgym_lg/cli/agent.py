@@ -63,7 +63,7 @@ RewardRange = Annotated[
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a row was rejected; the rest is stored all the same.")]
 
-COLOURS = {"could leak": "bold red", "stopped": "red", "unknown": "yellow", "simulated": "green"}
+COLOURS = {"could leak": "bold red", "not simulated": "bold red", "stopped": "red", "unknown": "yellow", "simulated": "green"}
 SHOWN = 20
 """Rejected rows that are shown; the rest is counted."""
 
@@ -82,12 +82,13 @@ def doctor(
     writing calls of a recorded one.
 
     Only the agent's module is imported; a function that creates the agent is called. Exit code 0: it can be dreamed; 1:
-    something would be stopped or could leak; 2: it could not be loaded.
+    something would be stopped, could leak or is not simulated; 2: it could not be loaded.
     """
     with errors_shown():
         from dreamgym_lg.replay.buffer import ReplayBuffer
         from dreamgym_lg.simulate.doctor import examine
         from dreamgym_lg.simulate.loading import load_agent
+        from dreamgym_lg.simulate.wall.wall import capabilities
 
         with redirect_stdout(sys.stderr):  # what the module prints is not our answer
             graph = load_agent(agent)
@@ -99,13 +100,29 @@ def doctor(
                 writes=writes,
                 trajectories=buffer.trajectories(source="offline", split="train", errors=False),
             )
+    missing = capabilities().missing
     if as_json:
         parts = [part._asdict() for part in found.parts]
-        print(json.dumps({"agent": agent, "ready": not found.problems, "parts": parts}, indent=2))
+        isolation = {"process": not missing, "missing": missing}
+        print(json.dumps({"agent": agent, "ready": not found.problems, "isolation": isolation, "parts": parts}, indent=2))
     else:
         _show(agent, found)
+        console.print(_isolation(agent, missing), soft_wrap=True, highlight=False, markup=False)
     if found.problems:
         raise typer.Exit(1)
+
+
+def _isolation(agent: str, missing: Sequence[str]) -> str:
+    """What keeps a dream of the agent from the real world on this machine."""
+    from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS
+
+    if missing:
+        lacks = "; and ".join(missing)
+        return f"Isolation: 'process' needs {lacks}. With isolation='guard', chosen by name, a guard {GUARD_LIMITS}."
+    return (
+        f"Isolation: DreamGym({agent!r}) plays dreams behind a wall of the kernel (isolation='process'): what could leak is "
+        f"stopped there, and its episode fails. Given the graph itself (isolation='guard'), a guard {GUARD_LIMITS}."
+    )
 
 
 def _show(agent: str, found: "Examination") -> None:

@@ -40,6 +40,8 @@ app.command(
         "play runs/peckingorder-seed1",
         "play runs/peckingorder-seed1 --real",
         "play --replay-buffer replay.db --experience-model openai:gpt-5-mini",
+        "play my_app.py:graph",
+        "play my_app.py:graph --policy openai:gpt-5-mini --replay-buffer replay.db --record",
     )
 )(play)
 

@@ -1,6 +1,7 @@
 """What every command shares: the console, how errors and progress are shown."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -8,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from dreamgym_lg.errors import DreamGymError
 
@@ -57,6 +59,28 @@ def progress_shown() -> Iterator[Callable[[str, int, int], None]]:
             bars.update(shown[stage], description=label, completed=done, total=total)
 
         yield report
+
+
+def typed(prompt: str) -> str | None:
+    """A line of the person's; None at the end of the input."""
+    try:
+        line = input(prompt).strip()
+    except EOFError:
+        console.print()
+        return None
+    if not sys.stdin.isatty():
+        say(line)  # nobody saw it being typed
+    return line
+
+
+def say(text: str, style: str = "") -> None:
+    """Print what a model, a tool or a person wrote: no markup, on lines of its own length."""
+    console.print(Text(visible(text), style), soft_wrap=True)
+
+
+def visible(text: str) -> str:
+    """Without what would steer the terminal."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
 
 
 def quiet_libraries(*, offline: bool) -> None:

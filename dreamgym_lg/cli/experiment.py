@@ -60,6 +60,7 @@ DEMO = "peckingorder"
 def open_experiment(
     given: str,
     *,
+    loaded: object = None,
     seed: int | None = None,
     out: Path | None = None,
     quickly: bool = False,
@@ -71,6 +72,7 @@ def open_experiment(
     """The experiment that `given` names: a world's name, `FILE.py:NAME`, or an experiment's folder.
 
     Args:
+        loaded: The object behind `FILE.py:NAME` where it is loaded already.
         seed, out: Those of an experiment on a world; in place of its own, of an `Experiment`.
         quickly: With `quick` settings, in a folder of its own.
         existing: On a world, open only the experiment that is in the folder already, with the settings that it was made with.
@@ -79,7 +81,7 @@ def open_experiment(
 
     Raises `ConfigurationError` if `given` names none of these.
     """
-    quiet_libraries(offline=not _is_object(given))
+    quiet_libraries(offline=not is_object(given))
     settings = {"iterations": iterations, "refresh_episodes": refresh_episodes}
     chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if force:
@@ -90,7 +92,9 @@ def open_experiment(
                 f"{given} is a folder, and its experiment has a seed and settings: leave --seed, --out and --quick away"
             )
         return open_folder(Path(given), **chosen)
-    found = load_object(given) if _is_object(given) else load_world(given)
+    found = loaded
+    if found is None:
+        found = load_object(given) if is_object(given) else load_world(given)
     if isinstance(found, World):
         folder = out or _default_folder(found, 1 if seed is None else seed, quickly)
         if existing:
@@ -106,7 +110,8 @@ def open_experiment(
     return found
 
 
-def _is_object(given: str) -> bool:
+def is_object(given: str) -> bool:
+    """Whether it is `FILE.py:NAME` or `package.module:NAME`."""
     return ":" in given or given.endswith(".py")
 
 
@@ -115,7 +120,7 @@ def _is_folder(given: str) -> bool:
     path = Path(given)
     if (path / "settings.json").exists():
         return True
-    return not _is_object(given) and given not in world_names() and (path.name != given or path.exists())
+    return not is_object(given) and given not in world_names() and (path.name != given or path.exists())
 
 
 def _default_folder(world: World, seed: int, quickly: bool) -> Path:

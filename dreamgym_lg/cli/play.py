@@ -1,23 +1,20 @@
-"""`dreamgym play`: a person acts, and the experience model or the real environment answers."""
+"""`dreamgym play`: a person acts in the dream or in the real environment, or answers the tool calls of an agent."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
-from rich.text import Text
 
 from dreamgym_lg.actions import render_answer
-from dreamgym_lg.cli.console import console, errors_shown
-from dreamgym_lg.cli.experiment import OptionalWorld, open_experiment
-from dreamgym_lg.cli.fidelity import Buffer, Model, check_source
-from dreamgym_lg.cli.play_session import Session, typed_call
+from dreamgym_lg.cli.console import console, errors_shown, say, typed, visible
+from dreamgym_lg.cli.experiment import WORLD_HELP, is_object, open_experiment
+from dreamgym_lg.cli.fidelity import Model, check_source
+from dreamgym_lg.cli.play_agent import PERSON, play_agent
+from dreamgym_lg.cli.play_session import Session, store_played, typed_call
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
@@ -25,7 +22,10 @@ from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.prompt_formats import is_tool_task, schemas
 from dreamgym_lg.experiment.experience_models import load_experience_model
+from dreamgym_lg.experiment.experiment import Experiment
+from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.simulate.loading import compiled, load_object
 from dreamgym_lg.types import Split, Task
 
 COMMANDS = {
@@ -51,6 +51,21 @@ DECIDERS = {
 }
 """`Step.decided_by` in words."""
 
+Played = Annotated[
+    str | None,
+    typer.Argument(metavar="WORLD", help=f"{WORLD_HELP} Or [b]FILE.py:NAME[/b] of an agent's graph, whose world you are."),
+]
+OwnBuffer = Annotated[
+    Path | None,
+    typer.Option(
+        help="In place of an experiment: your own replay buffer. Of an agent: holds the --task, takes what you --record.",
+        dir_okay=False,
+    ),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(help="Of an agent: the chat model that acts, e.g. openai:gpt-5-mini, or its folder. Default: its own models."),
+]
 Real = Annotated[
     bool, typer.Option("--real", help="The real environment answers, in place of the dream (an experiment's only).")
 ]
@@ -61,21 +76,37 @@ Record = Annotated[bool, typer.Option("--record", help="Store what was played in
 
 
 def play(
-    world: OptionalWorld = None,
-    replay_buffer: Buffer = None,
+    world: Played = None,
+    replay_buffer: OwnBuffer = None,
     experience_model: Model = None,
     real: Real = False,
     split: Chosen = None,
     task: TaskId = None,
     reasoning: Reasoning = False,
     record: Record = False,
+    policy: Policy = None,
 ) -> None:
-    """Act yourself, in the dream or in the real environment. /help inside says how.
+    """Act yourself, in the dream or in the real environment; or be the world of your own agent. /help inside says how.
 
     The dream is that of an experiment's newest experience model, or of the one that you name, on the tasks of a replay buffer.
+
+    Of an agent's graph the agent acts, and you answer its tool calls: none of its tools runs. You type its instruction, or name
+    a --task of a --replay-buffer; --record stores the episode there. At its end all that happened is shown, with the lines of
+    the agent's code: simulated calls, tools that really ran, and what the guard stopped.
     """
-    with errors_shown(), _place(world, replay_buffer, experience_model, real) as place:
-        Player(place, place.choose(split, task), reasoning=reasoning, record=record).run()
+    with errors_shown():
+        found = load_object(world) if world is not None and is_object(world) else None
+        if world is not None and found is not None and not isinstance(found, Experiment | World):
+            others = {"--experience-model": experience_model, "--real": real, "--split": split, "--reasoning": reasoning}
+            for option, given in others.items():
+                if given:
+                    raise ConfigurationError(f"{option} with {world}: you are the world of this agent; leave it away")
+            play_agent(compiled(found), world, policy=policy, replay_buffer=replay_buffer, task=task, record=record)
+            return
+        if policy is not None:
+            raise ConfigurationError("--policy is for an agent's graph, FILE.py:NAME; in a world you act: leave it away")
+        with _place(world, found, replay_buffer, experience_model, real) as place:
+            Player(place, place.choose(split, task), reasoning=reasoning, record=record).run()
 
 
 class Place(NamedTuple):
@@ -103,17 +134,19 @@ class Place(NamedTuple):
         return found
 
 
-def _place(world: str | None, replay_buffer: Path | None, model: str | None, real: bool) -> AbstractContextManager[Place]:
+def _place(
+    world: str | None, loaded: object, replay_buffer: Path | None, model: str | None, real: bool
+) -> AbstractContextManager[Place]:
     check_source(world, replay_buffer, model)
     if world is not None:
-        return _of_experiment(world, real)
+        return _of_experiment(world, loaded, real)
     assert replay_buffer is not None and model is not None  # by check_source
     return _of_buffer(replay_buffer, model, real)
 
 
 @contextmanager
-def _of_experiment(given: str, real: bool) -> Iterator[Place]:
-    work = open_experiment(given, existing=True)
+def _of_experiment(given: str, loaded: object, real: bool) -> Iterator[Place]:
+    work = open_experiment(given, loaded=loaded, existing=True)
     with work.replay_buffer as buffer:
         place = partial(
             Place,
@@ -136,6 +169,8 @@ def _of_experiment(given: str, real: bool) -> Iterator[Place]:
 def _of_buffer(file: Path, model: str, real: bool) -> Iterator[Place]:
     if real:
         raise ConfigurationError("--real needs a WORLD: a replay buffer does not hold the tools themselves")
+    if not file.exists():
+        raise ConfigurationError(f"the replay buffer {file} does not exist: `dreamgym import` makes one of your traces")
     with ReplayBuffer(file) as buffer:
         experience = load_experience_model(model, buffer)
         dream = DreamEnvironment(experience, grounding=Grounding(buffer))
@@ -166,14 +201,14 @@ class Player:
         """Until /quit or the end of the input. What was played is recorded when it is left, also by Ctrl-C."""
         with suppress(ImportError):
             import readline  # noqa: F401  (line editing and the arrow keys in input())
-        console.print(f"You act in {_visible(self.place.described)}. /help says how.", markup=False, soft_wrap=True)
+        console.print(f"You act in {visible(self.place.described)}. /help says how.", markup=False, soft_wrap=True)
         self.task()
         try:
-            while (line := _typed()) is not None and line != "/quit":
+            while (line := typed("> ")) is not None and line != "/quit":
                 try:
                     self.hear(line)
                 except DreamGymError as error:
-                    _say(str(error), "yellow")
+                    say(str(error), "yellow")
         finally:
             self.leave()
 
@@ -197,19 +232,19 @@ class Player:
         """The newest observation, as the policy sees it, and what a person should know of it."""
         session = self.session
         if not session.steps:
-            _say(session.first)
+            say(session.first)
             return
         last = session.steps[-1]
-        _say(last.next_observation or "(nothing)")
+        say(last.next_observation or "(nothing)")
         if not last.valid:
-            _say("invalid: refused before the world was asked" if session.refused else "invalid", "yellow")
+            say("invalid: refused before the world was asked" if session.refused else "invalid", "yellow")
         if self.reasoning:
             self.why()
         if session.over:
             outcome = "success" if session.success else "failure" if last.terminated else "cut short by the step limit"
             reward = sum(step.reward for step in session.steps)
             style = "bold green" if session.success else "bold red"
-            _say(f"{outcome}: reward {reward:g} in {len(session.steps)} actions", style)
+            say(f"{outcome}: reward {reward:g} in {len(session.steps)} actions", style)
 
     # --- the commands -------------------------------------------------------------------------------------------------------
 
@@ -221,7 +256,7 @@ class Player:
         verdict = f"{'valid' if last.valid else 'invalid'}, reward {last.reward:g}"
         if last.decided_by:
             verdict += f", decided by {DECIDERS[last.decided_by]}"
-        _say(f"{reason or '(the real environment gives no reasons)'}\n{verdict}", "dim")
+        say(f"{reason or '(the real environment gives no reasons)'}\n{verdict}", "dim")
 
     def undo(self) -> None:
         if not self.session.steps:
@@ -242,8 +277,8 @@ class Player:
 
     def task(self) -> None:
         task = self.session.task
-        _say(f"task {task.id} ({task.environment}, {task.split})", "dim")
-        _say(task.instruction, "bold cyan")
+        say(f"task {task.id} ({task.environment}, {task.split})", "dim")
+        say(task.instruction, "bold cyan")
         self._show_answer()
 
     def tools(self) -> None:
@@ -251,10 +286,10 @@ class Player:
             how = "/answer alone ends it" if is_tool_task(self.session.task) else "type the action as text"
             raise ConfigurationError(f"this task has no tools: {how}")
         for tool in found:
-            _say(tool["name"], "bold")
+            say(tool["name"], "bold")
             schema = tool.get("parameters")
             told = json.dumps(schema, ensure_ascii=False) if schema else "(its schema is not known)"
-            _say("\n".join(filter(None, (tool.get("description"), told))), "dim")
+            say("\n".join(filter(None, (tool.get("description"), told))), "dim")
 
     def answer(self, text: str) -> None:
         if not is_tool_task(self.session.task):
@@ -265,33 +300,10 @@ class Player:
 
     def help(self) -> None:
         how = "NAME KEY=VALUE ..., or JSON" if is_tool_task(self.session.task) else "any text"
-        _say("\n".join([f"an action: {how}", *(f"/{name:<7} {what}" for name, what in COMMANDS.items())]), "dim")
+        say("\n".join([f"an action: {how}", *(f"/{name:<7} {what}" for name, what in COMMANDS.items())]), "dim")
 
     def leave(self) -> None:
         """Record what was played, if that is wanted and anything was."""
         if self.record and self.session.steps:
             played = self.session.trajectory(self.place.experience_version)
-            for index in count():  # the first that is free
-                if self.place.replay_buffer.add(replace(played, rollout_index=index)):
-                    return
-
-
-def _typed() -> str | None:
-    """A line of the person's; None at the end of the input."""
-    try:
-        line = input("> ").strip()
-    except EOFError:
-        console.print()
-        return None
-    if not sys.stdin.isatty():
-        _say(line)  # nobody saw it being typed
-    return line
-
-
-def _say(text: str, style: str = "") -> None:
-    console.print(Text(_visible(text), style), soft_wrap=True)
-
-
-def _visible(text: str) -> str:
-    """Without what would steer the terminal: a model or a tool wrote it."""
-    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
+            store_played(self.place.replay_buffer, played, policy_version=PERSON)

@@ -4,11 +4,13 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from dreamgym_lg.actions import ToolCall, parse_action, render_answer, render_call
 from dreamgym_lg.environment import Environment, play_action
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
 
 PLAY = "play"
@@ -63,10 +65,15 @@ class Session:
             success=self.success,
             source="synthetic" if experience_version else "real",
             error=self.error,
-            run=PLAY,
-            policy_version="person",
             experience_version=experience_version,
         )
+
+
+def store_played(buffer: ReplayBuffer, played: Trajectory, *, policy_version: str) -> None:
+    """Store an episode as run `play`, whatever of the same task was played before."""
+    for index in count():  # the first that is free
+        if buffer.add(replace(played, run=PLAY, rollout_index=index, policy_version=policy_version)):
+            return
 
 
 def typed_call(line: str, tools: Sequence[Mapping[str, Any]]) -> str:

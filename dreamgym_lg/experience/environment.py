@@ -6,12 +6,12 @@ from typing import Any, Literal, get_args
 
 from dreamgym_lg.actions import is_answer, parse_call, render_call
 from dreamgym_lg.environment import CheckAction, Environment
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.experience.grounding import Decision, Grounding
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.notes import Note, notes_of, read_notes, with_notes, write_notes
-from dreamgym_lg.experience.predictions import Exchange, in_hindsight
-from dreamgym_lg.experience.prompt_formats import first_observation, is_tool_task, with_tools
+from dreamgym_lg.experience.predictions import Exchange, check_returns, in_hindsight
+from dreamgym_lg.experience.prompt_formats import first_observation, is_tool_task, schemas, with_tools
 from dreamgym_lg.experience.rules import call_reasoning, played
 from dreamgym_lg.types import Prediction, Step, StepResult, Task
 
@@ -136,12 +136,22 @@ class DreamEnvironment(Environment):
             return None
         step = Step(observation=self._observation, action=action, next_observation=answer)
         reasoning = call_reasoning(task, history, step, writes)
-        return in_hindsight(replace(step, reasoning=reasoning), success=False)
+        told = in_hindsight(replace(step, reasoning=reasoning), success=False)
+        return told if self._is_returned(action, told) else None
 
     def _known(self, action: str) -> Decision | None:
         if self.grounding is None:
             return None
-        return self.grounding.decide(self._playing(), self._history, action, unseen=self._unseen)
+        known = self.grounding.decide(self._playing(), self._history, action, unseen=self._unseen)
+        return known if known is not None and self._is_returned(action, known.prediction) else None
+
+    def _is_returned(self, action: str, prediction: Prediction) -> bool:
+        """Whether an answer is what the tool returns: of some structures a trace holds the text alone that the policy read."""
+        try:
+            check_returns(prediction, action, schemas(self._playing()))
+        except PredictionFailed:
+            return False
+        return True
 
     def _playing(self) -> Task:
         if self._task is None:

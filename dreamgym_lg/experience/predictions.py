@@ -80,7 +80,8 @@ def check_structure(
 def check_returns(prediction: Prediction, action: str, functions: Iterable[Mapping[str, Any]]) -> None:
     """Raise `PredictionFailed` if a tool whose schema says what it `returns` answers something else.
 
-    Args: `functions`, the schemas of the tools. Types, items and required keys are looked at, no further keywords.
+    Args: `functions`, the schemas of the tools. Types, items, required keys, `enum` and `const` are looked at, no further
+    keywords.
     """
     called = _called(action)
     returns = next((function.get("returns") for function in functions if function["name"] == called), None)
@@ -108,8 +109,10 @@ def _fits(value: Any, schema: Any, root: Mapping[str, Any]) -> bool:
         return True
     if "$ref" in schema:
         return _fits(value, root.get("$defs", {}).get(schema["$ref"].rpartition("/")[2]), root)
-    if "anyOf" in schema:
-        return any(_fits(value, option, root) for option in schema["anyOf"])
+    if "anyOf" in schema or "oneOf" in schema:
+        return any(_fits(value, option, root) for option in schema.get("anyOf") or schema["oneOf"])
+    if value not in schema.get("enum", [value]) or value != schema.get("const", value):
+        return False
     if not isinstance(value, _TYPES.get(str(schema.get("type")), (object,))):
         return False
     if isinstance(value, list):

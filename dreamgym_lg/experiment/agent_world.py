@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.language_models import BaseChatModel
@@ -22,16 +23,24 @@ from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate import SimulatedAgent
 from dreamgym_lg.simulate.agent import EpisodeOptions, ResetReal, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine, simulated_tools
+from dreamgym_lg.simulate.loading import load_agent
 from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay
+from dreamgym_lg.simulate.return_types import with_returns
+from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
+from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from dreamgym_lg.integrations.trl.rows import TokenizedConversation
+
+Isolation = Literal["process", "guard"]
+"""How dreamed episodes are kept from the real world: by the kernel, in processes of their own, or by a guard in this one."""
 
 _OPTIONS = set(EpisodeOptions.__annotations__)
 
@@ -40,8 +49,14 @@ class AgentWorld(World):
     """The world of an unmodified LangGraph agent: its tasks, its real tools, and the dream of them.
 
     Args:
-        graph: The compiled graph of production, or any object with `invoke` that runs one.
+        graph: The compiled graph of production, any object with `invoke` that runs one, or where that is written:
+            `FILE.py:NAME` or `package.module:NAME`, also of a function that creates it. It is loaded here as well, for
+            its tools and real episodes.
         tasks: Every task, of all splits.
+        isolation: `process`: dreamed episodes run in worker processes, one for each core, which the kernel keeps from writing
+            outside a scratch folder and from the network (`start_walled` says what is promised); functions given here have to
+            be of a module that can be imported. `guard`: in this process, where Python code is stopped, and native code is not.
+            Default: `process` for an agent given by its path, `guard` for an object, which cannot leave this process.
         payload: The graph's input for a task; by default its instruction as a human message.
         verify_dream: (task, final state) -> reward, 0 to 1, a success if it is 1: judges dreamed episodes, in which no tool
             really ran. Without it the experience model judges the final answer by `task.metadata["rubric"]`.
@@ -58,8 +73,9 @@ class AgentWorld(World):
             name (`ChatTaskGenerator`), any `TaskGenerator`, or None. `TaskChecks` refuses what must not be trained on.
         options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
-    Raises `ConfigurationError` for arguments of a wrong kind, and if something in the graph could leak (`examine` says what,
-    and what to do).
+    Raises `ConfigurationError` for arguments of a wrong kind, for `process` where this machine cannot (it says what is lacking)
+    or without a path, and if no dreamed episode of the graph could be right: something is not simulated, would fail each of
+    them or, with `guard`, could leak (`Examination.refused` says what to do).
     """
 
     name = "agent"
@@ -85,6 +101,7 @@ class AgentWorld(World):
         create_environment: CreateEnvironment | None = None,
         checks: Collection[Check] = CHECKS,
         task_generator: TaskGenerator | BaseChatModel | str | None = "templates",
+        isolation: Isolation | None = None,
         **options: Any,
     ) -> None:
         if "verify" in options:
@@ -94,7 +111,7 @@ class AgentWorld(World):
                 "no tool ran; without verify_dream= the experience model judges the dream"
             )
         for name in sorted(set(options) - _OPTIONS):
-            raise ConfigurationError.unknown("option of DreamGym", name, _OPTIONS)
+            raise ConfigurationError.unknown("option of DreamGym", name, {*_OPTIONS, "isolation"})
         for name, names in {"writes": writes, **options}.items():
             if name in ("writes", "pass_through", "simulate_nodes") and isinstance(names, str):
                 raise ConfigurationError(f"{name}={names!r}: give a list of names")
@@ -107,18 +124,25 @@ class AgentWorld(World):
             if not isinstance(task, Task):
                 raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
         self._generator, self._checks = _to_task_generator(task_generator), TaskChecks([], evaluation=[])
-        self.graph, self.payload, self.options = graph, payload, options
+        self.isolation = _isolation(isolation, graph)
+        self.payload, self.options = payload, options
+        self._workers: Workers | None = None
+        if self.isolation == "process":
+            self._workers = Workers(graph, payload=payload, verify=verify_dream, **options)
+        self.graph: Any = load_agent(graph) if isinstance(graph, str) else graph
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
         self.writes, self.checks, self._dream = writes, checks, create_environment
         self.judged_by_dream = verify_dream is None and create_environment is None
         self._grounding: Grounding | None = None
         self.asks_experience = create_environment is None
         examined = self.examine()
-        self.tools = tool_schemas(examined.tools)
+        self.tools = with_returns(self.graph, tool_schemas(examined.tools))
         self.all_tasks = [self.with_tools(task) for task in tasks]
-        if leaks := [part for part in examined.parts if part.handling == "could leak"]:
-            told = "; ".join(f"{part.kind} {part.name}: {part.advice}" for part in leaks)
-            raise ConfigurationError(f"this graph could touch the real world from a dream, where no guard sees it: {told}")
+        allowed = {"stopped"} if self.options.get("allow") else set()  # the guard lets through what is named there
+        allowed |= {"could leak"} if self.isolation == "process" else set()  # the wall stops it
+        if refused := [part for part in examined.refused if part.handling not in allowed]:
+            told = "; ".join(f"{part.kind} {part.name} ({part.handling}): {part.advice}" for part in refused)
+            raise ConfigurationError(f"no dreamed episode of this graph can be right: {told}")
 
     def examine(self, trajectories: Iterable[Trajectory] | None = None) -> Examination:
         """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it.
@@ -231,8 +255,10 @@ class AgentWorld(World):
     def check_task(self, task: Task) -> str | None:
         return self._checks(task)
 
-    def agent(self, policy: BaseChatModel, *, real: bool) -> SimulatedAgent:
+    def agent(self, policy: BaseChatModel, *, real: bool) -> Agent:
         """The graph with `policy` in it, as `rollout` plays it: in the dream or, with `real`, on its own tools."""
+        if self._workers is not None and not real:
+            return WalledAgent(self._workers, policy)
         return SimulatedAgent(
             self.graph,
             policy,
@@ -242,6 +268,26 @@ class AgentWorld(World):
             reset_real=self.reset_real if real else None,
             **self.options,
         )
+
+
+def _isolation(chosen: str | None, graph: object) -> Isolation:
+    if chosen not in (None, "process", "guard"):
+        raise ConfigurationError(f"isolation={chosen!r}: give 'process' or 'guard'")
+    if chosen == "process" and not isinstance(graph, str):
+        raise ConfigurationError(
+            f"isolation='process' of a {type(graph).__name__}, which cannot leave this process: give where it is written, "
+            "'FILE.py:NAME' or 'package.module:NAME'"
+        )
+    if chosen == "process" or (chosen is None and isinstance(graph, str)):
+        return "process"
+    _say_guard()
+    return "guard"
+
+
+@cache
+def _say_guard() -> None:
+    """Once for this process."""
+    logger.warning("isolation='guard' %s; an agent given as 'FILE.py:NAME' is played behind a wall of the kernel", GUARD_LIMITS)
 
 
 def _to_task_generator(given: object) -> TaskGenerator | Literal["templates"] | None:

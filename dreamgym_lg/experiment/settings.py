@@ -85,7 +85,7 @@ def quick(settings: Settings) -> Settings:
         settings,
         tasks=min(settings.tasks or 400, 400),
         episodes={kind: -(-n // 8) for kind, n in settings.episodes.items()},
-        batch_size=8,
+        batch_size=4,
         experience_steps=min(settings.experience_steps, 20),
         base_steps=10,  # unsure enough that the episodes of a group differ: there are updates to see
         iterations=3,

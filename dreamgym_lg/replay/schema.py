@@ -12,15 +12,15 @@ from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
-from dreamgym_lg.types import Segment, Step, Task, Trajectory
+from dreamgym_lg.types import Act, Segment, Step, Task, Trajectory
 
 APPLICATION_ID = 0x4447796D
 """`DGym` in the file's header."""
 
 TASK_COLUMNS = "tasks.id, instruction, environment, metadata, origin, parent_id, split"
-STEP_COLUMNS = "observation, action, next_observation, reward, terminated, truncated, valid, reasoning, decided_by"
+STEP_COLUMNS = "observation, action, next_observation, reward, terminated, truncated, valid, reasoning, decided_by, line"
 TRAJECTORY_COLUMNS = (
-    "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version, annotation"
+    "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version, annotation, acts"
 )
 SEGMENT_COLUMNS = "token_ids, sampled, logprobs, temperature"
 
@@ -74,6 +74,13 @@ def _temperature(db: Database) -> None:
 def _decided_by(db: Database) -> None:
     db.execute("ALTER TABLE steps ADD COLUMN decided_by TEXT NOT NULL DEFAULT ''")
     db.execute("CREATE INDEX tasks_split ON tasks (split)")
+
+
+@migrations(name="0005_acts")
+def _acts(db: Database) -> None:
+    db.execute("ALTER TABLE steps ADD COLUMN line TEXT NOT NULL DEFAULT ''")
+    # JSON: they are few, and only ever read with their trajectory. NULL for none.
+    db.execute("ALTER TABLE trajectories ADD COLUMN acts TEXT")
 
 
 def wrapped(connection: sqlite3.Connection) -> Database:
@@ -147,7 +154,7 @@ def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) ->
             check_split(connection, each.task)
             stored[id] = each
     connection.executemany(
-        f"INSERT INTO steps (trajectory_id, position, {STEP_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT INTO steps (trajectory_id, position, {STEP_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [(id, position, *_step_row(step)) for id, each in stored.items() for position, step in enumerate(each.steps)],
     )
     connection.executemany(
@@ -160,11 +167,11 @@ def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) ->
 def _store_row(connection: sqlite3.Connection, each: Trajectory) -> int | None:
     """The new row's id; None where there is one of this key."""
     cursor = connection.execute(
-        f"INSERT INTO trajectories ({TRAJECTORY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+        f"INSERT INTO trajectories ({TRAJECTORY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
         "ON CONFLICT (run, iteration, task_id, rollout_index) DO NOTHING",
         (each.run, each.iteration, each.task.id, each.rollout_index, each.source, each.success)
         + (each.error and as_text(each.error), each.policy_version, each.experience_version)
-        + (annotation_text(each.annotation),),
+        + (annotation_text(each.annotation), _acts_text(each.acts)),
     )
     return cursor.lastrowid if cursor.rowcount else None
 
@@ -242,9 +249,14 @@ def annotation_text(annotation: Mapping[str, str] | None) -> str | None:
     return as_text(json.dumps(dict(annotation), ensure_ascii=False)) if annotation is not None else None
 
 
+def _acts_text(acts: Sequence[Act]) -> str | None:
+    return as_text(json.dumps([act._asdict() for act in acts], ensure_ascii=False)) if acts else None
+
+
 def _step_row(step: Step) -> tuple[Any, ...]:
     texts = as_text(step.observation), as_text(step.action), as_text(step.next_observation)
-    return (*texts, step.reward, step.terminated, step.truncated, step.valid, as_text(step.reasoning), step.decided_by)
+    judged = step.reward, step.terminated, step.truncated, step.valid, as_text(step.reasoning), step.decided_by
+    return (*texts, *judged, as_text(step.line))
 
 
 def _segment_row(segment: Segment) -> tuple[bytes, bytes, bytes, float | None]:
@@ -271,7 +283,8 @@ def task_of(row: Sequence[Any]) -> Task:
 
 
 def trajectory_of(row: Sequence[Any], steps: Sequence[Step], segments: Sequence[Segment]) -> Trajectory:
-    run, iteration, _, rollout_index, source, success, error, policy_version, experience_version, annotation, *task = row
+    run, iteration, _, rollout_index, source, success, error, policy_version, experience_version, *more = row
+    annotation, acts, *task = more
     return Trajectory(
         task=task_of(task),
         steps=tuple(steps),
@@ -285,12 +298,13 @@ def trajectory_of(row: Sequence[Any], steps: Sequence[Step], segments: Sequence[
         experience_version=experience_version,
         segments=tuple(segments),
         annotation=json.loads(annotation) if annotation is not None else None,
+        acts=tuple(Act(**act) for act in json.loads(acts or "[]")),
     )
 
 
 def step_of(row: Sequence[Any]) -> Step:
     """The step that a row of `STEP_COLUMNS` records."""
-    observation, action, next_observation, reward, terminated, truncated, valid, reasoning, decided_by = row
+    observation, action, next_observation, reward, terminated, truncated, valid, reasoning, decided_by, line = row
     return Step(
         observation=observation,
         action=action,
@@ -301,4 +315,5 @@ def step_of(row: Sequence[Any]) -> Step:
         valid=bool(valid),
         reasoning=reasoning,
         decided_by=decided_by,
+        line=line,
     )

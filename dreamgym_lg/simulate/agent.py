@@ -22,7 +22,7 @@ from dreamgym_lg.simulate.guard.guard import RealAccessBlocked
 from dreamgym_lg.simulate.install import install_answering
 from dreamgym_lg.simulate.static_analysis import check_tool_names, nodes_with_own_threads
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.types import Step, StepResult, Task
+from dreamgym_lg.types import Act, Step, StepResult, Task
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class AgentState(TypedDict, total=False):
     """What `rollout` reads of an agent: the steps played so far, and with the last of them the outcome."""
 
     steps: list[Step]
+    acts: list[Act]
     success: bool
 
 
@@ -172,7 +173,7 @@ class SimulatedAgent:
                 failure = EnvironmentFailed(str(error))
             if (recorder := TokenRecorder.current()) is not None:
                 logger.info("the episode of task %s gave %s", task.id, recorder.capture(len(episode.calls)))
-            yield {"steps": episode.steps}
+            yield {"steps": episode.steps, "acts": episode.acts}
             if failure is None:
                 yield await self._outcome(episode, task, final)
         if failure is not None:  # outside, where no context manager of the user's can swallow it
@@ -223,7 +224,7 @@ class SimulatedAgent:
             reasoning=_reasoning(result),
             decided_by=decided_by,
         )
-        return {"steps": [*steps, last], "success": success}
+        return {"steps": [*steps, last], "acts": episode.acts, "success": success}
 
 
 def _verified(verify: Verify, task: Task, final: Any) -> float:

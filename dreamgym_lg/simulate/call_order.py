@@ -8,22 +8,26 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.types import ActKind
 
 ABSENT_SECONDS = 1.0
 """How long a call waits for an earlier one of the same reply that has not begun: a person may have refused it."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PendingStep:
-    """A step whose answer may still change: LangChain words it for the policy once the tool has returned."""
+    """A step or an act whose answer may still change: LangChain words it for the policy once the tool has returned."""
 
     action: str
-    answer: str
-    place: tuple[int, int] | None
+    answer: str = ""
+    place: tuple[int, int] | None = None
     """Of its call, as `CallOrder.place` says."""
-    valid: bool
-    reasoning: str
-    decided_by: str
+    valid: bool = True
+    reasoning: str = ""
+    decided_by: str = ""
+    line: str = ""
+    kind: ActKind | None = None
+    """None for a step."""
 
     def is_before(self, other: "PendingStep") -> bool:
         """Whether one reply asked for both, for this one first."""

@@ -19,6 +19,7 @@ from langgraph.pregel import Pregel
 
 from dreamgym_lg.errors import OwnerUnknown
 from dreamgym_lg.simulate.call_order import CallOrder, PendingStep
+from dreamgym_lg.types import ActKind
 
 T = TypeVar("T")
 
@@ -63,6 +64,10 @@ class ActiveEpisode(Protocol):
         """Its block was left: whatever of its code still runs is answered by nobody."""
 
     @property
+    def graph(self) -> object:
+        """What runs: a graph, or an object that holds one."""
+
+    @property
     def call_order(self) -> CallOrder: ...
 
     def selects(self, call: Call) -> bool:
@@ -83,14 +88,17 @@ class ActiveEpisode(Protocol):
     def owner_of_body(self, tool: BaseTool) -> "ActiveEpisode | None":
         """The episode that the body of a tool that runs belongs to; None: production."""
 
-    def play(self, action: str, call_id: str | None, read: Callable[[str], T]) -> tuple[PendingStep, T]:
+    def play(self, action: str, call_id: str | None, read: Callable[[str], T], *, line: str) -> tuple[PendingStep, T]:
         """The environment answers an action; `read` makes of its answer what the graph gets."""
 
-    async def aplay(self, action: str, call_id: str | None, read: Callable[[str], T]) -> tuple[PendingStep, T]:
+    async def aplay(self, action: str, call_id: str | None, read: Callable[[str], T], *, line: str) -> tuple[PendingStep, T]:
         """As `play`."""
 
-    def add_step(self, action: str, answer: str, call_id: str | None, *, valid: bool = True) -> PendingStep:
+    def add_step(self, action: str, answer: str, call_id: str | None, *, valid: bool = True, line: str) -> PendingStep:
         """Record a call that the environment did not answer."""
+
+    def add_act(self, kind: ActKind, text: str, call_id: str | None = None, *, line: str) -> PendingStep:
+        """Record what is no step, as it begins."""
 
     def twin(self, graph: Pregel) -> Pregel:
         """The graph as the episode runs it."""
@@ -100,10 +108,13 @@ class Worker:
     """A thread or task that an episode's code has started, and whose work it does: its episode's, until others give it some.
 
     Work is known by the queue that brings it (`take`). Without that it does its first episode's, and after that nobody's.
+
+    A thread or task that production has started is `lent`: an episode answers for the models and tools of the work that its
+    node gave by a queue; no guard stands there, and once the episode has ended it is production's again.
     """
 
-    def __init__(self, name: str, started_at: str, owners: Sequence[ActiveEpisode | None]) -> None:
-        self.name, self.started_at = name, started_at
+    def __init__(self, name: str, started_at: str, owners: Sequence[ActiveEpisode | None], *, lent: bool = False) -> None:
+        self.name, self.started_at, self.lent = name, started_at, lent
         self._owners = list(owners)
         """Who gave the work at hand; more than one while a batch is collected."""
         self._queues: dict[int, object] = {}
@@ -113,7 +124,12 @@ class Worker:
     @property
     def owner(self) -> ActiveEpisode | None:
         """The episode whose guard stands; None where all the work at hand is production's."""
-        return next((owner for owner in self._owners if owner is not None), None)
+        return None if self.lent else next((owner for owner in self._owners if owner is not None), None)
+
+    @property
+    def is_returned(self) -> bool:
+        """Lent, and no longer: whoever gave it the work at hand has ended."""
+        return self.lent and all(owner is None or owner.ended for owner in self._owners)
 
     def take(self, queue: object, owner: ActiveEpisode | None) -> None:
         """A queue gave it what `owner` had put there; None: production had.
@@ -148,8 +164,16 @@ _active: ContextVar[ActiveEpisode | Worker | None] = ContextVar("dreamgym_episod
 
 
 def holder() -> ActiveEpisode | Worker | None:
-    """The episode this code runs in or, in a thread or task that one has started, the worker that it is."""
-    return _active.get()
+    """The episode this code runs in or, in a thread or task that works for one, the worker that it is."""
+    found = _active.get()
+    return None if isinstance(found, Worker) and found.is_returned else found
+
+
+def lend(queue: object, owner: ActiveEpisode) -> None:
+    """This thread or task is production's, and a queue gave it what a node of `owner` had put there."""
+    worker = Worker(_running(), "in production", [owner], lent=True)
+    worker.take(queue, owner)
+    _active.set(worker)
 
 
 def active() -> ActiveEpisode | None:
@@ -163,7 +187,7 @@ def answering() -> ActiveEpisode | None:
 
     Raises `OwnerUnknown` where the episode has ended: the old policy would answer, perhaps to production.
     """
-    found = _active.get()
+    found = holder()
     owner = found.ask() if isinstance(found, Worker) else found
     if owner is not None and owner.ended:
         started = f", started at {found.started_at}," if isinstance(found, Worker) else ""

@@ -16,26 +16,31 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
-from langgraph.types import Command, interrupt
+from langgraph.types import interrupt
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.writing_tools import ToolUse, find_tool_uses, trace_of
+from dreamgym_lg.simulate.commands import returns_command, state_update
 from dreamgym_lg.simulate.object_graph import (
     body,
     changes_state_only,
     codes,
     function_references,
     reachable,
-    returns,
     runs_an_agent,
     users,
 )
-from dreamgym_lg.simulate.static_analysis import check_tool_names, makes_tools, run_by, touched, unclear
+from dreamgym_lg.simulate.return_types import UNKNOWN_UPDATE
+from dreamgym_lg.simulate.static_analysis import check_tool_names, leaves_episode, makes_tools, run_by, touched, unclear
 from dreamgym_lg.types import Trajectory
 
-Handling = Literal["simulated", "passes through", "replaced", "answered", "unknown", "stopped", "could leak"]
-"""`stopped`: the guard raises there and the episode fails; `could leak`: nothing would stop it; `unknown`: it really runs, and
-nothing tells what it does."""
+Handling = Literal["simulated", "passes through", "replaced", "answered", "unknown", "stopped", "could leak", "not simulated"]
+"""`stopped`: the guard raises there and the episode fails; `could leak`: nothing would stop it; `not simulated`: it really runs
+where the policy or the world should answer, or fails there; `unknown`: it really runs, and nothing tells what it does."""
+
+_PROBLEMS = ("stopped", "could leak", "not simulated")
+_NEEDED = ("client", "sub-graph", "backend", "middleware")
+"""Kinds of parts without which no episode comes to its end."""
 
 
 class Part(NamedTuple):
@@ -60,7 +65,12 @@ class Examination:
 
     @property
     def problems(self) -> list[Part]:
-        return [part for part in self.parts if part.handling in ("stopped", "could leak")]
+        return [part for part in self.parts if part.handling in _PROBLEMS]
+
+    @property
+    def refused(self) -> list[Part]:
+        """The problems with which no episode can be right: what leaks, what is not simulated, and what each would fail at."""
+        return [part for part in self.problems if part.handling != "stopped" or part.kind in _NEEDED]
 
 
 def examine(
@@ -93,7 +103,7 @@ def examine(
     uses = find_tool_uses(tools.values(), map(trace_of, trajectories), writes=writes)
     for tool in tools.values():
         parts += _tool(tool, pass_through, uses[tool.name])
-    parts += [*_backends(found), *_graphs(graphs)]
+    parts += [*_backends(found), *_middleware(found), *_graphs(graphs)]
     for place, roots in _places(graph, graphs, simulate_nodes):
         parts += [Part("node", place, "simulated")] if roots is None else _plain_code(place, roots)
     if isinstance(get_llm_cache(), BaseCache):
@@ -123,18 +133,26 @@ def _runs_by_itself(tool: BaseTool) -> str:
 def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator[Part]:
     what = ""
     if tool.name not in pass_through and not (what := _runs_by_itself(tool)):
-        changes = isinstance(kind := returns(tool), type) and issubclass(kind, Command)
-        advice = (
-            "of the Command that it returns a dream answers the message alone, neither state nor goto: name it in pass_through "
-            "if it touches nothing else, or set the state in a node"
-        )
         told = f"{'writes' if use.writes else 'reads'}: {use.why}"
-        yield Part("tool", tool.name, "simulated", advice if changes else "", told)
+        update = state_update(tool) if returns_command(tool) else None
+        if returns_command(tool) and update is None:
+            yield Part("tool", tool.name, "not simulated", UNKNOWN_UPDATE, told)
+            return
+        asked = ", ".join(update.asked) if update is not None else ""
+        advice = f"the dream also answers the state that it writes: {asked}" if asked else ""
+        yield Part("tool", tool.name, "simulated", advice, told)
         return
     yield Part("tool", f"{tool.name} ({what})" if what else tool.name, "passes through")
     root = body(tool)
     root = types.MethodType(root, tool) if root is type(tool)._run else root
     yield from (part for part in _plain_code(f"tool {tool.name}", [root]) if part.handling != "passes through")
+
+
+def _middleware(found: Sequence[Any]) -> Iterator[Part]:
+    for each in found:
+        if type(each).__name__ == "OpenAIModerationMiddleware":
+            advice = "it asks OpenAI around each model call: allow that host, or build the agent without it to train it"
+            yield Part("middleware", type(each).__name__, "stopped", advice)
 
 
 _VIRTUAL = ("StateBackend", "StoreBackend", "CompositeBackend")
@@ -216,12 +234,12 @@ def _problem(each: Any, place: str) -> Part | None:
     module, name = type(each).__module__, type(each).__name__
     package = module.partition(".")[0]
     if isinstance(each, BaseLLM):
-        advice = "a text-completion model has no messages: use its chat-model class"
-        return Part("model", f"{name} in {place}", "stopped", advice)
+        advice = "a text-completion model has no messages, so that no policy answers for it: use its chat-model class"
+        return Part("model", f"{name} in {place}", "not simulated", advice)
     if isinstance(each, BaseRetriever):
-        return Part("retriever", f"{name} in {place}", "stopped", _fix(place))
+        return Part("retriever", f"{name} in {place}", _of_search(each), _fix(place))
     if isinstance(each, Embeddings) and package != "langchain_core":  # those are fakes, which ask nobody
-        return Part("embeddings", f"{name} in {place}", "stopped", _fix(place))
+        return Part("embeddings", f"{name} in {place}", _of_search(each), _fix(place))
     if package in ("openai", "anthropic") and hasattr(each, "base_url"):
         return Part("client", f"{package}.{name} in {place}", "stopped", "call the model through its LangChain class")
     if name == "RemoteGraph" and package == "langgraph":
@@ -229,12 +247,24 @@ def _problem(each: Any, place: str) -> Part | None:
     if _is_open_file(each):
         advice = f"no guard sees what is written to an open file: {_fix(place)}"
         return Part("file", f"{getattr(each, 'name', name)} open in {place}", "could leak", advice)
+    if package == "mcp" and name == "ClientSession":
+        advice = f"no guard sees what is sent in an open session: {_fix(place)}"
+        return Part("connection", f"MCP session in {place}", "could leak", advice)
     if package in _DRIVERS:
         return Part("connection", f"{package}.{name} in {place}", "stopped", _fix(place))
     if _is_open_database(each) or package in _DRIVERS_IN_C or (package == "sqlalchemy" and name in _POOLS):
         advice = f"no guard sees what is sent on an open connection: {_fix(place)}"
         return Part("connection", f"{package}.{name} in {place}", "could leak", advice)
     return None
+
+
+_HOSTED = tuple(f"langchain_{name}" for name in ("openai", "google", "mistralai", "aws", "ollama", "cohere", "voyageai"))
+
+
+def _of_search(each: Any) -> Handling:
+    """A provider's embeddings are asked by the network; what others do, and the user's own class, nothing tells."""
+    asked = (type(found).__module__ for found in reachable(each) if isinstance(found, Embeddings))
+    return "stopped" if any(module.startswith(_HOSTED) for module in asked) else "unknown"
 
 
 def _is_open_file(each: Any) -> bool:
@@ -258,9 +288,25 @@ def _is_open_database(each: Any) -> bool:
 
 
 def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator[Part]:
+    """Ways by which models and tools are called and no class is asked."""
     names = {name for code in codes(function) for name in code.co_names}
-    if "func" in names and any(isinstance(each, BaseTool) for each in function_references(function)):
-        yield Part("node", place, "stopped", "it calls tool.func(...), which is not patched: use tool.invoke(...)")
+    for name in sorted(names & {"func", "coroutine"}):
+        if any(isinstance(each, BaseTool) for each in _held(function)):
+            call = "await tool.ainvoke(...)" if name == "coroutine" else "tool.invoke(...)"
+            advice = f"it calls tool.{name}(...), which really runs the tool's own code: use {call}"
+            yield Part("node", place, "not simulated", advice)
+    for name in leaves_episode(function):
+        what = "starts a thread below Python's" if "thread" in name else "runs code in an empty context"
+        instead = "threading.Thread" if "thread" in name else "contextvars.copy_context()"
+        yield Part("node", place, "not simulated", f"it {what} ({name}), where no episode is known: use {instead}")
+
+
+def _held(function: types.FunctionType) -> Iterator[Any]:
+    """What a function refers to, and what the lists and dictionaries among that hold."""
+    for each in function_references(function):
+        yield each
+        if isinstance(each, list | tuple | dict):
+            yield from each.values() if isinstance(each, dict) else each
 
 
 def _made_there(function: types.FunctionType, place: str) -> Iterator[Part]:

@@ -24,12 +24,13 @@ from dreamgym_lg.simulate.call_order import CallOrder, PendingStep
 from dreamgym_lg.simulate.context import Call, in_episode, set_var
 from dreamgym_lg.simulate.graphs import GraphTwins
 from dreamgym_lg.simulate.guard.checks import Allow
+from dreamgym_lg.simulate.guard.frames import raising_line
 from dreamgym_lg.simulate.guard.guard import Blocked, Guard, RealAccessBlocked
 from dreamgym_lg.simulate.install import install_episode
 from dreamgym_lg.simulate.interrupts import InterruptedRun, approve
 from dreamgym_lg.simulate.object_graph import changes_state_only, runs_an_agent
-from dreamgym_lg.simulate.tools import return_schemas
-from dreamgym_lg.types import Step, StepResult, Task
+from dreamgym_lg.simulate.return_types import with_returns
+from dreamgym_lg.types import Act, ActKind, Step, StepResult, Task
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ class SimulatedEpisode:
         self.graph, self.task = graph, task
         self.policy: BaseChatModel = policy if policy.cache is False else copy.copy(policy)
         self.policy.cache = False  # a global LLM cache would replay what the policy said before
-        self.guard = None if environment is None else Guard(allow or Allow())
+        self.guard = None if environment is None else Guard(allow or Allow(), self._add_blocked)
         self.owns_threads = False
         self.ended = False
         self.call_order = CallOrder()
@@ -88,7 +89,7 @@ class SimulatedEpisode:
         self._pending: list[PendingStep] = []
         self._runs_anyway: dict[int, tuple[BaseTool, bool]] = {}
         self._tools: dict[str, dict[str, Any]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the guard's, too: what it stops may be a finaliser's doing, at any moment
         self._exit = contextlib.ExitStack()
 
     @property
@@ -133,10 +134,7 @@ class SimulatedEpisode:
         """The policy was shown these tools (OpenAI's form): the environment is told what can be called, and what it returns."""
         new = {tool["function"]["name"]: tool for tool in tools} if tools else {}
         if self._environment is not None and not new.keys() <= self._tools.keys():
-            returns = return_schemas(self.graph)
-            for name in new.keys() & returns.keys():
-                new[name] = {**new[name], "function": {**new[name]["function"], "returns": returns[name]}}
-            self._tools |= new
+            self._tools |= {tool["function"]["name"]: tool for tool in with_returns(self.graph, new.values())}
             with self._asking_environment():
                 self._check_running()
                 self._environment.show_tools(list(self._tools.values()))
@@ -158,6 +156,7 @@ class SimulatedEpisode:
         valid: bool = True,
         reasoning: str = "",
         decided_by: str | None = None,
+        line: str,
     ) -> PendingStep:
         """Record a step behind all others, but before later calls of the same reply that were quicker.
 
@@ -165,11 +164,36 @@ class SimulatedEpisode:
         """
         if decided_by is None:  # in a dream no tool's own code runs: what failed before the environment, LangChain refused
             decided_by = "schema" if self._environment is not None and not valid else ""
-        step = PendingStep(action, answer, self.call_order.place(call_id), valid, reasoning, decided_by)
+        place = self.call_order.place(call_id)
+        return self._insert(
+            PendingStep(
+                action=action, answer=answer, place=place, valid=valid, reasoning=reasoning, decided_by=decided_by, line=line
+            )
+        )
+
+    def add_act(self, kind: ActKind, text: str, call_id: str | None = None, *, line: str) -> PendingStep:
+        """Record what is no step, as it begins; its `answer` may be set later."""
+        return self._insert(PendingStep(kind=kind, action=text, place=self.call_order.place(call_id), line=line))
+
+    def _add_blocked(self, blocked: Blocked) -> None:
+        self.add_act("blocked", f"{blocked.event} of {blocked.target}", line=blocked.where)
+
+    def _insert(self, step: PendingStep) -> PendingStep:
         with self._lock:
             later = (n for n, other in enumerate(self._pending) if step.is_before(other))
             self._pending.insert(next(later, len(self._pending)), step)
         return step
+
+    @property
+    def acts(self) -> list[Act]:
+        """What happened beside the steps."""
+        steps, acts = 0, list[Act]()
+        for each in self._pending:
+            if each.kind is None:
+                steps += 1
+            else:
+                acts.append(Act(each.kind, steps, each.action, each.answer, each.line))
+        return acts
 
     @property
     def steps(self) -> list[Step]:
@@ -177,6 +201,8 @@ class SimulatedEpisode:
         steps: list[Step] = []
         following = str(self.task.metadata.get("observation", self.task.instruction)) if self.task else ""
         for each in self._pending:
+            if each.kind is not None:
+                continue
             observation, following = following, each.answer
             steps.append(
                 Step(
@@ -186,37 +212,36 @@ class SimulatedEpisode:
                     valid=each.valid,
                     reasoning=each.reasoning,
                     decided_by=each.decided_by,
+                    line=each.line,
                 )
             )
         return steps
 
     # --- the environment's answers ----------------------------------------------------------------------------------------
 
-    def play(self, action: str, call_id: str | None, read: Callable[[str], T]) -> tuple[PendingStep, T]:
+    def play(self, action: str, call_id: str | None, read: Callable[[str], T], *, line: str) -> tuple[PendingStep, T]:
         """The environment answers an action, in the order of calls; `read` makes of its answer what the graph gets."""
         with self._asking_environment(), self.call_order.turn(call_id):
             self._check_running()
-            return self._record_step(action, call_id, self.environment.step(action), read)
+            return self._record_step(action, call_id, self.environment.step(action), read, line)
 
-    async def aplay(self, action: str, call_id: str | None, read: Callable[[str], T]) -> tuple[PendingStep, T]:
+    async def aplay(self, action: str, call_id: str | None, read: Callable[[str], T], *, line: str) -> tuple[PendingStep, T]:
         """As `play`."""
         with self._asking_environment():
             async with self.call_order.aturn(call_id):
                 self._check_running()
-                return self._record_step(action, call_id, await self.environment.astep(action), read)
+                return self._record_step(action, call_id, await self.environment.astep(action), read, line)
 
     def _record_step(
-        self, action: str, call_id: str | None, result: StepResult, read: Callable[[str], T]
+        self, action: str, call_id: str | None, result: StepResult, read: Callable[[str], T], line: str
     ) -> tuple[PendingStep, T]:
         if result.terminated or result.truncated:
             self.last = result
         value = read(result.observation)
         info = result.info
         valid, reasoning, decided_by = info.get("valid", True), info.get("reasoning", ""), info.get("decided_by", "")
-        step = self.add_step(
-            action, result.observation, call_id, valid=bool(valid), reasoning=str(reasoning), decided_by=str(decided_by)
-        )
-        return step, value
+        told = {"reasoning": str(reasoning), "decided_by": str(decided_by), "line": line}
+        return self.add_step(action, result.observation, call_id, valid=bool(valid), **told), value
 
     def _check_running(self) -> None:
         if self.last is not None:
@@ -259,6 +284,8 @@ class SimulatedEpisode:
         self.ended = True
         if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | asyncio.CancelledError):
             return
+        if isinstance(error, Exception):  # the agent's own: what the world raised is none here
+            self.add_act("raised", f"{type(error).__name__}: {error}", line=raising_line(error))
         if self.blocked:  # asyncio's own transports swallow it, as users do
             raise RealAccessBlocked(*self.blocked) from error
         if self.cause is not None:

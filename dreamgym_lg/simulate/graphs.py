@@ -7,21 +7,25 @@ import copy
 import json
 import threading
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
+from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.pregel import Pregel
 from langgraph.pregel._read import PregelNode
-from langgraph.store.base import BaseStore
+from langgraph.store.base import BaseStore, PutOp
 from langgraph.store.memory import InMemoryStore
 from pydantic_core import to_jsonable_python
 
 from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import PredictionFailed
+from dreamgym_lg.replay.hashed_words import DIMENSION, phi
 from dreamgym_lg.simulate.context import ActiveEpisode, answering
 from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch, subclasses
+from dreamgym_lg.simulate.guard.frames import first_line
 
 METHODS = (
     *("stream", "astream", "get_state", "aget_state", "get_state_history", "aget_state_history"),
@@ -98,11 +102,14 @@ class GraphTwins:
         def action(state: Any) -> str:
             return render_call(f"node:{name}", to_jsonable_python({"state": state}, fallback=str))
 
+        code = getattr(node.bound, "func", None) or getattr(node.bound, "afunc", None)
+        read, line = partial(_update, name), first_line(code) or f"node {name!r}"
+
         def ask(state: Any) -> Any:
-            return self._episode.play(action(state), None, lambda answer: _update(name, answer))[1]
+            return self._episode.play(action(state), None, read, line=line)[1]
 
         async def aask(state: Any) -> Any:
-            return (await self._episode.aplay(action(state), None, lambda answer: _update(name, answer)))[1]
+            return (await self._episode.aplay(action(state), None, read, line=line))[1]
 
         twin = copy.copy(node)
         twin.__dict__.pop("node", None)  # cached from the real body
@@ -111,12 +118,25 @@ class GraphTwins:
         return twin
 
 
+class _Words(Embeddings):
+    """Finds texts by their words: no provider of embeddings is asked in a dream."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return phi([(text, "") for text in texts]).tolist()
+
+    def embed_query(self, text: str) -> list[float]:
+        return self.embed_documents([text])[0]
+
+
 def _copy_store(real: BaseStore) -> InMemoryStore:
     """A store of the episode's own: with what an in-memory one holds, else empty, for reading it would reach a server."""
-    own = InMemoryStore(index=real.index_config) if isinstance(real, InMemoryStore) else InMemoryStore()
+    index = getattr(real, "index_config", None)
+    own = InMemoryStore(index={**index, "embed": _Words(), "dims": DIMENSION} if index else None)
     if isinstance(real, InMemoryStore):
-        own._data.update({namespace: dict(items) for namespace, items in real._data.items()})
-        own._vectors.update({namespace: dict(items) for namespace, items in real._vectors.items()})
+        found = {namespace: real._vectors.get(namespace, {}) for namespace in real._data}
+        items = [(namespace, item) for namespace, kept in real._data.items() for item in kept.values()]
+        own.batch([PutOp(namespace, item.key, item.value) for namespace, item in items if item.key in found[namespace]])
+        own._data.update({namespace: dict(kept) for namespace, kept in real._data.items()})
     return own
 
 

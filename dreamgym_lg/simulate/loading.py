@@ -18,7 +18,11 @@ T = TypeVar("T")
 
 def load_agent(given: str) -> object:
     """The agent behind `FILE.py:NAME` or `package.module:NAME`, compiled; raises what `load_object` raises."""
-    found = load_object(given)
+    return compiled(load_object(given))
+
+
+def compiled(found: object) -> object:
+    """A `StateGraph` compiled; anything else as it is."""
     return found.compile() if hasattr(found, "compile") and not hasattr(found, "invoke") else found
 
 
@@ -63,11 +67,18 @@ def _from_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(root))
     if "." in name:
         return importlib.import_module(name.removesuffix(".__init__"))
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known  # a second copy would have other functions, which cannot be pickled
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

@@ -2,18 +2,25 @@
 
 import contextlib
 import json
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables.config import ensure_config
 
 from dreamgym_lg.simulate.context import ActiveEpisode, Call, aiterate_in_episode, answering, in_episode, iterate_in_episode
 from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
 from dreamgym_lg.simulate.provider_formats import normalise
 
+Messages = list[BaseMessage]
+
 CALLS = ("generate", "agenerate", "stream", "astream", "_chat_model_stream_v3", "_achat_model_stream_v3")
 """All else that a chat model offers ends in one of these."""
+
+OWN = ("_generate", "_agenerate", "_stream", "_astream")
+"""What a class implements for LangChain, which asks it outside of episodes: inside one, a node has called it by hand."""
 
 ENTRY_POINTS = (
     *("invoke", "ainvoke", "generate_prompt", "agenerate_prompt"),
@@ -36,6 +43,9 @@ def patch_model_class(cls: type[BaseChatModel]) -> None:
     for name in CALLS:
         if cls is BaseChatModel or name in cls.__dict__:
             dispatch(cls, name, _answer(name), answering)
+    for name in OWN:
+        if cls is not BaseChatModel and name in cls.__dict__:
+            dispatch(cls, name, _by_hand(name), answering)
     for name in ENTRY_POINTS:
         if cls is not BaseChatModel and name in cls.__dict__:
             dispatch(cls, name, _entry_point(name), answering)
@@ -46,6 +56,31 @@ def _entry_point(name: str) -> Handler:
 
     def simulated(episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
         return (original if episode.policy is model else base)(model, *args, **kwargs)
+
+    return simulated
+
+
+def _by_hand(name: str) -> Handler:
+    """LangChain's own method stands in, by which the policy is asked."""
+
+    def generate(model: BaseChatModel, messages: Messages, **given: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=model.invoke(messages, **given))])
+
+    async def agenerate(model: BaseChatModel, messages: Messages, **given: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=await model.ainvoke(messages, **given))])
+
+    def stream(model: BaseChatModel, messages: Messages, **given: Any) -> Iterator[ChatGenerationChunk]:
+        return (ChatGenerationChunk(message=chunk) for chunk in model.stream(messages, **given))
+
+    def astream(model: BaseChatModel, messages: Messages, **given: Any) -> AsyncIterator[ChatGenerationChunk]:
+        return (ChatGenerationChunk(message=chunk) async for chunk in model.astream(messages, **given))
+
+    ask: Method = {"_generate": generate, "_agenerate": agenerate, "_stream": stream, "_astream": astream}[name]
+
+    def simulated(episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
+        given = {**dict(zip(("messages", "stop", "run_manager"), args, strict=False)), **kwargs}
+        given.pop("run_manager", None)
+        return ask(model, **given)
 
     return simulated
 

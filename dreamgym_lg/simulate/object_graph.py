@@ -1,26 +1,33 @@
 """What an object refers to: through fields, closures, bound methods, partials and the globals its code names."""
 
 import contextlib
+import datetime
 import dis
 import functools
 import inspect
+import re
 import sys
 import sysconfig
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.runnables import RunnableSequence
+from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
+from langgraph.store.base import BaseStore
 from langgraph.types import Command
 from pydantic import BaseModel
 
 _PACKAGES = {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
-LIBRARIES = tuple({*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), *_PACKAGES})
-"""Folders of code that is not the user's: Python's own, and every folder that packages are installed in."""
+_OURS = str(Path(__file__).parents[1])
+LIBRARIES = tuple({*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), *_PACKAGES, _OURS})
+"""Folders of code that is not the user's: Python's own, every folder that packages are installed in, and this package."""
 
 _installed: set[str] = set()
 """Folders among these that are the user's all the same."""
@@ -65,6 +72,8 @@ def references(found: Any) -> Iterator[Any]:
         yield found.__func__
     elif isinstance(found, functools.partial):
         yield from (found.func, *found.args, *found.keywords.values())
+    elif isinstance(found, functools._lru_cache_wrapper):
+        yield found.__wrapped__
     elif isinstance(found, Mapping):
         yield from found.values()
     elif isinstance(found, list | tuple | set | frozenset):
@@ -184,7 +193,36 @@ def _is_harmless(found: Any, seen: tuple[Any, ...] = ()) -> bool:
     imported = {step.argval for code in inside for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"}
     if named & _ACTING or any(str(name).partition(".")[0] not in _HARMLESS for name in imported):
         return False
-    return all(_is_harmless(each, (*seen, found)) for each in _named_values(found))
+    values = list(_named_values(found))
+    if not _methods(inside) <= {*_METHODS, *(name for each in values if _is_librarys(each) for name in dir(each))}:
+        return False  # of what the state or a run's config holds, a client perhaps
+    return all(_is_harmless(each, (*seen, found)) for each in values)
+
+
+_METHODS = {
+    *(name for kind in (str, list, dict, set, int, float, datetime.datetime, re.Pattern, re.Match) for name in dir(kind)),
+    *(name for kind in (BaseModel, ToolMessage, AIMessage, BaseStore) for name in dir(kind)),
+}
+"""Of values: they touch nothing outside of the process."""
+
+
+def _methods(inside: Sequence[types.CodeType]) -> set[str]:
+    """The names of the methods that code calls."""
+    steps = [step for code in inside for step in dis.get_instructions(code)]
+    return {
+        str(step.argval)
+        for step in steps
+        if step.opname == "LOAD_METHOD" or (step.opname == "LOAD_ATTR" and _ATTR_SAYS_METHOD and (step.arg or 0) & 1)
+    }
+
+
+_ATTR_SAYS_METHOD = sys.version_info >= (3, 12)
+
+
+def _is_librarys(found: Any) -> bool:
+    """Whether it is a module or a class of `_HARMLESS`, so that what it offers is too."""
+    name = found.__name__ if isinstance(found, types.ModuleType) else found.__module__ if isinstance(found, type) else ""
+    return name.partition(".")[0] in _HARMLESS
 
 
 def _named_values(function: types.FunctionType) -> Iterator[Any]:
@@ -204,10 +242,23 @@ def runs_an_agent(tool: BaseTool) -> bool:
     tool a sub-agent. What is not seen here is simulated, so that nothing real runs by mistake.
     """
     function = inspect.unwrap(body(tool))
+    if isinstance(function, types.MethodType):  # a tool made of `graph.invoke`
+        return _runs_graph(function.__self__)
     if not isinstance(function, types.FunctionType):
         return False
+    if function.__module__ == "langchain_core.tools.convert":  # `Runnable.as_tool`
+        return any(_runs_graph(found) for found in function_references(function))
     names = {name for code in codes(function) for name in code.co_names}
     return bool(names & _RUNS) and any(_leads_to_graph(found, names) for found in (*function_references(function), tool))
+
+
+def _runs_graph(runnable: Any) -> bool:
+    """Whether it is a graph, or a chain or binding of one."""
+    if isinstance(runnable, RunnableBindingBase):
+        return _runs_graph(runnable.bound)
+    if isinstance(runnable, RunnableSequence):
+        return any(map(_runs_graph, runnable.steps))
+    return isinstance(runnable, Pregel)
 
 
 def _leads_to_graph(found: Any, names: set[str]) -> bool:

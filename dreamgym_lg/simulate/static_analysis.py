@@ -3,8 +3,10 @@
 import dis
 import inspect
 import sys
+import threading
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from langchain_core.caches import BaseCache
@@ -148,7 +150,10 @@ def touched(function: types.FunctionType) -> list[str]:
     return sorted({name for code in _codes_run(function) for name, writes in _dotted(function, code) if _reaches(name, writes)})
 
 
-_STARTING_THREADS = ("threading.Thread", "threading.Timer", "_thread.start_new_thread", "concurrent.futures.thread.")
+_STARTING_THREADS = (
+    *("threading.Thread", "threading.Timer", "_thread.start_new_thread", "concurrent.futures.thread."),
+    "multiprocessing.pool.ThreadPool",
+)
 
 
 def nodes_with_own_threads(graph: Pregel) -> list[str]:
@@ -156,13 +161,24 @@ def nodes_with_own_threads(graph: Pregel) -> list[str]:
     return sorted(
         name
         for name, node in graph.nodes.items()
-        if any(_starts_threads(found) for found in run_by([node.bound, *node.writers]) if users(found))
+        if any(map(_starts_threads, run_by([node.bound, *node.writers])))
     )
 
 
-def _starts_threads(function: types.FunctionType) -> bool:
-    names = (name for code in codes(function) for name, _ in _dotted(function, code))
+def _starts_threads(found: Any) -> bool:
+    """Whether this is a thread, or code of the user's that starts one or hands its work to a pool."""
+    if not users(found):
+        return isinstance(found, threading.Thread)
+    names = (name for code in codes(found) for name, _ in _dotted(found, code))
     return any(name.startswith(_STARTING_THREADS) or name.endswith(".run_in_executor") for name in names)
+
+
+_LEAVING = ("contextvars.Context", "_contextvars.Context", "_thread.start_new_thread")
+
+
+def leaves_episode(function: types.FunctionType) -> list[str]:
+    """What in a function's code runs other code where no episode is known: an empty context, a thread below Python's."""
+    return sorted({name for code in _codes_run(function) for name, _ in _dotted(function, code) if name.startswith(_LEAVING)})
 
 
 def _is_writing_mode(text: str) -> bool:
@@ -185,6 +201,12 @@ def _reaches(name: str, writes: bool) -> bool:
     return name == "input" or (last in _OF_FILES and writes) or ("." in name and last in _OF_PATHS)
 
 
+_BELOW_PYTHON = {"ctypes", "_ctypes", "cffi", "fcntl", "readline", "resource", "dbm", "shelve", "mmap", "_posixshmem"}
+"""Modules that reach the system below Python, or files by others; what they do there, code does not show."""
+_UNSEEN = ("__import__", "importlib.import_module", "exec", "eval", "logging.FileHandler", "logging.handlers.")
+_UNSEEN_OF_OS = ("os.sched_set", "os.setpriority", "os.pidfd_")
+_WRITING_ARRAYS = {"save", "savez", "savez_compressed", "savetxt", "memmap", "tofile", "dump"}
+
 _KNOWN = ("langchain", "langgraph", "deepagents", "pydantic", "typing_extensions", "numpy", "dreamgym_lg")
 """Beginnings of packages that act on nothing but what they are given, or that an episode answers for."""
 _HANDING_ON = ("queue.", "asyncio.queues.", "multiprocessing.queues.", "multiprocessing.connection.")
@@ -194,7 +216,7 @@ _KEEPING = {"append", "add", "update", "pop", "remove", "insert", "extend", "cle
 def unclear(function: types.FunctionType) -> list[str]:
     """What a function's code uses of which nothing tells what it does, as dotted names.
 
-    That are other packages, queues that others read, and changes of what is kept outside of the function.
+    That are other packages, calls below Python, queues that others read, and changes of what is kept outside of the function.
     """
     return sorted({name for code in _codes_run(function) for name, _ in _dotted(function, code) if _is_unclear(name)})
 
@@ -204,11 +226,15 @@ def _is_unclear(name: str) -> bool:
     last = name.rpartition(".")[2]
     if name.startswith(_HANDING_ON):
         return last.startswith(("put", "send"))
+    if root in _BELOW_PYTHON or name.startswith((*_UNSEEN, *_UNSEEN_OF_OS)):
+        return True
+    if root == "numpy" or last == "tofile":
+        return last in _WRITING_ARRAYS
     if root in sys.stdlib_module_names or root.startswith(_KNOWN) or last.endswith(("Error", "Exception")):
         return False
     module = sys.modules.get(root)
-    if module is None:  # a name of the user's own: of a container, since classes and functions stand under their modules
-        return bool(root) and rest in _KEEPING  # a local variable has no name here
+    if module is None:  # not imported yet; or of a container of the user's, as classes and functions stand under their modules
+        return bool(root) and (rest in _KEEPING or find_spec(root) is not None)  # a local variable has no name here
     return of_library(getattr(module, "__file__", None) or "")
 
 

@@ -5,27 +5,27 @@ production, byte for byte, and callbacks, artifacts and error handling stay as t
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt import ToolNode, ToolRuntime
 from langgraph.types import Command
-from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic_core import to_jsonable_python
 
 from dreamgym_lg.actions import render_call
-from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.simulate.call_order import PendingStep
 from dreamgym_lg.simulate.context import ActiveEpisode, answering, in_episode
 from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
-from dreamgym_lg.simulate.object_graph import reachable, returned_type
+from dreamgym_lg.simulate.guard.frames import first_line, user_line
+from dreamgym_lg.simulate.object_graph import body
+from dreamgym_lg.simulate.return_types import parse_answer
 
 BODIES, RUNS, ENTRY_POINTS = ("_run", "_arun"), ("run", "arun"), ("invoke", "ainvoke")
 
@@ -38,10 +38,15 @@ class _Attempt:
         self.by_node = by_node
         """A tool node calls, which words the errors that the tool raises."""
         self.tool: BaseTool | None = None
-        self.action = ""
+        self.action = self.line = ""
         self.ran = False
         """The body was reached: let through, or answered by the environment."""
         self.step: PendingStep | None = None
+
+    def begin(self, tool: BaseTool, given: Any) -> None:
+        """It calls `tool` with these arguments; its line is that of who calls by hand, else the tool's first."""
+        self.tool, self.action = tool, action_of(tool, given)
+        self.line = self.line or (first_line(body(tool)) if self.by_node else user_line())
 
 
 _attempt: ContextVar[_Attempt | None] = ContextVar("dreamgym_tool_call", default=None)
@@ -51,8 +56,15 @@ def patch_tools() -> None:
     """Patch every tool class known by now, and the node that calls tools."""
     for cls in subclasses(BaseTool):
         patch_tool_class(cls)
+    if (shells := sys.modules.get("langchain.agents.middleware.shell_tool")) is not None:
+        dispatch(shells.ShellToolMiddleware, "_get_or_create_resources", _start_shell)
     dispatch(ToolNode, "_run_one", _run_one, answering)
     dispatch(ToolNode, "_arun_one", _arun_one, answering)
+
+
+def _start_shell(episode: ActiveEpisode, original: Method, middleware: Any, args: Args, kwargs: Kwargs) -> Any:
+    """LangChain starts a shell before the agent; where the environment answers the tool, none is needed."""
+    return original(middleware, *args, **kwargs) if all(map(episode.passes, middleware.tools)) else None
 
 
 def patch_tool_class(cls: type[BaseTool]) -> None:
@@ -102,7 +114,8 @@ def _entry_point(name: str) -> Handler:
 def _body(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
     attempt = _attempt_at_body(tool, args, kwargs)
     if not episode.passes(tool):
-        attempt.step, answer = episode.play(attempt.action, attempt.call_id, lambda answer: parse_answer(tool, answer))
+        read = partial(parse_answer, tool, episode.graph, kwargs, attempt.call_id)
+        attempt.step, answer = episode.play(attempt.action, attempt.call_id, read, line=attempt.line)
         return answer
     with in_episode(episode.owner_of_body(tool)):
         return original(tool, *args, **kwargs)
@@ -111,7 +124,8 @@ def _body(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, 
 async def _abody(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
     attempt = _attempt_at_body(tool, args, kwargs)
     if not episode.passes(tool):
-        attempt.step, answer = await episode.aplay(attempt.action, attempt.call_id, lambda answer: parse_answer(tool, answer))
+        read = partial(parse_answer, tool, episode.graph, kwargs, attempt.call_id)
+        attempt.step, answer = await episode.aplay(attempt.action, attempt.call_id, read, line=attempt.line)
         return answer
     with in_episode(episode.owner_of_body(tool)):
         return await original(tool, *args, **kwargs)
@@ -123,7 +137,7 @@ def _attempt_at_body(tool: BaseTool, args: Args, kwargs: Kwargs) -> _Attempt:
     if attempt is None or attempt.tool is not tool:
         attempt = _Attempt(None)
         given = {key: value for key, value in kwargs.items() if key not in ("run_manager", "config")}
-        attempt.action = action_of(tool, given if given or not args else args[0])
+        attempt.begin(tool, given if given or not args else args[0])
     attempt.ran = True
     return attempt
 
@@ -133,54 +147,6 @@ def action_of(tool: BaseTool, given: Any) -> str:
     if not isinstance(given, dict):
         given = {next(iter(tool.args), "input"): given}  # a tool of one text
     return render_call(tool.name, to_jsonable_python(tool._filter_injected_args(given), fallback=str))
-
-
-def parse_answer(tool: BaseTool, answer: str) -> Any:
-    """The answer in the shape in which the tool's body returns its own.
-
-    Raises `PredictionFailed` if the body promises a structure that the answer is not.
-    """
-    value: Any = answer
-    if (structure := _structure(tool)) is not None:
-        try:
-            value = structure.validate_json(answer)
-        except ValidationError as error:
-            raise PredictionFailed(
-                f"tool {tool.name!r} returns {returned_type(tool)}; its dreamed answer {answer[:120]!r} is none: "
-                f"{error.errors()[0]['msg']}"
-            ) from error
-    return (value, None) if tool.response_format == "content_and_artifact" else value
-
-
-def _structure(tool: BaseTool) -> TypeAdapter[Any] | None:
-    """The structure that a tool's body promises to return; None for text, and for what has no JSON, as a data frame."""
-    kind = returned_type(tool)
-    try:
-        return None if kind is None else TypeAdapter(kind)
-    except PydanticSchemaGenerationError:
-        return None
-
-
-def return_schemas(graph: Any) -> Mapping[str, dict[str, Any]]:
-    """The JSON schemas of what the tools that a graph holds return, by name, of those that return a structure."""
-    try:
-        if graph in _schemas:
-            return _schemas[graph]
-    except TypeError:  # an object of the user's that is not hashed
-        return {}
-    found = {tool.name: tool for tool in reachable(graph) if isinstance(tool, BaseTool)}
-    structures = {name: structure for name, tool in found.items() if (structure := _structure(tool)) is not None}
-    schemas: dict[str, dict[str, Any]] = {}
-    for name, structure in structures.items():
-        with suppress(PydanticInvalidForJsonSchema):
-            schemas[name] = structure.json_schema()
-    with suppress(TypeError):  # not weakly referable
-        _schemas[graph] = schemas
-    return schemas
-
-
-_schemas: WeakKeyDictionary[Any, dict[str, dict[str, Any]]] = WeakKeyDictionary()
-"""By graph: finding its tools takes milliseconds."""
 
 
 # --- around it --------------------------------------------------------------------------------------------------------------
@@ -207,14 +173,17 @@ def _recorded(episode: ActiveEpisode, tool: BaseTool, args: Args, kwargs: Kwargs
     if isinstance(given, dict) and given.get("type") == "tool_call":
         given, call_id = given["args"], given["id"]
     with _current_attempt(episode, tool, call_id) as attempt:
-        attempt.tool, attempt.action = tool, action_of(tool, given)
+        attempt.begin(tool, given)
+        if attempt.step is None and episode.runs_anyway(tool):  # now, before what happens inside of it
+            attempt.step = episode.add_act("passed through", attempt.action, attempt.call_id, line=attempt.line)
 
         def record(result: Any) -> Any:
             failed = isinstance(result, ToolMessage) and result.status == "error"
             if attempt.step is not None:
                 attempt.step.answer = as_text(result)
-            elif not episode.runs_anyway(tool):
-                attempt.step = episode.add_step(attempt.action, as_text(result), attempt.call_id, valid=not failed)
+            else:
+                told = attempt.action, as_text(result), attempt.call_id
+                attempt.step = episode.add_step(*told, valid=not failed, line=attempt.line)
             return result
 
         try:
@@ -222,8 +191,11 @@ def _recorded(episode: ActiveEpisode, tool: BaseTool, args: Args, kwargs: Kwargs
         except GraphBubbleUp:
             raise
         except Exception as error:
-            if attempt.step is None and not attempt.by_node and not episode.runs_anyway(tool):
-                attempt.step = episode.add_step(attempt.action, str(error), attempt.call_id, valid=False)
+            if attempt.step is None and not attempt.by_node:
+                told = attempt.action, str(error), attempt.call_id
+                attempt.step = episode.add_step(*told, valid=False, line=attempt.line)
+            elif attempt.step is not None and episode.runs_anyway(tool):
+                attempt.step.answer = f"{type(error).__name__}: {error}"
             raise
 
 
@@ -235,7 +207,10 @@ def _current_attempt(episode: ActiveEpisode, tool: BaseTool, call_id: str | None
     if attempt is not None and begun and call_id in (None, attempt.call_id):
         yield attempt
         return
+    again = attempt is not None and attempt.tool is tool and attempt.call_id == call_id  # a middleware's retry, say
+    line = attempt.line if attempt is not None and again else ""
     attempt = _Attempt(call_id)
+    attempt.line = line
     token = _attempt.set(attempt)
     try:
         with episode.call_order.running(call_id):
@@ -294,7 +269,7 @@ def _recorded_of_node(
         failed = isinstance(result, ToolMessage) and result.status == "error"
         if failed and attempt.step is None and not (tool and episode.runs_anyway(tool)):
             action = attempt.action or render_call(call["name"], call["args"])
-            episode.add_step(action, result.text, attempt.call_id, valid=False)
+            episode.add_step(action, result.text, attempt.call_id, valid=False, line=attempt.line)
         return result
 
     try:

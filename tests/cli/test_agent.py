@@ -12,6 +12,7 @@ from dreamgym_lg import ReplayBuffer
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.loading import load_agent
+from dreamgym_lg.simulate.wall.wall import capabilities
 
 APP = '''
 import os
@@ -91,6 +92,7 @@ def test_the_command_tells_what_cannot_be_simulated_and_how_to_fix_it(folder: Pa
     assert handling["model", "GenericFakeChatModel"] == handling["tool", "book"] == "simulated"
     assert handling["node", "log"] == "stopped" and handling["code", "think"] == "passes through"
     assert not found["ready"]
+    assert found["isolation"] == {"process": not capabilities().missing, "missing": list(capabilities().missing)}
     assert "the module speaks" in done.stderr
 
     fixed = doctor("my_agent:graph", "--simulate-node", "log", cwd=folder)

@@ -15,6 +15,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.notes import with_notes
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
@@ -105,6 +106,24 @@ def test_a_recorded_call_is_answered_byte_for_byte_and_the_model_fills_only_the_
     spaced = '{"name": "get_order", "arguments": {"order_id":"W-204"}}'
     assert played.decided(other, spaced) == [(PAID, "recorded")], "one call in another spelling"
     assert played.decided(replace(other, environment="another"), ORDER)[0][1] == "model"
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_a_text_where_the_tool_returns_a_structure_answers_nothing(noted: bool, buffer: ReplayBuffer, scripted: Any) -> None:
+    """LangChain writes an object of pydantic's so: it can be read by a policy, and by nothing that wants the object."""
+    told = "id='W-204' status='paid'"
+    if not noted:
+        buffer.add(trace(task(), (ORDER, told), (REFUND, told), DONE))
+    model = scripted(reply=lambda _: f"valid, no progress yet\nreward 0, continues\n{PAID}")
+    environment = DreamEnvironment(ExperienceModel(model), grounding=Grounding(buffer))
+    status = {"type": "string", "enum": ["paid", "refunded"]}
+    returns = {"type": "object", "required": ["status"], "properties": {"status": status}}
+    get_order = {"type": "function", "function": {"name": "get_order", "returns": returns}}
+    other = task("t2", metadata={"tools": [get_order, *TOOLS[1:]]})
+    environment.reset(with_notes(other, f'get_order {{"order_id": "W-204"}}: {told}') if noted else other)
+    result = environment.step(ORDER)
+    assert (result.observation, result.info["decided_by"]) == (PAID, "model")
+    assert environment.step(REFUND).info["decided_by"] == ("model" if noted else "recorded"), "a tool of text returns a text"
 
 
 def test_an_error_is_recorded_as_the_error_that_it_was(buffer: ReplayBuffer, dream: Any) -> None:

@@ -2,6 +2,7 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from report_parts import Page, check_png, make_episode, make_metrics, make_result, measured, render
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from dreamgym_lg.errors import MissingDependency
 from dreamgym_lg.experiment.report import EPISODES_SHOWN, summary_table, write_report
-from dreamgym_lg.types import Step
+from dreamgym_lg.types import Act, Step
 
 # --- what must not be claimed -----------------------------------------------------------------------------------------
 
@@ -96,6 +97,19 @@ def test_an_episode_step_by_step(tmp_path):
         assert text in page.text
     assert re.search(r"fly reward 0\.00\s+invalid", page.text)
     assert [attributes for name, attributes in page.tags if name == "details"] == [{}], "collapsed"
+
+
+def test_what_an_agents_code_did_stands_between_the_steps_of_a_failed_episode_too(tmp_path):
+    acts = (
+        Act("passed through", 1, "note()", "noted", "my_app.py:7 in note"),
+        Act("blocked", 3, "os.remove of orders.db", line="my_app.py:9 in act"),
+    )
+    whole = make_episode()
+    failed = make_episode(steps=[replace(step, line="my_app.py:5 in give") for step in whole.steps], acts=acts, error="stopped")
+    text = " ".join(Page(render(tmp_path, episodes=[failed])).text.split())
+    parts = ("take egg", "my_app.py:5 in give", "passed through: note() my_app.py:7 in note noted", "fly")
+    places = [text.find(part) for part in (*parts, "Won!", "blocked: os.remove of orders.db my_app.py:9 in act")]
+    assert -1 not in places and places == sorted(places), text
 
 
 def test_a_failed_episode_without_a_step(tmp_path):

@@ -25,11 +25,13 @@ from dreamgym_lg.simulate import SimulatedAgent, SimulatedEpisode, simulated, wi
 from dreamgym_lg.simulate.agent import ResetReal
 from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
-EVERY = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-RACING = ("send_fan_out", "batch_of_runs", "thread_pool")
+RACING = ("send_fan_out", "batch_of_runs", "thread_pool", "several_questions_at_once")
 """Kinds in which threads act at once, and in an open order."""
-NO_GRAPH = ("object_with_invoke",)
-OWN_THREADS = ("raw_thread", "thread_pool")
+NO_GRAPH = ("object_with_invoke", "graph_in_a_chain", "async_checkpoints")
+OWN_THREADS = (
+    *("raw_thread", "thread_pool", "timer", "stream_read_by_another", "pool_of_multiprocessing"),
+    *("queue_worker_born_lazily", "queue_worker_born_before"),
+)
 """Kinds whose node asks a model in a thread or pool of its own."""
 
 
@@ -71,7 +73,11 @@ def inside(episode: SimulatedEpisode, built: Built) -> Any:
         return built.invoke(built.graph, built.payload)
 
 
-@EVERY
+NOT_REPLAYED = ("typed_results", "returns_blocks", "node_of_plain_code")
+"""What a real episode records is the text that the policy read, not the value that a tool or a node returned."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name not in NOT_REPLAYED], ids=lambda kind: kind.name)
 def test_both_record_the_same_steps(kind: Kind, tmp_path: Path) -> None:
     seen: list[list[Step]] = []
     for real in (True, False):
@@ -87,7 +93,7 @@ def test_both_record_the_same_steps(kind: Kind, tmp_path: Path) -> None:
             built.expect(result)
         refused = [step for step in episode.steps if step.decided_by]  # what failed in the tool itself, the world answers
         assert all(step.decided_by == "schema" and not step.valid for step in refused)
-        assert bool(refused) == (kind.name == "rejected_arguments" and not real)
+        assert bool(refused) == (kind.name in ("rejected_arguments", "shell") and not real)
         seen.append(undecided(episode.steps))
     assert built.tools == () or seen[0]
     if kind.name in RACING:
@@ -98,8 +104,8 @@ def test_both_record_the_same_steps(kind: Kind, tmp_path: Path) -> None:
 
 
 def undecided(steps: Sequence[Step]) -> list[Step]:
-    """The steps without what only a dream knows of them."""
-    return [replace(step, decided_by="") for step in steps]
+    """The steps without what only a dream knows of them: in production, whose threads are left alone, a line is lost there."""
+    return [replace(step, decided_by="", line="") for step in steps]
 
 
 async def play(agent: SimulatedAgent, environment: Any, tasks: Sequence[Task] = (TASK,)) -> list[Trajectory]:
@@ -126,10 +132,10 @@ async def test_rollout_plays_it_in_both_worlds(name: str, tmp_path: Path) -> Non
     dreamed_agent = SimulatedAgent(built.graph, policy_for(world), verify=verify, **options)
     (dreamed,) = await play(dreamed_agent, Replayed(real.steps))
     assert dreamed.error is None and dreamed.success and len(world.effects) == effects and world.model_calls == 0
-    assert undecided(dreamed.steps) == real.steps and dreamed.steps[-1].terminated
+    assert undecided(dreamed.steps) == undecided(real.steps) and dreamed.steps[-1].terminated
     assert dreamed.steps[-1].decided_by == "verify" and real.steps[-1].decided_by == ""
     (judged,) = await play(SimulatedAgent(built.graph, policy_for(world), **options), Replayed(real.steps[:-1]))
-    assert undecided(judged.steps[:-1]) == real.steps[:-1] and judged.success and judged.reward == 1.0
+    assert undecided(judged.steps[:-1]) == undecided(real.steps[:-1]) and judged.success and judged.reward == 1.0
 
 
 def emptied(log: list[str], *, asynchronous: bool) -> ResetReal:
@@ -224,6 +230,9 @@ async def test_the_observations_are_what_the_policy_read(tmp_path: Path) -> None
 # --- back to production -------------------------------------------------------------------------------------------------------
 
 
+HAND_OVER_CONTEXT = ("in_threads_async", "context_given_by_hand", "pool_that_copies_contexts", "thread_with_a_loop")
+"""Kinds named in the warning whose threads are given the context all the same."""
+
 SERVED = [kind for kind in KINDS if kind.name not in (*NO_GRAPH, *OWN_THREADS)]
 
 
@@ -234,7 +243,7 @@ def test_the_served_graph_acts_with_the_policy(kind: Kind, tmp_path: Path, caplo
     before = dict(vars(built.graph))
     policy = policy_for(world)
     served = with_policy(built.graph, policy)
-    assert "threads of their own" not in caplog.text or kind.name == "in_threads_async"
+    assert "threads of their own" not in caplog.text or kind.name in HAND_OVER_CONTEXT
     assert isinstance(served, type(built.graph)) and isinstance(served, Pregel) and served.name == built.graph.name
     result = run(built, served)
     built.expect(result)
@@ -254,7 +263,7 @@ def test_nodes_that_start_threads_are_named_and_keep_their_model_there(
     world = World(folder=tmp_path)
     built = kind.build(world)
     served = with_policy(built.graph, policy_for(world))
-    assert "node start threads of their own" in caplog.text
+    assert "start threads of their own" in caplog.text
     inside(simulated(built.graph, policy=policy_for(world), environment=Answers(), task=TASK), built)
     assert world.model_calls == 0 and world.effects == []
     assert signed(run(built, served), "production") and world.model_calls > 0

@@ -9,7 +9,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import pytest
 from test_guard_opened_before import OPENED
 from worlds import dreamed, node_of
 
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.simulate import examine
 
 CAUTIOUS = {"spliced", "descriptor", "truncated", "mapped"}
@@ -139,6 +141,8 @@ CASES = {
 def test_the_verdict_is_what_happens(said: str, opened: Any, tmp_path: Path) -> None:
     with opened(tmp_path) as (act, happened):
         told = verdict(act)
+        with nullcontext() if said != "could leak" else pytest.raises(ConfigurationError, match="no dreamed episode"):
+            AgentWorld(node_of(act))  # which refuses what would leak, and nothing else of these
         blocked = dreamed(act).blocked
         assert told == said
         assert bool(blocked) == (said == "stopped")

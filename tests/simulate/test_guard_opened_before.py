@@ -147,6 +147,7 @@ def pidfd_signal(folder: Path) -> Opened:
         number = os.pidfd_open(process.pid)
         act = lambda: (signal.pidfd_send_signal(number, signal.SIGTERM), process.wait())  # noqa: E731
         yield act, lambda: process.poll() is not None
+        process.kill()
         os.close(number)
 
 

@@ -1,6 +1,7 @@
 """Episodes beside each other, inside of each other, and beside production: none sees another."""
 
 import asyncio
+import multiprocessing
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crowd import crowd
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from worlds import TASK, Answers, played
@@ -220,3 +222,12 @@ async def test_episodes_do_not_wait_for_each_others_threads(tmp_path: Path) -> N
     agent = SimulatedAgent(compiled, ScriptedPolicy())
     results = await asyncio.gather(*(played(agent, Noting()) for _ in range(60)))
     assert all(result["success"] for result in results) and threads == {threading.get_ident()}
+
+
+def test_64_dreams_beside_32_real_runs_do_not_mix(tmp_path: Path) -> None:
+    """In threads, in tasks, and in two processes: every effect is a real run's, and every word is one's own."""
+    other = multiprocessing.get_context("spawn").Process(target=crowd, args=(tmp_path / "other", "other", 24, 12))
+    other.start()
+    crowd(tmp_path / "here", "policy", 40, 20)
+    other.join(60)
+    assert other.exitcode == 0

@@ -107,6 +107,33 @@ def test_a_worker_serves_production_and_other_episodes_while_its_own_goes_on(tmp
     assert len(world.effects) == 2 and len(episode.steps) == 2
 
 
+def test_a_worker_of_production_is_lent_to_the_episode_whose_node_gives_it_work(tmp_path: Path) -> None:
+    """It answers for that episode's policy and world, and is production's again when the episode has ended."""
+    world = World(folder=tmp_path)
+    worker = QueueWorker(queue.Queue())
+    assert worker(int) == 0
+    graph = agent(world, worker)
+    assert signed(dreamed(graph, "policy0"), "policy0") and world.effects == []
+    assert signed(graph.invoke(ask()), "production") and len(world.effects) == 1
+    assert signed(dreamed(graph, "policy1"), "policy1") and len(world.effects) == 1
+    assert world.model.invoke("beside").text.startswith("production")
+    worker.jobs.put((lambda: (tmp_path / "late").touch(), done := Future[Any]()))
+    done.result(20)
+    assert (tmp_path / "late").exists()
+
+
+def test_who_reads_what_a_driver_has_put_is_not_lent(tmp_path: Path) -> None:
+    """Results of an episode, put there around its run and not by a node: a judge that reads them asks its own model."""
+    world, results, judged = World(folder=tmp_path), queue.Queue[Any](), list[str]()
+    judge = threading.Thread(target=lambda: judged.append(world.model.invoke(str(results.get())).text))
+    judge.start()
+    graph = agent(world, lambda work: work())
+    with simulated(graph, policy=ScriptedPolicy(), environment=Answers(), task=TASK) as episode:
+        results.put(len(episode.invoke(ask())["messages"]))
+        judge.join(20)
+    assert judged[0].startswith("production")
+
+
 def test_a_worker_whose_giver_is_unknown_answers_nobody_after_its_episode(tmp_path: Path) -> None:
     """A C queue tells nobody who put what: production gets an error that names the thread, never the old policy's answer."""
     world = World(folder=tmp_path)

@@ -4,8 +4,9 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 from langchain.agents import create_agent
@@ -14,7 +15,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode, ToolRuntime
+from langgraph.prebuilt import InjectedState, ToolNode, ToolRuntime
 from langgraph.types import Command, Interrupt
 from pydantic import BaseModel
 from worlds import TASK, Answers, dream, names
@@ -209,6 +210,37 @@ def test_an_invalid_call_by_hand_is_recorded(tmp_path: Path) -> None:
 # --- answers ------------------------------------------------------------------------------------------------------------------
 
 
+class Bed(TypedDict):
+    wide: NotRequired[bool]
+
+
+@dataclass
+class Flat:
+    beds: list[int]
+
+
+@tool
+async def a_flat(city: str) -> Flat:
+    """A flat."""
+    raise AssertionError
+
+
+@tool
+async def beds(city: str) -> list[Bed]:
+    """Beds: `typing`'s own TypedDict, which pydantic does not read before Python 3.12."""
+    raise AssertionError
+
+
+class Floors(BaseTool):
+    """Floors."""
+
+    name: str = "floors"
+    description: str = "Floors."
+
+    def _run(self, city: str) -> dict[Literal["first", "second"], Bed | None]:
+        raise AssertionError
+
+
 class Frame:
     """As a data frame: pydantic knows no schema of it."""
 
@@ -254,13 +286,22 @@ STRUCTURED = [
     (prices, '{"single":  90}', {"single": 90.0}),
     (how_many, "3", 3),
     (maybe, "null", None),
+    (a_flat, '{"beds": [1, 2]}', Flat([1, 2])),
+    (beds, '[{"wide": true}, {}]', [{"wide": True}, {}]),
+    (Floors(), '{"first": {"wide": true}, "second": null}', {"first": {"wide": True}, "second": None}),
 ]
 
 
 @pytest.mark.parametrize(("made", "answer", "value"), STRUCTURED, ids=[made.name for made, *_ in STRUCTURED])
 def test_a_structured_tool_gives_its_structure(made: BaseTool, answer: str, value: Any, tmp_path: Path) -> None:
     found = list[Any]()
-    graph = StateGraph(dict).add_node("node", lambda state: {"found": found.append(made.invoke({"city": "Rome"}))})
+    asked = getattr(made, "coroutine", None) is not None
+
+    def call(state: dict) -> Any:
+        given = {"city": "Rome"}
+        return {"found": found.append(asyncio.run(made.ainvoke(given)) if asked else made.invoke(given))}
+
+    graph = StateGraph(dict).add_node("node", call)
     compiled = graph.add_edge(START, "node").compile()
     dream(compiled, ScriptedPolicy(), Answers({made.name: answer}), {"found": None})
     assert found == [value]
@@ -313,6 +354,13 @@ def test_the_world_is_told_the_tools_and_says_why(tmp_path: Path) -> None:
     assert environment.shown == ["book", "pay", "mail"] and episode.steps[0].reasoning == "because"
 
 
+class Saved(BaseModel):
+    text: str
+
+    def save(self) -> str:
+        return self.text
+
+
 # --- tools that only make a Command -------------------------------------------------------------------------------------------
 
 
@@ -348,6 +396,14 @@ def test_what_only_makes_a_command_runs_and_what_may_act_is_simulated(tmp_path: 
         """Act in another function."""
         return Command(update={"note": books(text)})
 
+    def asks_state(text: str, state: Annotated[dict, InjectedState]) -> Command:
+        """Ask what the state holds."""
+        return Command(update={"note": state["client"].book(text.upper())})
+
+    def saves(text: str) -> Command:
+        """Save what is the user's own."""
+        return Command(update={"note": Saved(text=text).save()})
+
     def says(text: str) -> str:
         """Say."""
         return text
@@ -356,4 +412,4 @@ def test_what_only_makes_a_command_runs_and_what_may_act_is_simulated(tmp_path: 
         return changes_state_only(StructuredTool.from_function(function))
 
     assert only(notes)
-    assert not any(map(only, (books, opens, imports, asks_context, through, says)))
+    assert not any(map(only, (books, opens, imports, asks_context, asks_state, saves, through, says)))

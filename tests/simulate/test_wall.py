@@ -407,7 +407,7 @@ def test_a_machine_without_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch
     check_wall()
     monkeypatch.setattr(kernel, "landlock_abi", lambda: 4)
     monkeypatch.setattr(kernel, "has_seccomp", lambda: False)
-    with pytest.raises(ConfigurationError, match=r"Landlock version 6.*version 4.*seccomp.*SimulatedAgent"):
+    with pytest.raises(ConfigurationError, match=r"Landlock version 6.*version 4.*seccomp.*isolation='guard' by name"):
         start_walled(["/bin/true"], scratch=tmp_path)
 
 

@@ -3,10 +3,14 @@
 import asyncio
 import contextlib
 import io
+import itertools
 import json
 import os
+import random
+import signal
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +19,13 @@ from worlds import TASK, Answers, names_of, played
 from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, PredictionFailed
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import Allow
+from dreamgym_lg.simulate.wall import agent as walled_agent
 from dreamgym_lg.simulate.wall import child, worker
+from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
 from dreamgym_lg.simulate.wall.wall import capabilities
-from dreamgym_lg.simulate.wall.worker import WalledAgent
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
 from dreamgym_lg.types import StepResult
 
@@ -41,11 +47,11 @@ class Recorded(ScriptedPolicy):
 @contextlib.asynccontextmanager
 async def walled(name: str, outside: Path, policy: Any = None, **options: Any) -> AsyncIterator[WalledAgent]:
     os.environ["WALLED_OUTSIDE"] = str(outside)
-    agent = WalledAgent(f"{AGENT}:{name}", policy or Recorded(), **options)
+    workers = Workers(f"{AGENT}:{name}", **{"count": 1, **options})
     try:
-        yield agent
+        yield WalledAgent(workers, policy or Recorded())
     finally:
-        agent.close()
+        workers.close()
         assert list(outside.iterdir()) == [], "the real world was touched"
 
 
@@ -122,10 +128,10 @@ async def test_a_worker_that_is_killed_or_cancelled_is_replaced(tmp_path: Path) 
 
 
 async def test_a_worker_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "RENEWED_AFTER", 2)
+    monkeypatch.setattr(walled_agent, "RENEWED_AFTER", 2)
     started = list[bytes]()
-    start = worker._Worker
-    monkeypatch.setattr(worker, "_Worker", lambda *given: started.append(b"") or start(*given))
+    start = walled_agent.Worker
+    monkeypatch.setattr(walled_agent, "Worker", lambda *given: started.append(b"") or start(*given))
     async with walled("writes_temporary", tmp_path) as agent:
         for count in (1, 1, 2):
             await played(agent, Answers())
@@ -154,7 +160,7 @@ def test_a_thread_that_outlives_its_episode_gets_no_answers() -> None:
 
 async def test_a_worker_that_cannot_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    agent = WalledAgent("a.py:b", ScriptedPolicy(), allow=Allow(paths=[tmp_path / "nowhere"]))
+    agent = WalledAgent(Workers("a.py:b", allow=Allow(paths=[tmp_path / "nowhere"])), ScriptedPolicy())
     with pytest.raises(ConfigurationError, match="nowhere' does not exist.*create it"):
         await played(agent, Answers())
     assert not list(tmp_path.iterdir())
@@ -164,5 +170,83 @@ async def test_what_cannot_be_loaded_or_sent_is_said(tmp_path: Path) -> None:
     async with walled("missing", tmp_path) as agent:
         with pytest.raises(ConfigurationError, match="unknown name in .*missing"):
             await played(agent, Answers())
-    with pytest.raises(ConfigurationError, match="'verify'.*SimulatedAgent"):
-        WalledAgent("a.py:b", ScriptedPolicy(), verify=lambda task, state: True)
+    with pytest.raises(ConfigurationError, match="verify=.*cannot be sent.*isolation='guard'"):
+        Workers("a.py:b", verify=lambda task, state: True)
+
+
+async def test_a_worker_that_hangs_is_ended_and_one_that_waits_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Answers):
+        async def astep(self, action: str) -> StepResult:
+            await asyncio.sleep(1.2)
+            return self.step(action)
+
+    async with walled("agent", tmp_path, ScriptedPolicy(sequence=())) as agent:
+        assert (await played(agent, Answers()))["success"]
+        monkeypatch.setattr(worker, "SILENCE", 1.0)
+        assert (await played(agent, Slow()))["success"]
+        (process,) = agent._workers._workers
+        os.kill(process.pid, signal.SIGSTOP)  # it reads nothing either
+        with pytest.raises(EnvironmentFailed, match="status -9: it hung: no sign for 1 s"):
+            await played(agent, Answers(), replace(TASK, metadata={"long": "x" * 2**20}))
+
+
+@pytest.mark.slow
+async def test_a_line_has_a_longest_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "LONGEST_LINE", 150)
+    async with walled("agent", tmp_path) as agent:
+        with pytest.raises(EnvironmentFailed, match="no message .*longer than 150 bytes"):
+            await played(agent, Answers())
+
+
+@pytest.mark.slow
+async def test_no_episode_is_lost_or_doubled_by_killed_workers(tmp_path: Path) -> None:
+    """At 20 random moments, of an episode's or of a worker's beginning too."""
+    rng, killed, outside = random.Random(13), list[int](), tmp_path / "outside"
+    outside.mkdir()
+    moments = iter(sorted(rng.sample(range(200), 20)))
+    due, seen = next(moments), itertools.count()
+
+    async with walled("agent", outside, Recorded(sequence=("search", "book")), count=2) as agent:
+
+        def happens() -> None:
+            nonlocal due
+            if next(seen) == due:
+                due = next(moments, -1)
+                alive = [each.pid for each in agent._workers._workers if not each.gone and each.pid not in killed]
+                killed.append(rng.choice(alive))
+                os.kill(killed[-1], signal.SIGKILL)
+
+        class Killing(Answers):
+            def show_tools(self, tools: Any) -> None:
+                super().show_tools(tools)
+                happens()
+
+            async def astep(self, action: str) -> StepResult:
+                happens()
+                return self.step(action)
+
+        tasks = [replace(TASK, id=f"t{number}") for number in range(20)]
+        with ReplayBuffer(tmp_path / "replay.db") as buffer:
+            given: Any = {"source": "synthetic", "run": "kills", "replay_buffer": buffer}
+            episodes = await rollout(agent, tasks, Killing, num_generations=3, concurrency=6, attempts=30, **given)
+            stored = list(buffer.trajectories(run="kills", segments=True))
+    assert len(killed) == len(set(killed)) == 20
+    assert sorted((each.task.id, each.rollout_index) for each in stored) == sorted(
+        itertools.product((t.id for t in tasks), range(3))
+    )
+    for each in (*episodes, *stored):
+        assert each.error is None and each.success and names_of(each.steps[:-1]) == ["search", "book"]
+        assert [step.next_observation for step in each.steps[:2]] == ["dreamed 1 of search", "dreamed 2 of book"]
+        assert sum(segment.trainable for segment in each.segments) == 3, "a call of the policy is there twice, or not at all"
+
+
+def test_scratch_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (killed, claim), (alive, _), (fresh, other) = (worker._make_scratch() for _ in range(3))
+    os.close(claim)
+    os.close(other)
+    for folder in (killed, alive):
+        os.utime(folder, (1, 1))
+    (tmp_path / "dreamgym-scratch-link").symlink_to(tmp_path)
+    worker.remove_stale_scratch()
+    assert not os.path.exists(killed) and os.path.exists(alive) and os.path.exists(fresh)

@@ -523,7 +523,7 @@ def play(name: str, description: dict[str, Any]) -> None:
         print(f"{type(error).__name__}: {error}", flush=True)
 
 
-def serve(orders: socket.socket) -> None:
+def serve(orders: socket.socket, play: Callable[[str, dict[str, Any]], None] = play) -> None:
     """Fork a process for each order: what all of them import is imported once."""
     while True:
         text, (output, *given), _, _ = socket.recv_fds(orders, 100_000, 8)

@@ -66,10 +66,10 @@ _WITHOUT_EVENT: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
 
 
 class Guard:
-    """The guard of one episode: what it allows, and what it stopped."""
+    """The guard of one episode: what it allows, and what it stopped. Args: `on_blocked`, called with each access at once."""
 
-    def __init__(self, allow: Allow) -> None:
-        self.allow = allow
+    def __init__(self, allow: Allow, on_blocked: Callable[[Blocked], object]) -> None:
+        self.allow, self._on_blocked = allow, on_blocked
         self.blocked: list[Blocked] = []
 
     def check(self, event: str, args: Sequence[Any]) -> None:
@@ -78,6 +78,7 @@ class Guard:
         if target is not None and not is_of_the_process(network=WATCHED[event] in NETWORK):
             blocked = Blocked(event, target, user_line())
             self.blocked.append(blocked)
+            self._on_blocked(blocked)
             raise RealAccessBlocked(blocked)
 
 

@@ -15,7 +15,9 @@ from contextvars import Context, ContextVar, copy_context
 from multiprocessing.pool import Pool, ThreadPool
 from typing import Any
 
-from dreamgym_lg.simulate.context import ActiveEpisode, Worker, holder, in_episode, set_var
+from langchain_core.runnables.config import var_child_runnable_config
+
+from dreamgym_lg.simulate.context import ActiveEpisode, Worker, holder, in_episode, lend, set_var
 from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch
 from dreamgym_lg.simulate.guard.frames import started_by, user_line
 
@@ -33,9 +35,11 @@ def patch_threads() -> None:
         dispatch(Pool, name, _give_to_pool, holder)
     dispatch(BaseEventLoop, "create_task", _create_task, holder)
     dispatch(BaseEventLoop, "run_in_executor", _run_in_executor)
-    for kind, put, get in ((queue.Queue, "put", "get"), (asyncio.Queue, "put_nowait", "get_nowait")):
+    for kind, put in ((queue.Queue, "put"), (asyncio.Queue, "put_nowait")):
         dispatch(kind, put, _put)
-        dispatch(kind, get, _get, lambda: True)
+    dispatch(asyncio.Queue, "get_nowait", _get, lambda: True)
+    for each in (queue.Queue, queue.LifoQueue, queue.PriorityQueue):  # what `get` calls, in which a thread may wait already
+        dispatch(each, "_get", _get, lambda: True)
 
 
 def _started(found: Holder, name: str) -> Worker | None:
@@ -145,7 +149,7 @@ def _put(episode: ActiveEpisode, original: Method, jobs: Any, args: Args, kwargs
     item = args[0] if args else kwargs["item"]
     with _giving:  # before it is there, for whoever waits takes it at once; kept with it, as ids are used again
         given = vars(jobs).setdefault(_GIVEN, {}).setdefault(id(item), deque())
-        given.append((item, episode))
+        given.append((item, episode, var_child_runnable_config.get() is not None))
     try:
         return original(jobs, *args, **kwargs)
     except BaseException:  # full
@@ -155,19 +159,21 @@ def _put(episode: ActiveEpisode, original: Method, jobs: Any, args: Args, kwargs
 
 def _get(found: bool, original: Method, jobs: Any, args: Args, kwargs: Kwargs) -> Any:
     item = original(jobs, *args, **kwargs)
-    owner = _given_by(jobs, item)
+    owner, by_node = _given_by(jobs, item)
     if isinstance(worker := holder(), Worker):
         worker.take(jobs, owner)
+    elif worker is None and owner is not None and by_node:  # else it may be a driver's, which reads what its episodes made
+        lend(jobs, owner)
     return item
 
 
-def _given_by(jobs: Any, item: Any) -> ActiveEpisode | None:
-    """The episode that put the item there, which is told once; None: production."""
+def _given_by(jobs: Any, item: Any) -> tuple[ActiveEpisode | None, bool]:
+    """The episode that put the item there, which is told once, and whether a node of its graph did; None: production."""
     if not (items := vars(jobs).get(_GIVEN)):
-        return None
+        return None, False
     with _giving:
         given = items.get(id(item))
-        owner = given.popleft()[1] if given else None
+        _, owner, by_node = given.popleft() if given else (item, None, False)
         if not given:
             items.pop(id(item), None)
-    return owner
+    return owner, by_node

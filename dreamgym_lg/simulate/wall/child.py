@@ -10,10 +10,13 @@ import itertools
 import json
 import os
 import pickle
+import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextvars import Context
 from dataclasses import asdict
+from functools import partial
 from typing import Any, BinaryIO
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -23,7 +26,7 @@ from langchain_core.outputs import ChatResult
 from pydantic_core import to_jsonable_python
 
 from dreamgym_lg.environment import Environment, EpisodeContext
-from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.agent import SimulatedAgent
 from dreamgym_lg.simulate.guard.guard import Allow
 from dreamgym_lg.simulate.loading import load_agent
@@ -42,16 +45,16 @@ class Parent:
     """The other end of the pipes, as one episode sees it: asked by any thread, answered by number."""
 
     def __init__(self, said: "Said", episode: int) -> None:
-        self._said, self._episode, self._ended = said, episode, False
+        self._said, self.episode, self.ended = said, episode, False
         self._numbers, self._asked = itertools.count(1), dict[int, Future[Any]]()
 
     def ask(self, kind: str, *args: Any) -> "Future[Any]":
         """Raises `RuntimeError` once the episode has ended: a thread that lives on gets no answers of the next one."""
-        if self._ended:
+        if self.ended:
             raise RuntimeError("the episode of this thread has ended")
         number, future = next(self._numbers), Future[Any]()
         self._asked[number] = future
-        self._said.tell(ask=kind, episode=self._episode, number=number, args=args)
+        self._said.tell(ask=kind, episode=self.episode, number=number, args=args)
         return future
 
     def answer(self, number: int, value: Any, failed: str | None) -> None:
@@ -61,7 +64,7 @@ class Parent:
             future.set_result(value) if failed is None else future.set_exception(ParentFailed(number, failed))
 
     def end(self) -> None:
-        self._ended = True
+        self.ended = True
         for number in list(self._asked):
             self.answer(number, None, "the episode has ended")
 
@@ -140,27 +143,49 @@ class ParentEnvironment(Environment):
 
 
 def main() -> None:
-    """The worker's program: the agent and its options come first, then a task at a time; it ends where its orders do."""
+    """The worker's program: the agent and its options come first, then tasks and answers; it ends where its orders do."""
     orders, said = os.fdopen(os.dup(0), "rb"), Said(os.fdopen(os.dup(1), "wb"))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what the agent prints is no answer
     path, options = pickle.load(orders)
     try:
-        graph, options = load_agent(path), pickle.loads(options)
+        graph, options = load_agent(path), _unpickled(options)
         options["allow"] = _with_scratch(options["allow"] or Allow())
     except Exception as error:
         return said.tell(**_failure(error))
     said.tell(ready=True)
+    loop = asyncio.new_event_loop()
+    given = orders, said, loop, partial(SimulatedAgent, graph, **options)  # type: ignore[arg-type]
+    threading.Thread(target=_obey, args=given, name="dreamgym-orders", daemon=True).start()
+    while True:
+        with contextlib.suppress(BaseException):  # SystemExit of an agent ends its episode alone
+            loop.run_forever()
+
+
+def _unpickled(options: bytes) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = pickle.loads(options)
+    except Exception as error:
+        raise ConfigurationError(
+            f"a worker cannot import the functions that it was given ({type(error).__name__}: {error}): let them be of a "
+            "module that can be imported without touching anything, such as the agent's own, or take isolation='guard'"
+        ) from error
+    return found
+
+
+def _obey(orders: BinaryIO, said: Said, loop: asyncio.AbstractEventLoop, create: Callable[..., SimulatedAgent]) -> None:
+    parents: dict[int, Parent] = {}
     with contextlib.suppress(EOFError):
         while True:
-            episode, task = pickle.load(orders)
-            parent = Parent(said, episode)
-            agent = SimulatedAgent(graph, ParentPolicy(parent=parent), **options)  # type: ignore[arg-type]
-            given = agent, parent, said, task
-            threading.Thread(target=_play, args=given, name="dreamgym-episode", daemon=True).start()
-            while (answer := pickle.load(orders)) is not None:
-                parent.answer(*answer)
-    os._exit(0)  # threads of the agent may run for ever
+            order, episode, *given = pickle.load(orders)
+            if order == "play":
+                parents = {number: parent for number, parent in parents.items() if not parent.ended}
+                parents[episode] = parent = Parent(said, episode)
+                playing = _play(create(ParentPolicy(parent=parent)), parent, said, *given)
+                loop.call_soon_threadsafe(partial(loop.create_task, playing, context=Context()))
+            elif episode in parents:
+                parents[episode].answer(*given)
+    os.killpg(0, signal.SIGKILL)  # with the children, and threads of the agent that may run for ever
 
 
 def _with_scratch(allow: Allow) -> Allow:
@@ -168,18 +193,16 @@ def _with_scratch(allow: Allow) -> Allow:
     return Allow(hosts=allow.hosts, paths=[*allow.paths, os.environ["TMPDIR"]])
 
 
-def _play(agent: SimulatedAgent, parent: Parent, said: Said, task: Task) -> None:
-    async def astream() -> None:
-        async for state in agent.astream({"task": task}, context=EpisodeContext(environment=ParentEnvironment(parent))):
-            said.tell(state=state | {"steps": [asdict(step) for step in state["steps"]]})
-
+async def _play(agent: SimulatedAgent, parent: Parent, said: Said, task: Task) -> None:
     ended: dict[str, Any] = {"ended": True}
     try:
-        run_lasting(astream())
+        async for state in agent.astream({"task": task}, context=EpisodeContext(environment=ParentEnvironment(parent))):
+            steps = [asdict(step) for step in state["steps"]]
+            said.tell(episode=parent.episode, state=state | {"steps": steps})
     except BaseException as error:
         ended = _failure(error)
     parent.end()
-    said.tell(**ended)
+    said.tell(episode=parent.episode, **ended)
 
 
 def _failure(error: BaseException) -> dict[str, Any]:

@@ -24,6 +24,12 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.guard.guard import Allow
 from dreamgym_lg.simulate.wall import kernel
 
+GUARD_LIMITS = (
+    "stops Python code in this process, but not native code (pyarrow, torch.save, duckdb, grpc, psycopg, ctypes, uvloop), nor "
+    "what goes to files, connections and threads that were there before"
+)
+"""What `isolation="guard"` cannot promise."""
+
 _DNS = 53
 
 
@@ -56,8 +62,8 @@ def check_wall() -> None:
     """Raise `ConfigurationError`, which names what is lacking, if this machine cannot build the wall."""
     if missing := capabilities().missing:
         raise ConfigurationError(
-            f"the wall needs {'; and '.join(missing)}. Use a machine that has it, or play in this process (`SimulatedAgent`, "
-            "`DreamGym`), where native code can touch the real world past the guard"
+            f"isolation='process' needs {'; and '.join(missing)}. Use a machine that has it, or choose isolation='guard' by "
+            f"name: it {GUARD_LIMITS}"
         )
 
 

@@ -5,18 +5,27 @@
 
 from importlib.util import find_spec
 
+from zoo.asking import KINDS as ASKING
 from zoo.base import Built, Kind, World, signed, view
 from zoo.calling import KINDS as CALLING
 from zoo.graphs import KINDS as GRAPHS
 from zoo.running import KINDS as RUNNING
+from zoo.states import KINDS as STATES
 from zoo.tooling import KINDS as TOOLING
+from zoo.toolkits import KINDS as TOOLKITS
+from zoo.workers import KINDS as WORKERS
 
-KINDS: list[Kind] = [*GRAPHS, *RUNNING, *CALLING, *TOOLING]
-"""Every kind whose packages are installed: langgraph alone, and langchain's and deepagents' agents."""
+KINDS: list[Kind] = [*GRAPHS, *STATES, *RUNNING, *WORKERS, *CALLING, *ASKING, *TOOLING, *TOOLKITS]
+"""Every kind whose packages are installed: langgraph alone, langchain's agents, and those of further packages."""
 
 if find_spec("langchain") and find_spec("deepagents"):
     from zoo.agents import KINDS as AGENTS
+    from zoo.middleware import KINDS as MIDDLEWARE
 
-    KINDS += AGENTS
+    KINDS += [*AGENTS, *MIDDLEWARE]
+    if find_spec("langgraph_supervisor") and find_spec("langgraph_swarm") and find_spec("langchain_mcp_adapters"):
+        from zoo.packages import KINDS as PACKAGES
+
+        KINDS += PACKAGES
 
 __all__ = ["KINDS", "Built", "Kind", "World", "signed", "view"]

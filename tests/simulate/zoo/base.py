@@ -2,11 +2,12 @@
 
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
@@ -14,6 +15,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.types import Command
 from pydantic import BaseModel
 
 from zoo.models import ProductionModel
@@ -32,6 +34,8 @@ class World:
     """Pass-through tools that really ran; these change nothing outside."""
     model_calls: int = 0
     """Calls of every production model of this world."""
+    asked: list[str] = field(default_factory=list)
+    """Further services of the provider that were asked, such as embeddings."""
     script: dict[str, Any] = field(default_factory=dict)
     """What `model` was told by `scripted`; a policy takes the same arguments."""
     hits: list[str] = field(default_factory=list)
@@ -98,6 +102,8 @@ class Built:
     """Raises AssertionError unless the result of a plain run makes sense. It does not ask who answered."""
     tools: Sequence[str] = ()
     """Exactly the tools that a plain run calls and that change the world: to be simulated."""
+    reads: Sequence[str] = ()
+    """Tools called too that only read the world: to be simulated as well."""
     passthrough: Sequence[str] = ()
     """Tools called too that only delegate or keep state: they must really run."""
     mode: Literal["sync", "async", "both"] = "both"
@@ -105,6 +111,10 @@ class Built:
     """The user's way to run it once, to its end. Unused if `mode` is "async"."""
     ainvoke: Callable[[Any, Any], Any] = aplain
     """A coroutine function, the same. Unused if `mode` is "sync"."""
+    answers: Mapping[str, str] = field(default_factory=dict)
+    """What a world says to those tools whose result is no text."""
+    nodes: Sequence[str] = ()
+    """Nodes of plain code that change the world: to be simulated; each counts as a tool of `tools` too."""
     cached: bool = False
     """A second run asks the model less often, because the user's cache answers."""
 
@@ -121,6 +131,44 @@ def kinds(*builders: Callable[[World], Built]) -> list[Kind]:
 
 def ask(text: str = "book a room") -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
+
+
+def single(node: Any, anode: Any = None, schema: Any = MessagesState, **options: Any) -> Any:
+    """A graph of this one node."""
+    graph = StateGraph(schema).add_node("only", RunnableLambda(node, anode) if anode else node)
+    return graph.add_edge(START, "only").compile(**options)
+
+
+def threaded(**options: Any) -> dict[str, Any]:
+    """`invoke` and `ainvoke` of a Built: each run is a thread of its own, as a checkpointer needs."""
+
+    def invoke(graph: Any, payload: Any) -> Any:
+        return graph.invoke(payload, {"configurable": {"thread_id": uuid4().hex}}, **options)
+
+    async def ainvoke(graph: Any, payload: Any) -> Any:
+        return await graph.ainvoke(payload, {"configurable": {"thread_id": uuid4().hex}}, **options)
+
+    return {"invoke": invoke, "ainvoke": ainvoke}
+
+
+def resumed(answer: Any) -> dict[str, Any]:
+    """As `threaded`, where the run stops for a person, who gives this answer: a function of the interrupts, or a value."""
+
+    def command(state: Any) -> Any:
+        asked = state["__interrupt__"]
+        return Command(resume=answer(asked) if callable(answer) else answer)
+
+    def invoke(graph: Any, payload: Any) -> Any:
+        config = {"configurable": {"thread_id": uuid4().hex}}
+        state = graph.invoke(payload, config)
+        return graph.invoke(command(state), config) if "__interrupt__" in state else state
+
+    async def ainvoke(graph: Any, payload: Any) -> Any:
+        config = {"configurable": {"thread_id": uuid4().hex}}
+        state = await graph.ainvoke(payload, config)
+        return await graph.ainvoke(command(state), config) if "__interrupt__" in state else state
+
+    return {"invoke": invoke, "ainvoke": ainvoke}
 
 
 def toolbox(world: World) -> tuple[BaseTool, BaseTool, BaseTool]:

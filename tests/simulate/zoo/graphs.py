@@ -2,12 +2,12 @@
 
 import operator
 import warnings
-from typing import Annotated, Any, Literal, TypedDict, cast
+from typing import Annotated, Any, Literal, TypedDict
 from uuid import uuid4
 
 from langchain_core.messages import AIMessage, ToolMessage, trim_messages
 from langchain_core.runnables import RunnableGenerator
-from langchain_core.tools import BaseTool, InjectedToolCallId, tool
+from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_stream_writer
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -147,59 +147,6 @@ def swarm(world: World) -> Built:
     return Built(graph=compiled, payload=ask(), tools=["book"], passthrough=passthrough, expect=answered(2))
 
 
-def handoff(agent_name: str) -> BaseTool:
-    """As langgraph-supervisor and langgraph-swarm make it: it names its agent in a closure, and goes there by a Command."""
-
-    @tool(f"transfer_to_{agent_name}", description=f"Ask {agent_name} for help")
-    def handoff_to_agent(state: Annotated[dict, InjectedState], tool_call_id: Annotated[str, InjectedToolCallId]) -> Command:
-        name = f"transfer_to_{agent_name}"
-        message = ToolMessage(f"Successfully transferred to {agent_name}", name=name, tool_call_id=tool_call_id)
-        last = cast(AIMessage, state["messages"][-1])
-        if len(last.tool_calls) > 1:
-            messages = [*state["messages"][:-1], _only(last, tool_call_id), message]
-            return Command(graph=Command.PARENT, goto=[Send(agent_name, {**state, "messages": messages})])
-        update = {"messages": [*state["messages"], message], "active_agent": agent_name}
-        return Command(goto=agent_name, graph=Command.PARENT, update=update)
-
-    handoff_to_agent.metadata = {"__handoff_destination": agent_name}
-    return handoff_to_agent
-
-
-def _only(message: AIMessage, call_id: str) -> AIMessage:
-    """The message with this one of its calls."""
-    return AIMessage(message.content, tool_calls=[call for call in message.tool_calls if call["id"] == call_id])
-
-
-class Team(MessagesState):
-    active_agent: str
-
-
-def swarm_package(world: World) -> Built:
-    """langgraph-swarm's shape: the state says which agent is active; nobody names its handoffs."""
-    alice, bob = react(world.model, [handoff("bob")]), react(world.model, [toolbox(world)[0]])
-    graph = StateGraph(Team).add_node("alice", alice, destinations=("bob",)).add_node("bob", bob, destinations=("alice",))
-    graph.add_conditional_edges(START, lambda state: state.get("active_agent", "alice"), ["alice", "bob"])
-
-    def expect(result: Any) -> None:
-        answered(2)(result)
-        assert result["active_agent"] == "bob"
-
-    return Built(graph=graph.compile(), payload=ask(), tools=["book"], expect=expect)
-
-
-def supervisor_package(world: World) -> Built:
-    """langgraph-supervisor's shape: two agents, handed to one after the other, which go back by themselves."""
-    booker, payer = (react(world.model, [each]) for each in toolbox(world)[:2])
-    boss = react(
-        world.scripted(sequence=["transfer_to_booker", "book", "transfer_to_payer", "pay"]),
-        [handoff("booker"), handoff("payer")],
-    )
-    graph = StateGraph(MessagesState).add_node("supervisor", boss, destinations=("booker", "payer"))
-    graph.add_node("booker", booker).add_node("payer", payer)
-    graph.add_edge(START, "supervisor").add_edge("booker", "supervisor").add_edge("payer", "supervisor")
-    return Built(graph=graph.compile(), payload=ask(), tools=["book", "pay"], expect=answered(4))
-
-
 class Ticket(MessagesState):
     status: str
 
@@ -332,8 +279,6 @@ KINDS = kinds(
     nested_subgraphs,
     send_fan_out,
     swarm,
-    swarm_package,
-    supervisor_package,
     sets_state,
     sliding_window,
     raw_interrupt,

@@ -28,6 +28,8 @@ class ScriptedModel(BaseChatModel):
     """Replies that call tools, for each human message."""
     sequence: tuple[str, ...] = ()
     """Tools to call instead, one a reply."""
+    call_id: str = ""
+    """The id of every call; otherwise each has its own."""
 
     @property
     def _llm_type(self) -> str:
@@ -77,7 +79,7 @@ class ScriptedModel(BaseChatModel):
         called = [names for calls in replies if (names := [call["name"] for call in calls if call["name"] in tools])]
         if wanted := self._choose(list(tools), called, kwargs.get("tool_choice")):
             made = [
-                tool_call(name=name, args=example(tools[name].get("parameters", {}), self.label), id=f"call_{uuid4().hex[:12]}")
+                tool_call(name=name, args=example(tools[name].get("parameters", {}), self.label), id=self._call_id())
                 for name in wanted
             ]
             return AIMessage("", tool_calls=made)
@@ -88,6 +90,9 @@ class ScriptedModel(BaseChatModel):
         for end in stop or []:
             text = text.split(end)[0]
         return AIMessage(text)
+
+    def _call_id(self) -> str:
+        return self.call_id or f"call_{uuid4().hex[:12]}"
 
     def _choose(self, names: list[str], called: list[list[str]], choice: Any) -> list[str]:
         """The tools that the next reply calls: none if it is a text."""

@@ -1,0 +1,143 @@
+"""`WalledAgent`: an agent that is given by its path, its dreamed episodes in worker processes behind the wall.
+
+The whole simulation, the guard included, runs in the worker as it does in process; policy, world, `TokenRecorder` and replay
+buffer stay as they are in the parent: `rollout` plays a `WalledAgent` as it plays a `SimulatedAgent`.
+"""
+
+import asyncio
+import contextlib
+import copy
+import os
+import pickle
+import threading
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Literal
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import RunnableConfig
+
+from dreamgym_lg.environment import EpisodeContext
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.simulate.agent import AgentInput, AgentState
+from dreamgym_lg.simulate.guard.checks import Allow
+from dreamgym_lg.simulate.wall.wall import check_wall
+from dreamgym_lg.simulate.wall.worker import Worker, remove_stale_scratch
+
+RENEWED_AFTER = 200
+"""Episodes of a worker: what an agent leaves in its process, threads above all, does not grow for ever."""
+
+
+class Workers:
+    """The worker processes of an agent, as many as there are cores; each plays many episodes at once, as an event loop does.
+
+    One is started when all others play, and lasts: it imports this library and the agent, which takes seconds. One that has
+    begun `RENEWED_AFTER` episodes, or had an episode cancelled, takes no more and ends with its last; one that died is
+    replaced. They end with this object.
+
+    Args:
+        path: `FILE.py:NAME` or `package.module:NAME`; imported in each worker.
+        count: The most processes that take episodes. Default: one for each core of this process.
+        allow: What may be touched: see `start_walled` for what that means for hosts.
+        options: `payload`, `verify` and the options of `simulated`. They are pickled: functions of a module, no lambdas.
+
+    Raises `ConfigurationError` if this machine cannot build the wall or an option cannot be sent to another process.
+    """
+
+    def __init__(self, path: str, *, count: int | None = None, allow: Allow | None = None, **options: Any) -> None:
+        if count is not None and count < 1:
+            raise ConfigurationError(f"count={count}: at least 1 worker")
+        check_wall()
+        remove_stale_scratch()
+        source, _, name = path.rpartition(":")
+        self._path = f"{os.path.abspath(source)}:{name}" if source.endswith(".py") else path
+        self._options, self._allow = _pickled(options | {"allow": allow}), allow
+        self._count = count or len(os.sched_getaffinity(0))
+        self._workers, self._lock = list[Worker](), threading.Lock()
+        weakref.finalize(self, _close, self._workers)
+
+    @contextlib.contextmanager
+    def lease(self) -> Iterator[Worker]:
+        """The worker that plays the fewest episodes, for one more. Raises `ConfigurationError` as `start_walled` does."""
+        with self._lock:
+            self._workers[:] = [each for each in self._workers if not each.gone]
+            able = [each for each in self._workers if not each.retired]
+            worker = min(able, key=lambda each: each.playing, default=None)
+            if worker is None or (worker.playing and len(able) < self._count):
+                worker = Worker(self._path, self._options, self._allow)
+                self._workers.append(worker)
+            worker.playing += 1
+            worker.taken += 1
+            worker.retired = worker.taken >= RENEWED_AFTER
+        try:
+            yield worker
+        except (asyncio.CancelledError, GeneratorExit):
+            worker.retired = True  # what the episode began goes on there
+            raise
+        finally:
+            with self._lock:
+                worker.playing -= 1
+                if worker.retired and not worker.playing:
+                    worker.end()
+
+    def close(self) -> None:
+        """End the processes; the next episode starts new ones."""
+        _close(self._workers)
+
+
+def _close(workers: list[Worker]) -> None:
+    for worker in workers:
+        worker.end()
+    for worker in workers:
+        worker.close()
+    workers.clear()
+
+
+def _pickled(options: dict[str, Any]) -> bytes:
+    fix = "give functions of a module that can be imported, such as the agent's own, or isolation='guard'"
+    for name, option in options.items():
+        try:
+            data = pickle.dumps(option)
+        except Exception as error:
+            raise ConfigurationError(f"{name}={option!r} cannot be sent to a worker ({error}): {fix}") from error
+        if b"__main__" in data:
+            raise ConfigurationError(f"{name}={option!r} is of the script that runs, which no worker imports: {fix}")
+    return pickle.dumps(options)
+
+
+class WalledAgent:
+    """What `rollout` plays: an agent given by its path, its episodes in worker processes that cannot touch the real world.
+
+    Args:
+        workers: Where its episodes are played; policies may share them.
+        policy: The chat model that is trained; it stays in this process.
+
+    Raises `ConfigurationError` for a policy that is no chat model.
+    """
+
+    def __init__(self, workers: Workers, policy: BaseChatModel) -> None:
+        if not isinstance(policy, BaseChatModel):
+            raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
+        self.policy = policy if policy.cache is False else copy.copy(policy)
+        self.policy.cache = False  # as of an episode in process
+        self._workers = workers
+
+    async def astream(
+        self,
+        state: AgentInput,
+        config: RunnableConfig | None = None,
+        *,
+        context: EpisodeContext,
+        stream_mode: Literal["values"] = "values",
+    ) -> AsyncIterator[AgentState]:
+        """Play one episode of `state["task"]` in `context.environment`, as `SimulatedAgent.astream` does.
+
+        Raises what `Worker.play` raises, and `EnvironmentFailed` for a real access that was stopped. Callbacks of `config`
+        stay here and see nothing of the episode.
+        """
+        if context.environment is None:
+            raise ConfigurationError("a walled agent is simulated, so rollout needs create_environment=")
+        with self._workers.lease() as worker:
+            async with contextlib.aclosing(worker.play(state["task"], self.policy, context.environment)) as states:
+                async for each in states:
+                    yield each

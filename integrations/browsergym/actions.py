@@ -1,0 +1,150 @@
+"""BrowserGym's actions as text, `click('16')`: what a benchmark allows, and what can be refused without asking a browser."""
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, cast
+
+from langchain_core.tools import create_schema_from_function
+from pydantic import BaseModel, ValidationError
+
+from dreamgym_lg.errors import MissingDependency
+
+try:
+    from browsergym.core.action import functions
+    from browsergym.core.action.highlevel import ACTION_SUBSETS
+except ImportError as error:
+    raise MissingDependency.extra("browsergym-core", "browsergym") from error
+
+_SUBSETS: Mapping[str, Sequence[str]] = {
+    "miniwob": ("bid",),
+    "webarena": ("webarena",),
+    "webarenalite": ("webarena",),
+    "visualwebarena": ("visualwebarena",),
+    "workarena": ("workarena++",),
+    "assistantbench": ("assistantbench",),
+}
+"""BrowserGym's own sets. Of `miniwob` those that name an element: in text nobody sees where on the screen something is."""
+_FILES = ("upload_file", "mouse_upload_file")
+"""Left out everywhere: with them a policy could send any file of this machine to a site."""
+
+_LINE = re.compile(r"^(?P<tabs>\t*)(?:\[(?P<bid>\w+)\] )?(?P<role>[\w-]+) ?(?P<rest>.*)$", re.MULTILINE)
+_NAME = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
+_PAGE = re.compile(r"^RootWebArea\b", re.MULTILINE)
+
+
+@cache
+def allowed_actions(benchmark: str) -> tuple[str, ...]:
+    """The names of a benchmark's actions, without those that send files; of an unknown one BrowserGym's default set."""
+    subsets = _SUBSETS.get(benchmark, ("chat", "infeas", "bid", "nav", "tab"))
+    names = [function.__name__ for subset in subsets for function in ACTION_SUBSETS[subset]]
+    return tuple(name for name in dict.fromkeys(names) if name not in _FILES)
+
+
+def describe_action(name: str) -> str:
+    """BrowserGym's own description, without its examples."""
+    text = str(getattr(functions, name).__doc__).partition("Examples:")[0]
+    return " ".join(text.split())
+
+
+@cache
+def arguments_schema(name: str) -> type[BaseModel]:
+    """The arguments of an action as a pydantic model."""
+    function: Callable[..., Any] = getattr(functions, name)
+    return cast(type[BaseModel], create_schema_from_function(name, function))
+
+
+def render(name: str, arguments: Mapping[str, Any]) -> str:
+    """The text of an action: `fill('19', 'text')`. Arguments that have their default value are left out."""
+    schema = arguments_schema(name).model_fields
+    given = {key: arguments[key] for key in schema if key in arguments}
+    shown = [repr(value) for key, value in given.items() if schema[key].is_required()]
+    named = {key: value for key, value in given.items() if not schema[key].is_required()}
+    shown += [f"{key}={value!r}" for key, value in named.items() if value != schema[key].default]
+    return f"{name}({', '.join(shown)})"
+
+
+class Element(NamedTuple):
+    """An element of a page that an action can name."""
+
+    bid: str
+    role: str
+    name: str
+    """Its name; where it has none, the texts within it."""
+    attributes: str
+    """Whatever follows the name, such as ` value='Ertha', expanded=False`."""
+
+
+def last_page(observations: Sequence[str]) -> str:
+    """The newest observation that shows a page, for a refused action shows none; "" if there is none."""
+    return next((seen for seen in reversed(observations) if _PAGE.search(seen)), "")
+
+
+@lru_cache(256)
+def elements(observation: str) -> tuple[Element, ...]:
+    """The elements of the page that an observation shows, from top to bottom."""
+    found, unnamed = list[Element](), set[int]()
+    around = list[tuple[int, int]]()  # depth and place in `found` of the elements that a line is within
+    for line in _LINE.finditer(observation):
+        depth, name = len(line["tabs"]), _NAME.match(line["rest"])
+        text = str(ast.literal_eval(name[0])) if name else ""
+        around = [each for each in around if each[0] < depth]
+        if line["bid"]:
+            around.append((depth, len(found)))
+            if not text:
+                unnamed.add(len(found))
+            found.append(Element(line["bid"], line["role"], text, line["rest"][name.end() if name else 0 :]))
+        elif line["role"] == "StaticText":
+            for _, place in around:
+                if place in unnamed:
+                    found[place] = found[place]._replace(name=f"{found[place].name} {text}".strip())
+    return tuple(found)
+
+
+class _Wrong(Exception):
+    """Why a text is no action."""
+
+
+def check_action(benchmark: str, action: str, observations: Sequence[str]) -> str | None:
+    """An error text for what is no action of the benchmark, or names an element that the last page does not show, else None.
+
+    Pure and without a browser, so that a dream can hold it. Args: `observations`, oldest first.
+    """
+    try:
+        name, arguments = _parse(benchmark, action)
+    except _Wrong as wrong:
+        return f"Error: {wrong}"
+    page = last_page(observations)
+    for key, value in arguments.items():
+        if page and key.endswith("bid") and value not in {element.bid for element in elements(page)}:
+            return f"Error: there is no element {value!r} on the page."
+    if name == "goto" and not re.match(r"https?://", str(arguments["url"])):  # not the files of this machine
+        return f"Error: goto takes an address that begins with http:// or https://, got {arguments['url']!r}."
+    return None
+
+
+def normalized(benchmark: str, action: str) -> str:
+    """The action as it is sent to BrowserGym, after `check_action` has let it pass."""
+    return render(*_parse(benchmark, action))
+
+
+def _parse(benchmark: str, action: str) -> tuple[str, dict[str, Any]]:
+    allowed = allowed_actions(benchmark)
+    try:
+        call = ast.parse(action.strip(), mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in allowed:
+            raise ValueError
+        name, fields = call.func.id, list(arguments_schema(call.func.id).model_fields)
+        positional = [ast.literal_eval(value) for value in call.args]
+        named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise _Wrong(f"{action.strip()[:80]!r} is no action; the actions are {', '.join(allowed)}.") from None
+    arguments = dict(zip(fields, positional, strict=False)) | named
+    if len(positional) > len(fields) or len(arguments) < len(positional) + len(named) or not arguments.keys() <= set(fields):
+        raise _Wrong(f"{name} takes the arguments {', '.join(fields) or '(none)'}.")
+    try:
+        return name, arguments_schema(name).model_validate(arguments, strict=True).model_dump()
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _Wrong(f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None

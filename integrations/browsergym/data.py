@@ -1,0 +1,130 @@
+"""Tasks of MiniWoB++, WebArena and WebArena-Lite, without a browser and without the network."""
+
+import importlib.util
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from dreamgym_lg.errors import ConfigurationError, MissingDependency
+from dreamgym_lg.integrations.text_games.text import digest
+from dreamgym_lg.types import Split, Task
+
+Benchmark = Literal["miniwob", "webarena", "webarenalite"]
+"""125 tasks of any number of seeds, 812, and 165."""
+SITES = ("WA_SHOPPING", "WA_SHOPPING_ADMIN", "WA_REDDIT", "WA_GITLAB", "WA_WIKIPEDIA", "WA_MAP", "WA_HOMEPAGE")
+"""Environment variables with the addresses of WebArena's sites, which the user runs from docker images."""
+
+_FILES = {"webarena": ("webarena", "test.raw.json"), "webarenalite": ("browsergym.webarenalite", "test_webarena_lite.raw.json")}
+_INSTALL = "pip install --no-deps browsergym-webarena browsergym-webarenalite libwebarena text-generation"
+
+
+def load_tasks(
+    benchmark: Benchmark,
+    *,
+    names: Iterable[str] | None = None,
+    seeds: Iterable[int] = range(1),
+    split: Split | None = None,
+    path: str | Path | None = None,
+) -> list[Task]:
+    """The tasks of a benchmark, in its own order.
+
+    `metadata["task"]` and `["seed"]` are BrowserGym's. Tasks of MiniWoB++ are split by a hash of name and seed (15 % test, 10 %
+    validation); their instruction is what all seeds have in common, and `make_tasks` asks the page for its own. Tasks of
+    WebArena are split by a hash of their template, so that no template is in two splits; tasks of WebArena-Lite are all test
+    tasks, and `metadata["webarena_id"]` names the task of WebArena that each is made from. No answer is part of a task.
+
+    Args:
+        names: Of MiniWoB++: the tasks, such as `login-user`. Default: all.
+        seeds: Of MiniWoB++: each task is loaded with each of them.
+        path: Of the other two: the JSON file of the benchmark's package, where that is not installed.
+
+    Raises `ConfigurationError` for what is unknown, `MissingDependency` where the benchmark's package is not installed.
+    """
+    if benchmark not in get_args(Benchmark):
+        raise ConfigurationError.unknown("benchmark", benchmark, get_args(Benchmark))
+    if split is not None and split not in get_args(Split):
+        raise ConfigurationError.unknown("split", split, get_args(Split))
+    found = _miniwob(names, list(seeds)) if benchmark == "miniwob" else _webarena(benchmark, path)
+    return [task for task in found if split in (None, task.split)]
+
+
+def check_sites(environment: Mapping[str, str]) -> None:
+    """Raises `ConfigurationError` naming each address of `SITES` that `environment` (`os.environ`) lacks."""
+    if missing := [name for name in SITES if not environment.get(name)]:
+        raise ConfigurationError(
+            f"WebArena's sites are yours to run (https://github.com/web-arena-x/webarena, docker images), and "
+            f"{len(missing)} of {len(SITES)} addresses are missing: set {', '.join(missing)}"
+        )
+
+
+def _miniwob(names: Iterable[str] | None, seeds: Sequence[int]) -> Iterator[Task]:
+    try:
+        known = {task.subdomain: task for task in import_module("browsergym.miniwob").ALL_MINIWOB_TASKS}
+    except ImportError as error:
+        raise MissingDependency.extra("browsergym-miniwob", "browsergym") from error
+    for name in known if names is None else names:
+        if name not in known:
+            raise ConfigurationError.unknown("task of MiniWoB++", name, known)
+        for seed in seeds:
+            yield Task(
+                id=f"miniwob.{name}-{seed}",
+                instruction=known[name].desc,
+                environment="miniwob",
+                metadata={"task": f"miniwob.{name}", "seed": seed},
+                split=_split("miniwob", name, str(seed)),
+            )
+
+
+def _webarena(benchmark: str, path: str | Path | None) -> Iterator[Task]:
+    lite = benchmark == "webarenalite"
+    for row in _rows(benchmark, path):
+        number = row["old_task_id"] if lite else row["task_id"]  # what BrowserGym calls it by
+        metadata = {
+            "task": f"{benchmark}.{number}",
+            "seed": 0,
+            "sites": row["sites"],
+            "start_url": row["start_url"],
+            "template": row["intent_template_id"],
+        }
+        yield Task(
+            id=f"{benchmark}.{number}",
+            instruction=row["intent"],
+            environment=benchmark,
+            metadata=metadata | {"webarena_id": number} if lite else metadata,
+            split="test" if lite else _split("webarena", str(row["intent_template_id"])),
+        )
+
+
+def _rows(benchmark: str, path: str | Path | None) -> list[Mapping[str, Any]]:
+    file = Path(path) if path is not None else _installed(benchmark)
+    try:
+        rows: list[Mapping[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+        wanted = {"task_id", "intent", "intent_template_id", "sites", "start_url"}
+        wanted |= {"old_task_id"} if benchmark == "webarenalite" else set()
+        if missing := {key for key in wanted for row in rows if key not in row}:
+            raise ValueError(f"its tasks lack {sorted(missing)[0]!r}")
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigurationError(f"{file} is no file of {benchmark}'s tasks ({error}); {_INSTALL}") from error
+    return rows
+
+
+def _installed(benchmark: str) -> Path:
+    """The file in the benchmark's package, which is not imported: that would look for the sites."""
+    package, name = _FILES[benchmark]
+    try:
+        spec = importlib.util.find_spec(package)
+    except ImportError:
+        spec = None
+    # `browsergym.webarenalite` has an __init__, `webarena` is a folder without one
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    found = next((Path(folder) / name for folder in folders if (Path(folder) / name).exists()), None)
+    if found is None:
+        raise MissingDependency(f"{benchmark}'s tasks are not installed; run: {_INSTALL} (or give path=, its {name})")
+    return found
+
+
+def _split(*parts: str) -> Split:
+    position = int(digest(*parts), 16) / 2**64
+    return "test" if position < 0.15 else "validation" if position < 0.25 else "train"

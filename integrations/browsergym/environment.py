@@ -1,0 +1,148 @@
+"""A task of any BrowserGym benchmark as an `Environment`: the page as text, BrowserGym's actions as text."""
+
+import asyncio
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from dreamgym_lg.environment import refused
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.browsergym.actions import allowed_actions, check_action, elements, normalized, render
+from dreamgym_lg.integrations.browsergym.browsers import Browsers, Seat
+from dreamgym_lg.integrations.browsergym.data import check_sites
+from dreamgym_lg.integrations.text_games.environment import TextGame
+from dreamgym_lg.types import StepResult, Task
+
+OVER = "The task has ended."
+"""The observation of the last step: the page behind it is the benchmark's own business."""
+_CLICKED = ("button", "link", "checkbox", "radio", "tab", "option", "menuitem", "textbox", "combobox", "searchbox", "clickable")
+_WRITTEN = ("textbox", "searchbox", "spinbutton", "Date", "InputTime")
+
+
+class BrowserGym(TextGame):
+    """One episode at a time, in a browser of `browsers`, which it holds from `reset` to `close`.
+
+    An observation is the page's accessibility tree, a line an element: `[16] button 'Login'`; an action names the number. An
+    action that fails is answered by a line `Error: ...` before the page. Reward and end are the benchmark's own: it says what
+    an episode has earned, and nothing that a page shows is asked. Success is a full reward of 1.
+
+    Args:
+        browsers: May be shared by any number of instances, threads and event loops.
+        max_steps: Actions after which an episode is truncated; at least 1.
+
+    A task's metadata names it as BrowserGym does: `task`, such as `miniwob.login-user`, and `seed`.
+    """
+
+    def __init__(self, browsers: Browsers, *, max_steps: int = 15) -> None:
+        if max_steps < 1:
+            raise ConfigurationError(f"max_steps={max_steps}; allowed: 1 or more")
+        self.browsers, self.max_steps = browsers, max_steps
+        self._seat: Seat | None = None
+        self._benchmark, self._page, self._goal = "", "", ""
+        self._steps = 0
+        self._over = True
+
+    def reset(self, task: Task) -> str:
+        """Waits until a browser is free.
+
+        Raises `ConfigurationError` for metadata that names no task and for addresses of sites that are missing,
+        `MissingDependency` without a browser or the benchmark's package, `EnvironmentFailed` if the page cannot be opened.
+        """
+        self._over = True
+        request = _request(task)
+        self._seat = self._seat or self.browsers.take().result()
+        return self._start(task, request, self._seat)
+
+    async def areset(self, task: Task) -> str:
+        """`reset`; no thread waits for the browser, so that those who hold one find a thread to play on."""
+        self._over = True
+        request = _request(task)
+        if self._seat is None:
+            taken = self.browsers.take()
+            try:
+                self._seat = await asyncio.wrap_future(taken)
+            except asyncio.CancelledError:
+                if not taken.cancel():
+                    taken.result().leave()
+                raise
+        return await asyncio.to_thread(self._start, task, request, self._seat)
+
+    def _start(self, task: Task, request: dict[str, object], seat: Seat) -> str:
+        reply = seat.ask({"reset": request})
+        self._benchmark = str(request["task"]).partition(".")[0]
+        self._page, self._goal = str(reply["page"]), " ".join(str(reply["goal"]).split())
+        self._steps, self._over = 0, False
+        told = " ".join(task.instruction.split()) == self._goal
+        return self._page if told else f"Goal: {self._goal}\n{self._page}"
+
+    def step(self, action: str) -> StepResult:
+        """A step that ends the task shows `OVER`. Raises `EnvironmentFailed` if the browser dies, which ends the episode."""
+        if self._over or self._seat is None:
+            raise RuntimeError("step called before reset or after the end of the episode")
+        self._steps += 1
+        self._over = truncated = self._steps >= self.max_steps
+        if (refusal := self.check_action(action, [self._page])) is not None:
+            return refused(refusal)._replace(truncated=truncated)
+        self._over = True  # should the browser fail now, the episode has ended
+        reply = self._seat.ask({"step": normalized(self._benchmark, action)})
+        terminated, reward, error = bool(reply["terminated"]), float(reply["reward"]), str(reply["error"])
+        self._page, self._over = str(reply["page"]), terminated or truncated
+        observation = OVER if terminated else f"Error: {error}\n{self._page}" if error else self._page
+        info = {"success": terminated and reward >= 1, "valid": not error}
+        return StepResult(observation, reward, terminated, truncated and not terminated, info)
+
+    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
+        return check_action(self._benchmark, action, observations)
+
+    def valid_actions(self) -> list[str]:
+        """A click on each element of the page, each choice, and each word of the goal in each field."""
+        found, shown = set[str](), elements(self._page)
+        words = re.findall(r"[\w.@/:-]+", self._goal)
+        for element in shown:
+            if element.role in _CLICKED:
+                found.add(render("click", {"bid": element.bid}))
+            if element.role in _WRITTEN:
+                found.update(render("fill", {"bid": element.bid, "value": word}) for word in words)
+            if element.role in ("combobox", "listbox"):
+                options = [each.name for each in shown if each.role == "option"]
+                found.update(render("select_option", {"bid": element.bid, "options": name}) for name in options)
+        return sorted(found)
+
+    @property
+    def goal(self) -> str:
+        """What the task of the last `reset` asks for, in the benchmark's own words, on one line."""
+        return self._goal
+
+    def close(self) -> None:
+        seat, self._seat, self._over = self._seat, None, True
+        if seat is not None:
+            seat.leave()
+
+
+def make_tasks(tasks: Iterable[Task], environment: BrowserGym) -> list[Task]:
+    """Each task with the goal and the first page of its seed, those that look like an earlier one left out. Resets each."""
+    made: dict[tuple[str, str], Task] = {}
+    for task in tasks:
+        environment.reset(task)
+        key = environment.goal, environment._page
+        metadata = {**task.metadata, "observation": environment._page}
+        made.setdefault(key, replace(task, instruction=environment.goal, metadata=metadata))
+    return list(made.values())
+
+
+def _request(task: Task) -> dict[str, object]:
+    """What `task.metadata` says of the world; raises `ConfigurationError` naming what is missing or wrong."""
+    if task.origin == "synthetic":
+        raise ConfigurationError(f"task {task.id} is synthetic: no real page belongs to it; play it in the dream")
+    name, seed = task.metadata.get("task"), task.metadata.get("seed")
+    if not isinstance(name, str) or "." not in name or not isinstance(seed, int):
+        raise ConfigurationError(
+            f"task {task.id} has metadata['task']={name!r} and ['seed']={seed!r}; BrowserGym needs a name such as "
+            "'miniwob.login-user' and an integer"
+        )
+    benchmark = name.partition(".")[0]
+    if benchmark in ("webarena", "webarenalite"):
+        check_sites(os.environ)
+    delay = 0.0 if benchmark == "miniwob" else 0.5  # seconds before the page is read: BrowserGym's, for pages of the network
+    return {"task": name, "seed": seed, "actions": list(allowed_actions(benchmark)), "delay": delay}

@@ -1,0 +1,124 @@
+"""WebShop's shop as two tools, `search` and `click`, of an ordinary LangChain agent."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.tools import BaseTool, ToolException, tool
+from langgraph.graph.state import CompiledStateGraph
+
+from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.integrations.webshop.environment import WebShopEnvironment
+from dreamgym_lg.integrations.webshop.pages import parse_action
+from dreamgym_lg.integrations.webshop.reward import Nouns, Tagger
+from dreamgym_lg.types import Step, Task, Trajectory
+
+try:
+    from langchain.agents import create_agent
+except ImportError as error:
+    raise MissingDependency.extra("langchain", "webshop") from error
+
+SYSTEM_PROMPT = (
+    "You shop for a user. Search, open a product by its code, choose every option that was asked for by clicking its value, "
+    "and click `buy now` once; then answer the user. Only what the last page shows can be clicked."
+)
+BOUGHT = "Thank you for shopping with us!"
+_CLOSED = "The shop is closed: the purchase was made, or the visit took too many steps."
+"""Answers of the tools after a purchase: at it, and to every call behind it."""
+
+
+@dataclass(slots=True)
+class _Visit:
+    environment: WebShopEnvironment
+    reward: float = 0.0
+
+
+class ShopTools:
+    """The tools of any number of episodes at once, each in a shop of its own.
+
+    With a `DreamGym`: `DreamGym(create_agent_graph(model, shop), tasks=load_tasks(path), reset_real=shop.reset_real,
+    verify_real=shop.verify_real, ...)`. In the dream the tools are never run.
+
+    Args:
+        path, max_steps, nouns: As `WebShopEnvironment`; behind `max_steps` calls the tools refuse.
+    """
+
+    def __init__(self, path: str | Path, *, max_steps: int = 15, nouns: Tagger | Nouns = "textblob") -> None:
+        self._path, self._max_steps, self._nouns = path, max_steps, nouns
+        self._visits: ContextVar[_Visit] = ContextVar("visit")
+        self.tools: list[BaseTool] = self._create_tools()
+
+    @asynccontextmanager
+    async def reset_real(self, task: Task) -> AsyncIterator[None]:
+        """The shop of one real episode of the task. Raises what `WebShopEnvironment.reset` raises."""
+        environment = WebShopEnvironment(self._path, max_steps=self._max_steps, nouns=self._nouns)
+        await environment.areset(task)
+        token = self._visits.set(_Visit(environment))
+        try:
+            yield
+        finally:
+            self._visits.reset(token)
+
+    def verify_real(self, task: Task, state: Any) -> float:
+        """What the purchase of this episode paid, 0 to 1; 0 without one."""
+        return self._visits.get().reward
+
+    def _create_tools(self) -> list[BaseTool]:
+        @tool
+        def search(words: str) -> str:
+            """Search the shop for words; shows the first page of results."""
+            return self._play(f"search[{words}]")
+
+        @tool
+        def click(what: str) -> str:
+            """Click on what the page shows: a product's code, the value of an option, or a button such as `buy now`."""
+            return self._play(f"click[{what}]")
+
+        return [search, click]
+
+    def _play(self, action: str) -> str:
+        visit = self._visits.get(None)
+        if visit is None:
+            raise ToolException("no shop is open: run the agent inside `async with shop.reset_real(task)`")
+        if visit.environment.visit is None:
+            return _CLOSED
+        result = visit.environment.step(" ".join(action.split()))
+        visit.reward += result.reward
+        return BOUGHT if result.terminated else result.observation
+
+
+def create_agent_graph(model: str | BaseChatModel, shop: ShopTools) -> CompiledStateGraph:
+    """`langchain.agents.create_agent` with the tools of `shop`."""
+    return create_agent(model, shop.tools, system_prompt=SYSTEM_PROMPT)
+
+
+def as_tool_agent(trajectory: Trajectory) -> Trajectory:
+    """An episode of `WebShopEnvironment` as the tool agent of `create_agent_graph` would have played it.
+
+    Each `search[...]` and `click[...]` is a tool call; what is neither, and shows the page again, is left out. An answer ends
+    the episode and carries its reward. The task begins with its instruction, as the agent's user says it.
+    """
+    task = trajectory.task
+    metadata = {key: value for key, value in task.metadata.items() if key != "observation"}
+    steps, seen = list[Step](), task.instruction
+    for step in trajectory.steps:
+        call = _as_call(step.action)
+        if call is not None:
+            shown = BOUGHT if step.terminated else step.next_observation
+            steps.append(Step(observation=seen, action=call, next_observation=shown, valid=step.valid))
+            seen = shown
+    last = trajectory.steps[-1]
+    answer = render_answer("Done." if last.terminated else "I have not bought anything.")
+    ended = Step(observation=seen, action=answer, next_observation="", reward=last.reward, terminated=True)
+    return replace(trajectory, task=replace(task, metadata=metadata), steps=[*steps, ended])
+
+
+def _as_call(action: str) -> str | None:
+    verb, argument = parse_action(action)
+    names: Mapping[str, str] = {"search": "words", "click": "what"}
+    return render_call(verb, {names[verb]: argument}) if verb in names else None

@@ -1,0 +1,204 @@
+"""WebShop's products and goals, from the folder that its `setup.sh` fills or from one packed file."""
+
+import json
+import lzma
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import product as combinations
+from pathlib import Path
+from random import Random
+from threading import RLock
+from typing import Any, NamedTuple, get_args
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.text_games.text import digest
+from dreamgym_lg.integrations.webshop.pages import Product, first_page
+from dreamgym_lg.types import Split, Task
+
+_FIX = "name the folder that WebShop's setup.sh fills (items_shuffle.json, items_ins_v2.json) or a packed webshop_small.json.xz"
+_NO_LIMIT = 1_000_000.0
+"""The price limit of a goal whose product is too dear for one."""
+_LOADING = RLock()
+"""Held while a catalogue is read, so that threads that start at once read it once."""
+
+
+class Goal(NamedTuple):
+    """What a user asks for."""
+
+    asin: str
+    """The product that the instruction was written for: bought with the right options, it always pays 1 for its type."""
+    instruction: str
+    attributes: Sequence[str]
+    options: Sequence[str | tuple[str, str]]
+    """Pairs (name, value); of a human goal, values."""
+    price_limit: float
+    """In dollars."""
+
+
+class Catalogue(NamedTuple):
+    """All products by their asin, in the order of the file, and all goals in the order of their indices."""
+
+    products: Mapping[str, Product]
+    goals: Sequence[Goal]
+
+
+def load_tasks(path: str | Path, *, split: Split | None = None, human: bool = False, limit: int | None = None) -> list[Task]:
+    """The goals as tasks, in the order of their indices; `metadata["goal"]` is the index.
+
+    The official splits: goals 0 to 499 are test, 500 to 1,499 validation (the official "dev"), all others training tasks.
+
+    Args:
+        path: The folder that the official `setup.sh` fills, or a packed file: xz-compressed JSON with the contents of the
+            same files as `items_shuffle_1000`, `items_ins_v2_1000` and `items_human_ins`. In a folder with both, the full
+            files are taken before those of 1,000 products.
+        split: None: all of them.
+        human: The instructions that people wrote, in place of those made from products.
+        limit: The first so many tasks of the split.
+
+    Raises `ConfigurationError` for a file or folder without products or without goals, an unknown split, or a limit below 1.
+    """
+    if split is not None and split not in get_args(Split):
+        raise ConfigurationError.unknown("split", split, get_args(Split))
+    if limit is not None and limit < 1:
+        raise ConfigurationError(f"limit={limit}; allowed: 1 or more, or None for all")
+    goals = load_catalogue(path, human=human).goals
+    chosen = [index for index in range(len(goals)) if split in (None, _split(index))][:limit]
+    return [_task(index, goals[index], human) for index in chosen]
+
+
+def load_catalogue(path: str | Path, *, human: bool = False) -> Catalogue:
+    """Products and goals, read once a process. Errors: see `load_tasks`."""
+    where = Path(path).expanduser().resolve()
+    with _LOADING:
+        return _catalogue(where, human)
+
+
+def goal_of(task: Task, catalogue: Catalogue) -> Goal:
+    """The goal of a task of `load_tasks`. `ConfigurationError` if it is another's, or of other products."""
+    index = task.metadata.get("goal")
+    if task.origin == "synthetic" or not isinstance(index, int) or isinstance(index, bool):
+        why = "is synthetic: its goal exists in the dream only" if task.origin == "synthetic" else f"has goal {index!r}"
+        raise ConfigurationError(f"task {task.id} {why}; take a task of load_tasks")
+    if not 0 <= index < len(catalogue.goals):
+        raise ConfigurationError(f"task {task.id} has goal {index}; these products have goals 0 to {len(catalogue.goals) - 1}")
+    goal = catalogue.goals[index]
+    if task.metadata.get("observation", first_page(goal.instruction)) != first_page(goal.instruction):
+        raise ConfigurationError(f"task {task.id}: goal {index} of these products asks for something else; load its own data")
+    return goal
+
+
+def _task(index: int, goal: Goal, human: bool) -> Task:
+    metadata = {"goal": index, "human": human, "observation": first_page(goal.instruction)}
+    id = f"{'human' if human else 'goal'}-{index}-{digest(goal.asin, goal.instruction)[:8]}"
+    return Task(id=id, instruction=goal.instruction, environment="webshop", metadata=metadata, split=_split(index))
+
+
+def _split(index: int) -> Split:
+    return "test" if index < 500 else "validation" if index < 1500 else "train"
+
+
+# --- Reading ---------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4)
+def _catalogue(where: Path, human: bool) -> Catalogue:
+    if not where.exists():
+        raise ConfigurationError(f"{where} does not exist; {_FIX}")
+    try:
+        stored, instructions, human_instructions = _read(where)
+        rng = Random(0)  # the official engine's generator: the prices are drawn first, then the price limits
+        products = {product.asin: product for product in _products(stored, instructions, rng)}
+        goals = list(
+            _human_goals(products.values(), human_instructions, rng)
+            if human
+            else _synthetic_goals(products.values(), instructions, rng)
+        )
+    except ConfigurationError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, EOFError, lzma.LZMAError) as error:
+        raise ConfigurationError(f"{where} does not hold WebShop's products ({error!r}); {_FIX}") from error
+    if not goals:
+        raise ConfigurationError(f"{where} holds no {'human ' if human else ''}goal; {_FIX}")
+    Random(233).shuffle(goals)
+    return Catalogue(products, goals)
+
+
+def _read(where: Path) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Products, instructions made from products, and instructions that people wrote."""
+    names = ("items_shuffle", "items_ins_v2")
+    if where.is_dir():
+        ending = "" if (where / "items_shuffle.json").exists() else "_1000"
+        files = [where / f"{name}{ending}.json" for name in names]
+        if missing := [file.name for file in files if not file.exists()]:
+            raise ConfigurationError(f"{where} holds no {missing[0]}; {_FIX}")
+        written = where / "items_human_ins.json"
+        stored, instructions = (json.loads(file.read_bytes()) for file in files)
+        return stored, instructions, json.loads(written.read_bytes()) if written.exists() else {}
+    with lzma.open(where) as packed:
+        parts = json.load(packed)
+    return parts[f"{names[0]}_1000"], parts[f"{names[1]}_1000"], parts["items_human_ins"]
+
+
+def _products(stored: Iterable[Mapping[str, Any]], instructions: Mapping[str, Any], rng: Random) -> Iterator[Product]:
+    seen = {"nan"}
+    for item in stored:
+        asin = item["asin"]
+        if asin in seen or len(asin) > 10:
+            continue
+        seen.add(asin)
+        features = item["small_description"]
+        prices = [float(re.sub(r"[^\d.]", "", price)) for price in (item.get("pricing") or "").split("$")[1:]][:2] or [100.0]
+        yield Product(
+            asin=asin,
+            title=item["name"],
+            description=item["full_description"],
+            features=features if isinstance(features, list) else [features],
+            price_tag=" to ".join(f"${price}" for price in prices),
+            price=prices[0] if len(prices) == 1 else rng.uniform(*prices),
+            options={
+                name.lower(): [value["value"].strip().replace("/", " | ").lower() for value in values]
+                for name, values in (item["customization_options"] or {}).items()
+                if values is not None
+            },
+            attributes=instructions.get(asin, {}).get("attributes", ["DUMMY_ATTR"]),
+            category=item["category"],
+            query=item["query"].lower().strip(),
+            product_category=item["product_category"],
+        )
+
+
+# --- Goals -----------------------------------------------------------------------------------------------------------
+
+
+def _synthetic_goals(products: Iterable[Product], instructions: Mapping[str, Any], rng: Random) -> Iterator[Goal]:
+    """One goal for each choice of all options of each product that has an instruction."""
+    for product in products:
+        written = instructions.get(product.asin, {})
+        if written.get("instruction") is None:
+            continue
+        limit, told = _price_limit(product.price, rng)
+        names = sorted(product.options)
+        for values in combinations(*(product.options[name] for name in names)):
+            options = list(zip(names, values, strict=True))
+            chosen = ", and ".join(f"{name}: {value}" for name, value in options)
+            text = f"{written['instruction']}{' with ' if chosen else ''}{chosen}{told}"
+            yield Goal(product.asin, text, written["instruction_attributes"], options, limit)
+
+
+def _human_goals(products: Iterable[Product], written: Mapping[str, Any], rng: Random) -> Iterator[Goal]:
+    for product in products:
+        for one in written.get(product.asin, ()):
+            if attributes := one["instruction_attributes"]:
+                limit, told = _price_limit(product.price, rng)
+                text = one["instruction"].strip(".") + told
+                yield Goal(product.asin, text, attributes, one["instruction_options"], limit)
+
+
+def _price_limit(price: float, rng: Random) -> tuple[float, str]:
+    """A goal's limit in dollars, and how the instruction says it: the larger of two of the next four tens above the price."""
+    tens = [10.0 * ten for ten in range(1, 100) if 10.0 * ten > price][:4]
+    if len(tens) < 2:
+        return _NO_LIMIT, ""
+    limit = max(rng.sample(tens, 2))
+    return limit, f", and price lower than {limit:.2f} dollars"

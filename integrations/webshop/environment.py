@@ -1,0 +1,184 @@
+"""WebShop (Yao et al., 2022) as an `Environment`: search a shop, choose a product with its options, buy it."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from threading import RLock
+from typing import Literal, NamedTuple
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.text_games.environment import TextGame
+from dreamgym_lg.integrations.webshop.data import Catalogue, Goal, goal_of, load_catalogue
+from dreamgym_lg.integrations.webshop.pages import (
+    BACK,
+    BUY,
+    NEXT,
+    PREVIOUS,
+    SUB_PAGES,
+    Product,
+    check_action,
+    item_page,
+    parse_action,
+    results_page,
+    search_page,
+    sub_page,
+)
+from dreamgym_lg.integrations.webshop.reward import Nouns, Tagger, load_tagger, reward
+from dreamgym_lg.integrations.webshop.search import SearchIndex, load_index
+from dreamgym_lg.types import StepResult, Task
+
+_LOADING = RLock()
+"""Held while a shop is opened, so that threads that start at once build its index once."""
+
+
+class Shop(NamedTuple):
+    """Everything that the episodes of a process share; nothing of it changes."""
+
+    catalogue: Catalogue
+    ordered: Sequence[Product]
+    """By asin: document numbers of the index are positions here."""
+    search_index: SearchIndex
+
+    def search(self, words: str) -> Sequence[Product]:
+        """The best products for these words; all of one category for `<c> garden`, of one Amazon query for `<q> sofas`."""
+        kind, _, wanted = words.partition(" ")
+        if kind == "<c>" and wanted.strip():
+            category = wanted.split(" ")[0].strip()
+            return [product for product in self.catalogue.products.values() if product.category == category]
+        if kind == "<q>":
+            return [product for product in self.catalogue.products.values() if product.query == wanted.strip()]
+        return [self.ordered[number] for number in self.search_index.search(words)]
+
+
+def load_shop(path: str | Path, *, human: bool = False) -> Shop:
+    """Products, goals and search index, made once a process; the first time on a machine the index is built, for all.
+
+    1,000 products take a second, a million twenty minutes: then call this once before many processes start.
+    Args and errors: as `data.load_tasks`.
+    """
+    where = Path(path).expanduser().resolve()
+    with _LOADING:
+        return _shop(where, human)
+
+
+@lru_cache(maxsize=4)
+def _shop(where: Path, human: bool) -> Shop:
+    catalogue = load_catalogue(where, human=human)
+    ordered = sorted(catalogue.products.values(), key=lambda product: product.asin)
+    return Shop(catalogue, ordered, load_index([product.search_text for product in ordered]))
+
+
+class Visit:
+    """Where an episode is in the shop."""
+
+    def __init__(self, goal: Goal, target: Product) -> None:
+        self.goal = goal
+        self.target = target
+        """The product that the instruction was written for."""
+        self.page = search_page(goal.instruction)
+        self.kind: Literal["search", "results", "item", "sub page"] = "search"
+        self.found: Sequence[Product] = ()
+        self.number = 1
+        """Of the page of results."""
+        self.product: Product | None = None
+        self.options: dict[str, str] = {}
+
+
+class WebShopEnvironment(TextGame):
+    """One episode at a time of any task of `data.load_tasks` of the same data; instances may live in different threads.
+
+    Actions are `search[words]`, from every page, and `click[what]`, of what the page shows. Pages are those of the official
+    engine's text mode, to the letter. `info["clickables"]` lists what can be clicked. An invalid action shows the page again.
+
+    `click[buy now]` ends the episode and pays `reward.reward`, 0 to 1; 1 is success. Its page is empty: the official one tells
+    the goal and the score. An episode is truncated after `max_steps` actions.
+
+    Args:
+        path: As `data.load_tasks`.
+        nouns: The reward's noun tagger: a `Tagger` or a function.
+    """
+
+    def __init__(self, path: str | Path, *, max_steps: int = 15, nouns: Tagger | Nouns = "textblob") -> None:
+        if max_steps < 1:
+            raise ConfigurationError(f"max_steps={max_steps}; allowed: 1 or more")
+        self.path, self.max_steps, self.nouns = path, max_steps, nouns
+        self._shop: Shop | None = None
+        self.visit: Visit | None = None
+        """For scripted policies and tests: a policy under evaluation must not see it. None outside an episode."""
+        self._steps = 0
+
+    def reset(self, task: Task) -> str:
+        """Raises `ConfigurationError` for a task that is none of `load_tasks` of this data, and what `load_shop` raises."""
+        self.visit = None
+        self._shop = load_shop(self.path, human=bool(task.metadata.get("human", False)))
+        goal = goal_of(task, self._shop.catalogue)
+        self.visit, self._steps = Visit(goal, self._shop.catalogue.products[goal.asin]), 0
+        return self.visit.page.text
+
+    def step(self, action: str) -> StepResult:
+        if self.visit is None or self._shop is None:
+            raise RuntimeError("step called before reset or after the end of the episode")
+        visit, shop = self.visit, self._shop
+        verb, argument = parse_action(action)
+        self._steps += 1
+        truncated = self._steps >= self.max_steps
+        if verb == "click" and argument == BUY.lower() and argument in visit.page.clickables:
+            self.visit = None
+            paid = self._pay(visit)
+            return StepResult("", paid, True, False, {"success": paid == 1, "valid": True, "clickables": []})
+        valid = True
+        if verb == "search" and argument:
+            _search(visit, shop.search(argument))
+        elif verb == "click" and argument in visit.page.clickables and argument != "search":
+            _click(visit, shop, argument)
+        else:
+            valid = False
+        if truncated:
+            self.visit = None
+        info = {"success": False, "valid": valid, "clickables": list(visit.page.clickables)}
+        return StepResult(visit.page.text, 0.0, False, truncated, info)
+
+    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
+        return check_action(action, observations)
+
+    def valid_actions(self) -> list[str]:
+        """Every click; of searches, which are without number, the one for the whole instruction."""
+        if self.visit is None:
+            return []
+        clicks = [f"click[{what}]" for what in self.visit.page.clickables if what != "search"]
+        written = [click for click in clicks if parse_action(click) == ("click", click[6:-1])]  # not with a bracket in it
+        return sorted([*written, f"search[{self.visit.goal.instruction}]"])
+
+    def close(self) -> None:
+        self.visit = None
+
+    def _pay(self, visit: Visit) -> float:
+        assert visit.product is not None
+        nouns = load_tagger(self.nouns) if isinstance(self.nouns, str) else self.nouns
+        return reward(visit.product, visit.options, visit.goal, visit.target, nouns)
+
+
+def _search(visit: Visit, found: Sequence[Product], number: int = 1) -> None:
+    """Show a page of results; the product that was open, and what was chosen of it, is forgotten."""
+    visit.found, visit.number, visit.product, visit.options = found, number, None, {}
+    visit.kind, visit.page = "results", results_page(visit.goal.instruction, found, number)
+
+
+def _click(visit: Visit, shop: Shop, what: str) -> None:
+    instruction, product = visit.goal.instruction, visit.product
+    if what == BACK.lower():
+        visit.kind, visit.page = "search", search_page(instruction)
+        visit.product, visit.options = None, {}
+    elif visit.kind == "results" and what in (NEXT.lower(), PREVIOUS.lower()):
+        _search(visit, visit.found, visit.number + (1 if what == NEXT.lower() else -1))
+    elif visit.kind == "item" and what == PREVIOUS.lower():
+        _search(visit, visit.found, visit.number)
+    elif what in SUB_PAGES and product is not None:
+        visit.kind, visit.page = "sub page", sub_page(instruction, product, what)
+    else:
+        if product is None:
+            product = visit.product = shop.catalogue.products[what.upper()]
+        elif visit.kind == "item":
+            # the same value under two options chooses the last one
+            visit.options[[name for name, values in product.options.items() if what in values][-1]] = what
+        visit.kind, visit.page = "item", item_page(instruction, product)

@@ -1,0 +1,129 @@
+"""The shop's pages as text, what can be clicked on them, and what follows from a page's text alone."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+PER_PAGE = 10
+"""Products on a page of results."""
+SEPARATOR = " [SEP] "
+BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
+_ACTION = re.compile(r"(.+)\[(.+)\]")
+
+
+class Product(NamedTuple):
+    """What the shop knows of one product."""
+
+    asin: str
+    title: str
+    description: str
+    features: Sequence[str]
+    price_tag: str
+    """As shown: one price, or the two ends of a range."""
+    price: float
+    """In dollars, as a purchase costs; drawn from the range where there is one."""
+    options: Mapping[str, Sequence[str]]
+    """Values that can be chosen, by the option's name."""
+    attributes: Sequence[str]
+    category: str
+    query: str
+    """The search by which the product was once found on Amazon."""
+    product_category: str
+
+    @property
+    def search_text(self) -> str:
+        """What the search index holds of it: of the features only the first, as the official index has it."""
+        options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
+        return " ".join([self.title, self.description, self.features[0] if self.features else "", options]).lower()
+
+
+class Page(NamedTuple):
+    """What a policy sees."""
+
+    text: str
+    clickables: Sequence[str]
+    """Arguments that `click[...]` takes here, in lower case; on the first page also `search`, which takes none."""
+
+
+def parse_action(action: str) -> tuple[str, str]:
+    """Verb and argument, which is in lower case; ("", "") for what has not the form `verb[argument]`.
+
+    What stands behind the last bracket does not count, and a bracket in the argument ends the verb, both as officially.
+    """
+    found = _ACTION.match(action)
+    return (found[1], found[2].lower()) if found else ("", "")
+
+
+def check_action(action: str, observations: Sequence[str]) -> str | None:
+    """The last page again for an action that is neither a search nor a click on what that page shows, else None.
+
+    Pure, so that a dream refuses what the shop refuses. The text does not tell a button from the words beside it: a click on
+    a product's title is let through, and the shop itself refuses it.
+    """
+    verb, argument = parse_action(action)
+    if verb == "search" and argument:
+        return None
+    shown = {part.strip().lower() for part in observations[-1].split(SEPARATOR)} - {"search"}
+    return None if verb == "click" and argument.strip() in shown else observations[-1]
+
+
+# --- The pages -------------------------------------------------------------------------------------------------------
+
+
+def first_page(instruction: str) -> str:
+    return search_page(instruction).text
+
+
+def search_page(instruction: str) -> Page:
+    return Page(_joined("WebShop", "Instruction:", instruction, "Search"), ["search"])
+
+
+def results_page(instruction: str, found: Sequence[Product], number: int) -> Page:
+    """Page `number`, from 1, of what a search found; empty behind the last."""
+    buttons = [BACK, PREVIOUS, NEXT] if number > 1 else [BACK, NEXT]
+    shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
+    lines = (text for product in shown for text in (product.asin, product.title, product.price_tag))
+    head = (BACK, f"Page {number} (Total results: {len(found)})", *buttons[1:])
+    return Page(_framed(instruction, *head, *lines), _clickables(*buttons, *(product.asin for product in shown)))
+
+
+def item_page(instruction: str, product: Product) -> Page:
+    """A product with its options. Which ones are chosen is not shown."""
+    options = (text for name, values in product.options.items() for text in (name, *values))
+    facts = (product.title, f"Price: {product.price_tag}", "Rating: N.A.")
+    buttons = ("Description", "Features", "Reviews", BUY)
+    values = (value for values in product.options.values() for value in values)
+    clickables = dict.fromkeys([*_clickables(BACK, PREVIOUS, *buttons), *values])
+    return Page(_framed(instruction, BACK, PREVIOUS, *options, *facts, *buttons), list(clickables))
+
+
+def sub_page(instruction: str, product: Product, name: str) -> Page:
+    """A product's `description`, `features`, `reviews` (there are none) or `attributes`."""
+    texts: Mapping[str, Iterable[str]] = {
+        "description": [product.description],
+        "features": [f" {feature}" for feature in product.features],
+        "reviews": [],
+        "attributes": [
+            *(f" {attribute}" for attribute in product.attributes),
+            product.category,
+            product.query,
+            product.product_category,
+        ],
+    }
+    return Page(_framed(instruction, BACK, PREVIOUS, *texts[name]), _clickables(BACK, PREVIOUS))
+
+
+SUB_PAGES = ("description", "features", "reviews", "attributes")
+
+
+def _framed(instruction: str, *texts: str) -> str:
+    return _joined("Instruction:", instruction, *texts)
+
+
+def _joined(*texts: str) -> str:
+    """The text of a page as the official HTML parser reads it: white space without a line break counts as a text."""
+    return SEPARATOR.join(text.strip() for text in texts if text and (text.strip(" \t\n\f\r") or "\n" not in text))
+
+
+def _clickables(*texts: str) -> list[str]:
+    return list(dict.fromkeys(text.lower() for text in texts))

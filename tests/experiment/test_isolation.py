@@ -1,0 +1,185 @@
+"""How dreamed episodes of an agent are kept from the real world: chosen by how it is given, or by name; never silently less."""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+
+from dreamgym_lg import DreamGym, ReplayBuffer, Step, Task, Trajectory
+from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment import agent_world
+from dreamgym_lg.experiment.agent_world import AgentWorld
+from dreamgym_lg.simulate import Allow, SimulatedAgent
+from dreamgym_lg.simulate.loading import load_agent
+from dreamgym_lg.simulate.wall import kernel
+from dreamgym_lg.simulate.wall.agent import WalledAgent
+from dreamgym_lg.simulate.wall.wall import capabilities
+
+walls = pytest.mark.skipif(bool(capabilities().missing), reason=f"no wall here: {capabilities().missing}")
+
+APP = """
+import ctypes, os, sqlite3
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import SystemMessage
+from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+
+FOLDER = os.path.dirname(__file__)
+
+@tool
+def rooms(city: str) -> list[dict[str, int]]:
+    "The rooms of a city, by number."
+    return [{"number": 1}]
+
+def native(state):
+    "Where the guard sees nothing."
+    number = ctypes.CDLL(None).creat(os.path.join(FOLDER, "native").encode(), 0o600)
+    allowed = ctypes.CDLL(None).creat(os.path.join(FOLDER, "allowed", "native").encode(), 0o600)
+    return {"messages": [SystemMessage(f"{os.getpid()} {number >= 0} {allowed >= 0}")]}
+
+model = GenericFakeChatModel(messages=iter([])).bind(tools=[convert_to_openai_tool(rooms)])
+builder = StateGraph(MessagesState).add_node("native", native).add_node("tools", ToolNode([rooms]))
+builder.add_node("ask", lambda state: {"messages": [model.invoke(state["messages"])]})
+builder.add_edge(START, "native").add_edge("native", "ask").add_conditional_edges("ask", tools_condition)
+graph = builder.add_edge("tools", "ask").compile()
+
+connection = sqlite3.connect(os.path.join(FOLDER, "orders.db"))
+
+def writes(state):
+    connection.execute("CREATE TABLE t (a)")
+
+leaks = StateGraph(MessagesState).add_node("writes", writes).add_edge(START, "writes").compile()
+
+def verify(task, state):
+    found = [message.content.split() for message in state["messages"] if message.type == "system"]
+    return float(found == [[str(os.getpid()), "False", "True"]])
+"""
+
+
+class Policy(BaseChatModel):
+    """Asks for the rooms, then answers with what the system message said."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "policy"
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        call = {"name": "rooms", "args": {"city": "Rome"}, "id": "1"}
+        asked = any(isinstance(message, ToolMessage) for message in messages)
+        system = next(message.text for message in messages if message.type == "system")
+        message = AIMessage(system) if asked else AIMessage("", tool_calls=[call])
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+class Dream(BaseChatModel):
+    @property
+    def _llm_type(self) -> str:
+        return "dream"
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        text = 'valid\nreward 0, continues\n[{"number": 7}]' if "> " in messages[-1].text else "(nothing)"
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
+
+
+def tasks(*splits: Any) -> Sequence[Task]:
+    return [Task(id=split, instruction="Rooms in Rome?", environment="rooms", split=split) for split in splits]
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_rooms", raising=False)
+    (tmp_path / "allowed").mkdir()
+    (tmp_path / "my_rooms.py").write_text(APP)
+    return tmp_path / "my_rooms.py"
+
+
+def gym_of(graph: Any, folder: Path, **options: Any) -> DreamGym:
+    buffer = ReplayBuffer(folder / "replay.db")
+    given = {"replay_buffer": buffer, "experience_model": Dream(), "tasks": tasks("train", "test"), "out": folder / "gym"}
+    return DreamGym(graph, **{**given, **options})
+
+
+@walls
+def test_an_agent_given_by_its_path_dreams_behind_the_wall_and_is_real_here(app: Path, tmp_path: Path) -> None:
+    load_agent(f"{app}:graph")
+    verify = sys.modules["my_rooms"].verify
+    allow = Allow(paths=[tmp_path / "allowed"])
+    AgentWorld(f"{app}:graph", verify_dream=verify)  # loaded twice, it is the same function
+    gym = gym_of(f"{app}:graph", tmp_path, allow=allow, verify_dream=verify, verify_real=verify)
+    assert gym.world.isolation == "process"
+    (tool,) = gym.world.tools
+    assert tool["function"]["returns"]["type"] == "array", "as the dream is shown it"
+    _, (episode,) = gym.evaluate(Policy())
+    assert episode.error is None and episode.steps[0].next_observation == '[{"number": 7}]'
+    assert episode.success, "judged in the worker: nothing is written but what is allowed"
+    assert episode.steps[-1].action != render_answer(f"{os.getpid()} False True")
+    assert not (tmp_path / "native").exists() and (tmp_path / "allowed" / "native").exists()
+    recorded = Trajectory(
+        task=tasks("train")[0],
+        steps=[
+            Step(observation="Rooms?", action=render_call("rooms", {"city": "Bari"}), next_observation='[{"number": 2}]'),
+            Step(observation='[{"number": 2}]', action=render_answer("2"), next_observation="", reward=1, terminated=True),
+        ],
+        success=True,
+    )
+    (dreamed,) = gym.world.as_dreamed([recorded])
+    assert dreamed.task.metadata["tools"] == gym.world.tools and not (tmp_path / "native").exists()
+    _, (episode,) = gym.evaluate(Policy(), real=True)
+    assert not episode.success and episode.steps[-1].action == render_answer(f"{os.getpid()} True True")
+    assert (tmp_path / "native").exists()
+
+
+def test_an_object_is_guarded_and_what_that_cannot_promise_is_said_once(
+    app: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent_world._say_guard.cache_clear()
+    graph = load_agent(f"{app}:graph")
+    with caplog.at_level(logging.WARNING):
+        worlds = [AgentWorld(graph), AgentWorld(graph), AgentWorld(f"{app}:graph", isolation="guard")]
+    assert [world.isolation for world in worlds] == ["guard"] * 3
+    assert all(isinstance(world.agent(Policy(), real=False), SimulatedAgent) for world in worlds)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "not native code (pyarrow, torch.save" in line and "'FILE.py:NAME' is played behind a wall" in line
+    with pytest.raises(ConfigurationError, match="'process' of a CompiledStateGraph.*'FILE.py:NAME'"):
+        AgentWorld(graph, isolation="process")
+    with pytest.raises(ConfigurationError, match="isolation='wall'.*'process' or 'guard'"):
+        AgentWorld(graph, isolation="wall")  # type: ignore[arg-type]
+
+
+def test_a_machine_that_cannot_is_refused_by_name(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "landlock_abi", lambda: 4)
+    with pytest.raises(ConfigurationError, match=r"Landlock version 6.*here: version 4.*choose isolation='guard' by name"):
+        AgentWorld(f"{app}:graph")
+    world = AgentWorld(f"{app}:graph", isolation="guard")
+    assert isinstance(world.agent(Policy(), real=False), SimulatedAgent)
+
+
+def of_this_script(task: Task) -> Any:
+    return task
+
+
+@walls
+def test_what_would_leak_past_the_guard_is_no_reason_to_refuse_a_wall(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="no dreamed episode of this graph can be right: .*sqlite3.Connection"):
+        AgentWorld(f"{app}:leaks", isolation="guard")
+    world = AgentWorld(f"{app}:leaks")
+    assert isinstance(world.agent(Policy(), real=False), WalledAgent)
+    with pytest.raises(ConfigurationError, match="policy='gpt' is no chat model"):
+        world.agent("gpt", real=False)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="payload=.*lambda.*cannot be sent.*isolation='guard'"):
+        AgentWorld(f"{app}:graph", payload=lambda task: {})
+    monkeypatch.setattr(of_this_script, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "of_this_script", of_this_script, raising=False)
+    with pytest.raises(ConfigurationError, match="is of the script that runs, which no worker imports"):
+        AgentWorld(f"{app}:graph", payload=of_this_script)

@@ -1,0 +1,53 @@
+"""What the tests of BrowserGym share."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.integrations.browsergym.data import load_tasks
+from dreamgym_lg.types import Task
+
+
+def miniwob(name: str, seed: int = 0) -> Task:
+    return load_tasks("miniwob", names=[name], seeds=[seed])[0]
+
+
+def needs_webarena() -> None:
+    try:
+        load_tasks("webarenalite")
+    except MissingDependency as missing:
+        pytest.skip(str(missing))
+
+
+def change(pages: Path, name: str, before: str, after: str) -> None:
+    file = pages / f"{name}.html"
+    text = file.read_text()
+    assert before in text
+    file.unlink()
+    file.write_text(text.replace(before, after))
+
+
+def descendants(pid: int | None = None) -> list[psutil.Process]:
+    return psutil.Process(pid or os.getpid()).children(recursive=True)
+
+
+def is_browser(process: psutil.Process) -> bool:
+    """Its main process: not the script that starts it, nor one for a part of it."""
+    command = process.cmdline()
+    return "--remote-debugging-pipe" in command and "chrom" in command[0] and not any("--type=" in part for part in command)
+
+
+def has_ended(processes: list[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != "zombie" for process in processes)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return held
