@@ -59,7 +59,7 @@ class Vocabulary:
     Args:
         told: The tools' answers in the traces.
         answered: Recorded successes without writing calls: a word that more of them say untold than told is the agent's
-            own wording, such as "open" in "I opened your account's page", and contradicts nothing.
+            own wording ("I open a case"), and contradicts nothing. Where nothing was looked up, the answer is a guess.
         opaque: Tools whose answers are no facts, as they are other ones at another time.
     """
 
@@ -68,7 +68,7 @@ class Vocabulary:
         self._sentences = _find_sentences(leaf for each in told for leaf in _leaves(*each))
         self._values = {place: found for place, found in self._read(told)[0].items() if len(found) > 1}
         said, untold = Counter[str](), Counter[str]()
-        for each in answered:
+        for each in (each for each in answered if each.told):
             words = set(_words(each.answer)) - set(_words(each.request))
             said.update(words)
             untold.update(words.difference(word for one in each.told for _, value in _leaves(*one) for word in value))

@@ -107,6 +107,8 @@ def test_a_word_that_answers_mostly_say_untold_contradicts_nothing_and_makes_no_
     assert not agrees(answer, "I did open it: delivered, New York.")
     assert agrees(answer, "I did open it: delivered, New York.", opened, opened)
     assert facts_of(recorded("It is open, for Oslo."), opened, opened).complete is False
+    guess = Answered("What is it?", (), "It is open.")
+    assert not agrees(answer, "I did open it: delivered, New York.", guess, guess), "nothing was looked up"
 
 
 def test_what_no_tool_had_told_makes_a_success_no_sure_reference() -> None:
