@@ -72,7 +72,7 @@ _NONE = _Votes(0, "")
 
 
 class Grounding:
-    """The recorded answers and reference effects in a replay buffer's real trajectories.
+    """The recorded answers, and the effects and facts of recorded successes, in a replay buffer's real trajectories.
 
     *Recorded answers.* A call (tool, arguments) after the same earlier writing calls is answered as it was recorded, byte for
     byte: as in traces of the same task, else as in those of the same world. Where recordings contradict each other, the answer
@@ -90,14 +90,14 @@ class Grounding:
     *Facts of answers.* Where a task's recorded success wrote nothing, a dreamed success has to tell the same facts: all the
     values that the recorded answer repeats from what its tools had told (`answer_facts`: a status, a city, a price; in whatever
     words), and no other value of the same places, which would contradict it. The request's own words are no facts. With
-    several recorded answers, those of any of them. The experience model judges where a recorded answer tells no such fact
-    ("Done."), and where the right facts are not all that it tells: it also has words of free text (a document), or what no
-    tool had told. Of a task generated from a recorded success, the facts are what its reference calls were answered in the
-    places of that success's facts.
+    several recorded answers, those of any of them; a right guess, for which nothing was looked up, is none beside others. The
+    experience model judges where a recorded answer tells no such fact ("Done."), and where the right facts are not all that it
+    tells: it also has words of free text (a document), or what no tool had told. Of a task generated from a recorded success,
+    the facts are what its reference calls were answered in the places of that success's facts.
 
     What no value tells is not seen: "not delivered" for "delivered", "yes" for "no", facts of the request merely confirmed,
-    which of two told values belongs to which thing. A value in other words ("on its way" for "shipped", "May 1st" for
-    2024-05-01) is a missing one.
+    which of two told values belongs to which thing, a wrong value that no training trace tells. A value in other words ("on its
+    way" for "shipped", "May 1st" for 2024-05-01) is a missing one.
 
     Args:
         replay_buffer: Its trajectories of the sources `offline` and `real` that did not fail. Read at the first `refresh`, and
@@ -304,11 +304,12 @@ class _Index:
         """Find the facts of the successes that wrote nothing. Args: `opaque`, as of `Vocabulary`."""
         told = {each: None for record in records if _answers(record) for each in _told_in(record)}
         self.vocabulary = Vocabulary(told, (each for record, each in self._asked if _answers(record)), opaque=opaque)
-        for record, answered in self._asked:
+        for record, answered in sorted(self._asked, key=lambda each: not each[1].told):
             facts = self.vocabulary.facts(answered)
             for key in _scopes(record):
                 known = self.successes[key][()]
-                known += [facts] if facts not in known else []
+                if facts not in known and (answered.told or not known):  # a right guess says nothing beside a lookup
+                    known.append(facts)
 
     def effects(self, calls: Iterable[tuple[Call | None, bool]]) -> Effects:
         """The writing calls among (call, valid), in their order."""

@@ -437,6 +437,8 @@ def test_the_facts_of_any_recorded_answer_will_do_and_one_without_any_leaves_the
         (1, "answers"),
         (0, "answers"),
     ]
+    asked.add(trace(ASKED, DONE, index=4))
+    assert played.paid(ASKED, DONE) == (0, "answers"), "a right guess without any lookup changes nothing"
     assert played.environment.grounding.judges(ASKED)
     asked.add(trace(ASKED, (ORDER, PAID), DONE, index=3))
     assert [played.paid(ASKED, answer)[1] for answer in (IT_IS_PAID, DONE)] == ["answers", "model"]
