@@ -79,8 +79,8 @@ class Step:
     decided_by: str = ""
     """Which part decided answer and reward of a dreamed step: `schema` (LangChain refused the call: unknown tool, wrong
     arguments), `recorded` (answered as in a trace, or as earlier in the episode), `notes` (as was noted before the first
-    step), `effects` (the writing calls of a recorded success), `verify` (the user's own check) or `model` (the experience
-    model). Empty: a real step, or nobody was asked."""
+    step), `effects` (the writing calls of a recorded success), `answers` (the facts of a recorded answer), `verify` (the user's
+    own check) or `model` (the experience model). Empty: a real step, or nobody was asked."""
     line: str = ""
     """The line of an agent's code that made the call, `FILE:LINE in FUNCTION`; where a tool node makes it, the tool's own first
     line; the node's name where neither is known. Empty: the final answer, an unknown tool, and every step of an `Environment`

@@ -4,6 +4,7 @@ import ast
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg import AgentWorld
+from dreamgym_lg import AgentWorld, Step, Task
+from dreamgym_lg.actions import render_answer
+from dreamgym_lg.experience.predictions import Exchange, in_hindsight
 from dreamgym_lg.experiment.evaluation import validate
 
 pytest.importorskip("langchain", reason="needs langchain")
@@ -81,22 +84,53 @@ def test_notes_in_hindsight_are_what_the_database_says_before_anything_is_change
     assert set(noted) == {"get_order", "get_customer"} and sum(noted.values()) > TRAIN
 
 
-def test_the_recorded_successes_that_write_judge_their_tickets_and_the_variations_of_them(desk: Any) -> None:
+def test_the_recorded_successes_judge_their_tickets_and_the_variations_of_them(desk: Any) -> None:
     """What `run.py --dreamed` trains on: the experience model judges nothing there."""
     buffer = desk.gym.replay_buffer
     world = AgentWorld(desk.gym.world.graph, tasks=buffer.tasks(split="train"), writes=desk.old_policy.WRITES)
     judged = {each.id for each in world.judged_by_traces(world.tasks("train"), buffer)}
-    wrote = {
-        each.task.id
-        for each in buffer.trajectories(source="offline")
-        if each.success and any(f'"name": "{name}"' in step.action for step in each.steps for name in desk.old_policy.WRITES)
-    }
-    assert judged and judged == wrote
+    solved = {each.task.id: each for each in buffer.trajectories(source="offline") if each.success}
+    (guessed,) = (solved[id] for id in solved.keys() - judged)
+    assert judged < solved.keys() and len(guessed.steps) == 1, "a right guess, for which nothing was looked up"
     generate, rng = world.task_generator(world.tasks("train"), buffer), Random(0)
     assert generate is not None
     seeds = [each for each in world.tasks("train") if each.id in judged]
     varied = [task for seed in seeds if (task := generate(seed, [], rng)) is not None]
     assert varied and world.judged_by_traces(varied, buffer) == varied
+
+
+def test_recorded_successes_judge_an_episode_as_the_real_database_does(desk: Any) -> None:
+    """Every trace, every habit of the old policy on the tickets of successes, and answers to questions in any words."""
+    buffer, decided = desk.gym.replay_buffer, Counter[tuple[str, bool]]()
+    world = AgentWorld(desk.gym.world.graph, tasks=buffer.tasks(split="train"), writes=desk.old_policy.WRITES)
+    judged = world.judged_by_traces(world.tasks("train"), buffer)
+    grounding = world.ground(buffer)
+    grounding.refresh()
+
+    def check(task: Task, steps: Sequence[Step], success: bool) -> None:
+        history = [Exchange(step.action, in_hindsight(step, success=False)) for step in steps[:-1]]
+        if (decision := grounding.decide(task, history, steps[-1].action)) is not None:
+            assert decision.prediction.success is success, (task.instruction, [step.action for step in steps])
+            decided[decision.decided_by, success] += 1
+
+    for episode in buffer.trajectories(source="offline"):
+        check(episode.task, episode.steps, episode.success)
+    for habit in desk.old_policy.HABITS:
+        for episode in desk.gym.evaluate(desk.old_policy.OldPolicy(habit=habit), real=True, tasks=judged)[1]:
+            check(episode.task, episode.steps, episode.success)
+    assert decided == {("effects", True): 57, ("effects", False): 117, ("answers", True): 36, ("answers", False): 28}
+    told = [json.loads(answer).get("city") for answer in buffer.answers("get_customer")]
+    rng, words = Random(0), [*filter(None, told), *desk.tickets.DAYS]  # a city that no trace tells is unknown
+    for task in (task for task in judged if task.metadata["kind"] == "where"):
+        with desk.shop.fresh():
+            order = sys.modules["agent"].get_order(task.metadata["named"][0])
+            right = [order["status"], sys.modules["agent"].get_customer(order["customer"])["city"].upper()]
+            for _ in range(20):
+                said = [word for word in right if rng.random() < 0.8] + rng.sample(words, rng.choice((0, 0, 1)))
+                answer = f"It's {' - '.join(rng.sample(said, len(said)))}!"
+                step = Step(observation="", action=render_answer(answer), next_observation="")
+                check(task, [step], desk.shop.solved(task, answer))
+    assert decided["answers", True] > 60 and decided["answers", False] > 60
 
 
 @pytest.mark.parametrize("habit", ["good", "wrong_tool", "wrong_argument", "no_lookup", "answers_at_once", "escalates_at_once"])

@@ -45,6 +45,7 @@ DECIDERS = {
     "recorded": "a recorded answer",
     "notes": "what was noted before the first step",
     "effects": "a recorded success's writing calls",
+    "answers": "the facts of a recorded answer",
     "verify": "your own check",
     "model": "the experience model",
 }

@@ -1,6 +1,6 @@
-"""What real traces decide in a dream before any model is asked: recorded answers, and the effects of recorded successes.
+"""What real traces decide in a dream before any model is asked: recorded answers, the effects and the facts of successes.
 
-Both are for agents that act by calling tools; in a world of free text nothing here applies. The tasks of one `environment`
+All are for agents that act by calling tools; in a world of free text nothing here applies. The tasks of one `environment`
 (`Task.environment`) share one world, as the traces of one production system share its database: give the tasks of another
 database another environment's name.
 """
@@ -15,23 +15,22 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from langchain_core.tools import BaseTool
 
-from dreamgym_lg.actions import is_answer, parse_call
+from dreamgym_lg.actions import is_answer, parse_action, parse_call
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experience.answer_facts import FREE_TEXT_WORDS, Answered, Facts, Told, Vocabulary
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
-from dreamgym_lg.experience.prompt_formats import schemas
+from dreamgym_lg.experience.prompt_formats import first_observation, schemas
 from dreamgym_lg.experience.rules import call_reasoning, played
 from dreamgym_lg.experience.writing_tools import ToolUse, find_tool_uses, use_by_name
 from dreamgym_lg.replay.buffer import Changes, Record, ReplayBuffer
 from dreamgym_lg.types import Prediction, Step, Task
 
-Check = Literal["recorded", "effects"]
+Check = Literal["recorded", "effects", "answers"]
 """`recorded`: a call that a trace knows is answered as it was recorded. `effects`: a task with a recorded success needs the
-same writing calls. (A third check, the tools' argument schemas, is LangChain's own and always there.)"""
+same writing calls. `answers`: one whose recorded success wrote nothing needs an answer that tells the same facts. (A fourth
+check, the tools' argument schemas, is LangChain's own and always there.)"""
 
 CHECKS: tuple[Check, ...] = get_args(Check)
-
-FREE_TEXT_WORDS = 4
-"""From so many words on, a value that was not copied from what was seen before is free text: a reason, a message."""
 
 
 class Decision(NamedTuple):
@@ -52,6 +51,9 @@ class Call(NamedTuple):
 Effects = tuple[Call, ...]
 """Writing calls, without the wording of free text."""
 
+References = Mapping[Effects, Sequence[Facts | None]]
+"""The effects of recorded successes; under no effects at all, the facts of each answer, None where it tells none."""
+
 _Question = tuple[str, Call, Effects]
 """A task's id, or `/` and an environment's name; a call; the writing calls before it, in their order."""
 _Answer = tuple[str, bool]
@@ -70,7 +72,7 @@ _NONE = _Votes(0, "")
 
 
 class Grounding:
-    """The recorded answers and reference effects in a replay buffer's real trajectories.
+    """The recorded answers, and the effects and facts of recorded successes, in a replay buffer's real trajectories.
 
     *Recorded answers.* A call (tool, arguments) after the same earlier writing calls is answered as it was recorded, byte for
     byte: as in traces of the same task, else as in those of the same world. Where recordings contradict each other, the answer
@@ -80,10 +82,22 @@ class Grounding:
     *Reference effects.* Where a task has a recorded success (of the same id, else of the same instruction in the same world),
     a dreamed success needs the same writing calls with the same arguments, in any order but that of one tool's calls among
     each other, and no others. With several recorded successes, those of any of them. If they are the same, the episode is a
-    success; if they are none at all (the task asks for an answer), the experience model judges the answer. It judges alone
-    where there is no recorded success. An evaluation task is judged by its own recorded successes, which judge no other task.
+    success; if they are none at all (the task asks for an answer), the answer is judged, as follows. The experience model
+    judges alone where there is no recorded success. An evaluation task is judged by its own recorded successes, which judge no
+    other task. Refused calls (`valid` False) write nothing. Of free text (`FREE_TEXT_WORDS`, in most traces) only that it is
+    there counts.
 
-    Refused calls (`valid` False) write nothing. Of free text (`FREE_TEXT_WORDS`, in most traces) only that it is there counts.
+    *Facts of answers.* Where a task's recorded success wrote nothing, a dreamed success has to tell the same facts: all the
+    values that the recorded answer repeats from what its tools had told (`answer_facts`: a status, a city, a price; in whatever
+    words), and no other value of the same places, which would contradict it. The request's own words are no facts. With
+    several recorded answers, those of any of them; a right guess, for which nothing was looked up, is none beside others. The
+    experience model judges where a recorded answer tells no such fact ("Done."), and where the right facts are not all that it
+    tells: it also has words of free text (a document), or what no tool had told. Of a task generated from a recorded success,
+    the facts are what its reference calls were answered in the places of that success's facts.
+
+    What no value tells is not seen: "not delivered" for "delivered", "yes" for "no", facts of the request merely confirmed,
+    which of two told values belongs to which thing, a wrong value that no training trace tells. A value in other words ("on its
+    way" for "shipped", "May 1st" for 2024-05-01) is a missing one.
 
     Args:
         replay_buffer: Its trajectories of the sources `offline` and `real` that did not fail. Read at the first `refresh`, and
@@ -91,7 +105,7 @@ class Grounding:
         tools: The agent's tools that the dream plays; their metadata says which write, their schemas which defaults there are.
         writes: As of `find_tool_uses`.
         pass_through: Tools that really run: a dream does not see their calls, so none of them is a reference's effect.
-        checks: Which of the two apply.
+        checks: Which of the three apply.
 
     Raises `ConfigurationError` for an unknown check; `refresh` for an unknown name in `writes`.
     """
@@ -130,6 +144,8 @@ class Grounding:
         index = _Index(self.writes, _free_text(records, self.writes))
         for record in records:
             index.add(record, [self._call(action) for action, *_ in record.steps])
+        if "answers" in self.checks:
+            index.read_answers(records, self._pass_through)
         self._index = index
 
     def writes(self, tool: str) -> bool:
@@ -142,8 +158,10 @@ class Grounding:
 
     def judges(self, task: Task) -> bool:
         """Whether recorded successes decide every outcome of the task, so that the experience model never judges it."""
-        references = self._references(task) if "effects" in self.checks else ()
-        return bool(references) and all(references)
+        if "effects" not in self.checks or not (references := self._references(task)):
+            return False
+        recorded = references.get(())
+        return recorded is None or bool(recorded) and all(facts and facts.complete for facts in recorded)
 
     def decide(self, task: Task, history: Sequence[Exchange], action: str, *, unseen: bool = False) -> Decision | None:
         """What follows an action, or None where the experience model has to be asked.
@@ -159,8 +177,7 @@ class Grounding:
                 return None
             found = self._before(call, calls, history) or self._recorded(task, history, action, call, effects, unseen)
             return Decision(found, "recorded") if found is not None else None
-        judged = "effects" in self.checks and not unseen and is_answer(action)
-        return self._judge(task, _unordered(effects)) if judged else None
+        return None if unseen or not is_answer(action) else self._judge(task, _unordered(effects), action)
 
     def _before(self, call: Call, calls: Sequence[tuple[Call | None, bool]], history: Sequence[Exchange]) -> Prediction | None:
         """What an identical reading call was answered in this episode, since its last writing call."""
@@ -196,30 +213,58 @@ class Grounding:
                 return in_hindsight(replace(step, reasoning=reasoning), success=False)
         return None
 
-    def _judge(self, task: Task, done: Effects) -> Decision | None:
+    def _judge(self, task: Task, done: Effects, action: str) -> Decision | None:
+        """The verdict on a final answer behind these writing calls."""
         references = self._references(task)
-        if not references or (done in references and not done):
+        if references and not done and done in references:
+            return self._judge_answer(references[done], action) if "answers" in self.checks else None
+        if not references or "effects" not in self.checks:
             return None
         success = done in references
         reasoning = "valid, it completes the task: the writing calls are those of a recorded success"
         if not success:
             wanted = " or ".join(sorted(map(_told, references)))
             reasoning = f"valid, it fails the task: a recorded success made {wanted}; this episode made {_told(done)}"
-        return Decision(Prediction(reasoning, "", float(success), True, success, True), "effects")
+        return _verdict(success, reasoning, "effects")
 
-    def _references(self, task: Task) -> Collection[Effects]:
-        """The effects of the task's recorded successes, as far as the agent has the tools for them.
+    def _judge_answer(self, recorded: Sequence[Facts | None], action: str) -> Decision | None:
+        agreeing = [facts for facts in recorded if facts and self._index.vocabulary.agrees(str(parse_action(action)), facts)]
+        if any(facts.complete for facts in agreeing):
+            return _verdict(True, "valid, it completes the task: the answer tells the facts of a recorded one", "answers")
+        if agreeing or None in recorded:
+            return None
+        wanted = " or ".join(sorted({str(facts) for facts in recorded}))
+        reasoning = f"valid, it fails the task: a recorded answer tells {wanted}; this one does not, or contradicts it"
+        return _verdict(False, reasoning, "answers")
 
-        Those of a task that was generated from a recorded success are those of the calls that it was generated with.
+    def _references(self, task: Task) -> References:
+        """The recorded successes of the task, as far as the agent has the tools for them.
+
+        Those of a task that was generated from a recorded success are the calls that it was generated with.
         """
         if generated := task.metadata.get("reference_calls"):
-            return {_unordered(self._index.effects((self._call(action), True) for action in generated))}
+            calls = [self._call(action) for action in generated]
+            effects = _unordered(self._index.effects((call, True) for call in calls))
+            return {effects: () if effects else [self._generated_facts(task, calls)]}
         tools = {tool["name"] for tool in schemas(task)}
         for scope in _successes(task.id, task.environment, task.instruction, task.split):
-            found = self._index.successes.get(scope, ())
-            if reachable := [each for each in found if not tools or tools.issuperset(call.tool for call in each)]:
+            found = self._index.successes.get(scope, {})
+            if reachable := {made: found[made] for made in found if not tools or tools.issuperset(each.tool for each in made)}:
                 return reachable
-        return ()
+        return {}
+
+    def _generated_facts(self, task: Task, calls: Sequence[Call | None]) -> Facts | None:
+        """The facts of its seed's recorded answer, with what these reading calls were always answered in their place."""
+        seeds = self._index.successes.get((task.metadata.get("generated", {}).get("seed", ""),), {}).get((), ())
+        told = list[Told]()
+        for call in calls:
+            answers = self._index.answers.get((f"/{task.environment}", call, ()), {}) if call else {}
+            if call is None or len(answers) != 1:
+                return None
+            told += ((call.tool, answer) for answer, _ in answers)
+        request = first_observation(task)
+        found = [self._index.vocabulary.carried_over(seed, request, told) if seed else None for seed in seeds]
+        return found[0] if found and all(each == found[0] for each in found) else None
 
 
 class _Index:
@@ -228,7 +273,10 @@ class _Index:
     def __init__(self, writes: Callable[[str], bool], free_text: frozenset[tuple[str, str]]) -> None:
         self.writes, self.free_text = writes, free_text
         self.answers: dict[_Question, dict[_Answer, _Votes]] = {}
-        self.successes: dict[tuple[str, ...], set[Effects]] = {}
+        self.successes: dict[tuple[str, ...], dict[Effects, list[Facts | None]]] = {}
+        self.vocabulary = Vocabulary((), ())
+        self._asked: list[tuple[Record, Answered]] = []
+        """The successes that wrote nothing."""
 
     def add(self, record: Record, calls: Sequence[Call | None]) -> None:
         """Args: `calls`, what each step called; None for anything but a call."""
@@ -246,8 +294,22 @@ class _Index:
         # Several answers are several turns of a user, and a dreamed episode ends with its first.
         said = [step[0] for call, step in zip(calls, record.steps, strict=True) if call is None]
         if record.success and not any(map(is_answer, said[:-1])):
-            for key in _successes(record.task_id, record.environment, record.instruction, record.split):
-                self.successes.setdefault(key, set()).add(_unordered(effects))
+            for key in _scopes(record):
+                self.successes.setdefault(key, {}).setdefault(_unordered(effects), [])
+            if not effects:
+                answer = str(parse_action(said[-1])) if said and is_answer(said[-1]) else ""
+                self._asked.append((record, Answered(record.request, _told_in(record), answer)))
+
+    def read_answers(self, records: Iterable[Record], opaque: Collection[str]) -> None:
+        """Find the facts of the successes that wrote nothing. Args: `opaque`, as of `Vocabulary`."""
+        told = {each: None for record in records if _answers(record) for each in _told_in(record)}
+        self.vocabulary = Vocabulary(told, (each for record, each in self._asked if _answers(record)), opaque=opaque)
+        for record, answered in sorted(self._asked, key=lambda each: not each[1].told):
+            facts = self.vocabulary.facts(answered)
+            for key in _scopes(record):
+                known = self.successes[key][()]
+                if facts not in known and (answered.told or not known):  # a right guess says nothing beside a lookup
+                    known.append(facts)
 
     def effects(self, calls: Iterable[tuple[Call | None, bool]]) -> Effects:
         """The writing calls among (call, valid), in their order."""
@@ -279,8 +341,22 @@ def _successes(task_id: str, environment: str, instruction: str, split: str) -> 
     return (task_id,), ("train" if split == "train" else "evaluation", environment, instruction)
 
 
+def _scopes(record: Record) -> tuple[tuple[str, ...], ...]:
+    return _successes(record.task_id, record.environment, record.instruction, record.split)
+
+
 def _answers(record: Record) -> bool:
     return record.split == "train"
+
+
+def _told_in(record: Record) -> tuple[Told, ...]:
+    """What the tools answered, unless they refused."""
+    made = ((parse_call(action), answer) for action, answer, valid, _ in record.steps if valid)
+    return tuple((call.name, answer) for call, answer in made if call is not None)
+
+
+def _verdict(success: bool, reasoning: str, decided_by: Check) -> Decision:
+    return Decision(Prediction(reasoning, "", float(success), True, success, True), decided_by)
 
 
 def _defaults(tool: BaseTool) -> dict[str, Any]:

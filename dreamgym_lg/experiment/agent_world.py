@@ -65,8 +65,9 @@ class AgentWorld(World):
             verified (`ResetReal`): resets a staging database, say.
         writes: Names of the tools that change the world. Default: what the tools themselves say, else found in the traces.
         create_environment: Creates the world of one dreamed episode, in place of the experience model's dream.
-        checks: What real traces decide in the dream before the experience model is asked (`Grounding`): `recorded` answers and
-            the `effects` of recorded successes. Default: both. (`verify_dream` judges in place of `effects`.)
+        checks: What real traces decide in the dream before the experience model is asked (`Grounding`): `recorded` answers to
+            calls, and of recorded successes the `effects`, or the facts that their `answers` tell where nothing is written.
+            Default: all three. (`verify_dream` judges in place of the last two.)
         task_generator: What writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`):
             `templates` (`TemplateTaskGenerator`; none where the buffer's traces hold nothing to exchange), a chat model or its
             name (`ChatTaskGenerator`), any `TaskGenerator`, or None. `TaskChecks` refuses what must not be trained on.

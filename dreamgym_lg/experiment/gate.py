@@ -116,7 +116,8 @@ def trainable_tasks(work: Workspace) -> list[Task]:
     if not judged:
         raise ConfigurationError(
             f"references_only=True, and recorded successes decide the outcome of none of the {len(tasks)} training tasks: "
-            "import successful traces whose tools write, name these tools in writes=, or leave references_only away"
+            "import successful traces whose tools write (name these tools in writes=) or whose answers repeat what tools told, "
+            "or leave references_only away"
         )
     work.say(f"trains on the {len(judged)} of {len(tasks)} tasks that recorded successes judge")
     return judged

@@ -47,8 +47,8 @@ class Settings:
     beta: float = 0.02
     """KL coefficient (TRL's `beta`)."""
     references_only: bool = False
-    """Whether to train only on tasks whose outcome the writing calls of recorded successes decide (`Grounding.judges`), and the
-    experience model never: for tool agents whose dream answers well and judges badly."""
+    """Whether to train only on tasks whose outcome recorded successes decide, by their writing calls or the facts of their
+    answers (`Grounding.judges`), and the experience model never: for tool agents whose dream answers well and judges badly."""
     synthetic_share: float = 0.25
     """Share of generated tasks in an iteration: the paper's lambda."""
     stop_after_uniform: int = 5

@@ -52,6 +52,8 @@ class Record(NamedTuple):
     environment: str
     instruction: str
     split: Split
+    request: str
+    """The first observation."""
     success: bool
     steps: Sequence[tuple[str, str, bool, str]]
     """Action, next observation, valid and reasoning of each."""
@@ -236,7 +238,9 @@ class ReplayBuffer:
     def records(self) -> list[Record]:
         """Every real or offline trajectory that did not fail, oldest first: ten times as fast as `trajectories`."""
         where = f"FROM {_WITH_TASK} WHERE source != 'synthetic' AND error IS NULL ORDER BY trajectories.id"
-        found = self._rows(f"SELECT trajectories.id, task_id, environment, instruction, split, success {where}", ())
+        first = "(SELECT observation FROM steps WHERE trajectory_id = trajectories.id AND position = 0)"
+        columns = f"trajectories.id, task_id, environment, instruction, split, coalesce({first}, ''), success"
+        found = self._rows(f"SELECT {columns} {where}", ())
         sql = (
             "SELECT trajectory_id, action, next_observation, valid, reasoning FROM steps WHERE trajectory_id IN "
             "(SELECT id FROM trajectories WHERE source != 'synthetic' AND error IS NULL) ORDER BY trajectory_id, position"

@@ -1,4 +1,4 @@
-"""What real traces decide in a dream: recorded answers, reference effects, and that neither is more than it is."""
+"""What real traces decide in a dream: recorded answers, reference effects, facts of answers; none is more than it is."""
 
 import json
 import random
@@ -398,6 +398,88 @@ def test_tools_that_really_run_are_no_effects(buffer: ReplayBuffer, dream: Any) 
     assert dream(pass_through=["add_note"]).paid(task(), REFUND, DONE)[0] == 1
 
 
+# --- facts of answers -------------------------------------------------------------------------------------------------
+
+SENT = '{"id": "W-205", "status": "sent"}'
+OTHER = render_call("get_order", {"order_id": "W-205"})
+ASKED, ASKED_OTHER = task("t1", "How is W-204?"), task("t2", "How is W-205?")
+IT_IS_PAID, IT_IS_SENT = render_answer("It is paid."), render_answer("It is sent.")
+
+
+@pytest.fixture
+def asked(buffer: ReplayBuffer) -> ReplayBuffer:
+    """Two questions with their recorded answers."""
+    buffer.add(trace(ASKED, (ORDER, PAID), IT_IS_PAID))
+    buffer.add(trace(ASKED_OTHER, (OTHER, SENT), IT_IS_SENT))
+    return buffer
+
+
+def test_where_a_recorded_success_wrote_nothing_an_answer_has_to_tell_its_facts(asked: ReplayBuffer, dream: Any) -> None:
+    played = dream()
+    assert played.paid(ASKED, ORDER, render_answer("W-204? Paid!")) == (1, "answers")
+    assert played.paid(task("another id", ASKED.instruction), IT_IS_PAID) == (1, "answers"), "the same instruction"
+    for answer in ("It is sent.", "It is paid and sent.", "Done.", ""):
+        assert played.paid(ASKED, ORDER, render_answer(answer)) == (0, "answers"), answer
+    assert played.play(ASKED, DONE)[-1].info["reasoning"].startswith("valid, it fails the task: a recorded answer tells paid;")
+    assert played.paid(ASKED, ORDER, REFUND, IT_IS_PAID) == (0, "effects"), "it wrote"
+    assert not any(map(asks_for_verdict, played.model.asked))
+    assert played.paid(task("t3"), IT_IS_PAID) == (1, "model"), "nothing is recorded of it"
+
+
+def test_the_facts_of_any_recorded_answer_will_do_and_one_without_any_leaves_the_rest_to_the_model(
+    asked: ReplayBuffer, dream: Any
+) -> None:
+    asked.add(trace(ASKED, (OTHER, SENT), IT_IS_SENT, index=1))
+    asked.add(trace(ASKED, (ORDER, PAID), render_answer("No idea."), index=2, success=False))
+    played = dream()
+    assert [played.paid(ASKED, answer) for answer in (IT_IS_PAID, IT_IS_SENT, DONE)] == [
+        (1, "answers"),
+        (1, "answers"),
+        (0, "answers"),
+    ]
+    asked.add(trace(ASKED, DONE, index=4))
+    assert played.paid(ASKED, DONE) == (0, "answers"), "a right guess without any lookup changes nothing"
+    assert played.environment.grounding.judges(ASKED)
+    asked.add(trace(ASKED, (ORDER, PAID), DONE, index=3))
+    assert [played.paid(ASKED, answer)[1] for answer in (IT_IS_PAID, DONE)] == ["answers", "model"]
+    assert not played.environment.grounding.judges(ASKED)
+
+
+def test_right_facts_beside_free_text_are_for_the_model_to_judge_and_wrong_ones_not(asked: ReplayBuffer, dream: Any) -> None:
+    terms = render_call("search", {"text": "terms"})
+    told = "Whoever has paid gets the goods within three working days."
+    asked.add(trace(task("t3", "When?"), (ORDER, PAID), (terms, told), render_answer("It is paid: within three working days.")))
+    played = dream()
+    assert played.paid(task("t3", "When?"), render_answer("Paid, so in three days.")) == (1, "model")
+    assert played.paid(task("t3", "When?"), render_answer("Sent, so in three days.")) == (0, "answers")
+    assert not played.environment.grounding.judges(task("t3", "When?"))
+
+
+def test_values_of_evaluation_tasks_are_in_no_vocabulary_and_judge_their_own_task(asked: ReplayBuffer, dream: Any) -> None:
+    held_out = task("held out", "How is it?", split="test")
+    lost = '{"id": "W-204", "status": "lost"}'
+    asked.add(trace(held_out, (ORDER, lost), render_answer("It is lost.")))
+    played = dream()
+    assert played.paid(held_out, render_answer("It is lost.")) == (1, "answers")
+    assert played.paid(held_out, IT_IS_PAID) == (0, "answers")
+    assert played.paid(ASKED, render_answer("It is paid, or lost.")) == (1, "answers"), "no training trace tells this value"
+    assert played.paid(task("t3", "How is it?"), IT_IS_PAID) == (1, "model")
+
+
+def test_a_question_generated_from_a_recorded_success_has_the_facts_that_its_calls_were_answered(
+    asked: ReplayBuffer, dream: Any
+) -> None:
+    made = {"reference_calls": [OTHER], "generated": {"seed": "t1"}}
+    played, new = dream(), task("new", "Tell me how W-205 is.", origin="synthetic", metadata=made)
+    assert played.paid(new, IT_IS_SENT) == (1, "answers") and played.paid(new, IT_IS_PAID) == (0, "answers")
+    assert played.environment.grounding.judges(new)
+    of_nothing = replace(new, metadata={**made, "generated": {"seed": "unknown"}})
+    never_made = replace(new, metadata={**made, "reference_calls": [render_call("get_order", {"order_id": "W-206"})]})
+    assert [played.paid(each, IT_IS_SENT)[1] for each in (of_nothing, never_made)] == ["model", "model"]
+    asked.add(trace(ASKED_OTHER, (OTHER, PAID), IT_IS_PAID, index=1))
+    assert played.paid(new, IT_IS_SENT)[1] == "model", "its call was answered in two ways"
+
+
 # --- switched off -----------------------------------------------------------------------------------------------------
 
 
@@ -411,6 +493,17 @@ def test_each_check_can_be_switched_off_and_no_other_is_known(buffer: ReplayBuff
     assert deciders(checks=["recorded"]) == ["recorded", "recorded", "model"]
     assert deciders(checks=["effects"]) == ["model", "model", "effects"]
     assert deciders(checks=[]) == ["model", "model", "model"]
+    asks = task("t2", "How is W-204?")
+    buffer.add(trace(asks, (ORDER, PAID), IT_IS_PAID))
+    buffer.add(trace(task("t3", "How is W-205?"), (OTHER, SENT), IT_IS_SENT))
+    for checks, by_answer, by_writing in (
+        (["effects"], "model", "effects"),
+        (["answers"], "answers", "model"),
+        (["effects", "answers"], "answers", "effects"),
+    ):
+        played = dream(checks=checks)
+        assert [played.paid(asks, *actions)[1] for actions in ([DONE], [REFUND, DONE])] == [by_answer, by_writing]
+        assert played.environment.grounding.judges(asks) is (len(checks) == 2)
     with pytest.raises(ConfigurationError, match="unknown check 'effect'.*Did you mean 'effects'"):
         Grounding(buffer, checks=["effect"])  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="checks='effects': give a list"):
@@ -435,6 +528,16 @@ def test_a_dream_that_is_measured_on_traces_of_a_task_does_not_know_them(buffer:
     assert deciders() == ["recorded", "model"], "what another task's trace says still counts"
     buffer.add(trace(task(), (ORDER, "other"), DONE, index=1))
     assert deciders() == ["recorded", "model"], "and this task's have no vote"
+
+
+def test_a_dream_that_is_measured_on_traces_of_a_question_leaves_its_answer_to_the_model(
+    asked: ReplayBuffer, dream: Any
+) -> None:
+    environment = dream().environment
+    environment.resume(ASKED, [])
+    assert environment.step(IT_IS_SENT).info["decided_by"] == "model"
+    environment.reset(ASKED)
+    assert environment.step(IT_IS_SENT).info["decided_by"] == "answers"
 
 
 def test_a_generated_task_is_judged_by_the_calls_that_it_was_generated_with(buffer: ReplayBuffer, dream: Any) -> None:

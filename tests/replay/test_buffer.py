@@ -368,4 +368,4 @@ def test_records_and_changes_are_of_real_trajectories_that_did_not_fail(path: Pa
         buffer.add_tasks([replace(task, split="test")])
         assert buffer.changes(after=4) == (4, 0, 1)
         row = ("look", "b", False, "r")
-        assert buffer.records() == [("t", "e", "i", "test", True, [row, row]), ("t", "e", "i", "test", False, [])]
+        assert buffer.records() == [("t", "e", "i", "test", "a", True, [row, row]), ("t", "e", "i", "test", "", False, [])]
