@@ -120,8 +120,9 @@ def _isolation(agent: str, missing: Sequence[str]) -> str:
         lacks = "; and ".join(missing)
         return f"Isolation: 'process' needs {lacks}. With isolation='guard', chosen by name, a guard {GUARD_LIMITS}."
     return (
-        f"Isolation: DreamGym({agent!r}) plays dreams behind a wall of the kernel (isolation='process'): what could leak is "
-        f"stopped there, and its episode fails. Given the graph itself (isolation='guard'), a guard {GUARD_LIMITS}."
+        f"Isolation: DreamGym({agent!r}) plays dreams behind a wall of the kernel (isolation='process'): nothing real is "
+        "written or sent there; code that ignores the refusal goes on, and its episode may succeed. Given the graph itself "
+        f"(isolation='guard'), a guard {GUARD_LIMITS}."
     )
 
 
@@ -140,12 +141,12 @@ def _show(agent: str, found: "Examination") -> None:
         console.print(f"[bold]Nobody knows what it does to the real world:[/] {escape(', '.join(unknown))}", highlight=False)
     elif not found.problems:
         console.print(
-            "Nothing of it would touch the real world, as far as its code shows; the guard stops what does all the same."
+            "Nothing was found that would touch the real world. The last line says what stops it all the same."
         )
     if not found.problems:
         return
     names = ", ".join(dict.fromkeys(part.name for part in found.problems))
-    console.print(f"[bold]Cannot be simulated as it is:[/] {escape(names)}", highlight=False)
+    console.print(f"[bold]No episode that reaches it can be right:[/] {escape(names)}", highlight=False)
 
 
 def import_traces(

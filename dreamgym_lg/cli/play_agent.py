@@ -30,7 +30,9 @@ PERSON = "person"
 
 _HELP = (
     "You are the world of this agent: no tool runs, you answer its calls, as the agent would read it; where a tool returns a "
-    "structure, in JSON. A line that ends with \\ goes on in the next. /quit leaves, as does the end of the input."
+    "structure, in JSON. Without --policy the agent's own models are really asked. A guard keeps its code from the real world, "
+    "not the kernel's wall: native code is not stopped. A line that ends with \\ goes on in the next. /quit leaves, as does "
+    "the end of the input."
 )
 
 

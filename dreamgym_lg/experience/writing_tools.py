@@ -88,7 +88,7 @@ def use_by_name(name: str) -> ToolUse:
     outer = words[:1] + words[-1:]
     if any(map(_READING.fullmatch, outer)) and not any(map(_WRITING.fullmatch, words)):
         return ToolUse(False, "its name is that of a reading tool")
-    return ToolUse(True, "nothing says that it only reads; if it does, give writes=[...] without it")
+    return ToolUse(True, "nothing says that it only reads; if so, name the tools that write in writes=[...], without this one")
 
 
 def _changed_after(called: Sequence[Sequence[tuple[str, str, str]]], reading: Collection[str]) -> dict[str, str]:

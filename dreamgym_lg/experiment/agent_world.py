@@ -24,7 +24,7 @@ from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent
-from dreamgym_lg.simulate import SimulatedAgent
+from dreamgym_lg.simulate import Allow, SimulatedAgent
 from dreamgym_lg.simulate.agent import EpisodeOptions, ResetReal, Verify
 from dreamgym_lg.simulate.doctor import Examination, examine, simulated_tools
 from dreamgym_lg.simulate.loading import load_agent
@@ -115,6 +115,8 @@ class AgentWorld(World):
         for name, names in {"writes": writes, **options}.items():
             if name in ("writes", "pass_through", "simulate_nodes") and isinstance(names, str):
                 raise ConfigurationError(f"{name}={names!r}: give a list of names")
+        if not isinstance(options.get("allow"), Allow | None):
+            raise ConfigurationError(f"allow={options['allow']!r}: give dreamgym_lg.simulate.Allow(paths=[...], hosts=[...])")
         check_known(checks)
         functions = {"payload": payload, "verify_dream": verify_dream, "verify_real": verify_real, "reset_real": reset_real}
         for name, given in functions.items():

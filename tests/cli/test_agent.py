@@ -104,7 +104,7 @@ def test_the_command_tells_what_cannot_be_simulated_and_how_to_fix_it(folder: Pa
 def test_the_table_names_parts_handling_and_fixes(folder: Path) -> None:
     code, shown = run("doctor", "my_agent.py:graph")
     assert code == 1
-    assert "move it into a tool" in shown and "Cannot be simulated as it is: log" in shown
+    assert "move it into a tool" in shown and "No episode that reaches it can be right: log" in shown
     assert "writes: nothing says" in " ".join(shown.split())
     code, shown = run("doctor", "my_agent.py:graph", "--writes", "boook")
     assert code == 2 and "Did you mean 'book'" in shown
@@ -158,7 +158,7 @@ def test_an_installed_package_of_the_user_s_is_no_library(folder: Path, monkeypa
     (package / "__init__.py").write_text("")
     (package / "agent.py").write_text(APP)
     code, shown = run("doctor", "installed_shop.agent:graph")
-    assert code == 1 and "Cannot be simulated as it is: log" in shown
+    assert code == 1 and "No episode that reaches it can be right: log" in shown
 
 
 def test_an_unknown_tool_or_node_is_refused(folder: Path) -> None:

@@ -183,3 +183,8 @@ def test_what_would_leak_past_the_guard_is_no_reason_to_refuse_a_wall(app: Path,
     monkeypatch.setattr(sys.modules["__main__"], "of_this_script", of_this_script, raising=False)
     with pytest.raises(ConfigurationError, match="is of the script that runs, which no worker imports"):
         AgentWorld(f"{app}:graph", payload=of_this_script)
+
+
+def test_what_is_allowed_has_a_type(app: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"allow=\['/tmp'\]: give dreamgym_lg.simulate.Allow"):
+        AgentWorld(f"{app}:graph", allow=["/tmp"])

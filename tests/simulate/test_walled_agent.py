@@ -160,7 +160,9 @@ def test_a_thread_that_outlives_its_episode_gets_no_answers() -> None:
 
 async def test_a_worker_that_cannot_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    agent = WalledAgent(Workers("a.py:b", allow=Allow(paths=[tmp_path / "nowhere"])), ScriptedPolicy())
+    (nowhere := tmp_path / "nowhere").mkdir()
+    agent = WalledAgent(Workers("a.py:b", allow=Allow(paths=[nowhere])), ScriptedPolicy())
+    nowhere.rmdir()
     with pytest.raises(ConfigurationError, match="nowhere' does not exist.*create it"):
         await played(agent, Answers())
     assert not list(tmp_path.iterdir())
@@ -250,3 +252,18 @@ def test_scratch_folders_of_killed_processes_are_removed(tmp_path: Path, monkeyp
     (tmp_path / "dreamgym-scratch-link").symlink_to(tmp_path)
     worker.remove_stale_scratch()
     assert not os.path.exists(killed) and os.path.exists(alive) and os.path.exists(fresh)
+
+
+def test_what_ended_an_episode_is_told_also_where_two_errors_are_each_others_context() -> None:
+    one, other = ValueError("one"), KeyError("other")
+    one.__context__, other.__context__ = other, one
+    assert child._failure(one) == {"failed": "ValueError", "text": "one", "number": None}
+    other.__context__ = child.ParentFailed(7, "the world's")
+    assert child._failure(one)["number"] == 7
+
+
+def test_what_cannot_be_allowed_is_said_before_the_first_episode(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="does not exist, and the kernel allows only what does"):
+        Workers("my_app.py:graph", allow=Allow(paths=[tmp_path / "missing"]))
+    with pytest.raises(ConfigurationError, match="'web' is no port"):
+        Workers("my_app.py:graph", allow=Allow(hosts=["localhost:web"]))

@@ -23,7 +23,7 @@ class Allow:
     hosts: Sequence[str] = ()
     """`host` or `host:port`, names or addresses."""
     paths: Sequence[str | Path] = ()
-    """Files, or folders with all they hold, that may be written."""
+    """Files, or folders with all they hold, that may be written. For a SQLite file its folder, where its journal goes."""
     _resolved: dict[str, set[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:

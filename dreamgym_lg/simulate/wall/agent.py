@@ -21,7 +21,7 @@ from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.agent import AgentInput, AgentState
 from dreamgym_lg.simulate.guard.checks import Allow
-from dreamgym_lg.simulate.wall.wall import check_wall
+from dreamgym_lg.simulate.wall.wall import check_allowed, check_wall
 from dreamgym_lg.simulate.wall.worker import Worker, remove_stale_scratch
 
 RENEWED_AFTER = 200
@@ -48,6 +48,8 @@ class Workers:
         if count is not None and count < 1:
             raise ConfigurationError(f"count={count}: at least 1 worker")
         check_wall()
+        if allow is not None:
+            check_allowed(allow)
         remove_stale_scratch()
         source, _, name = path.rpartition(":")
         self._path = f"{os.path.abspath(source)}:{name}" if source.endswith(".py") else path

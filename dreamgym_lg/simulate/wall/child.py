@@ -208,6 +208,9 @@ async def _play(agent: SimulatedAgent, parent: Parent, said: Said, task: Task) -
 def _failure(error: BaseException) -> dict[str, Any]:
     """What ended the episode; `number` is that of the parent's own error behind it."""
     behind: BaseException | None = error
+    seen = set[int]()
     while behind is not None and not isinstance(behind, ParentFailed):
+        seen.add(id(behind))
         behind = behind.__cause__ or behind.__context__
+        behind = None if id(behind) in seen else behind  # two may be each other's context
     return {"failed": type(error).__name__, "text": str(error), "number": behind.number if behind else None}

@@ -97,18 +97,23 @@ def start_walled(
     environment = {**(os.environ if env is None else env), "TMPDIR": str(scratch)}
     if allow.hosts:
         environment["RES_OPTIONS"] = f"{environment.get('RES_OPTIONS', '')} use-vc".strip()
-    built = {"writable": _writable(scratch, allow), "ports": _ports(allow), "keep": [0, 1, 2, *pass_fds]}
+    built = {"writable": [os.path.realpath(scratch), *_writable(allow)], "ports": _ports(allow), "keep": [0, 1, 2, *pass_fds]}
     launcher = [sys.executable, "-I", "-S", kernel.__file__, json.dumps(built), *map(str, command)]
     return subprocess.Popen(launcher, pass_fds=pass_fds, env=environment, **options)
 
 
-def _writable(scratch: Path, allow: Allow) -> list[str]:
-    for path in (scratch, *allow.paths):
+def check_allowed(allow: Allow) -> None:
+    """Raise `ConfigurationError` for a path that does not exist and a port that is no number."""
+    _writable(allow), _ports(allow)
+
+
+def _writable(allow: Allow) -> list[str]:
+    for path in allow.paths:
         if not os.path.exists(path):
             raise ConfigurationError(
                 f"{str(path)!r} does not exist, and the kernel allows only what does: create it, or allow its folder"
             )
-    return [os.path.realpath(path) for path in (scratch, *allow.paths)]
+    return [os.path.realpath(path) for path in allow.paths]
 
 
 def _ports(allow: Allow) -> list[int] | None:
