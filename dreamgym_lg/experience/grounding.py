@@ -6,8 +6,7 @@ database another environment's name.
 """
 
 import json
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from threading import Lock
@@ -15,11 +14,24 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from langchain_core.tools import BaseTool
 
-from dreamgym_lg.actions import is_answer, parse_action, parse_call
+from dreamgym_lg.actions import is_answer, parse_action
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.answer_facts import FREE_TEXT_WORDS, Answered, Facts, Told, Vocabulary
+from dreamgym_lg.experience.answer_facts import Facts, Told
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
 from dreamgym_lg.experience.prompt_formats import first_observation, schemas
+from dreamgym_lg.experience.recorded_index import (
+    NO_VOTES,
+    Call,
+    Effects,
+    RecordedIndex,
+    References,
+    answers_others,
+    comparable_call,
+    find_free_text,
+    success_keys,
+    unordered,
+    worlds_of,
+)
 from dreamgym_lg.experience.rules import call_reasoning, played
 from dreamgym_lg.experience.writing_tools import ToolUse, find_tool_uses, use_by_name
 from dreamgym_lg.replay.buffer import Changes, Record, ReplayBuffer
@@ -38,37 +50,6 @@ class Decision(NamedTuple):
 
     prediction: Prediction
     decided_by: Check
-
-
-class Call(NamedTuple):
-    """A tool call in the one form in which calls are compared: defaults filled in, arguments in order, 20.0 as 20."""
-
-    tool: str
-    arguments: tuple[tuple[str, Any], ...]
-    """Names and values; a value that is a list or an object, as JSON."""
-
-
-Effects = tuple[Call, ...]
-"""Writing calls, without the wording of free text."""
-
-References = Mapping[Effects, Sequence[Facts | None]]
-"""The effects of recorded successes; under no effects at all, the facts of each answer, None where it tells none."""
-
-_Question = tuple[str, Call, Effects]
-"""A task's id, or `/` and an environment's name; a call; the writing calls before it, in their order."""
-_Answer = tuple[str, bool]
-"""What a call was answered, and whether it was valid."""
-
-
-class _Votes(NamedTuple):
-    """The recordings of one answer to one call."""
-
-    number: int
-    reasoning: str
-    """What the first of them was annotated with."""
-
-
-_NONE = _Votes(0, "")
 
 
 class Grounding:
@@ -125,10 +106,10 @@ class Grounding:
         """Which tools write, and why; empty before the first `refresh`."""
         self._replay_buffer, self._tools, self._told = replay_buffer, list(tools), writes
         self._pass_through = frozenset(pass_through)
-        self._call = lru_cache(100_000)(partial(_comparable_call, defaults={tool.name: _defaults(tool) for tool in tools}))
+        self._call = lru_cache(100_000)(partial(comparable_call, defaults={tool.name: _defaults(tool) for tool in tools}))
         self._lock = Lock()
         self._read: Changes | None = None
-        self._index = _Index(self.writes, frozenset())
+        self._index = RecordedIndex(self.writes, frozenset())
 
     def refresh(self) -> None:
         """Read the buffer's trajectories, if others are in it than when they were last read."""
@@ -139,9 +120,11 @@ class Grounding:
             self._read = now
 
     def _build(self, records: Sequence[Record]) -> None:
-        calls = [[(action, answer) for action, answer, valid, _ in each.steps if valid] for each in records if _answers(each)]
+        calls = [
+            [(action, answer) for action, answer, valid, _ in each.steps if valid] for each in records if answers_others(each)
+        ]
         self.uses = find_tool_uses(self._tools, calls, writes=self._told)
-        index = _Index(self.writes, _free_text(records, self.writes))
+        index = RecordedIndex(self.writes, find_free_text(records, self.writes))
         for record in records:
             index.add(record, [self._call(action) for action, *_ in record.steps])
         if "answers" in self.checks:
@@ -177,7 +160,7 @@ class Grounding:
                 return None
             found = self._before(call, calls, history) or self._recorded(task, history, action, call, effects, unseen)
             return Decision(found, "recorded") if found is not None else None
-        return None if unseen or not is_answer(action) else self._judge(task, _unordered(effects), action)
+        return None if unseen or not is_answer(action) else self._judge(task, unordered(effects), action)
 
     def _before(self, call: Call, calls: Sequence[tuple[Call | None, bool]], history: Sequence[Exchange]) -> Prediction | None:
         """What an identical reading call was answered in this episode, since its last writing call."""
@@ -199,12 +182,12 @@ class Grounding:
         effects: Effects,
         unseen: bool,
     ) -> Prediction | None:
-        own, world = (self._index.answers.get((scope, call, effects), {}) for scope in _worlds(task.id, task.environment))
+        own, world = (self._index.answers.get((scope, call, effects), {}) for scope in worlds_of(task.id, task.environment))
         if unseen:
-            others = {answer: votes.number - own.get(answer, _NONE).number for answer, votes in world.items()}
+            others = {answer: votes.number - own.get(answer, NO_VOTES).number for answer, votes in world.items()}
             own, world = {}, {answer: votes._replace(number=others[answer]) for answer, votes in world.items()}
         for answers in (own, world):
-            (answer, valid), votes = max(answers.items(), key=lambda each: each[1].number, default=(("", True), _NONE))
+            (answer, valid), votes = max(answers.items(), key=lambda each: each[1].number, default=(("", True), NO_VOTES))
             if 2 * votes.number > sum(each.number for each in answers.values()):
                 step = Step(observation="", action=action, next_observation=answer, valid=valid)
                 writes = frozenset(filter(self.writes, self.uses))
@@ -244,10 +227,10 @@ class Grounding:
         """
         if generated := task.metadata.get("reference_calls"):
             calls = [self._call(action) for action in generated]
-            effects = _unordered(self._index.effects((call, True) for call in calls))
+            effects = unordered(self._index.effects((call, True) for call in calls))
             return {effects: () if effects else [self._generated_facts(task, calls)]}
         tools = {tool["name"] for tool in schemas(task)}
-        for scope in _successes(task.id, task.environment, task.instruction, task.split):
+        for scope in success_keys(task.id, task.environment, task.instruction, task.split):
             found = self._index.successes.get(scope, {})
             if reachable := {made: found[made] for made in found if not tools or tools.issuperset(each.tool for each in made)}:
                 return reachable
@@ -267,61 +250,6 @@ class Grounding:
         return found[0] if found and all(each == found[0] for each in found) else None
 
 
-class _Index:
-    """Answers and effects by what they are looked up with, each with the number of its recordings."""
-
-    def __init__(self, writes: Callable[[str], bool], free_text: frozenset[tuple[str, str]]) -> None:
-        self.writes, self.free_text = writes, free_text
-        self.answers: dict[_Question, dict[_Answer, _Votes]] = {}
-        self.successes: dict[tuple[str, ...], dict[Effects, list[Facts | None]]] = {}
-        self.vocabulary = Vocabulary((), ())
-        self._asked: list[tuple[Record, Answered]] = []
-        """The successes that wrote nothing."""
-
-    def add(self, record: Record, calls: Sequence[Call | None]) -> None:
-        """Args: `calls`, what each step called; None for anything but a call."""
-        effects: Effects = ()
-        scopes = _worlds(record.task_id, record.environment) if _answers(record) else ()
-        for call, (_, answer, valid, reasoning) in zip(calls, record.steps, strict=True):
-            if call is None:
-                continue
-            for scope in scopes:
-                answers = self.answers.setdefault((scope, call, effects), {})
-                before = answers.get((answer, valid))
-                answers[answer, valid] = _Votes(1, reasoning) if before is None else _Votes(before.number + 1, before.reasoning)
-            if self.writes(call.tool):
-                effects += self.effects([(call, valid)])
-        # Several answers are several turns of a user, and a dreamed episode ends with its first.
-        said = [step[0] for call, step in zip(calls, record.steps, strict=True) if call is None]
-        if record.success and not any(map(is_answer, said[:-1])):
-            for key in _scopes(record):
-                self.successes.setdefault(key, {}).setdefault(_unordered(effects), [])
-            if not effects:
-                answer = str(parse_action(said[-1])) if said and is_answer(said[-1]) else ""
-                self._asked.append((record, Answered(record.request, _told_in(record), answer)))
-
-    def read_answers(self, records: Iterable[Record], opaque: Collection[str]) -> None:
-        """Find the facts of the successes that wrote nothing. Args: `opaque`, as of `Vocabulary`."""
-        told = {each: None for record in records if _answers(record) for each in _told_in(record)}
-        self.vocabulary = Vocabulary(told, (each for record, each in self._asked if _answers(record)), opaque=opaque)
-        for record, answered in sorted(self._asked, key=lambda each: not each[1].told):
-            facts = self.vocabulary.facts(answered)
-            for key in _scopes(record):
-                known = self.successes[key][()]
-                if facts not in known and (answered.told or not known):  # a right guess says nothing beside a lookup
-                    known.append(facts)
-
-    def effects(self, calls: Iterable[tuple[Call | None, bool]]) -> Effects:
-        """The writing calls among (call, valid), in their order."""
-        return tuple(self._without_wording(each) for each, valid in calls if each and valid and self.writes(each.tool))
-
-    def _without_wording(self, call: Call) -> Call:
-        if not any(tool == call.tool for tool, _ in self.free_text):
-            return call
-        free = {name for name, value in call.arguments if (call.tool, name) in self.free_text and _is_text(value)}
-        return Call(call.tool, tuple((name, "..." if name in free else value) for name, value in call.arguments))
-
-
 def check_known(checks: Collection[Check]) -> None:
     """Raise `ConfigurationError` for a name that is no check's."""
     if isinstance(checks, str):
@@ -329,30 +257,6 @@ def check_known(checks: Collection[Check]) -> None:
     for name in checks:
         if name not in CHECKS:
             raise ConfigurationError.unknown("check", name, CHECKS)
-
-
-def _worlds(task_id: str, environment: str) -> tuple[str, str]:
-    """Where a trace's answers are kept, the nearest first: for its task, and for all of its world."""
-    return task_id, f"/{environment}"
-
-
-def _successes(task_id: str, environment: str, instruction: str, split: str) -> tuple[tuple[str, ...], ...]:
-    """Where a trace's effects are kept: for its task, and for its instruction; those of evaluation tasks apart."""
-    return (task_id,), ("train" if split == "train" else "evaluation", environment, instruction)
-
-
-def _scopes(record: Record) -> tuple[tuple[str, ...], ...]:
-    return _successes(record.task_id, record.environment, record.instruction, record.split)
-
-
-def _answers(record: Record) -> bool:
-    return record.split == "train"
-
-
-def _told_in(record: Record) -> tuple[Told, ...]:
-    """What the tools answered, unless they refused."""
-    made = ((parse_call(action), answer) for action, answer, valid, _ in record.steps if valid)
-    return tuple((call.name, answer) for call, answer in made if call is not None)
 
 
 def _verdict(success: bool, reasoning: str, decided_by: Check) -> Decision:
@@ -363,50 +267,5 @@ def _defaults(tool: BaseTool) -> dict[str, Any]:
     return {name: schema["default"] for name, schema in tool.args.items() if isinstance(schema, dict) and "default" in schema}
 
 
-def _comparable_call(action: str, defaults: Mapping[str, Mapping[str, Any]]) -> Call | None:
-    if (call := parse_call(action)) is None:
-        return None
-    given = {**defaults.get(call.name, {}), **call.arguments}
-    return Call(call.name, tuple((name, _comparable(given[name])) for name in sorted(given)))
-
-
-def _comparable(value: Any) -> Any:
-    """A value that can be hashed; numbers compare as they do in Python (20.0 is 20), truth values are no numbers."""
-    if value is None or isinstance(value, str | int | float) and not isinstance(value, bool):
-        return value
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _unordered(effects: Effects) -> Effects:
-    """In an order that does not depend on which tool was called first; one tool's calls keep theirs."""
-    return tuple(sorted(effects, key=lambda call: call.tool))
-
-
 def _told(effects: Effects) -> str:
     return ", ".join(f"{tool} {json.dumps(dict(given), ensure_ascii=False)}" for tool, given in effects) or "no writing call"
-
-
-def _free_text(records: Iterable[Record], writes: Callable[[str], bool]) -> frozenset[tuple[str, str]]:
-    """The (tool, argument) of writing calls that mostly hold free text: several words that were not copied from anything seen.
-
-    Two episodes never word a reason alike; an address, copied from the instruction, has to be right.
-    """
-    free, given = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for record in records:
-        for position, (action, *_) in enumerate(record.steps):
-            if (call := parse_call(action)) is None or not writes(call.name):
-                continue
-            texts = {name: value for name, value in call.arguments.items() if _is_text(value)}
-            given.update((call.name, name) for name in texts)
-            long = {name: value for name, value in texts.items() if len(value.split()) >= FREE_TEXT_WORDS}
-            seen = _words([record.instruction, *(step[1] for step in record.steps[:position])]) if long else ""
-            free.update((call.name, name) for name, value in long.items() if _words([value]) not in seen)
-    return frozenset(key for key, count in free.items() if 2 * count > given[key])
-
-
-def _words(texts: Iterable[str]) -> str:
-    return " ".join(" ".join(texts).lower().split())

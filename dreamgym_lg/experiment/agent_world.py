@@ -1,6 +1,6 @@
 """`AgentWorld`: an unmodified LangGraph agent as the world of an experiment."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -104,27 +104,9 @@ class AgentWorld(World):
         isolation: Isolation | None = None,
         **options: Any,
     ) -> None:
-        if "verify" in options:
-            raise ConfigurationError(
-                "verify= does not say which episodes it judges: give verify_real= for a check of what the tools really did, "
-                "which runs after real episodes alone, and verify_dream= for one that can judge a dreamed final state, where "
-                "no tool ran; without verify_dream= the experience model judges the dream"
-            )
-        for name in sorted(set(options) - _OPTIONS):
-            raise ConfigurationError.unknown("option of DreamGym", name, {*_OPTIONS, "isolation"})
-        for name, names in {"writes": writes, **options}.items():
-            if name in ("writes", "pass_through", "simulate_nodes") and isinstance(names, str):
-                raise ConfigurationError(f"{name}={names!r}: give a list of names")
-        if not isinstance(options.get("allow"), Allow | None):
-            raise ConfigurationError(f"allow={options['allow']!r}: give dreamgym_lg.simulate.Allow(paths=[...], hosts=[...])")
-        check_known(checks)
         functions = {"payload": payload, "verify_dream": verify_dream, "verify_real": verify_real, "reset_real": reset_real}
-        for name, given in functions.items():
-            if given is not None and not callable(given):
-                raise ConfigurationError(f"{name}={given!r} is no function; DreamGym's docstring says what it is given")
-        for task in tasks:
-            if not isinstance(task, Task):
-                raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
+        _check_arguments(tasks, writes, functions, options)
+        check_known(checks)
         self._generator, self._checks = _to_task_generator(task_generator), TaskChecks([], evaluation=[])
         self.isolation = _isolation(isolation, graph)
         self.payload, self.options = payload, options
@@ -140,6 +122,10 @@ class AgentWorld(World):
         examined = self.examine()
         self.tools = with_returns(self.graph, tool_schemas(examined.tools))
         self.all_tasks = [self.with_tools(task) for task in tasks]
+        self._refuse(examined)
+
+    def _refuse(self, examined: Examination) -> None:
+        """Raise `ConfigurationError` for what makes every dreamed episode wrong under the isolation chosen."""
         allowed = {"stopped"} if self.options.get("allow") else set()  # the guard lets through what is named there
         allowed |= {"could leak"} if self.isolation == "process" else set()  # the wall stops it
         if refused := [part for part in examined.refused if part.handling not in allowed]:
@@ -290,6 +276,31 @@ def _isolation(chosen: str | None, graph: object) -> Isolation:
 def _say_guard() -> None:
     """Once for this process."""
     logger.warning("isolation='guard' %s; an agent given as 'FILE.py:NAME' is played behind a wall of the kernel", GUARD_LIMITS)
+
+
+def _check_arguments(
+    tasks: Sequence[Task], writes: Collection[str] | None, functions: Mapping[str, object], options: Mapping[str, Any]
+) -> None:
+    """Raise `ConfigurationError` for arguments of `AgentWorld` that are unknown or of a wrong kind."""
+    if "verify" in options:
+        raise ConfigurationError(
+            "verify= does not say which episodes it judges: give verify_real= for a check of what the tools really did, "
+            "which runs after real episodes alone, and verify_dream= for one that can judge a dreamed final state, where "
+            "no tool ran; without verify_dream= the experience model judges the dream"
+        )
+    for name in sorted(set(options) - _OPTIONS):
+        raise ConfigurationError.unknown("option of DreamGym", name, {*_OPTIONS, "isolation"})
+    for name, names in {"writes": writes, **options}.items():
+        if name in ("writes", "pass_through", "simulate_nodes") and isinstance(names, str):
+            raise ConfigurationError(f"{name}={names!r}: give a list of names")
+    if not isinstance(options.get("allow"), Allow | None):
+        raise ConfigurationError(f"allow={options['allow']!r}: give dreamgym_lg.simulate.Allow(paths=[...], hosts=[...])")
+    for name, given in functions.items():
+        if given is not None and not callable(given):
+            raise ConfigurationError(f"{name}={given!r} is no function; DreamGym's docstring says what it is given")
+    for task in tasks:
+        if not isinstance(task, Task):
+            raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
 
 
 def _to_task_generator(given: object) -> TaskGenerator | Literal["templates"] | None:
