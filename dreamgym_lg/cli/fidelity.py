@@ -11,6 +11,7 @@ from dreamgym_lg.cli.console import console, errors_shown, progress_shown
 from dreamgym_lg.cli.experiment import OptionalWorld, open_experiment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.chat_models import load_chat_model
+from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.experience_models import load_experience_model
@@ -104,6 +105,7 @@ def _of_experiment(work: Experiment, replay: bool, measure: Measure) -> Fidelity
     runs = [t for t in work.replay_buffer.trajectories() if t.run.startswith(evaluations)]
     dreamed = any(t.success and t.source == "synthetic" for t in runs)
     create_environment = work.world.create_environment if replay and dreamed else None
+    dream = work.world.create_dream(experience)
     judgement = gate.measure(work, experience) if work.world.judged_by_dream else None
     notes = [told]
     if replay and create_environment is None:
@@ -112,6 +114,7 @@ def _of_experiment(work: Experiment, replay: bool, measure: Measure) -> Fidelity
         experience,
         [*offline, *runs],
         check_action=work.world.check_action,
+        grounding=dream.grounding if isinstance(dream, DreamEnvironment) else None,
         create_environment=create_environment,
         judgement=judgement,
         notes=notes,

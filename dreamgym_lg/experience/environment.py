@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from dreamgym_lg.actions import is_answer, parse_call, render_call
 from dreamgym_lg.environment import CheckAction, Environment
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.experience.grounding import Decision, Grounding
+from dreamgym_lg.experience.grounding import Decision, Grounds
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.notes import Note, notes_of, read_notes, with_notes, write_notes
 from dreamgym_lg.experience.predictions import Exchange, check_returns, in_hindsight
@@ -35,7 +35,7 @@ class DreamEnvironment(Environment):
         rewards: What the steps pay; say it as the real environment does.
         full_score_completes: With `score`: an episode is a success as soon as its score is 1, and ends, whatever the
             experience model says. One that has read of few successes seldom says that a task is completed.
-        grounding: What real traces decide of a tool agent's dream before the experience model is asked.
+        grounding: What real traces decide before the experience model is asked.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DreamEnvironment(Environment):
         check_action: CheckAction | None = None,
         rewards: Rewards = "outcome",
         full_score_completes: bool = False,
-        grounding: Grounding | None = None,
+        grounding: Grounds | None = None,
     ) -> None:
         if rewards not in get_args(Rewards):
             raise ConfigurationError.unknown("rewards", rewards, get_args(Rewards))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from threading import Lock
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from langchain_core.tools import BaseTool
 
@@ -49,7 +49,23 @@ class Decision(NamedTuple):
     """What follows an action, known without asking a model."""
 
     prediction: Prediction
-    decided_by: Check
+    decided_by: str
+    """A `Check`, or what another `Grounds` calls its parts."""
+
+
+class Grounds(Protocol):
+    """What real traces decide in a dream before the experience model is asked: `Grounding`, or a world's own."""
+
+    def refresh(self) -> None:
+        """Read what is new in the traces; called before each episode."""
+
+    def decide(self, task: Task, history: Sequence[Exchange], action: str, *, unseen: bool = False) -> Decision | None:
+        """What follows an action, or None where the experience model has to be asked.
+
+        Args:
+            history: The steps of the episode so far.
+            unseen: As for a task without traces of its own: to measure the dream on the traces of this very task.
+        """
 
 
 class Grounding:
@@ -147,12 +163,7 @@ class Grounding:
         return recorded is None or bool(recorded) and all(facts and facts.complete for facts in recorded)
 
     def decide(self, task: Task, history: Sequence[Exchange], action: str, *, unseen: bool = False) -> Decision | None:
-        """What follows an action, or None where the experience model has to be asked.
-
-        Args:
-            history: The steps of the episode so far.
-            unseen: As for a task without traces of its own: to measure the dream on the traces of this very task.
-        """
+        """As `Grounds.decide`."""
         calls = [(self._call(each.action), each.prediction.valid) for each in history]
         effects = self._index.effects(calls)
         if (call := self._call(action)) is not None:

@@ -34,6 +34,10 @@ _NOTES_TRIES = 3
 
 logger = logging.getLogger(__name__)
 
+Shown = Callable[[Task, Sequence[Exchange], str], tuple[Task, Sequence[Exchange]] | None]
+"""(task, history, action) -> what of the episode the experience model is shown, as a task and a history; None: it is not asked,
+since traces decide what follows (`Grounds`)."""
+
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -58,6 +62,7 @@ class ExperienceModel:
         hidden_facts: HiddenFacts | None = None,
         notes: bool = False,
         writes: Collection[str] = (),
+        shown: Shown | None = None,
         hosted: Hosted | None = None,
         retries: int = 1,
         version: str | None = None,
@@ -77,6 +82,7 @@ class ExperienceModel:
             task and world seed.
         writes: A tool agent's tools that change its world; what the others answer tells which recorded successes are like
             an episode, and may be noted.
+        shown: What of an episode it is asked with. Default: all of it.
         hosted: Limits, retries and memory of a model behind a network. Default: `Hosted()` for one that takes a key.
         retries: Further tries after an answer that cannot be read, each told what was wrong.
         version: Default: the model's name and the prompt's, e.g. `gpt-5-mini/experience-6`. With `hidden_facts`,
@@ -90,6 +96,7 @@ class ExperienceModel:
         self.model, self.replay_buffer, self.k, self.retries = model, replay_buffer, demonstrations, retries
         self.hosted = hosted or hosted_for(model)
         self.hidden_facts, self.notes, self.writes = hidden_facts, notes, frozenset(writes)
+        self.shown = shown
         self.prompt_format = create_format(prompt_format, model, instructions, demonstration_characters)
         self._set_version(f"{name_of(model)}/{self.prompt_format.name}" if version is None else version)
         self._answers: dict[str, Prediction] = {}
@@ -164,8 +171,14 @@ class ExperienceModel:
             found = self.replay_buffer.similar_many(list(pairs), self.k, exclude_task=task_id)
             self._found.update({(*pair, task_id): tuple(steps) for pair, steps in zip(pairs, found, strict=True)})
 
+    def asked(self, task: Task, history: Sequence[Exchange], action: str) -> bool:
+        """Whether it is there for such a step."""
+        return self.shown is None or self.shown(task, history, action) is not None
+
     def messages(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step]) -> list[BaseMessage]:
         """The prompt of one step: a conversation that only grows, so that a local model's key-value cache is kept."""
+        if self.shown is not None:
+            task, history = self.shown(task, history, action) or (task, history)
         messages: list[BaseMessage] = [SystemMessage(self.prompt_format.head(task))]
         seen, score = [first_observation(task)], 0.0
         steps = [*((exchange.action, exchange.demonstrations) for exchange in history), (action, found)]

@@ -55,9 +55,18 @@ def to_conversation(
     trajectory: Trajectory,
     check_action: CheckAction | None = None,
 ) -> list[BaseMessage]:
-    """A trajectory as the conversation `experience` should have held, for its training; empty if it was asked nothing."""
+    """A trajectory as the conversation `experience` should have held, for its training; empty if it was asked nothing.
+
+    Of one that is shown a part of an episode (`ExperienceModel.shown`), its last question and the answer.
+    """
     exchanges = recorded_exchanges(experience, trajectory, check_action)
-    return experience.messages(trajectory.task, exchanges, "", ())[:-1] if exchanges else []
+    if experience.shown is None:
+        return experience.messages(trajectory.task, exchanges, "", ())[:-1] if exchanges else []
+    for position, (action, right, found) in reversed(list(enumerate(exchanges))):
+        if experience.asked(trajectory.task, history := exchanges[:position], action):
+            answer = AIMessage(experience.prompt_format.answer(right))
+            return [*experience.messages(trajectory.task, history, action, found), answer]
+    return []
 
 
 def notes_conversation(experience: ExperienceModel, trajectory: Trajectory) -> list[BaseMessage]:

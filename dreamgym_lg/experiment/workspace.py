@@ -246,6 +246,11 @@ class Workspace:
         In a process of its own a local one computes beside the policy. `name=""` is one without weights, which prepares
         training data.
         """
+        found = self._experience(name, own_process)
+        found.shown = self.world.shown or found.shown
+        return found
+
+    def _experience(self, name: str | None, own_process: bool) -> ExperienceModel:
         given, buffer, world = self._given, self.replay_buffer, self.world
         if isinstance(given, ExperienceModel):
             return given

@@ -11,7 +11,7 @@ from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
 from dreamgym_lg.experience.hidden_facts import HiddenFacts
-from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.model import ExperienceModel, Shown
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent
@@ -54,6 +54,10 @@ class World(ABC):
     hidden_facts: HiddenFacts | None = None
     """Gives the facts that a task hides, drawn once by the task's seed. A plain function in a class body has to be a
     `staticmethod`."""
+
+    shown: Shown | None = None
+    """What of an episode the experience model is shown, and when it is asked at all (`ExperienceModel.shown`); a plain function
+    in a class body has to be a `staticmethod`."""
 
     notes: bool = False
     """Whether the experience model writes down what a task leaves open before its first step (`ExperienceModel.noted`)."""

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.environment import CheckAction, unrefused_steps
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.experience.grounding import Grounding
+from dreamgym_lg.experience.grounding import Grounds
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange
 from dreamgym_lg.experience.prompt_formats import is_tool_task
@@ -72,7 +72,7 @@ class Asker(NamedTuple):
     """Bounds the questions asked at once."""
     check_action: CheckAction | None = None
     without: Ablation | None = None
-    grounding: Grounding | None = None
+    grounding: Grounds | None = None
     """Answers what real traces know; those of the task that is asked about stay out of it."""
 
     async def forced(self, trajectory: Trajectory) -> list[Answered]:

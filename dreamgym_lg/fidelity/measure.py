@@ -12,7 +12,7 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.environment import CheckAction, CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.grounding import Grounding
+from dreamgym_lg.experience.grounding import Grounds
 from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.fidelity.ask import ABLATIONS, Ablation, Answered, Asker, Replay
@@ -40,7 +40,7 @@ async def ameasure(
     group: Callable[[Trajectory], str] | None = None,
     limit: int | None = 100,
     check_action: CheckAction | None = None,
-    grounding: Grounding | None = None,
+    grounding: Grounds | None = None,
     without: Sequence[Ablation] = (),
     create_environment: CreateEnvironment | None = None,
     judge_model: BaseChatModel | None = None,

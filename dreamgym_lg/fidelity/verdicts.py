@@ -52,8 +52,9 @@ async def measure_verdicts(
 ) -> Verdicts:
     """Count how often an experience model recognises real invalid actions and rewards.
 
-    It is asked about every step of the real `trajectories` (`invalid_only`: about the invalid actions), each given the real
-    history before it; an answer that cannot be read is a wrong one. Whatever else the model's server raises is raised.
+    It is asked about every step of the real `trajectories` that it is there for (`invalid_only`: about the invalid ones of
+    them), each given the real history before it; an answer that cannot be read is a wrong one. Whatever else the model's
+    server raises is raised.
     """
     right, answers = [], []
     for trajectory in trajectories:
@@ -62,6 +63,8 @@ async def measure_verdicts(
             if invalid_only and exchange.prediction.valid:
                 continue
             history = exchanges[:position]
+            if not experience.asked(trajectory.task, history, exchange.action):
+                continue
             right.append(exchange.prediction)
             answers.append(experience.apredict(trajectory.task, history, exchange.action, exchange.demonstrations))
     given = await asyncio.gather(*answers, return_exceptions=True)

@@ -83,7 +83,7 @@ def goal_of(task: Task, catalogue: Catalogue) -> Goal:
     if not 0 <= index < len(catalogue.goals):
         raise ConfigurationError(f"task {task.id} has goal {index}; these products have goals 0 to {len(catalogue.goals) - 1}")
     goal = catalogue.goals[index]
-    if task.metadata.get("observation", first_page(goal.instruction)) != first_page(goal.instruction):
+    if task.instruction != goal.instruction:
         raise ConfigurationError(f"task {task.id}: goal {index} of these products asks for something else; load its own data")
     return goal
 

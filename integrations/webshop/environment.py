@@ -14,9 +14,11 @@ from dreamgym_lg.integrations.webshop.pages import (
     BUY,
     NEXT,
     PREVIOUS,
+    SAME_PAGE,
     SUB_PAGES,
     Product,
     check_action,
+    compact,
     item_page,
     parse_action,
     results_page,
@@ -96,16 +98,21 @@ class WebShopEnvironment(TextGame):
     Args:
         path: As `data.load_tasks`.
         nouns: The reward's noun tagger: a `Tagger` or a function.
+        compact: Whether to show pages in their short form (`pages.compact`), and of one that is on the screen already only
+            that it is the same; `info["clickables"]` stays as it is.
     """
 
-    def __init__(self, path: str | Path, *, max_steps: int = 15, nouns: Tagger | Nouns = "textblob") -> None:
+    def __init__(
+        self, path: str | Path, *, max_steps: int = 15, nouns: Tagger | Nouns = "textblob", compact: bool = False
+    ) -> None:
         if max_steps < 1:
             raise ConfigurationError(f"max_steps={max_steps}; allowed: 1 or more")
-        self.path, self.max_steps, self.nouns = path, max_steps, nouns
+        self.path, self.max_steps, self.nouns, self.compact = path, max_steps, nouns, compact
         self._shop: Shop | None = None
         self.visit: Visit | None = None
         """For scripted policies and tests: a policy under evaluation must not see it. None outside an episode."""
         self._steps = 0
+        self._shown = ""
 
     def reset(self, task: Task) -> str:
         """Raises `ConfigurationError` for a task that is none of `load_tasks` of this data, and what `load_shop` raises."""
@@ -113,7 +120,8 @@ class WebShopEnvironment(TextGame):
         self._shop = load_shop(self.path, human=bool(task.metadata.get("human", False)))
         goal = goal_of(task, self._shop.catalogue)
         self.visit, self._steps = Visit(goal, self._shop.catalogue.products[goal.asin]), 0
-        return self.visit.page.text
+        self._shown = ""
+        return self._show(self.visit.page.text)
 
     def step(self, action: str) -> StepResult:
         if self.visit is None or self._shop is None:
@@ -136,7 +144,7 @@ class WebShopEnvironment(TextGame):
         if truncated:
             self.visit = None
         info = {"success": False, "valid": valid, "clickables": list(visit.page.clickables)}
-        return StepResult(visit.page.text, 0.0, False, truncated, info)
+        return StepResult(self._show(visit.page.text), 0.0, False, truncated, info)
 
     def check_action(self, action: str, observations: Sequence[str]) -> str | None:
         return check_action(action, observations)
@@ -151,6 +159,13 @@ class WebShopEnvironment(TextGame):
 
     def close(self) -> None:
         self.visit = None
+
+    def _show(self, page: str) -> str:
+        if not self.compact:
+            return page
+        text, before = compact(page), self._shown
+        self._shown = text
+        return SAME_PAGE if text == before else text
 
     def _pay(self, visit: Visit) -> float:
         assert visit.product is not None

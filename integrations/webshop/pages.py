@@ -2,13 +2,22 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 PER_PAGE = 10
 """Products on a page of results."""
 SEPARATOR = " [SEP] "
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
+SAME_PAGE = "(the same page)"
+"""In the short form: what is shown in place of a page that is on the screen already."""
+TITLE_SHOWN, TEXT_SHOWN = 20, 60
+"""In the short form: characters of a title among results, and of any other text that cannot be clicked."""
 _ACTION = re.compile(r"(.+)\[(.+)\]")
+_ASIN = re.compile(r"b0[a-z0-9]{8}", re.IGNORECASE)
+_PRICE = "Price: "
+_TITLE_AT = -7
+"""Where a product's page has the title: before its price, its rating and four buttons."""
 
 
 class Product(NamedTuple):
@@ -63,8 +72,76 @@ def check_action(action: str, observations: Sequence[str]) -> str | None:
     verb, argument = parse_action(action)
     if verb == "search" and argument:
         return None
-    shown = {part.strip().lower() for part in observations[-1].split(SEPARATOR)} - {"search"}
-    return None if verb == "click" and argument.strip() in shown else observations[-1]
+    page = last_page(observations)
+    shown = {part.strip().lower() for part in parts_of(page)} - {"search"}
+    if verb == "click" and argument.strip() in shown:
+        return None
+    return page if SEPARATOR in page else SAME_PAGE
+
+
+# --- Reading a page --------------------------------------------------------------------------------------------------
+
+
+def last_page(observations: Sequence[str]) -> str:
+    """The page on the screen: in the short form the last one that was written out."""
+    return next((page for page in reversed(observations) if page != SAME_PAGE), "")
+
+
+def parts_of(page: str) -> list[str]:
+    """The texts that a page is made of, in its official or its short form."""
+    return page.split(SEPARATOR if SEPARATOR in page else "\n")
+
+
+def results_on(page: str) -> dict[str, list[str]]:
+    """The products on a page of results by their asin, in lower case: the texts of each, the asin first."""
+    parts = parts_of(page)
+    if not any(part.startswith("Page ") and "(Total results: " in part for part in parts):
+        return {}
+    starts = [number for number, part in enumerate(parts) if _ASIN.fullmatch(part)]
+    return {parts[start].lower(): parts[start:end] for start, end in pairwise([*starts, len(parts)])}
+
+
+class Item(NamedTuple):
+    """What a product's page shows."""
+
+    choices: Sequence[str]
+    """Names and values of its options, as they follow each other: the text does not tell which is which."""
+    title: str
+    price_tag: str
+
+
+def item_on(page: str) -> Item | None:
+    """What a product's page shows; None for any other page."""
+    parts = parts_of(page)
+    if parts[-1] != BUY or PREVIOUS not in parts:
+        return None
+    price = parts[_TITLE_AT + 1].removeprefix(_PRICE)
+    return Item(parts[parts.index(PREVIOUS) + 1 : _TITLE_AT], parts[_TITLE_AT], price)
+
+
+def compact(page: str) -> str:
+    """The short form of an official page, for a small model: a text a line, without the instruction, which every page repeats.
+
+    Of a result's title the first `TITLE_SHOWN` characters are kept, its asin is in lower case, as it is clicked, and its price
+    stands behind the title, in whole dollars (rounded down). A product's title, and each text of a sub page, has its first
+    `TEXT_SHOWN` characters.
+    """
+    parts = page.split(SEPARATOR)
+    if parts[0] == "WebShop":
+        return "\n".join([parts[0], parts[-1]])
+    results, texts = results_on(page), parts[2:]
+    lines = texts[: len(texts) - sum(map(len, results.values()))]
+    if item_on(page) is not None:
+        lines[_TITLE_AT] = lines[_TITLE_AT][:TEXT_SHOWN]
+    elif not results:
+        lines[2:] = [text[:TEXT_SHOWN] for text in lines[2:]]
+    for asin, (_, title, *price) in results.items():
+        lines += [asin, f"{title[:TITLE_SHOWN].strip()} {_in_dollars(price)}"]
+    return "\n".join(line.replace("\n", " ") for line in lines)
+
+
+def _in_dollars(price: Sequence[str]) -> str:
+    return re.sub(r"\.\d+", "", "".join(price)).replace(" to $", "-")
 
 
 # --- The pages -------------------------------------------------------------------------------------------------------
@@ -90,7 +167,7 @@ def results_page(instruction: str, found: Sequence[Product], number: int) -> Pag
 def item_page(instruction: str, product: Product) -> Page:
     """A product with its options. Which ones are chosen is not shown."""
     options = (text for name, values in product.options.items() for text in (name, *values))
-    facts = (product.title, f"Price: {product.price_tag}", "Rating: N.A.")
+    facts = (product.title, f"{_PRICE}{product.price_tag}", "Rating: N.A.")
     buttons = ("Description", "Features", "Reviews", BUY)
     values = (value for values in product.options.values() for value in values)
     clickables = dict.fromkeys([*_clickables(BACK, PREVIOUS, *buttons), *values])

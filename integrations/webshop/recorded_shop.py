@@ -1,0 +1,237 @@
+"""What real traces know of the shop: its pages, what searches found, and what purchases paid."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import NamedTuple
+
+from dreamgym_lg.environment import INVALID_REWARD
+from dreamgym_lg.experience.grounding import Decision
+from dreamgym_lg.experience.predictions import Exchange, in_hindsight
+from dreamgym_lg.experience.prompt_formats import first_observation
+from dreamgym_lg.integrations.webshop.pages import (
+    BACK,
+    BUY,
+    NEXT,
+    PER_PAGE,
+    PREVIOUS,
+    SAME_PAGE,
+    SEPARATOR,
+    SUB_PAGES,
+    item_on,
+    last_page,
+    parse_action,
+    results_on,
+)
+from dreamgym_lg.integrations.webshop.search import SearchIndex, load_index
+from dreamgym_lg.replay.buffer import Changes, ReplayBuffer
+from dreamgym_lg.types import Prediction, Step, Task, Trajectory
+
+_PRICE = re.compile(r"(.*?) (\$[\d-]+)")
+"""A result's title and price, in the short form of a page."""
+
+
+class Place(NamedTuple):
+    """Where an episode is in the shop, as its actions alone tell it."""
+
+    words: str = ""
+    """Of the last search; none on the first page."""
+    number: int = 1
+    """Of the page of results."""
+    asin: str = ""
+    """Of the open product, in lower case."""
+    sub_page: str = ""
+    chosen: tuple[str, ...] = ()
+    """Values of options in the order of their last clicks: of two values of one option the later counts."""
+
+    @property
+    def page(self) -> "Place":
+        """The place without what its page does not depend on."""
+        return Place(asin=self.asin, sub_page=self.sub_page) if self.asin else self._replace(chosen=())
+
+    def after(self, action: str) -> "Place":
+        """Behind a valid action other than a purchase."""
+        verb, what = parse_action(action)
+        if verb == "search":
+            return Place(what)
+        if what == BACK.lower():
+            return Place()
+        if what == PREVIOUS.lower() and self.asin:
+            return self._replace(sub_page="") if self.sub_page else Place(self.words, self.number)
+        if what in (NEXT.lower(), PREVIOUS.lower()):
+            return self._replace(number=self.number + (1 if what == NEXT.lower() else -1))
+        if self.asin:
+            return (
+                self._replace(sub_page=what)
+                if what in SUB_PAGES
+                else self._replace(chosen=(*(value for value in self.chosen if value != what), what))
+            )
+        return self._replace(asin=what)
+
+
+def place_of(history: Sequence[Exchange]) -> Place:
+    """Where these steps have led."""
+    place = Place()
+    for exchange in history:
+        if exchange.prediction.valid:
+            place = place.after(exchange.action)
+    return place
+
+
+def _is_purchase(action: str) -> bool:
+    return parse_action(action) == ("click", BUY.lower())
+
+
+def shown_of_purchase(task: Task, history: Sequence[Exchange], action: str) -> tuple[Task, Sequence[Exchange]] | None:
+    """What the experience model is shown of a purchase: the product's title and price, and what was chosen of its options.
+
+    The purchase is then the first step of an episode that begins with them. None for every other action.
+    """
+    seen = [first_observation(task), *(exchange.prediction.observation for exchange in history)]
+    item = item_on(last_page(seen))
+    if not _is_purchase(action) or item is None:
+        return None
+    chosen = ", ".join(place_of(history).chosen) or "nothing"
+    shown = f"{item.title}\nprice: {item.price_tag}\nchosen: {chosen}"
+    return replace(task, metadata={**task.metadata, "observation": shown}), ()
+
+
+class RecordedShop:
+    """Plays the shop from the real trajectories in a replay buffer; only the score of an unknown purchase is left open.
+
+    `recorded`: A product's page, a sub page and a page of results are shown as any trace of a training task showed them. A
+    purchase of the same product with the same values, chosen in the same order, for the same instruction, pays what it was
+    recorded to pay.
+    `retrieved`: A search that no trace made finds, with the shop's own kind of search (BM25), those products whose pages are
+    recorded, by what these pages say. A product whose page was never opened has the title and price that its result showed,
+    and no options; a sub page that was never opened is empty.
+
+    Nothing is read but the traces: not the goals, and no product that no trace shows.
+
+    Args:
+        replay_buffer: Its trajectories of the sources `offline` and `real` and of the split `train`.
+        compact: Whether the traces show pages in their short form.
+    """
+
+    def __init__(self, replay_buffer: ReplayBuffer, *, compact: bool = False) -> None:
+        self._replay_buffer, self._compact = replay_buffer, compact
+        self._lock = Lock()
+        self._read: Changes | None = None
+        self._pages: dict[Place, dict[str, str]] = {}
+        """Each page's text behind the instruction, by the task whose trace showed it."""
+        self._paid: dict[tuple[str, str, tuple[str, ...]], dict[str, float]] = {}
+        """What a purchase paid, by instruction, product and values; by task."""
+        self._asins: list[str] = []
+        """Of the products whose pages are recorded, by their numbers in the index."""
+        self._index: SearchIndex | None = None
+        self._entries: dict[str, list[str]] = {}
+        """The texts of a product on a page of results."""
+
+    def refresh(self) -> None:
+        """Read the buffer's trajectories, if others are in it than when they were last read."""
+        with self._lock:
+            now = self._replay_buffer.changes(self._read.newest if self._read is not None else 0)
+            if self._read is None or now.real or now.held_out != self._read.held_out:
+                self._build([each for each in self._replay_buffer.trajectories(split="train", errors=False)])
+            self._read = now
+
+    def _build(self, trajectories: Sequence[Trajectory]) -> None:
+        pages, paid, entries = dict[Place, dict[str, str]](), dict[tuple[str, str, tuple[str, ...]], dict[str, float]](), {}
+        for trajectory in trajectories:
+            if trajectory.source == "synthetic":
+                continue
+            task, place = trajectory.task, Place()
+            for step in trajectory.steps:
+                if step.terminated and step.valid:
+                    paid.setdefault((task.instruction, place.asin, place.chosen), {})[task.id] = step.reward
+                elif step.valid:
+                    place = place.after(step.action)
+                    if step.next_observation != SAME_PAGE:
+                        entries |= results_on(step.next_observation)
+                        pages.setdefault(place.page, {})[task.id] = step.next_observation.removeprefix(self._head(task))
+        self._pages, self._paid, self._entries = pages, paid, entries
+        self._asins = sorted(place.asin for place in pages if place.asin and not place.sub_page and place.asin in entries)
+        self._index = load_index([self._text(asin) for asin in self._asins])
+
+    def _text(self, asin: str) -> str:
+        places = (Place(asin=asin, sub_page=name) for name in ("", *SUB_PAGES))
+        return "\n".join(next(iter(self._pages[place].values())) for place in places if place in self._pages)
+
+    def decide(self, task: Task, history: Sequence[Exchange], action: str, *, unseen: bool = False) -> Decision | None:
+        """What follows an action; None for a purchase that no trace made.
+
+        Args: as of `Grounding.decide`.
+        """
+        own, place = task.id if unseen else "", place_of(history)
+        if _is_purchase(action):
+            known = self._paid.get((task.instruction, place.asin, place.chosen), {})
+            paid = next((reward for id, reward in known.items() if id != own), None)
+            return None if paid is None else Decision(_purchase(action, paid), "recorded")
+        screen = last_page([first_observation(task), *(exchange.prediction.observation for exchange in history)])
+        if not _is_clickable(action, screen):
+            shown = SAME_PAGE if self._compact else screen
+            return Decision(Prediction("invalid, it cannot be clicked", shown, INVALID_REWARD, False, False, False), "recorded")
+        goal = place.after(action)
+        body, decided_by = self._page(goal, screen, own)
+        text = f"{self._head(task)}{body}" if goal.page != Place() else first_observation(task)
+        shown = SAME_PAGE if self._compact and text == screen else text
+        step = Step(observation=screen, action=action, next_observation=shown)
+        return Decision(in_hindsight(step, success=False), decided_by)
+
+    def _page(self, place: Place, screen: str, own: str) -> tuple[str, str]:
+        """The text of a page behind the instruction, and what decided it. Args: `screen`, the page before it."""
+        recorded = self._of_others(place.page, own)
+        if recorded is not None or place.page == Place():
+            return recorded or "", "recorded"
+        if not place.asin:
+            return self._results(place, own), "retrieved"
+        if place.sub_page:
+            return self._joined([BACK, PREVIOUS]), "retrieved"
+        title, price = _title_and_price(results_on(screen).get(place.asin) or self._entries[place.asin])
+        buttons = ["Description", "Features", "Reviews", BUY]
+        return self._joined([BACK, PREVIOUS, title, f"Price: {price}", "Rating: N.A.", *buttons]), "retrieved"
+
+    def _of_others(self, page: Place, own: str) -> str | None:
+        return next((text for id, text in self._pages.get(page, {}).items() if id != own), None)
+
+    def _results(self, place: Place, own: str) -> str:
+        """A page of what a search finds among the recorded products."""
+        assert self._index is not None, "decide before refresh"
+        known = [self._asins[number] for number in self._index.search(place.words)]
+        found = [asin for asin in known if not own or self._of_others(Place(asin=asin), own) is not None]
+        shown = found[(place.number - 1) * PER_PAGE : place.number * PER_PAGE]
+        buttons = [PREVIOUS, NEXT] if place.number > 1 else [NEXT]
+        head = [BACK, f"Page {place.number} (Total results: {len(found)})", *buttons]
+        return self._joined([*head, *(text for asin in shown for text in self._entries[asin])])
+
+    def _head(self, task: Task) -> str:
+        """What every page begins with."""
+        return "" if self._compact else SEPARATOR.join(["Instruction:", task.instruction, ""])
+
+    def _joined(self, texts: Sequence[str]) -> str:
+        return ("\n" if self._compact else SEPARATOR).join(texts)
+
+
+def _is_clickable(action: str, screen: str) -> bool:
+    """Whether an action that `check_action` lets through is valid: the text beside the buttons is none."""
+    verb, what = parse_action(action)
+    if verb == "search":
+        return True
+    item, buttons = item_on(screen), {BACK.lower(), PREVIOUS.lower(), NEXT.lower()}
+    if item is not None:
+        return what in {*buttons, *SUB_PAGES[:3], *(part.lower() for part in item.choices)}
+    return what in buttons or what in results_on(screen)
+
+
+def _purchase(action: str, paid: float) -> Prediction:
+    step = Step(observation="", action=action, next_observation="", reward=paid, terminated=True)
+    return in_hindsight(step, success=paid == 1)
+
+
+def _title_and_price(texts: Sequence[str]) -> tuple[str, str]:
+    """Args: `texts`, of a product on a page of results."""
+    if len(texts) > 2:
+        return texts[1], texts[2]
+    found = _PRICE.fullmatch(texts[-1])
+    return (found[1], found[2]) if found else (texts[-1], "")
