@@ -45,18 +45,20 @@ class ShopTools:
     verify_real=shop.verify_real, ...)`. In the dream the tools are never run.
 
     Args:
-        path, max_steps, nouns: As `WebShopEnvironment`; behind `max_steps` calls the tools refuse.
+        path, max_steps, nouns, compact: As `WebShopEnvironment`; behind `max_steps` calls the tools refuse.
     """
 
-    def __init__(self, path: str | Path, *, max_steps: int = 15, nouns: Tagger | Nouns = "textblob") -> None:
-        self._path, self._max_steps, self._nouns = path, max_steps, nouns
+    def __init__(
+        self, path: str | Path, *, max_steps: int = 15, nouns: Tagger | Nouns = "textblob", compact: bool = False
+    ) -> None:
+        self._path, self._max_steps, self._nouns, self._compact = path, max_steps, nouns, compact
         self._visits: ContextVar[_Visit] = ContextVar("visit")
         self.tools: list[BaseTool] = self._create_tools()
 
     @asynccontextmanager
     async def reset_real(self, task: Task) -> AsyncIterator[None]:
         """The shop of one real episode of the task. Raises what `WebShopEnvironment.reset` raises."""
-        environment = WebShopEnvironment(self._path, max_steps=self._max_steps, nouns=self._nouns)
+        environment = WebShopEnvironment(self._path, max_steps=self._max_steps, nouns=self._nouns, compact=self._compact)
         await environment.areset(task)
         token = self._visits.set(_Visit(environment))
         try:

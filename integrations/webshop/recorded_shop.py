@@ -93,7 +93,7 @@ def shown_of_purchase(task: Task, history: Sequence[Exchange], action: str) -> t
     if not _is_purchase(action) or item is None:
         return None
     chosen = ", ".join(place_of(history).chosen) or "nothing"
-    shown = f"{item.title}\nprice: {item.price_tag}\nchosen: {chosen}"
+    shown = f"{' '.join(item.title.split())}\nprice: {item.price_tag}\nchosen: {chosen}"
     return replace(task, metadata={**task.metadata, "observation": shown}), ()
 
 

@@ -38,12 +38,17 @@ class WebShop(World):
 
     name = "webshop"
     settings = Settings(
-        tasks=2500,
-        episodes={"demonstration": 400, "noisy": 300, "random": 200, "malformed": 100, "fluent_wrong": 400},
-        retrieved=2,
-        retrieved_characters=1500,
-        experience_tokens=1024,
-        policy_tokens=96,
+        episodes={"demonstration": 100, "noisy": 200, "random": 300, "fluent_wrong": 1500},
+        retrieved=0,  # the experience model is asked about purchases alone
+        experience_steps=120,
+        experience_tokens=48,
+        base_steps=50,
+        policy_tokens=128,  # a search repeats most of the instruction
+        batch_size=8,
+        num_tasks=4,
+        num_generations=6,
+        synthetic_share=0.0,
+        proof_tasks=500,
     )
     rewards = "score"
     full_score_completes = True

@@ -38,7 +38,7 @@ def test_it_is_found_by_name_and_made_again_with_its_arguments(small: Path) -> N
     world = load_world("webshop", products=str(small), max_steps=9)
     assert isinstance(world, WebShop) and world.create_environment().max_steps == 9
     assert json.loads(json.dumps(world.arguments)) == {
-        "products": str(small), "human": False, "nouns": "textblob", "max_steps": 9,
+        "products": str(small), "human": False, "nouns": "textblob", "max_steps": 9, "compact": False,
     }  # fmt: skip
     with pytest.raises(ConfigurationError, match="unknown noun tagger 'none'"):
         load_world("webshop", nouns="none")
