@@ -107,7 +107,8 @@ class RecordedShop:
     recorded, by what these pages say. A product whose page was never opened has the title and price that its result showed,
     and no options; a sub page that was never opened is empty.
 
-    Nothing is read but the traces: not the goals, and no product that no trace shows.
+    Nothing is read but the traces: not the goals, and no product that no trace shows. A click on an option's name, which the
+    shop refuses, passes for one of its values: the text does not tell them apart.
 
     Args:
         replay_buffer: Its trajectories of the sources `offline` and `real` and of the split `train`.

@@ -1,6 +1,7 @@
 """The dream of the shop: pages as traces recorded them, and the experience model asked about unknown purchases alone."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import StepResult, Task, Trajectory
 
 SHIRTS = ["search[shirts]", "click[b000000001]"]
-RED = [*SHIRTS, "click[features]", "click[< prev]", "click[red]", "click[small]", "click[buy now]"]
+RED = [*SHIRTS, "click[features]", "click[< prev]", "click[red]", "click[large | tall]", "click[buy now]"]
 LAMP = ["search[lamp]", "click[b000000003]", "click[< prev]", "click[next >]", "click[back to search]"]
 HALF = "valid, it brings progress\nreward 0.5, failure\n(nothing)"
 
@@ -39,7 +40,7 @@ class Setting:
         return [task for task in self.tasks if words in task.instruction][number]
 
     def play(self, task: Task, actions: Sequence[str]) -> Trajectory:
-        with self.world.create_environment() as environment:
+        with closing(self.world.create_environment()) as environment:
             seen, steps, success = [environment.reset(task)], [], False
             for action in actions:
                 step, success, _ = play_action(environment, action, seen)
@@ -48,7 +49,8 @@ class Setting:
         return Trajectory(task=task, steps=steps, source="offline", success=success, run="offline")
 
     def record(self, task: Task, actions: Sequence[str]) -> Trajectory:
-        self.buffer.add(played := self.play(task, actions))
+        played = replace(self.play(task, actions), rollout_index=self.buffer.count("trajectories"))
+        assert self.buffer.add(played)
         return played
 
     def dream(self, model: Any) -> DreamEnvironment:
@@ -119,17 +121,17 @@ def test_a_product_that_was_never_opened_shows_what_its_result_showed(setting: S
 
 
 def test_a_purchase_pays_what_was_recorded_for_the_same_instruction_product_and_values(setting: Setting, scripted: Any) -> None:
-    task, other = setting.task("color: red, and size: small"), setting.task("color: red, and size: large")
+    task, other = setting.task("color: red, and size: large"), setting.task("color: red, and size: small")
     recorded = setting.record(task, RED)
     assert recorded.success
     model = scripted(reply=lambda _: HALF)
-    (*_, paid) = results(setting.dream(model), task, [*SHIRTS, "click[red]", "click[small]", "click[buy now]"])
+    (*_, paid) = results(setting.dream(model), task, [*SHIRTS, "click[red]", "click[large | tall]", "click[buy now]"])
     assert (paid.reward, paid.terminated, paid.info["success"], paid.info["decided_by"]) == (1, True, True, "recorded")
     assert model.asked == []
     for asked, actions in (
         (task, ["click[red]"]),
-        (other, ["click[red]", "click[small]"]),
-        (task, ["click[small]", "click[red]"]),
+        (other, ["click[red]", "click[large | tall]"]),
+        (task, ["click[large | tall]", "click[red]"]),
     ):
         (*_, judged) = results(setting.dream(model), asked, [*SHIRTS, *actions, "click[buy now]"])
         assert (judged.reward, judged.info["success"], judged.info["decided_by"]) == (0.5, False, "model"), actions
@@ -173,7 +175,7 @@ async def test_only_purchases_are_trained_on_and_measured(setting: Setting, scri
     experience = setting.dream(scripted(reply=lambda _: HALF)).experience
     assert to_conversation(experience, looked, setting.world.check_action) == []
     *_, question, answer = to_conversation(experience, bought, setting.world.check_action)
-    assert "chosen: red, small" in question.text and answer.text.startswith("valid, it ")
+    assert "chosen: red, large | tall" in question.text and answer.text.startswith("valid, it ")
     verdicts = await measure_verdicts(experience, [bought, looked], check_action=setting.world.check_action)
     assert (verdicts.valid, verdicts.invalid) == (1, 0)
 
