@@ -138,7 +138,8 @@ class RecordedShop:
             self._read = now
 
     def _build(self, trajectories: Sequence[Trajectory]) -> None:
-        pages, paid, entries = dict[Place, dict[str, str]](), dict[tuple[str, str, tuple[str, ...]], dict[str, float]](), {}
+        pages, entries = dict[Place, dict[str, str]](), dict[str, list[str]]()
+        paid = dict[tuple[str, str, tuple[str, ...]], dict[str, float]]()
         for trajectory in trajectories:
             if trajectory.source == "synthetic":
                 continue
