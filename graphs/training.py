@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 Metrics = Mapping[str, float | int | str | None]
 
+_UNIFORM = "all episodes of a task had the same reward (learner='rft': none succeeded)"
+
 
 class TrainingState(TypedDict, total=False):
     """Input: `run` and `iterations`; a resumed run needs no input at all."""
@@ -49,7 +51,7 @@ class TrainingState(TypedDict, total=False):
     iteration: int
     task_ids: list[str]
     uniform_iterations: int
-    """How many iterations in a row, up to the last update, had uniform groups alone."""
+    """How many iterations in a row, up to the last update, taught the learner nothing."""
     gap: float
     """Dreamed minus real success at the last evaluation that played both; 0 where its interval holds 0."""
 
@@ -89,8 +91,8 @@ class Training:
     """Shows the experience model the policy's own real episodes; it spends real steps and says how many."""
     refresh_every: int = 15
     stop_after_uniform: int = 5
-    """The run ends early after so many iterations in a row whose groups were all uniform: equal rewards within a group
-    teach GRPO nothing. 0: never."""
+    """The run ends early after so many iterations in a row that taught the learner nothing (its metric `skipped`), as equal
+    rewards within all groups teach GRPO nothing. 0: never."""
     max_gap: float | None = None
     """The run ends early after an evaluation whose metric `eval_gap`, dreamed minus real success, is above it, if the lower end
     of its interval, `eval_gap_low`, is above 0. None: never."""
@@ -155,7 +157,7 @@ class Training:
         if self.experience is not None and self.experience.hosted is not None:
             metrics |= self.experience.hosted.pop_metrics()
         # an outage leaves groups of one episode, which are uniform but say nothing of the policy
-        uniform = all(is_uniform(group) for group in groups) and not mostly_failed(ordered)
+        uniform = bool(self.learner.metrics.get("skipped")) and not mostly_failed(ordered)
         after: TrainingState = {"uniform_iterations": state.get("uniform_iterations", 0) + 1 if uniform else 0}
         metrics["uniform"] = int(uniform)
         metrics["stopped_early"] = int(self.is_stuck(after) and iteration + 1 < state["iterations"])
@@ -170,16 +172,14 @@ class Training:
         taught_nothing = uniform + sum(row["iteration"] < state["iteration"] and row.get("uniform") == 1 for row in rows)
         if self.is_stuck(state) and finished < wanted:
             self.say(
-                f"the run ends after {finished} of {wanted} iterations: in the last {state['uniform_iterations']}, all "
-                "episodes of a task had the same reward, which teaches nothing. Give harder or easier tasks, or "
-                "stop_after_uniform=0 to go on"
+                f"the run ends after {finished} of {wanted} iterations: in the last {state['uniform_iterations']}, {_UNIFORM}, "
+                "which teaches nothing. Give harder or easier tasks, or stop_after_uniform=0 to go on"
             )
         elif finished >= wanted and taught_nothing:
-            self.say(f"{taught_nothing} of {finished} iterations taught nothing: all episodes of a task had the same reward")
+            self.say(f"{taught_nothing} of {finished} iterations taught nothing: {_UNIFORM}")
         elif uniform and taught_nothing == 1:
             self.say(
-                f"iteration {state['iteration']} taught nothing: all episodes of a task had the same reward. It will be said "
-                "at the end how many were so"
+                f"iteration {state['iteration']} taught nothing: {_UNIFORM}. It will be said at the end how many were so"
             )
 
     def evaluate_policy(self, state: TrainingState) -> TrainingState:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.markup import escape
@@ -17,6 +17,7 @@ from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.settings import quick
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.experiment.worlds import load_world, open_folder, world_names
+from dreamgym_lg.learner import LearnerName
 from dreamgym_lg.simulate.loading import load_object
 
 WORLD_HELP = (
@@ -46,6 +47,12 @@ Refresh = Annotated[
         help="Real episodes shown to the experience model at each refresh; 0 spends no real step. Default: the world's.",
     ),
 ]
+Learner = Annotated[
+    str | None,
+    typer.Option(
+        help=f"What trains the policy: {', '.join(f'[b]{name}[/b]' for name in get_args(LearnerName))}. Default: the world's."
+    ),
+]
 Force = Annotated[
     bool,
     typer.Option(
@@ -67,6 +74,7 @@ def open_experiment(
     existing: bool = False,
     iterations: int | None = None,
     refresh_episodes: int | None = None,
+    learner: str | None = None,
     force: bool = False,
 ) -> Experiment:
     """The experiment that `given` names: a world's name, `FILE.py:NAME`, or an experiment's folder.
@@ -76,13 +84,13 @@ def open_experiment(
         seed, out: Those of an experiment on a world; in place of its own, of an `Experiment`.
         quickly: With `quick` settings, in a folder of its own.
         existing: On a world, open only the experiment that is in the folder already, with the settings that it was made with.
-        iterations, refresh_episodes: Of its settings; None leaves them as they are.
+        iterations, refresh_episodes, learner: Of its settings; None leaves them as they are.
         force: Without `max_false_success` and `max_gap`.
 
     Raises `ConfigurationError` if `given` names none of these.
     """
     quiet_libraries(offline=not is_object(given))
-    settings = {"iterations": iterations, "refresh_episodes": refresh_episodes}
+    settings = {"iterations": iterations, "refresh_episodes": refresh_episodes, "learner": learner}
     chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if force:
         chosen |= {"max_false_success": None, "max_gap": None}
@@ -144,9 +152,11 @@ def demo(
     quick: Quick = False,
     iterations: Iterations = None,
     refresh: Refresh = None,
+    learner: Learner = None,
 ) -> None:
     """Run every stage: collect, train in the dream, evaluate in the real environment, write the report."""
-    with _opened(world, seed=seed, out=out, quickly=quick, iterations=iterations, refresh_episodes=refresh) as work:
+    options = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner}
+    with _opened(world, seed=seed, out=out, quickly=quick, **options) as work:
         _prepare(work)
         work.train()
         work.prove()
@@ -169,13 +179,14 @@ def train(
     quick: Quick = False,
     iterations: Iterations = None,
     refresh: Refresh = None,
+    learner: Learner = None,
     force: Force = False,
 ) -> None:
     """Collect data if needed, train the experience model and the base policy, then the policy in the dream.
 
     A dream that pays what it must not is refused, with the figure.
     """
-    options = {"iterations": iterations, "refresh_episodes": refresh, "force": force}
+    options = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner, "force": force}
     with _opened(world, seed=seed, out=out, quickly=quick, **options) as work:
         _prepare(work)
         work.train()

@@ -33,22 +33,26 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 CreateLearner = Callable[[TrainablePolicy, Path, Settings], Learner]
-"""Creates what trains a policy, with its checkpoints in a folder, e.g. `create_grpo_learner`."""
+"""Creates what trains a policy, with its checkpoints in a folder, e.g. `create_trl_learner`."""
 
 
-def create_grpo_learner(policy: TrainablePolicy, path: Path, settings: Settings, **options: Any) -> Learner:
-    """GRPO by TRL. Args: `options`, further arguments of `GRPOLearner`."""
-    from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, **options: Any) -> Learner:
+    """The learner that `settings.learner` names, by TRL. Args: `options`, further arguments of its class.
 
-    if settings.num_generations < 2:
-        raise ConfigurationError(f"num_generations={settings.num_generations}: a group needs at least 2 episodes to compare")
+    Raises `ConfigurationError` for groups of one where it compares the episodes of a group, and as its class does.
+    """
+    from dreamgym_lg.integrations.trl.learners import LEARNERS
+
+    name, episodes = settings.learner, settings.num_generations
+    if episodes < 2 and name not in ("ppo", "rft"):
+        raise ConfigurationError(f"num_generations={episodes}: learner={name!r} compares the episodes of a group, at least 2")
     given = {
         "learning_rate": settings.learning_rate,
         "beta": settings.beta,
         "temperature": policy.temperature,
         "seed": settings.seed,
     }
-    return GRPOLearner(policy.model, policy.tokenizer, path, **{**given, **options})
+    return LEARNERS[name](policy.model, policy.tokenizer, path, **{**given, **options})
 
 
 class Experiment(Workspace):
@@ -64,7 +68,7 @@ class Experiment(Workspace):
     ```
 
     Args:
-        learner: Creates what trains the policy. Default: `create_grpo_learner`.
+        create_learner: Creates what trains the policy. Default: the learner that `Settings.learner` names.
         policy: The policy that training begins with, or its path or hub name. Default: the base policy of `train_base`.
         world, out, settings, replay_buffer, experience_model, engine, progress, say: As of `Workspace`.
     """
@@ -75,7 +79,7 @@ class Experiment(Workspace):
         out: str | Path,
         settings: Settings | None = None,
         *,
-        learner: CreateLearner = create_grpo_learner,
+        create_learner: CreateLearner = create_trl_learner,
         policy: "LocalChatModel | str | Path | None" = None,
         replay_buffer: ReplayBuffer | None = None,
         experience_model: ExperienceModel | BaseChatModel | str | None = None,
@@ -93,7 +97,7 @@ class Experiment(Workspace):
             progress=progress,
             say=say,
         )
-        self.learner, self._policy = learner, policy
+        self.create_learner, self._policy = create_learner, policy
         self.trained: LocalChatModel | None = None
         """What `train` returned; None before."""
 
@@ -186,7 +190,7 @@ class Experiment(Workspace):
             policy: A local chat model, or the path or hub name of one: the weights that training begins with. Default: the
                 experiment's policy, or the base policy of `train_base`.
             iterations: How many there shall be in all. Default: the settings'.
-            options: Other values of `Settings` (`num_tasks`, `learning_rate`, ...), and arguments of the learner.
+            options: Other values of `Settings` (`learner`, `num_tasks`, ...), and arguments of the learner.
 
         Raises `ConfigurationError` without a task or a policy to train, `UntruthfulDream` if the dream pays too much of what
         it must not (`max_false_success`; asked before the first iteration), `NothingToTrain` if the episodes give nothing to
@@ -212,7 +216,7 @@ class Experiment(Workspace):
         if start is None:
             self.trained = self._like(self._policy, self.policy("trained"))
         else:
-            learner = partial(self.learner, **{name: value for name, value in options.items() if name not in known})
+            learner = partial(self.create_learner, **{name: value for name, value in options.items() if name not in known})
             self.trained = self._train(start, learner, float(done.get("seconds", 0)))
         return self.trained
 
@@ -286,7 +290,7 @@ class Experiment(Workspace):
 
         s, experience = self.settings, self.experience()
         self._check_training(policy)
-        learner = (create_learner or self.learner)(policy, self.models / "policy", s)
+        learner = (create_learner or self.create_learner)(policy, self.models / "policy", s)
         policy.weights_changed()  # those of a checkpoint may be in place now
         training = Training(
             policy=policy,

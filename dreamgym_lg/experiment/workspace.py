@@ -43,7 +43,7 @@ TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
 CHANGED_LATER = {"iterations", "stop_after_uniform", "max_gap", "real_budget"}
 """Settings that may change between two runs in the same folder."""
 TRAINING = {
-    "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "synthetic_share", "evaluate_every",
+    "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "synthetic_share", "evaluate_every",
     "evaluate_tasks", "max_false_success", "references_only", "refresh_every", "refresh_episodes", "refresh_steps",
 }  # fmt: skip
 """Settings that only training reads."""
