@@ -11,8 +11,11 @@ import torch
 from grpo_parts import groups_of, learner_of, model_of, moments, promptly, some, trajectory, weights
 from transformers import PreTrainedTokenizerFast
 
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
-from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.tiny_models import create_model
+from dreamgym_lg.integrations.trl.learners import LEARNERS
+from dreamgym_lg.integrations.trl.sft import save_model
+from dreamgym_lg.learner import LearnerName
 
 
 def test_a_resumed_learner_goes_on_as_if_never_interrupted(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -131,8 +134,8 @@ def test_a_damaged_checkpoint_is_an_error_at_once(tokenizer: PreTrainedTokenizer
 KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
-from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.trl.learners import LEARNERS
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
 def episode(i):
@@ -141,9 +144,8 @@ def episode(i):
     return Trajectory(task=Task(id="t", instruction="i", environment="e"), steps=[step], segments=[segment])
 
 def train(kill):
-    tokenizer = create_tokenizer(["a few words"])
-    model = create_model(tokenizer, hidden_size=32, layers=1, max_tokens=64)
-    learner = GRPOLearner(model, tokenizer, sys.argv[1], beta=0.0)
+    policy = LocalChatModel.from_path(sys.argv[1])
+    learner = LEARNERS[sys.argv[3]](policy.model, policy.tokenizer, Path(sys.argv[1]) / "run")
     print("begun", learner.iteration, learner._trainer.state.global_step, flush=True)
     if kill != 1:
         os.write(told, b"x")
@@ -170,9 +172,14 @@ for kill in range(3):
 
 
 @pytest.mark.slow
-def test_kills_at_any_moment_lose_no_counted_update(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    """Killed three times, each time going on in the same folder."""
-    done = subprocess.run([sys.executable, "-c", KILLER, tmp_path, "0"], capture_output=True, text=True, timeout=100)
+@pytest.mark.parametrize("name", ["grpo", "ppo", "dpo"])
+def test_kills_at_any_moment_lose_no_counted_update(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: LearnerName
+) -> None:
+    """Killed three times, each time going on in the same folder. (RLOO and RFT have nothing to keep that GRPO has not.)"""
+    save_model(create_model(tokenizer, hidden_size=32, layers=1, max_tokens=64), tokenizer, tmp_path / "base")
+    base = tmp_path / "base"
+    done = subprocess.run([sys.executable, "-c", KILLER, base, "0", name], capture_output=True, text=True, timeout=100)
     lines = [line.split() for line in done.stdout.splitlines()]
     begun = [index for index, line in enumerate(lines) if line[0] == "begun"]
     assert len(begun) == 3, done.stderr[-2000:]
@@ -185,8 +192,8 @@ def test_kills_at_any_moment_lose_no_counted_update(tokenizer: PreTrainedTokeniz
             assert int(iteration) == count + 1
         count = int(iteration)
     assert count > 0
-    model = create_model(create_tokenizer(["a few words"]), hidden_size=32, layers=1, max_tokens=64)
-    resumed = GRPOLearner(model, tokenizer, tmp_path, beta=0.0)
+    policy = LocalChatModel.from_path(base)
+    resumed = LEARNERS[name](policy.model, policy.tokenizer, base / "run")
     assert count <= resumed.iteration <= count + 1
     assert promptly(lambda: resumed.update([[trajectory(float(i % 2), some(i + 5)) for i in range(4)]])) is None
     resumed.close()
