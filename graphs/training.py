@@ -32,6 +32,7 @@ from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.learner import Learner
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.replay.schema import FAILED
 from dreamgym_lg.rollout import Agent, real_steps, rollout
 from dreamgym_lg.types import Source, Trajectory
 
@@ -52,6 +53,8 @@ class TrainingState(TypedDict, total=False):
     task_ids: list[str]
     uniform_iterations: int
     """How many iterations in a row, up to the last update, taught the learner nothing."""
+    real_steps: int
+    """In the real environment, spent by the rollouts of all iterations; those of evaluations are not among them."""
     gap: float
     """Dreamed minus real success at the last evaluation that played both; 0 where its interval holds 0."""
 
@@ -68,7 +71,7 @@ class Training:
     """Creates the environments of the rollouts: dreams of `experience`, or real ones."""
     source: Source
     """Who answers there, as each trajectory says: `synthetic` for the experience model, `real` for the real environment.
-    The steps of real rollouts are counted in the metric `real_steps`."""
+    The steps of real rollouts are counted in the metric `real_steps`, those of failed episodes too."""
     experience: ExperienceModel | None = None
     """The experience model behind the dreams; None where the rollouts are real."""
     check_action: CheckAction | None = None
@@ -96,6 +99,8 @@ class Training:
     max_gap: float | None = None
     """The run ends early after an evaluation whose metric `eval_gap`, dreamed minus real success, is above it, if the lower end
     of its interval, `eval_gap_low`, is above 0. None: never."""
+    real_steps: int | None = None
+    """With real rollouts, the run ends after the iteration that has spent so many steps in all. None: no limit."""
     on_node: Callable[[str, int], None] = lambda node, iteration: None
     say: Callable[[str], None] = logger.warning
     """Told what a user should know while the run goes on: that most episodes failed, that it ends early."""
@@ -146,8 +151,9 @@ class Training:
         check_trainable(ordered)
         groups = [list(group) for _, group in groupby(ordered, key=lambda trajectory: trajectory.task.id)]
         metrics = describe(groups)
+        spent = self._real_steps(state["run"], iteration) if self.source == "real" else 0
         if self.source == "real":
-            metrics["real_steps"] = real_steps(ordered, self.check_action)
+            metrics["real_steps"] = spent
         values = [self.curriculum.update(group) for group in groups]
         metrics["curriculum_value"] = sum(values) / len(values)
         if self.learner.iteration <= iteration:  # else the crash came after this update
@@ -158,12 +164,20 @@ class Training:
             metrics |= self.experience.hosted.pop_metrics()
         # an outage leaves groups of one episode, which are uniform but say nothing of the policy
         uniform = bool(self.learner.metrics.get("skipped")) and not mostly_failed(ordered)
-        after: TrainingState = {"uniform_iterations": state.get("uniform_iterations", 0) + 1 if uniform else 0}
+        after: TrainingState = {
+            "uniform_iterations": state.get("uniform_iterations", 0) + 1 if uniform else 0,
+            "real_steps": state.get("real_steps", 0) + spent,
+        }
         metrics["uniform"] = int(uniform)
         metrics["stopped_early"] = int(self.is_stuck(after) and iteration + 1 < state["iterations"])
         self._tell_uniform(state | after, uniform=uniform)
         self.replay_buffer.record_metrics(state["run"], iteration, metrics)
         return after
+
+    def _real_steps(self, run: str, iteration: int) -> int:
+        """What the real rollouts of an iteration have cost, with those that failed and were played again."""
+        stored = self.replay_buffer.trajectories(source="real", iteration=iteration)
+        return real_steps((each for each in stored if each.run.partition(FAILED)[0] == run), self.check_action)
 
     def _tell_uniform(self, state: TrainingState, *, uniform: bool) -> None:
         """Say that iterations teach nothing: at the first of them, and when the run ends."""
@@ -213,8 +227,11 @@ class Training:
     def is_lied_to(self, state: TrainingState) -> bool:
         return self.max_gap is not None and state.get("gap", 0) > self.max_gap
 
+    def is_spent(self, state: TrainingState) -> bool:
+        return self.source == "real" and self.real_steps is not None and state.get("real_steps", 0) >= self.real_steps
+
     def is_over(self, state: TrainingState, finished: int) -> bool:
-        return finished >= state["iterations"] or self.is_stuck(state) or self.is_lied_to(state)
+        return finished >= state["iterations"] or self.is_stuck(state) or self.is_lied_to(state) or self.is_spent(state)
 
     def after_update(self, state: TrainingState) -> Literal["evaluate", "refresh", "count"]:
         finished = state["iteration"] + 1

@@ -53,6 +53,16 @@ Learner = Annotated[
         help=f"What trains the policy: {', '.join(f'[b]{name}[/b]' for name in get_args(LearnerName))}. Default: the world's."
     ),
 ]
+Place = Annotated[
+    str | None,
+    typer.Option(
+        "--environment",
+        help="Where it trains: [b]dream[/b], [b]real[/b], or [b]s2r[/b], the dream, then --real-steps. Default: the world's.",
+    ),
+]
+RealSteps = Annotated[
+    int | None, typer.Option(min=1, help="Real steps after which a training in the real environment ends; may be raised later.")
+]
 Force = Annotated[
     bool,
     typer.Option(
@@ -72,10 +82,8 @@ def open_experiment(
     out: Path | None = None,
     quickly: bool = False,
     existing: bool = False,
-    iterations: int | None = None,
-    refresh_episodes: int | None = None,
-    learner: str | None = None,
     force: bool = False,
+    **settings: Any,
 ) -> Experiment:
     """The experiment that `given` names: a world's name, `FILE.py:NAME`, or an experiment's folder.
 
@@ -84,13 +92,12 @@ def open_experiment(
         seed, out: Those of an experiment on a world; in place of its own, of an `Experiment`.
         quickly: With `quick` settings, in a folder of its own.
         existing: On a world, open only the experiment that is in the folder already, with the settings that it was made with.
-        iterations, refresh_episodes, learner: Of its settings; None leaves them as they are.
         force: Without `max_false_success` and `max_gap`.
+        settings: Values of its `Settings`; None leaves one as it is.
 
     Raises `ConfigurationError` if `given` names none of these.
     """
     quiet_libraries(offline=not is_object(given))
-    settings = {"iterations": iterations, "refresh_episodes": refresh_episodes, "learner": learner}
     chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if force:
         chosen |= {"max_false_success": None, "max_gap": None}
@@ -155,8 +162,8 @@ def demo(
     learner: Learner = None,
 ) -> None:
     """Run every stage: collect, train in the dream, evaluate in the real environment, write the report."""
-    options = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner}
-    with _opened(world, seed=seed, out=out, quickly=quick, **options) as work:
+    chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner}
+    with _opened(world, seed=seed, out=out, quickly=quick, **chosen) as work:
         _prepare(work)
         work.train()
         work.prove()
@@ -180,14 +187,17 @@ def train(
     iterations: Iterations = None,
     refresh: Refresh = None,
     learner: Learner = None,
+    environment: Place = None,
+    real_steps: RealSteps = None,
     force: Force = False,
 ) -> None:
-    """Collect data if needed, train the experience model and the base policy, then the policy in the dream.
+    """Collect data if needed, train the experience model and the base policy, then the policy, by default in the dream.
 
     A dream that pays what it must not is refused, with the figure.
     """
-    options = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner, "force": force}
-    with _opened(world, seed=seed, out=out, quickly=quick, **options) as work:
+    chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner}
+    chosen |= {"environment": environment, "real_steps": real_steps}
+    with _opened(world, seed=seed, out=out, quickly=quick, force=force, **chosen) as work:
         _prepare(work)
         work.train()
         console.print(f"trained policy: {work.models / 'trained'}", soft_wrap=True)
@@ -221,7 +231,8 @@ def export(world: WorldArgument, folder: To) -> None:
 
 def _prepare(work: Experiment) -> None:
     work.collect()
-    work.train_experience()
+    if work.settings.environment != "real":
+        work.train_experience()
     work.train_base()
 
 

@@ -29,14 +29,15 @@ POLICIES = ("base", "trained")
 STAGES = ("collect", "experience", "base", "train", "prove")
 
 
-def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
+def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel | None, iteration: int) -> dict[str, Any]:
     """The policy on the validation tasks, dreamed and, as far as `real_budget` goes, real; metrics of the training graph.
 
-    With `references_only` nothing is dreamed here: no recorded success judges a validation task.
+    With `references_only` nothing is dreamed here: no recorded success judges a validation task. Nor is anything while training
+    is real (`experience` is None).
     """
     tasks, dreamed, figures, told = work.validation_tasks(), list[Trajectory](), dict[str, Any](), list[str]()
     panel = tasks[: _affordable(work, iteration)]
-    if not work.settings.references_only:
+    if experience is not None and not work.settings.references_only:
         dreamed = check_played(work.play("validate/dream", policy, tasks, iteration=iteration, experience=experience))
         work.say_unreadable(dreamed)
         figures = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
@@ -46,7 +47,7 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
         real = check_played(work.play("validate/real", policy, panel, iteration=iteration))
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
         told.append(f"real {_of(real)}")
-        if dreamed:
+        if dreamed and experience is not None:
             compared, said = _compare(work, experience, dreamed[: len(panel)], real)
             figures |= compared
             told.append(said)

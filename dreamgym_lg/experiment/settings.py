@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import Literal, get_args
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.learner import LearnerName
+
+Place = Literal["dream", "real", "s2r"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,12 @@ class Settings:
     supervised_learning_rate: float | None = None
     """Of all supervised training. None: 7e-4 for a model of up to 50 M parameters, 1e-5 for a larger one."""
 
+    environment: Place = "dream"
+    """Where the episodes that train the policy are played: in the dream; in the real environment; or, `s2r` (the paper's
+    sim-to-real), `iterations` of them in the dream and then some in the real environment, until `real_steps` are spent."""
+    real_steps: int | None = None
+    """Steps in the real environment that training ends after, in the iteration that reaches them. Every step that reached it
+    counts, of failed episodes too; evaluations come on top. None: no limit; `s2r` needs one."""
     learner: LearnerName = "grpo"
     """What trains the policy on an iteration's episodes. `grpo`, `rloo`: their reward against that of the task's others; `ppo`:
     against what a critic expects; `rft`: fine-tuning on the successes; `dpo`: preference of a task's better episodes."""
@@ -90,6 +98,14 @@ class Settings:
     def __post_init__(self) -> None:
         if self.learner not in get_args(LearnerName):
             raise ConfigurationError.unknown("learner", str(self.learner), get_args(LearnerName))
+        if self.environment not in get_args(Place):
+            raise ConfigurationError.unknown("environment", str(self.environment), get_args(Place))
+        if self.environment == "s2r" and not self.real_steps:
+            raise ConfigurationError(f"environment='s2r' with real_steps={self.real_steps}: give the steps of its real part")
+        if self.environment == "dream" and self.real_steps is not None:
+            raise ConfigurationError(
+                f"real_steps={self.real_steps}: a training in the dream spends none; give environment='real' or 's2r' with it"
+            )
 
 
 def quick(settings: Settings) -> Settings:
