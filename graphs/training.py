@@ -30,6 +30,7 @@ from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import create_episode_graph
+from dreamgym_lg.graphs.health import check_health, is_collapsed
 from dreamgym_lg.learner import Learner
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.schema import FAILED
@@ -55,6 +56,8 @@ class TrainingState(TypedDict, total=False):
     """How many iterations in a row, up to the last update, taught the learner nothing."""
     real_steps: int
     """In the real environment, spent by the rollouts of all iterations; those of evaluations are not among them."""
+    collapsed: bool
+    """Whether the mean reward has fallen to a fraction of what it was."""
     gap: float
     """Dreamed minus real success at the last evaluation that played both; 0 where its interval holds 0."""
 
@@ -96,6 +99,8 @@ class Training:
     stop_after_uniform: int = 5
     """The run ends early after so many iterations in a row that taught the learner nothing (its metric `skipped`), as equal
     rewards within all groups teach GRPO nothing. 0: never."""
+    stop_after_collapse: int = 3
+    """The run ends early once the mean reward of so many iterations is below a quarter of the best before. 0: never."""
     max_gap: float | None = None
     """The run ends early after an evaluation whose metric `eval_gap`, dreamed minus real success, is above it, if the lower end
     of its interval, `eval_gap_low`, is above 0. None: never."""
@@ -167,9 +172,11 @@ class Training:
         after: TrainingState = {
             "uniform_iterations": state.get("uniform_iterations", 0) + 1 if uniform else 0,
             "real_steps": state.get("real_steps", 0) + spent,
+            "collapsed": self._watch(state, metrics),
         }
         metrics["uniform"] = int(uniform)
-        metrics["stopped_early"] = int(self.is_stuck(after) and iteration + 1 < state["iterations"])
+        early = (self.is_stuck(after) or after["collapsed"]) and iteration + 1 < state["iterations"]
+        metrics["stopped_early"] = int(early)
         self._tell_uniform(state | after, uniform=uniform)
         self.replay_buffer.record_metrics(state["run"], iteration, metrics)
         return after
@@ -178,6 +185,25 @@ class Training:
         """What the real rollouts of an iteration have cost, with those that failed and were played again."""
         stored = self.replay_buffer.trajectories(source="real", iteration=iteration)
         return real_steps((each for each in stored if each.run.partition(FAILED)[0] == run), self.check_action)
+
+    def _watch(self, state: TrainingState, metrics: dict[str, float | int | str | None]) -> bool:
+        """Tell what begins to go wrong, note it among the iteration's metrics, and return whether the policy has collapsed."""
+        iteration, window = state["iteration"], self.stop_after_collapse
+        earlier = [row for row in self.replay_buffer.metrics(state["run"]) if row["iteration"] < iteration]
+        before = earlier[-1] if earlier else {}
+        for name, text in check_health([*earlier, metrics]):
+            metrics[f"alarm_{name}"] = 1
+            if not before.get(f"alarm_{name}"):
+                self.say(f"iteration {iteration}: {text}")
+        collapsed = window > 0 and is_collapsed([*earlier, metrics], window)
+        if collapsed:
+            self.say(
+                f"the run ends after {iteration + 1} of {state['iterations']} iterations: the policy has collapsed, its mean "
+                f"reward over {window} iterations is below a quarter of the best before. With real validation, the policy that "
+                "did best there is kept. Train in a new folder with a lower learning_rate or a larger beta; "
+                "stop_after_collapse=0 goes on"
+            )
+        return collapsed
 
     def _tell_uniform(self, state: TrainingState, *, uniform: bool) -> None:
         """Say that iterations teach nothing: at the first of them, and when the run ends."""
@@ -227,11 +253,15 @@ class Training:
     def is_lied_to(self, state: TrainingState) -> bool:
         return self.max_gap is not None and state.get("gap", 0) > self.max_gap
 
+    def is_collapsed(self, state: TrainingState) -> bool:
+        return self.stop_after_collapse > 0 and state.get("collapsed", False)
+
     def is_spent(self, state: TrainingState) -> bool:
         return self.source == "real" and self.real_steps is not None and state.get("real_steps", 0) >= self.real_steps
 
     def is_over(self, state: TrainingState, finished: int) -> bool:
-        return finished >= state["iterations"] or self.is_stuck(state) or self.is_lied_to(state) or self.is_spent(state)
+        ended = self.is_stuck(state) or self.is_lied_to(state) or self.is_spent(state) or self.is_collapsed(state)
+        return ended or finished >= state["iterations"]
 
     def after_update(self, state: TrainingState) -> Literal["evaluate", "refresh", "count"]:
         finished = state["iteration"] + 1
@@ -312,7 +342,8 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
                 graph.update_state(config, given)
             given = None
         elif iterations > begun.values.get("iterations", iterations):
-            given |= {"uniform_iterations": 0, "gap": 0.0}  # who asks for more of a run that ended early gets it
+            # who asks for more of a run that ended early gets it
+            given |= {"uniform_iterations": 0, "gap": 0.0, "collapsed": False}
         control = RunControl()
         with _draining(control):
             try:

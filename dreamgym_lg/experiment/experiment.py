@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dreamgym_lg.graphs.training import Training
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
-_ENDS = ("stop_after_uniform", "max_gap", "environment", "real_steps")
+_ENDS = ("stop_after_uniform", "stop_after_collapse", "max_gap", "environment", "real_steps")
 """Settings that decide where a training ends: one that has ended goes on with others."""
 _DREAMED = "stage/train/dream"
 """Where it is recorded after how many iterations the dreamed part of a training was over."""
@@ -337,6 +337,7 @@ class Experiment(Workspace):
             evaluate=partial(self._evaluate, policy, experience) if self.validation_tasks() else None,
             evaluate_every=s.evaluate_every,
             stop_after_uniform=s.stop_after_uniform,
+            stop_after_collapse=s.stop_after_collapse,
             max_gap=None if real else s.max_gap,
             real_steps=s.real_steps,
             refresh=partial(self.refresh, policy, experience) if s.refresh_episodes and experience is not None else None,

@@ -70,6 +70,8 @@ class Settings:
     stop_after_uniform: int = 5
     """Iterations in a row that teach nothing (no difference of reward; of `rft`, no success) after which training ends; 0:
     never."""
+    stop_after_collapse: int = 3
+    """Iterations whose mean reward, below a quarter of the best that as many had before, ends training; 0: never."""
 
     evaluate_every: int = 10
     """Iterations between two evaluations on the validation tasks."""
