@@ -18,31 +18,30 @@ class Alarm(NamedTuple):
 
 
 def check_health(rows: Sequence[Row]) -> list[Alarm]:
-    """What is wrong at the last of these iterations, which are of one run, in order, without a gap.
+    """What is wrong at the last of these iterations, which are of one run, in order.
 
-    Each figure is the mean of the last `WINDOW` iterations; the entropy is held against that of the first.
+    Each figure is the mean of the last `WINDOW` iterations, before which there is no alarm; the entropy is held against that of
+    the first `WINDOW`.
     """
-    entropy, first = _mean(rows[-WINDOW:], "entropy"), _mean(rows[:WINDOW], "entropy")
-    invalid, kl, clipped = (_mean(rows[-WINDOW:], name) for name in ("invalid_action_share", "kl", "clip_ratio/region_mean"))
-    found = []
+    if len(rows) < WINDOW:
+        return []
+    invalid, kl, clipped, entropy = (
+        _mean(rows[-WINDOW:], name) for name in ("invalid_action_share", "kl", "clip_ratio/region_mean", "entropy")
+    )
+    first, found = _mean(rows[:WINDOW], "entropy"), {}
     if invalid is not None and invalid > 0.5:
-        found.append(
-            Alarm("invalid", f"{invalid:.0%} of the actions are invalid: more supervised training first, or a lower rate")
-        )
+        found["invalid"] = f"{invalid:.0%} of the actions are invalid: show the policy demonstrations first (train_base)"
     if kl is not None and kl > 0.5:
-        found.append(
-            Alarm("kl", f"KL of {kl:.2f} a token: the policy is far from where it began; a larger beta or a lower rate")
-        )
+        found["kl"] = f"KL of {kl:.2f} a token, the policy is far from where it began: a larger beta or a lower learning_rate"
     if clipped is not None and clipped > 0.3:
-        found.append(
-            Alarm("clipped", f"{clipped:.0%} of the tokens are clipped and teach nothing: a lower rate or fewer updates")
-        )
+        found["clipped"] = f"{clipped:.0%} of the tokens are clipped and teach nothing: a lower learning_rate or fewer updates"
     if entropy is not None and first is not None and entropy < 0.1 * first:
-        told = f"entropy fell from {first:.3f} to {entropy:.3f}: every episode of a task will soon be the same"
-        found.append(Alarm("entropy", f"{told}; a lower rate, a larger beta, or harder tasks"))
+        fell = f"entropy fell from {first:.3f} to {entropy:.3f}, so a task's episodes will soon be the same"
+        found["entropy"] = f"{fell}: a lower learning_rate, a larger beta, or harder tasks"
     if entropy is not None and first is not None and entropy > 3 * first + 0.1:
-        found.append(Alarm("noise", f"entropy rose from {first:.2f} to {entropy:.2f}: the policy becomes noise; a lower rate"))
-    return found
+        rose = f"entropy rose from {first:.2f} to {entropy:.2f}, so the policy becomes noise"
+        found["noise"] = f"{rose}: a lower learning_rate or a larger beta"
+    return [Alarm(name, text) for name, text in found.items()]
 
 
 def is_collapsed(rows: Sequence[Row], window: int) -> bool:

@@ -106,7 +106,8 @@ def make(tmp_path: Path, scripted: Any) -> Make:
             engine=lambda _: Turns(),
             **options,
         )
-        work.collect()
+        if not (work.out / "settings.json").exists():
+            work.collect()
         return work
 
     return make
