@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,9 +125,17 @@ def ppo(model: Any, groups: list[list[Trajectory]], gamma: float, gae_lambda: fl
     return clipped(torch.cat(ratio), normalised).mean() + coef * ((expected_all - returns) ** 2 / 2).mean()
 
 
+def after_a_prompt(one: Segment) -> Segment:
+    """The segment behind a beginning that all share, which is computed once."""
+    prompt = list(range(50, 90))
+    given = {"sampled": [0] * 40 + list(one.sampled), "logprobs": [0.0] * 40 + list(one.logprobs)}
+    return replace(one, token_ids=prompt + list(one.token_ids), **given)
+
+
 def test_ppos_gradient_is_the_clipped_losss_and_the_critics(
     moved: Any, groups: list[list[Trajectory]], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
+    groups = [[replace(one, segments=[after_a_prompt(s) for s in one.segments]) for one in group] for group in groups]
     rate, model = 1.0, deepcopy(moved)
     options = {"gamma": 0.95, "gae_lambda": 0.9, "value_coef": 0.5, "micro_batch": 3}
     plain = {"optim": "sgd", "learning_rate": rate, "max_grad_norm": 0.0, "weight_decay": 0.0}
