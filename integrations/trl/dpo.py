@@ -55,7 +55,7 @@ class DPOLearner(PolicyLearner):
 
     def _create_trainer(self, config: dict[str, Any]) -> _DPOTrainer:
         if config["beta"] <= 0:
-            raise ConfigurationError(f"beta={config['beta']}: DPO divides preferences by it; give a number above 0, e.g. 0.1")
+            raise ConfigurationError(f"beta={config['beta']}: DPO learns nothing with it; give a number above 0, e.g. 0.1")
         trainer = super()._create_trainer(config)
         assert isinstance(trainer, _DPOTrainer)
         self._beta, trainer.beta = trainer.beta, 0.0  # the reference is in the margins; no KL term comes to it
