@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import Context
-from dataclasses import asdict
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -113,14 +112,13 @@ class ParentPolicy(BaseChatModel):
 
 
 class ParentEnvironment(Environment):
-    """The world, which is in the parent."""
+    """The world, which is in the parent, and has been reset there."""
 
-    def __init__(self, parent: Parent) -> None:
-        self._parent = parent
+    def __init__(self, parent: Parent, first: str) -> None:
+        self._parent, self._first = parent, first
 
     def reset(self, task: Task) -> str:
-        first: str = self._parent.ask("reset").result()
-        return first
+        return self._first
 
     def step(self, action: str) -> StepResult:
         result: StepResult = self._parent.ask("step", action).result()
@@ -134,8 +132,7 @@ class ParentEnvironment(Environment):
         self._parent.ask("show_tools", tools).result()
 
     async def areset(self, task: Task) -> str:
-        first: str = await asyncio.wrap_future(self._parent.ask("reset"))
-        return first
+        return self._first
 
     async def astep(self, action: str) -> StepResult:
         result: StepResult = await asyncio.wrap_future(self._parent.ask("step", action))
@@ -193,16 +190,16 @@ def _with_scratch(allow: Allow) -> Allow:
     return Allow(hosts=allow.hosts, paths=[*allow.paths, os.environ["TMPDIR"]])
 
 
-async def _play(agent: SimulatedAgent, parent: Parent, said: Said, task: Task) -> None:
-    ended: dict[str, Any] = {"ended": True}
+async def _play(agent: SimulatedAgent, parent: Parent, said: Said, task: Task, first: str) -> None:
+    told: dict[str, Any] = {}
     try:
-        async for state in agent.astream({"task": task}, context=EpisodeContext(environment=ParentEnvironment(parent))):
-            steps = [asdict(step) for step in state["steps"]]
-            said.tell(episode=parent.episode, state=state | {"steps": steps})
+        async for state in agent.astream({"task": task}, context=EpisodeContext(environment=ParentEnvironment(parent, first))):
+            told["state"] = state
+        told["ended"] = True
     except BaseException as error:
-        ended = _failure(error)
+        told |= _failure(error)
     parent.end()
-    said.tell(episode=parent.episode, **ended)
+    said.tell(episode=parent.episode, **told)
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
