@@ -22,7 +22,8 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, messages_to_dict
 from langchain_core.outputs import ChatResult
-from pydantic_core import to_jsonable_python
+from pydantic import PrivateAttr
+from pydantic_core import to_json, to_jsonable_python
 
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import ConfigurationError
@@ -75,16 +76,25 @@ class Said:
         self._pipe, self._writing = pipe, threading.Lock()
 
     def tell(self, **what: Any) -> None:
-        line = json.dumps(to_jsonable_python(what, fallback=str)).encode() + b"\n"
+        line = _json(what) + b"\n"
         with self._writing:
             self._pipe.write(line)
             self._pipe.flush()
+
+
+def _json(what: object) -> bytes:
+    try:
+        return to_json(what, fallback=str)
+    except ValueError:  # half of a surrogate pair, say
+        return json.dumps(to_jsonable_python(what, fallback=str)).encode()
 
 
 class ParentPolicy(BaseChatModel):
     """The policy, which is in the parent. A streamed reply comes in one chunk."""
 
     parent: Any
+    _told: dict[bytes, int] = PrivateAttr(default_factory=dict)
+    _telling: Any = PrivateAttr(default_factory=threading.Lock)
 
     @property
     def _llm_type(self) -> str:
@@ -97,7 +107,7 @@ class ParentPolicy(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        result: ChatResult = self.parent.ask("policy", messages_to_dict(messages), stop, kwargs).result()
+        result: ChatResult = self._ask(messages, stop, kwargs).result()
         return result
 
     async def _agenerate(
@@ -107,8 +117,20 @@ class ParentPolicy(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        result: ChatResult = await asyncio.wrap_future(self.parent.ask("policy", messages_to_dict(messages), stop, kwargs))
+        result: ChatResult = await asyncio.wrap_future(self._ask(messages, stop, kwargs))
         return result
+
+    def _ask(self, messages: list[BaseMessage], stop: list[str] | None, given: dict[str, Any]) -> "Future[ChatResult]":
+        """Each message is sent once, with a number, and is that number in later calls: a history grows by its end."""
+        sent = list[Any]()
+        with self._telling:
+            told = self._told.copy()
+            for message in messages_to_dict(messages):
+                number = told.setdefault(_json(message), len(told))
+                sent.append((number, message) if number >= len(self._told) else number)
+            future: Future[ChatResult] = self.parent.ask("policy", sent, stop, given)
+            self._told = told
+        return future
 
 
 class ParentEnvironment(Environment):

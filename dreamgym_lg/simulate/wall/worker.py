@@ -32,7 +32,7 @@ from typing import IO, Any, cast
 
 from langchain_core.callbacks import AsyncCallbackManager
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import messages_from_dict
+from langchain_core.messages import BaseMessage, messages_from_dict
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langsmith.run_helpers import tracing_context
 
@@ -320,10 +320,13 @@ Answer = Callable[..., Awaitable[Any]]
 
 def _answers(policy: BaseChatModel, environment: Environment) -> dict[str, Answer]:
     """All that a worker can ask for."""
+    heard: dict[int, BaseMessage] = {}
 
-    async def reply(messages: list[dict[str, Any]], stop: list[str] | None, given: dict[str, Any]) -> ChatResult:
+    async def reply(sent: list[Any], stop: list[str] | None, given: dict[str, Any]) -> ChatResult:
         arguments = {name: given[name] for name in ("tools", "tool_choice", "response_format") if name in given}
-        asked = messages_from_dict(messages)
+        new = dict(each for each in sent if isinstance(each, list))
+        heard.update(zip(new, messages_from_dict(list(new.values())), strict=True))
+        asked = [heard[each[0] if isinstance(each, list) else each] for each in sent]
         if not AsyncCallbackManager.configure(None, policy.callbacks, policy.verbose).handlers:
             return await policy._agenerate_with_cache(asked, stop=stop, **arguments)
         result = await policy.agenerate([asked], stop=stop, **arguments)
