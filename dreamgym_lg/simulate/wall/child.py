@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage, messages_to_dict
+from langchain_core.messages import BaseMessage, message_to_dict
 from langchain_core.outputs import ChatResult
 from pydantic import PrivateAttr
 from pydantic_core import to_json, to_jsonable_python
@@ -93,7 +93,7 @@ class ParentPolicy(BaseChatModel):
     """The policy, which is in the parent. A streamed reply comes in one chunk."""
 
     parent: Any
-    _told: dict[bytes, int] = PrivateAttr(default_factory=dict)
+    _told: dict[str, int] = PrivateAttr(default_factory=dict)
     _telling: Any = PrivateAttr(default_factory=threading.Lock)
 
     @property
@@ -125,9 +125,10 @@ class ParentPolicy(BaseChatModel):
         sent = list[Any]()
         with self._telling:
             told = self._told.copy()
-            for message in messages_to_dict(messages):
-                number = told.setdefault(_json(message), len(told))
-                sent.append((number, message) if number >= len(self._told) else number)
+            for message in messages:
+                text = _json(message_to_dict(message)).decode()
+                number = told.setdefault(text, len(told))
+                sent.append((number, text) if number >= len(self._told) else number)
             future: Future[ChatResult] = self.parent.ask("policy", sent, stop, given)
             self._told = told
         return future

@@ -26,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -218,7 +218,9 @@ class Worker:
         first = await environment.areset(task)
         number, loop, ended = next(self._numbers), asyncio.get_running_loop(), asyncio.Future[Message]()
         causes, unanswered = dict[int, Exception](), set[int]()
-        answers, tasks = _answers(policy, environment), set[asyncio.Task[None]]()
+        tasks = set[asyncio.Task[None]]()
+        with tracing_context(enabled=False):  # as in process
+            context, answers = copy_context(), _answers(policy, environment)
 
         async def answer(message: Message) -> None:
             asked = message["number"]
@@ -240,7 +242,7 @@ class Worker:
             else:
                 ended.set_result(message)
 
-        with self._listening(number, hear):
+        with self._listening(number, hear, context):
             self._send(("play", number, task, first))
             try:
                 message = await self._end_of(ended, unanswered)
@@ -265,11 +267,9 @@ class Worker:
             raise _error(started, {})
 
     @contextlib.contextmanager
-    def _listening(self, number: int, hear: Callable[[Message], None]) -> Iterator[None]:
-        """`hear` is called in this event loop and a copy of this context, but without LangSmith's tracing, as in process."""
+    def _listening(self, number: int, hear: Callable[[Message], None], context: Context) -> Iterator[None]:
+        """`hear` is called in this event loop."""
         loop = asyncio.get_running_loop()
-        with tracing_context(enabled=False):
-            context = copy_context()
 
         def heard(message: Message) -> None:
             try:
@@ -321,13 +321,14 @@ Answer = Callable[..., Awaitable[Any]]
 def _answers(policy: BaseChatModel, environment: Environment) -> dict[str, Answer]:
     """All that a worker can ask for."""
     heard: dict[int, BaseMessage] = {}
+    listened_to = bool(AsyncCallbackManager.configure(None, policy.callbacks, policy.verbose).handlers)
 
     async def reply(sent: list[Any], stop: list[str] | None, given: dict[str, Any]) -> ChatResult:
         arguments = {name: given[name] for name in ("tools", "tool_choice", "response_format") if name in given}
-        new = dict(each for each in sent if isinstance(each, list))
+        new = {number: json.loads(text) for number, text in (each for each in sent if isinstance(each, list))}
         heard.update(zip(new, messages_from_dict(list(new.values())), strict=True))
         asked = [heard[each[0] if isinstance(each, list) else each] for each in sent]
-        if not AsyncCallbackManager.configure(None, policy.callbacks, policy.verbose).handlers:
+        if not listened_to:
             return await policy._agenerate_with_cache(asked, stop=stop, **arguments)
         result = await policy.agenerate([asked], stop=stop, **arguments)
         return ChatResult(generations=cast(list[ChatGeneration], result.generations[0]), llm_output=result.llm_output)
