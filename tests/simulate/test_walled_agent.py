@@ -27,7 +27,7 @@ from dreamgym_lg.simulate.wall import child, worker
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
 from dreamgym_lg.simulate.wall.wall import capabilities
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
-from dreamgym_lg.types import StepResult
+from dreamgym_lg.types import StepResult, Task
 
 AGENT = Path(__file__).with_name("walled_agent.py")
 
@@ -79,11 +79,22 @@ class Broken(Answers):
         raise PredictionFailed("no JSON")
 
 
+class Unbuilt(Answers):
+    async def areset(self, task: Task) -> str:
+        raise PredictionFailed("no world")
+
+
+class Blind(Answers):
+    def show_tools(self, tools: Any) -> None:
+        raise PredictionFailed("no tools")
+
+
 async def test_what_ends_an_episode_is_told_and_the_next_one_is_played(tmp_path: Path) -> None:
     async with walled("agent", tmp_path) as agent:
         with TokenRecorder():
-            with pytest.raises(PredictionFailed, match="^no JSON$"):
-                await played(agent, Broken())
+            for world, cause in ((Broken(), "no JSON"), (Unbuilt(), "no world"), (Blind(), "no tools")):
+                with pytest.raises(PredictionFailed, match=f"^{cause}$"):
+                    await played(agent, world)
             assert (await played(agent, Answers()))["success"]
 
 

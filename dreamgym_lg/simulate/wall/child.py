@@ -47,15 +47,29 @@ class Parent:
     def __init__(self, said: "Said", episode: int) -> None:
         self._said, self.episode, self.ended = said, episode, False
         self._numbers, self._asked = itertools.count(1), dict[int, Future[Any]]()
+        self.failure: BaseException | None = None
+        """Of a question whose answer nobody waits for: it ends the episode."""
 
     def ask(self, kind: str, *args: Any) -> "Future[Any]":
         """Raises `RuntimeError` once the episode has ended: a thread that lives on gets no answers of the next one."""
         if self.ended:
             raise RuntimeError("the episode of this thread has ended")
+        self.check()
         number, future = next(self._numbers), Future[Any]()
         self._asked[number] = future
         self._said.tell(ask=kind, episode=self.episode, number=number, args=args)
         return future
+
+    def tell(self, kind: str, *args: Any) -> None:
+        """Ask, and go on: questions are heard in their order. Later ones raise what came of it, as `check` does."""
+        self.ask(kind, *args).add_done_callback(self._keep_failure)
+
+    def _keep_failure(self, told: "Future[Any]") -> None:
+        self.failure = self.failure or told.exception()
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
     def answer(self, number: int, value: Any, failed: str | None) -> None:
         """Nothing to do for an answer that was under way when the episode ended."""
@@ -152,7 +166,7 @@ class ParentEnvironment(Environment):
         return answer
 
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._parent.ask("show_tools", tools).result()
+        self._parent.tell("show_tools", tools)
 
     async def areset(self, task: Task) -> str:
         return self._first
@@ -218,6 +232,7 @@ async def _play(agent: SimulatedAgent, parent: Parent, said: Said, task: Task, f
     try:
         async for state in agent.astream({"task": task}, context=EpisodeContext(environment=ParentEnvironment(parent, first))):
             told["state"] = state
+        parent.check()
         told["ended"] = True
     except BaseException as error:
         told |= _failure(error)
