@@ -215,7 +215,7 @@ def _obey(orders: BinaryIO, said: Said, loop: asyncio.AbstractEventLoop, create:
             if order == "play":
                 parents = {number: parent for number, parent in parents.items() if not parent.ended}
                 parents[episode] = parent = Parent(said, episode)
-                playing = _play(create(ParentPolicy(parent=parent)), parent, said, *given)
+                playing = _play(create(ParentPolicy(parent=parent, cache=False)), parent, said, *given)
                 loop.call_soon_threadsafe(partial(loop.create_task, playing, context=Context()))
             elif episode in parents:
                 parents[episode].answer(*given)
