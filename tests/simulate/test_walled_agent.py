@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from worlds import TASK, Answers, names_of, played
 from zoo.policy import ScriptedPolicy
 
@@ -72,6 +73,33 @@ async def test_an_agent_with_tools_is_played_as_in_process(tmp_path: Path) -> No
         assert sum(segment.trainable for segment in episode.segments) == 3, "every call of the policy is recorded here"
     assert policy.calls == 6
     assert [tool["function"]["name"] for tool in policy.asked[0][1]["tools"]] == ["search", "book"]
+    (first_read, _), _, (last_read, _) = policy.asked[:3]
+    assert [message.type for message in last_read] == ["human", "ai", "tool", "ai", "tool"]
+    assert last_read[0] is first_read[0], "a message is told once"
+    assert last_read[4].text == "dreamed 2 of book" and policy.asked[3][0][0] is not first_read[0]
+
+
+class Long(Answers):
+    """More than a pipe holds, and half of a surrogate pair."""
+
+    def step(self, action: str) -> StepResult:
+        return super().step(action)._replace(observation="x" * 2**20 + "\ud83d")
+
+
+class Listener(BaseCallbackHandler):
+    def __init__(self) -> None:
+        self.heard = list[str]()
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+        self.heard.append(messages[0][-1].text)
+
+
+async def test_long_answers_cross_the_wall_and_the_policys_own_callbacks_are_called(tmp_path: Path) -> None:
+    listener = Listener()
+    async with walled("agent", tmp_path, Recorded(sequence=("search",), callbacks=[listener])) as agent:
+        (episode,) = await rollout(agent, [TASK], Long, source="synthetic")
+    assert episode.error is None and episode.steps[0].next_observation == "x" * 2**20 + "\ud83d"
+    assert listener.heard == [TASK.instruction, episode.steps[0].next_observation]
 
 
 class Broken(Answers):

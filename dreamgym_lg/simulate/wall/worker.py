@@ -1,10 +1,12 @@
 """One worker: a process behind the wall that plays episodes, many at once, as an event loop does.
 
 What crosses the wall is what an episode asks of others anyway, and nothing more: a call of the policy (messages, tools and
-other arguments, as OpenAI's form has them), and the calls of `Environment` (reset, step, check_action, show_tools).
+other arguments, as OpenAI's form has them; a message that was sent before is a number), and the calls of `Environment` (step,
+check_action, show_tools; its `reset` is called here, before the episode).
 
 What comes up is JSON, one line for each message: the worker is not trusted, and to unpickle is to run what was sent. What
-goes down is pickled. Threads read and write the pipes, so that no worker can keep the caller's event loop waiting.
+goes down is pickled. Threads read the pipes, and write what a pipe does not take at once, so that no worker can keep the
+caller's event loop waiting.
 """
 
 import asyncio
@@ -26,7 +28,8 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextvars import Context, copy_context
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -94,7 +97,7 @@ class Worker:
         self._started, self._lock, self._reaped = Future[Message](), threading.Lock(), False
         self._orders, self._unsent, self._sending = cast(IO[bytes], self._process.stdin), bytearray(), threading.Condition()
         os.set_blocking(self._orders.fileno(), False)
-        self._send((path, options))
+        self.send(pickle.dumps((path, options)))
         work = self._read, self._read_errors, self._write, self._wait
         threads = [threading.Thread(target=each, name="dreamgym-worker", daemon=True) for each in work]
         self._reader, self._error_reader, _, self._waiter = threads
@@ -185,10 +188,7 @@ class Worker:
             with contextlib.suppress(RuntimeError):
                 listener(gone)
 
-    def _send(self, order: object) -> None:
-        self._send_pickled(pickle.dumps(order))
-
-    def _send_pickled(self, order: bytes) -> None:
+    def send(self, order: bytes) -> None:
         """Written here where the pipe takes it, which saves a change of threads; else by the thread that may wait."""
         with self._sending:
             waiting = bool(self._unsent)
@@ -197,6 +197,7 @@ class Worker:
                 self._fill_pipe()
             if self._unsent:
                 self._sending.notify()
+        self._heard = time.monotonic()  # it has something to do again
 
     def _fill_pipe(self) -> None:
         try:
@@ -209,51 +210,26 @@ class Worker:
     # --- an episode -------------------------------------------------------------------------------------------------------
 
     async def play(self, task: Task, policy: BaseChatModel, environment: Environment) -> AsyncGenerator[AgentState]:
-        """One episode: what is asked is answered as it comes, many at once, in the context of the caller.
+        """One episode: what is asked is answered as it comes, many at once, in a copy of the caller's context.
 
         Raises what the policy or the world raised; `EnvironmentFailed` for what the agent raised, for a worker that died, and
         for one that hangs; `ConfigurationError` for an agent that cannot be loaded.
         """
         await self._ready()
         first = await environment.areset(task)
-        number, loop, ended = next(self._numbers), asyncio.get_running_loop(), asyncio.Future[Message]()
-        causes, unanswered = dict[int, Exception](), set[int]()
-        tasks = set[asyncio.Task[None]]()
+        number = next(self._numbers)
         with tracing_context(enabled=False):  # as in process
-            context, answers = copy_context(), _answers(policy, environment)
-
-        async def answer(message: Message) -> None:
-            asked = message["number"]
+            context, episode = copy_context(), _Episode(self, number, _answers(policy, environment))
+        with self._listening(number, partial(context.run, episode.hear)):
+            self.send(pickle.dumps(("play", number, task, first)))
             try:
-                value = pickle.dumps(("answer", number, asked, await answers[message["ask"]](*message["args"]), None))
-            except Exception as error:
-                causes[asked] = error
-                value = pickle.dumps(("answer", number, asked, None, f"{type(error).__name__}: {error}"))
-            self._send_pickled(value)
-            self._heard = time.monotonic()  # it has something to do again
-            unanswered.discard(asked)
-
-        def hear(message: Message) -> None:
-            if ended.done():
-                return
-            if "ask" in message:
-                unanswered.add(message["number"])
-                tasks.add(loop.create_task(answer(message)))
-            else:
-                ended.set_result(message)
-
-        with self._listening(number, hear, context):
-            self._send(("play", number, task, first))
-            try:
-                message = await self._end_of(ended, unanswered)
+                message = await self._end_of(episode)
             finally:
-                ended.cancel()
-                for each in tasks:
-                    each.cancel()
+                episode.end()
         if "state" in message:
             yield _state(message["state"])
         if "ended" not in message:
-            raise _error(message, causes)
+            raise _error(message, episode.causes)
 
     async def _ready(self) -> None:
         if not self._started.done():
@@ -267,7 +243,7 @@ class Worker:
             raise _error(started, {})
 
     @contextlib.contextmanager
-    def _listening(self, number: int, hear: Callable[[Message], None], context: Context) -> Iterator[None]:
+    def _listening(self, number: int, hear: Callable[[Message], None]) -> Iterator[None]:
         """`hear` is called in this event loop."""
         loop = asyncio.get_running_loop()
 
@@ -278,7 +254,7 @@ class Worker:
                 self._end_babbler(error)
 
         with self._lock:
-            self._listeners[number] = lambda message: loop.call_soon_threadsafe(heard, message, context=context)
+            self._listeners[number] = partial(loop.call_soon_threadsafe, heard)
             if self._gone is not None:
                 hear(self._gone)
         try:
@@ -286,15 +262,49 @@ class Worker:
         finally:
             del self._listeners[number]
 
-    async def _end_of(self, ended: "asyncio.Future[Message]", unanswered: set[int]) -> Message:
+    async def _end_of(self, episode: "_Episode") -> Message:
         """The last message. Ends a worker that hangs; one that waits for the policy or the world does not."""
-        while not ended.done():
+        while not episode.ended.done():
             left = self._heard + SILENCE - time.monotonic()
-            if left <= 0 and not unanswered:
+            if left <= 0 and not episode.unanswered:
                 self.end(f"it hung: no sign for {SILENCE:g} s, and nothing that it waited for")
-                return await ended
-            await asyncio.wait([ended], timeout=left if left > 0 else SILENCE)
-        return ended.result()
+                return await episode.ended
+            await asyncio.wait([episode.ended], timeout=left if left > 0 else SILENCE)
+        return episode.ended.result()
+
+
+class _Episode:
+    """The parent's part of an episode: what is asked is answered as it comes, until the worker says that it has ended."""
+
+    def __init__(self, worker: Worker, number: int, answers: "dict[str, Answer]") -> None:
+        self.ended = asyncio.get_running_loop().create_future()
+        self.causes, self.unanswered = dict[int, Exception](), set[int]()
+        self._worker, self._number, self._answers, self._tasks = worker, number, answers, set[asyncio.Task[None]]()
+
+    def hear(self, message: Message) -> None:
+        if self.ended.done():
+            return
+        if "ask" in message:
+            self.unanswered.add(message["number"])
+            self._tasks.add(asyncio.create_task(self._answer(message)))
+        else:
+            self.ended.set_result(message)
+
+    async def _answer(self, message: Message) -> None:
+        asked = message["number"]
+        try:
+            value = await self._answers[message["ask"]](*message["args"])
+            order = pickle.dumps(("answer", self._number, asked, value, None))
+        except Exception as error:
+            self.causes[asked] = error
+            order = pickle.dumps(("answer", self._number, asked, None, f"{type(error).__name__}: {error}"))
+        self._worker.send(order)
+        self.unanswered.discard(asked)
+
+    def end(self) -> None:
+        self.ended.cancel()
+        for each in self._tasks:
+            each.cancel()
 
 
 def _state(sent: Any) -> AgentState:
@@ -321,14 +331,16 @@ Answer = Callable[..., Awaitable[Any]]
 def _answers(policy: BaseChatModel, environment: Environment) -> dict[str, Answer]:
     """All that a worker can ask for."""
     heard: dict[int, BaseMessage] = {}
-    listened_to = bool(AsyncCallbackManager.configure(None, policy.callbacks, policy.verbose).handlers)
+    listeners = AsyncCallbackManager.configure(None, policy.callbacks, policy.verbose).handlers
+    bare = not listeners and type(policy).agenerate is BaseChatModel.agenerate
+    """Nothing is lost without `agenerate`, whose work is done in the worker already, around its `ParentPolicy`."""
 
     async def reply(sent: list[Any], stop: list[str] | None, given: dict[str, Any]) -> ChatResult:
         arguments = {name: given[name] for name in ("tools", "tool_choice", "response_format") if name in given}
         new = {number: json.loads(text) for number, text in (each for each in sent if isinstance(each, list))}
         heard.update(zip(new, messages_from_dict(list(new.values())), strict=True))
         asked = [heard[each[0] if isinstance(each, list) else each] for each in sent]
-        if not listened_to:
+        if bare:
             return await policy._agenerate_with_cache(asked, stop=stop, **arguments)
         result = await policy.agenerate([asked], stop=stop, **arguments)
         return ChatResult(generations=cast(list[ChatGeneration], result.generations[0]), llm_output=result.llm_output)
