@@ -29,7 +29,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextvars import copy_context
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -220,7 +219,7 @@ class Worker:
         number = next(self._numbers)
         with tracing_context(enabled=False):  # as in process
             context, episode = copy_context(), _Episode(self, number, _answers(policy, environment))
-        with self._listening(number, partial(context.run, episode.hear)):
+        with self._listening(number, lambda message: context.run(episode.hear, message)):
             self.send(pickle.dumps(("play", number, task, first)))
             try:
                 message = await self._end_of(episode)
@@ -254,7 +253,7 @@ class Worker:
                 self._end_babbler(error)
 
         with self._lock:
-            self._listeners[number] = partial(loop.call_soon_threadsafe, heard)
+            self._listeners[number] = lambda message: loop.call_soon_threadsafe(heard, message)
             if self._gone is not None:
                 hear(self._gone)
         try:
