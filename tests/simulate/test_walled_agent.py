@@ -80,10 +80,10 @@ async def test_an_agent_with_tools_is_played_as_in_process(tmp_path: Path) -> No
 
 
 class Long(Answers):
-    """More than a pipe holds."""
+    """More than a pipe holds, and no text that UTF-8 can write."""
 
     def step(self, action: str) -> StepResult:
-        return super().step(action)._replace(observation="x" * 2**20)
+        return super().step(action)._replace(observation="x" * 2**20 + "\ud83d")
 
 
 class Listener(BaseCallbackHandler):
@@ -98,7 +98,7 @@ async def test_long_answers_cross_the_wall_and_the_policys_own_callbacks_are_cal
     listener = Listener()
     async with walled("agent", tmp_path, Recorded(sequence=("search",), callbacks=[listener])) as agent:
         (episode,) = await rollout(agent, [TASK], Long, source="synthetic")
-    assert episode.error is None and episode.steps[0].next_observation == "x" * 2**20
+    assert episode.error is None and episode.steps[0].next_observation == "x" * 2**20 + "\ud83d"
     assert listener.heard == [TASK.instruction, episode.steps[0].next_observation]
 
 

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import Context
+from dataclasses import asdict, is_dataclass
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -23,7 +24,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, message_to_dict
 from langchain_core.outputs import ChatResult
 from pydantic import PrivateAttr
-from pydantic_core import to_json, to_jsonable_python
+from pydantic_core import to_json
 
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import ConfigurationError
@@ -99,8 +100,12 @@ class Said:
 def _json(what: object) -> bytes:
     try:
         return to_json(what, fallback=str)
-    except ValueError:  # half of a surrogate pair, say
-        return json.dumps(to_jsonable_python(what, fallback=str)).encode()
+    except ValueError:  # half of a surrogate pair, which only the standard library writes
+        return json.dumps(what, default=_plain).encode()
+
+
+def _plain(value: object) -> object:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 class ParentPolicy(BaseChatModel):
@@ -237,7 +242,10 @@ async def _play(agent: SimulatedAgent, parent: Parent, said: Said, task: Task, f
     except BaseException as error:
         told |= _failure(error)
     parent.end()
-    said.tell(episode=parent.episode, **told)
+    try:
+        said.tell(episode=parent.episode, **told)
+    except Exception as error:  # it cannot be written: the parent waits all the same
+        said.tell(episode=parent.episode, **_failure(error))
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
