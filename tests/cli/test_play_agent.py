@@ -145,7 +145,7 @@ def test_what_the_guard_stops_is_shown_with_the_users_line(sit: Sit) -> None:
     calls = at('    book.invoke({"room": state["room"]}) if "room" in state else None', "remove")
     removes = at('    os.remove("orders.db")', "remove")
     in_order(done.output, "simulated: ", calls, "blocked: os.remove of orders.db", removes)
-    assert "failed: EnvironmentFailed" in done.output
+    assert "failed: AccessBlocked" in done.output
     [episode] = recorded()
     assert [act.kind for act in episode.acts] == ["blocked"] and episode.error is not None
 

@@ -18,7 +18,7 @@ import pytest
 from worlds import TASK, Answers, names_of, played
 from zoo.policy import ScriptedPolicy
 
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, PredictionFailed
+from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFailed, PredictionFailed
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import Allow
@@ -89,11 +89,21 @@ async def test_what_ends_an_episode_is_told_and_the_next_one_is_played(tmp_path:
 
 async def test_native_code_and_python_are_stopped(tmp_path: Path) -> None:
     async with walled("writes", tmp_path) as agent:
-        with pytest.raises(EnvironmentFailed, match="AssertionError: the kernel said no"):
+        with pytest.raises(AccessBlocked, match="wall stopped RuntimeError: creat: Permission denied; allow it with allow="):
             await played(agent, Answers())
     async with walled("guarded", tmp_path) as agent:
-        with pytest.raises(EnvironmentFailed, match=r"open of .*written at .*walled_agent.py:"):
+        with pytest.raises(AccessBlocked, match=r"open of .*written at .*walled_agent.py:"):
             await played(agent, Answers())
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("writes", 1), ("guarded", 1), ("dies", 3)])
+async def test_what_was_stopped_is_not_played_again_and_a_worker_that_died_is(kind: str, rounds: int, tmp_path: Path) -> None:
+    told = list[str]()
+    options: Any = {"source": "synthetic", "attempts": 3, "on_episode": lambda each: told.append(each.error)}
+    async with walled(kind, tmp_path) as agent:
+        (episode,) = await rollout(agent, [TASK], Answers, **options)
+    assert len(told) == rounds and set(told) == {episode.error}
+    assert str(episode.error).startswith("AccessBlocked: " if rounds == 1 else "EnvironmentFailed: ")
 
 
 async def test_the_scratch_folder_is_the_agents(tmp_path: Path) -> None:

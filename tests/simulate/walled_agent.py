@@ -46,7 +46,8 @@ def native() -> None:
     """Below Python, where the guard sees nothing."""
     import ctypes
 
-    assert ctypes.CDLL(None).creat(os.path.join(OUTSIDE, "native").encode(), 0o600) >= 0, "the kernel said no"
+    if ctypes.CDLL(None, use_errno=True).creat(os.path.join(OUTSIDE, "native").encode(), 0o600) < 0:
+        raise RuntimeError(f"creat: {os.strerror(ctypes.get_errno())}")
 
 
 writes = _node(native)

@@ -134,7 +134,7 @@ class WalledAgent:
     ) -> AsyncIterator[AgentState]:
         """Play one episode of `state["task"]` in `context.environment`, as `SimulatedAgent.astream` does.
 
-        Raises what `Worker.play` raises, and `EnvironmentFailed` for a real access that was stopped. Callbacks of `config`
+        Raises what `Worker.play` raises, and `AccessBlocked` for a real access that was stopped. Callbacks of `config`
         stay here and see nothing of the episode.
         """
         if context.environment is None:
