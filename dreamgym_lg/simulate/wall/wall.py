@@ -63,7 +63,7 @@ def check_wall() -> None:
     if missing := capabilities().missing:
         raise ConfigurationError(
             f"isolation='process' needs {'; and '.join(missing)}. Use a machine that has it, or choose isolation='guard' by "
-            f"name: it {GUARD_LIMITS}"
+            f"name (--isolation guard): it {GUARD_LIMITS}"
         )
 
 
