@@ -14,6 +14,7 @@ from rich.table import Table
 
 from dreamgym_lg.cli.console import console, errors_shown
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.simulate.wall.wall import Isolation
 
 if TYPE_CHECKING:
     from dreamgym_lg.simulate.doctor import Examination
@@ -35,6 +36,12 @@ Writes = Annotated[
 ]
 Traces = Annotated[
     Path | None, typer.Option("--replay-buffer", help="Real traces, which show which tools write.", exists=True, dir_okay=False)
+]
+Isolated = Annotated[
+    Isolation | None,
+    typer.Option(
+        help="What keeps it from the real world: process, a wall of the kernel, or guard. Default: process where it can be had."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the parts as JSON.")]
 
@@ -74,6 +81,7 @@ def doctor(
     simulate_node: SimulateNode = None,
     writes: Writes = None,
     replay_buffer: Traces = None,
+    isolation: Isolated = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which parts of an agent a dream simulates, which run for real, which cannot be simulated, and how to fix those.
@@ -90,6 +98,7 @@ def doctor(
         from dreamgym_lg.simulate.loading import load_agent
         from dreamgym_lg.simulate.wall.wall import capabilities
 
+        missing = capabilities().missing
         with redirect_stdout(sys.stderr):  # what the module prints is not our answer
             graph = load_agent(agent)
         with ReplayBuffer(replay_buffer or ":memory:") as buffer:
@@ -99,8 +108,8 @@ def doctor(
                 simulate_nodes=simulate_node or (),
                 writes=writes,
                 trajectories=buffer.trajectories(source="offline", split="train", errors=False),
+                isolation=isolation or ("guard" if missing else "process"),
             )
-    missing = capabilities().missing
     if as_json:
         parts = [part._asdict() for part in found.parts]
         isolation = {"process": not missing, "missing": missing}

@@ -22,13 +22,13 @@ from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
 from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.prompt_formats import is_tool_task, schemas
-from dreamgym_lg.experiment.agent_world import Isolation
 from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate import Allow
 from dreamgym_lg.simulate.loading import compiled, load_object
+from dreamgym_lg.simulate.wall.wall import Isolation
 from dreamgym_lg.types import Split, Task
 
 COMMANDS = {
@@ -71,7 +71,7 @@ Policy = Annotated[
 ]
 Isolated = Annotated[
     Isolation | None,
-    typer.Option(help="Of an agent: what keeps it from the real world. Default: process, behind a wall of the kernel."),
+    typer.Option(help="Of an agent: what keeps it from the real world. Default: process, a wall of the kernel."),
 ]
 AllowPath = Annotated[
     list[Path] | None, typer.Option(help="Of an agent: a file or folder that it may write; may be repeated.")

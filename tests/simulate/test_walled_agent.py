@@ -182,6 +182,9 @@ async def test_what_cannot_be_loaded_or_sent_is_said(tmp_path: Path) -> None:
     async with walled("missing", tmp_path) as agent:
         with pytest.raises(ConfigurationError, match="unknown name in .*missing"):
             await played(agent, Answers())
+    async with walled("logs", tmp_path) as agent:
+        with pytest.raises(ConfigurationError, match="logs could not be loaded: PermissionError: .*; behind the wall nothing"):
+            await played(agent, Answers())
     with pytest.raises(ConfigurationError, match="verify=.*cannot be sent.*isolation='guard'"):
         Workers("a.py:b", verify=lambda task, state: True)
 

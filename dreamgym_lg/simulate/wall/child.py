@@ -153,7 +153,10 @@ def main() -> None:
         graph, options = load_agent(path), _unpickled(options)
         options["allow"] = _with_scratch(options["allow"] or Allow())
     except Exception as error:
-        return said.tell(**_failure(error))
+        failure = _failure(error)
+        if _is_of_the_wall(error):
+            failure["text"] += "; behind the wall nothing is written but what allow= names: do it in a tool, or allow it"
+        return said.tell(**failure)
     said.tell(ready=True)
     loop = asyncio.new_event_loop()
     given = orders, said, loop, partial(SimulatedAgent, graph, **options)  # type: ignore[arg-type]
@@ -222,5 +225,5 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 def _is_of_the_wall(error: BaseException) -> bool:
     """Whether this is how the kernel's refusal reaches Python; native libraries have it in the text alone."""
-    refused = (os.strerror(errno.EACCES), os.strerror(errno.EPERM))
+    refused = (os.strerror(errno.EACCES), os.strerror(errno.EPERM), "readonly database")  # the last is SQLite's
     return isinstance(error, PermissionError) or any(told.lower() in str(error).lower() for told in refused)
