@@ -55,7 +55,10 @@ To = Annotated[Path, typer.Option(help="The replay buffer: a SQLite file, made i
 Format = Annotated[str, typer.Option(help="[b]auto[/b], [b]messages[/b], [b]langsmith[/b] or [b]otel[/b].")]
 Environment = Annotated[str, typer.Option(help="The name under which the tasks of these traces are stored.")]
 HeldOut = Annotated[
-    float, typer.Option(min=0, max=1, help="Share of the tasks to keep for evaluation: never trained on, never retrieved.")
+    float,
+    typer.Option(
+        min=0, max=1, help="Share of the tasks to keep for evaluation, one at least: never trained on, never retrieved."
+    ),
 ]
 Rewards = Annotated[
     Path | None,

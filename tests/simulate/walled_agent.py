@@ -55,7 +55,7 @@ writes = _node(native)
 
 def logs():  # type: ignore[no-untyped-def]
     """Opens its log as it is made."""
-    open(os.path.join(OUTSIDE, "log"), "w")
+    Path(OUTSIDE, "log").touch()
 
 
 def last_words() -> None:
