@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Collection
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from acts_agent import task_of
 from test_wall import Scene, _can, scene
 from wall_acts import ACTS
 from worlds import Answers, node_of
+from zoo import KINDS
 from zoo.policy import ScriptedPolicy
 
 from dreamgym_lg.rollout import rollout
@@ -74,6 +76,13 @@ def test_the_doctor_says_what_happens_to_each_act() -> None:
     assert all("unknown" in guarded[name] for name in STOPPED_IN_PART)
     assert all("stopped" in found for name, found in guarded.items() if name not in PAST_THE_GUARD | ARGUMENTS_DECIDE)
     assert {handling for found in (*guarded.values(), *walled.values()) for handling in found} == {"stopped", "unknown"}
+
+
+def test_the_readme_says_how_many() -> None:
+    text = Path(__file__).parents[2].joinpath("README.md").read_text()
+    assert f"| of our {len(ACTS)} side effects |" in text and f"| {len(PAST_THE_GUARD)} get through, listed in `tests/" in text
+    everything = all(map(find_spec, ("deepagents", "langgraph_supervisor", "langgraph_swarm", "langchain_mcp_adapters")))
+    assert f"{len(KINDS)} kinds of agents" in text or not everything
 
 
 def outcomes(folder: Path, play: Callable[[str, Scene], str], expected: Collection[str]) -> tuple[set[str], dict[str, str]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_wall import _server
 from worlds import TASK, Answers, names_of, played
 from zoo.policy import ScriptedPolicy
 
@@ -72,6 +73,38 @@ async def test_an_agent_with_tools_is_played_as_in_process(tmp_path: Path) -> No
         assert sum(segment.trainable for segment in episode.segments) == 3, "every call of the policy is recorded here"
     assert policy.calls == 6
     assert [tool["function"]["name"] for tool in policy.asked[0][1]["tools"]] == ["search", "book"]
+
+
+async def test_dreams_in_workers_do_not_mix(tmp_path: Path) -> None:
+    """64 at once, of two policies, in two processes, each in a world of its own."""
+    numbers = itertools.count()
+    policies = [Recorded(label=f"policy{n}", sequence=("search", "book")) for n in range(2)]
+    async with walled("agent", tmp_path, policies[0], count=2) as agent:
+        agents = [agent, WalledAgent(agent._workers, policies[1])]
+        playing = [
+            rollout(each, [TASK], lambda: Answers(label=f"world{next(numbers)}"), source="synthetic", num_generations=32)
+            for each in agents
+        ]
+        played = await asyncio.gather(*playing)
+        assert len(agent._workers._workers) == 2
+    worlds = set[str]()
+    for policy, episodes in zip(policies, played, strict=True):
+        for each in episodes:
+            assert each.error is None and policy.label in each.steps[-1].action
+            (world,) = {step.next_observation.partition(" ")[0] for step in each.steps[:2]}
+            worlds.add(world)
+    assert worlds == {f"world{number}" for number in range(64)}
+
+
+async def test_an_allowed_host_is_reached_through_the_wall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    received = list[bytes]()
+    with _server(received) as server:
+        port = server.server_address[1]
+        monkeypatch.setenv("WALLED_PORT", str(port))
+        for allow in (None, Allow(hosts=[f"127.0.0.1:{port}"])):
+            async with walled("posts", tmp_path, allow=allow) as agent:
+                (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
+            assert (episode.error is None, received) == ((True, [b"connected"]) if allow else (False, []))
 
 
 class Broken(Answers):

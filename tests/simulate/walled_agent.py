@@ -53,6 +53,15 @@ def native() -> None:
 writes = _node(native)
 
 
+def post() -> None:
+    import urllib.request
+
+    urllib.request.urlopen(f"http://127.0.0.1:{os.environ['WALLED_PORT']}/", b"x").read()
+
+
+posts = _node(post)
+
+
 def logs():  # type: ignore[no-untyped-def]
     """Opens its log as it is made."""
     Path(OUTSIDE, "log").touch()

@@ -103,7 +103,10 @@ def _pickled(options: dict[str, Any]) -> bytes:
         except Exception as error:
             raise ConfigurationError(f"{name}={option!r} cannot be sent to a worker ({error}): {fix}") from error
         if b"__main__" in data:
-            raise ConfigurationError(f"{name}={option!r} is of the script that runs, which no worker imports: {fix}")
+            raise ConfigurationError(
+                f"{name}={option!r} is of the script or notebook that runs, which no worker imports: move it to a module, and "
+                f"import it from there; {fix}"
+            )
     return pickle.dumps(options)
 
 
