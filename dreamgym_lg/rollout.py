@@ -54,7 +54,7 @@ async def rollout(
         source: Who answers: `synthetic` for the experience model, `real` for the real environment.
         run: Name under which the episodes are stored; needed with `replay_buffer`.
         attempts: How many rounds at most: what could not be played is played again after all others have ended. What the
-            guard or the wall stopped (`AccessBlocked`) is not: it would be stopped again.
+            guard or the wall stopped (`AccessBlocked`) or is set wrongly (`ConfigurationError`) is not: it would end the same.
         on_episode: Called with each episode as soon as it has been played and stored.
 
     Raises:
@@ -102,8 +102,9 @@ def is_missing(trajectory: Trajectory) -> bool:
 
 
 def _may_end_otherwise(trajectory: Trajectory) -> bool:
-    """Whether an episode that could not be played may be, played at once again."""
-    return is_missing(trajectory) and not str(trajectory.error).startswith(f"{AccessBlocked.__name__}:")
+    """Whether an episode that could not be played may be, played at once again: not if something has to be changed first."""
+    kind = str(trajectory.error).partition(":")[0]
+    return is_missing(trajectory) and kind not in {each.__name__ for each in (AccessBlocked, ConfigurationError)}
 
 
 def check_played(episodes: list[Trajectory], again: str = "the same command") -> list[Trajectory]:

@@ -242,11 +242,12 @@ def test_an_unreadable_answer_of_the_dream_is_an_outcome(policy: Any) -> None:
     assert check_played(found) is found and [each.success for each in found] == [True, False, True]
 
 
-def test_what_would_be_stopped_again_is_played_once_and_there_is_no_verdict(policy: Any) -> None:
+@pytest.mark.parametrize("kind", [AccessBlocked, ConfigurationError])
+def test_what_would_end_the_same_is_played_once_and_there_is_no_verdict(policy: Any, kind: Any) -> None:
     told: list[Trajectory] = []
-    fault = ("t1", AccessBlocked("os.remove of orders.db"))
+    fault = ("t1", kind("os.remove of orders.db"))
     found = play(policy, create_environment=lambda: Counting(fault), attempts=3, on_episode=told.append)
-    assert len(told) == 3 and found[1].error == "AccessBlocked: os.remove of orders.db"
+    assert len(told) == 3 and found[1].error == f"{kind.__name__}: os.remove of orders.db"
     with pytest.raises(EpisodesMissing, match="os.remove of orders.db. Mend that"):
         check_played(found)
 

@@ -115,8 +115,8 @@ def doctor(
             )
     if as_json:
         parts = [part._asdict() for part in found.parts]
-        isolation = {"process": not missing, "missing": missing}
-        print(json.dumps({"agent": agent, "ready": not found.problems, "isolation": isolation, "parts": parts}, indent=2))
+        can = {"process": not missing, "missing": missing}
+        print(json.dumps({"agent": agent, "ready": not found.problems, "isolation": can, "parts": parts}, indent=2))
     else:
         _show(agent, found)
         console.print(_isolation(agent, missing), soft_wrap=True, highlight=False, markup=False)
@@ -150,7 +150,7 @@ def _show(agent: str, found: "Examination") -> None:
         table.add_row(kind, escape(part.name), handling, escape(part.use), escape(part.advice))
     console.print(table)
     if unknown := [part.name for part in found.parts if part.handling == "unknown"]:
-        console.print(f"[bold]Nobody knows what it does to the real world:[/] {escape(', '.join(unknown))}", highlight=False)
+        console.print(f"[bold]It really runs, and nothing tells what it does:[/] {escape(', '.join(unknown))}", highlight=False)
     elif not found.problems:
         console.print(
             "Nothing was found that would touch the real world. The last line says what stops it all the same."

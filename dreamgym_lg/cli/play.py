@@ -133,7 +133,7 @@ def play(
                 allow=Allow(hosts=allow_host or (), paths=allow_path or ()) if allow_host or allow_path else None,
             )
             return
-        of_agents = {"--policy": policy, "--isolation": isolation, "--pass-through": pass_through}
+        of_agents: dict[str, object] = {"--policy": policy, "--isolation": isolation, "--pass-through": pass_through}
         of_agents |= {"--simulate-node": simulate_node, "--allow-path": allow_path, "--allow-host": allow_host}
         for option, chosen in of_agents.items():
             if chosen:

@@ -112,9 +112,8 @@ def examine(
     if isinstance(get_llm_cache(), BaseCache):
         parts.append(Part("cache", "the global LLM cache", "replaced"))
     if isolation == "process":  # its advice begins with what no guard sees
-        stopped = {"handling": "stopped"}
         parts = [
-            part._replace(advice=part.advice.partition(": ")[2], **stopped) if part.handling == "could leak" else part
+            part._replace(handling="stopped", advice=part.advice.partition(": ")[2]) if part.handling == "could leak" else part
             for part in parts
         ]
     return Examination(list(dict.fromkeys(parts)), list(tools.values()))
