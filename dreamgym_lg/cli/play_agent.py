@@ -206,10 +206,7 @@ def _own_model(graph: object) -> tuple[BaseChatModel | None, str]:
 
     The network is behind the wall, so that this process asks for the agent.
     """
-    models = list[BaseChatModel]()
-    for each in reachable(graph):
-        if isinstance(each, BaseChatModel) and not any(each is model or each == model for model in models):
-            models.append(each)
+    models = [each for each in reachable(graph) if isinstance(each, BaseChatModel)]
     named = (f"{type(each).__name__} {each._get_ls_params().get('ls_model_name') or ''}".strip() for each in models)
     names = ", ".join(sorted(named))
     if len(models) == 1:

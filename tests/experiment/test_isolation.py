@@ -221,7 +221,7 @@ def test_the_fix_for_a_function_of_the_script_works(app: Path) -> None:
     assert code == 1 and "is of the script or notebook that runs" in said and "move it to a module" in said
     assert run("from mine import payload") == (0, "WalledAgent True\n")
     code, said = run(OF_THE_SCRIPT, ", isolation='guard'")
-    assert code == 0 and said.endswith("SimulatedAgent True\n")
+    assert code == 0 and "SimulatedAgent True" in said
 
 
 def test_what_is_allowed_has_a_type(app: Path) -> None:

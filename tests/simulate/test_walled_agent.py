@@ -75,6 +75,7 @@ async def test_an_agent_with_tools_is_played_as_in_process(tmp_path: Path) -> No
     assert [tool["function"]["name"] for tool in policy.asked[0][1]["tools"]] == ["search", "book"]
 
 
+@pytest.mark.slow
 async def test_dreams_in_workers_do_not_mix(tmp_path: Path) -> None:
     """64 at once, of two policies, in two processes, each in a world of its own."""
     numbers = itertools.count()
@@ -96,6 +97,7 @@ async def test_dreams_in_workers_do_not_mix(tmp_path: Path) -> None:
     assert worlds == {f"world{number}" for number in range(64)}
 
 
+@pytest.mark.slow
 async def test_an_allowed_host_is_reached_through_the_wall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     received = list[bytes]()
     with _server(received) as server:
@@ -129,7 +131,7 @@ async def test_native_code_and_python_are_stopped(tmp_path: Path) -> None:
             await played(agent, Answers())
 
 
-@pytest.mark.parametrize(("kind", "rounds"), [("writes", 1), ("guarded", 1), ("dies", 3)])
+@pytest.mark.parametrize(("kind", "rounds"), [("writes", 1), pytest.param("dies", 3, marks=pytest.mark.slow)])
 async def test_what_was_stopped_is_not_played_again_and_a_worker_that_died_is(kind: str, rounds: int, tmp_path: Path) -> None:
     told = list[str]()
     options: Any = {"source": "synthetic", "attempts": 3, "on_episode": lambda each: told.append(each.error)}
