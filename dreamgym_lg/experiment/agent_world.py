@@ -31,16 +31,13 @@ from dreamgym_lg.simulate.loading import load_agent
 from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay
 from dreamgym_lg.simulate.return_types import with_returns
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
-from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS
+from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS, Isolation
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from dreamgym_lg.integrations.trl.rows import TokenizedConversation
-
-Isolation = Literal["process", "guard"]
-"""How dreamed episodes are kept from the real world: by the kernel, in processes of their own, or by a guard in this one."""
 
 _OPTIONS = set(EpisodeOptions.__annotations__)
 
@@ -127,7 +124,6 @@ class AgentWorld(World):
     def _refuse(self, examined: Examination) -> None:
         """Raise `ConfigurationError` for what makes every dreamed episode wrong under the isolation chosen."""
         allowed = {"stopped"} if self.options.get("allow") else set()  # the guard lets through what is named there
-        allowed |= {"could leak"} if self.isolation == "process" else set()  # the wall stops it
         if refused := [part for part in examined.refused if part.handling not in allowed]:
             told = "; ".join(f"{part.kind} {part.name} ({part.handling}): {part.advice}" for part in refused)
             raise ConfigurationError(f"no dreamed episode of this graph can be right: {told}")
@@ -139,7 +135,7 @@ class AgentWorld(World):
         """
         names = {key: self.options[key] for key in ("pass_through", "simulate_nodes") if key in self.options}
         writes = self.writes if trajectories is not None else None
-        return examine(self.graph, **names, writes=writes, trajectories=trajectories or ())
+        return examine(self.graph, **names, writes=writes, trajectories=trajectories or (), isolation=self.isolation)
 
     def with_tools(self, task: Task) -> Task:
         """The task with the schemas of all the graph's tools, as dream, training data and judge show them."""

@@ -94,7 +94,10 @@ def check_truthful(work: Workspace) -> None:
         return
     tasks = work.tasks("train")
     judged = len(work.world.judged_by_traces(tasks, work.replay_buffer))
-    only = f"Train with references_only=True on the {judged} of {len(tasks)} tasks that recorded successes judge. "
+    only = (
+        f"Train with references_only=True (`dreamgym train --references-only`) on the {judged} of {len(tasks)} tasks that "
+        "recorded successes judge. "
+    )
     raise UntruthfulDream(
         f"{said}. A policy trained there learns what it is wrongly paid for. {only if judged else ''}Give the experience model "
         "more failures (import failed traces, annotate them, train it on them and on edited successes), or take a better one; "
@@ -112,6 +115,11 @@ def trainable_tasks(work: Workspace) -> list[Task]:
     tasks = work.tasks("train")
     if not work.settings.references_only:
         return tasks
+    if not work.world.judged_by_dream:
+        raise ConfigurationError(
+            "references_only=True, and the dreamed episodes of this world are judged by its own check (of a DreamGym: "
+            "verify_dream= or create_environment=), never by the experience model: leave references_only away"
+        )
     judged = list(work.world.judged_by_traces(tasks, work.replay_buffer))
     if not judged:
         raise ConfigurationError(

@@ -301,7 +301,7 @@ class Workspace:
     ) -> list[Trajectory]:
         """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`.
 
-        What cannot be played is tried three times, and comes back with its `error` then.
+        What cannot be played is tried three times, what the guard or the wall stopped once, and comes back with its `error`.
         """
         dreamed = experience is not None
         episodes = rollout(

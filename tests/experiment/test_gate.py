@@ -165,7 +165,7 @@ def test_a_refused_dream_can_train_on_what_recorded_successes_judge(
     """The experience model then judges nothing: there is no gate, and no validation task is dreamed."""
     said: list[str] = []
     monkeypatch.setattr(Desk, "judged_by_traces", lambda self, tasks, buffer: tasks[:1])
-    with pytest.raises(UntruthfulDream, match=r"Train with references_only=True on the 1 of 12 tasks that recorded successes"):
+    with pytest.raises(UntruthfulDream, match=r"\(`dreamgym train --references-only`\) on the 1 of 12 tasks that"):
         gate.check_truthful(make(pays_all, SUCCESSES))
     work = make(pays_all, SUCCESSES, references_only=True, real_budget=None, said=said)
     work.collect()
@@ -179,6 +179,9 @@ def test_a_refused_dream_can_train_on_what_recorded_successes_judge(
     assert figures["eval_real_episodes"] == 4 and not {"eval_dream_episodes", "eval_gap"} & set(figures)
     monkeypatch.setattr(work.world, "judged_by_traces", lambda tasks, buffer: [])
     with pytest.raises(ConfigurationError, match=r"the outcome of none of the \d+ training tasks: import successful traces"):
+        gate.trainable_tasks(work)
+    monkeypatch.setattr(work.world, "judged_by_dream", False)
+    with pytest.raises(ConfigurationError, match="verify_dream= or create_environment=.*leave references_only away"):
         gate.trainable_tasks(work)
 
 

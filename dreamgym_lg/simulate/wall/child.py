@@ -6,6 +6,7 @@ parent, over the pipe.
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -27,7 +28,7 @@ from pydantic import PrivateAttr
 from pydantic_core import to_json
 
 from dreamgym_lg.environment import Environment, EpisodeContext
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.simulate.agent import SimulatedAgent
 from dreamgym_lg.simulate.guard.guard import Allow
 from dreamgym_lg.simulate.loading import load_agent
@@ -191,7 +192,10 @@ def main() -> None:
         graph, options = load_agent(path), _unpickled(options)
         options["allow"] = _with_scratch(options["allow"] or Allow())
     except Exception as error:
-        return said.tell(**_failure(error))
+        failure = _failure(error)
+        if _is_of_the_wall(error):
+            failure["text"] += "; behind the wall nothing is written but what allow= names: do it in a tool, or allow it"
+        return said.tell(**failure)
     said.tell(ready=True)
     loop = asyncio.new_event_loop()
     given = orders, said, loop, partial(SimulatedAgent, graph, **options)  # type: ignore[arg-type]
@@ -250,10 +254,19 @@ async def _play(agent: SimulatedAgent, parent: Parent, said: Said, task: Task, f
 
 def _failure(error: BaseException) -> dict[str, Any]:
     """What ended the episode; `number` is that of the parent's own error behind it."""
-    behind: BaseException | None = error
-    seen = set[int]()
-    while behind is not None and not isinstance(behind, ParentFailed):
-        seen.add(id(behind))
-        behind = behind.__cause__ or behind.__context__
-        behind = None if id(behind) in seen else behind  # two may be each other's context
-    return {"failed": type(error).__name__, "text": str(error), "number": behind.number if behind else None}
+    behind: dict[int, BaseException] = {}
+    following: BaseException | None = error
+    while following is not None and id(following) not in behind:  # two may be each other's context
+        behind[id(following)] = following
+        following = following.__cause__ or following.__context__
+    number = next((each.number for each in behind.values() if isinstance(each, ParentFailed)), None)
+    name, text = type(error).__name__, str(error)
+    if number is None and not isinstance(error, DreamGymError) and any(map(_is_of_the_wall, behind.values())):
+        name, text = "AccessBlocked", f"the wall stopped {name}: {text}; allow it with allow=, or simulate it"
+    return {"failed": name, "text": text, "number": number}
+
+
+def _is_of_the_wall(error: BaseException) -> bool:
+    """Whether this is how the kernel's refusal reaches Python; native libraries have it in the text alone."""
+    refused = (os.strerror(errno.EACCES), os.strerror(errno.EPERM), "readonly database")  # the last is SQLite's
+    return isinstance(error, PermissionError) or any(told.lower() in str(error).lower() for told in refused)

@@ -211,8 +211,9 @@ class Worker:
     async def play(self, task: Task, policy: BaseChatModel, environment: Environment) -> AsyncGenerator[AgentState]:
         """One episode: what is asked is answered as it comes, many at once, in a copy of the caller's context.
 
-        Raises what the policy or the world raised; `EnvironmentFailed` for what the agent raised, for a worker that died, and
-        for one that hangs; `ConfigurationError` for an agent that cannot be loaded.
+        Raises what the policy or the world raised; `AccessBlocked` for what the guard or the wall stopped; `EnvironmentFailed`
+        for what else the agent raised, for a worker that died, and for one that hangs; `ConfigurationError` for an agent that
+        cannot be loaded.
         """
         await self._ready()
         first = await environment.areset(task)
