@@ -1,7 +1,8 @@
 """Evaluation of policies: on the validation tasks while training, and on held-out tasks as the proof."""
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import product
@@ -10,6 +11,7 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 
+from dreamgym_lg.curriculum.curriculum import value
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
@@ -18,7 +20,7 @@ from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
 from dreamgym_lg.fidelity.verdicts import Verdicts, measure_verdicts, summarise
 from dreamgym_lg.replay.schema import FAILED
 from dreamgym_lg.rollout import check_played, real_steps
-from dreamgym_lg.statistics import difference_interval
+from dreamgym_lg.statistics import difference_interval, wilson
 from dreamgym_lg.token_recorder import TrainablePolicy
 from dreamgym_lg.types import Trajectory
 
@@ -168,6 +170,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         "iterations": work.settings.iterations,
         **figures,
         "real_steps": count_real_steps(work),
+        "uniform_groups": uniform_groups(work.replay_buffer.trajectories(run=work.run_name(TRAIN), errors=False)),
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(work.settings),
     }
@@ -203,6 +206,27 @@ def count_real_steps(work: Workspace) -> dict[str, int]:
             kind = "offline" if source == "offline" else name if name in counted else "evaluation"
             counted[kind] += real_steps([trajectory], work.world.check_action)
     return counted
+
+
+def uniform_groups(trained_on: Iterable[Trajectory]) -> dict[str, dict[str, Any]]:
+    """How many groups taught nothing, their rewards all equal: of tasks drawn uniformly, and of the curriculum's variations.
+
+    Both are of the iterations that have variations, so that the same policies played them: uniform sampling is the control.
+    """
+    groups: dict[tuple[int, str], list[Trajectory]] = {}
+    for episode in trained_on:
+        groups.setdefault((episode.iteration, episode.task.id), []).append(episode)
+    counted: dict[str, Counter[bool]] = {"drawn uniformly": Counter(), "variations": Counter()}
+    varied = {episodes[0].iteration for episodes in groups.values() if episodes[0].task.origin == "synthetic"}
+    for episodes in groups.values():
+        if episodes[0].iteration in varied:
+            kind = "variations" if episodes[0].task.origin == "synthetic" else "drawn uniformly"
+            counted[kind][value([episode.reward for episode in episodes]) == 0] += 1
+    return {
+        kind: {"uniform": found[True], "groups": found.total(), "interval": wilson(found[True], found.total())}
+        for kind, found in counted.items()
+        if found
+    }
 
 
 def shown_episodes(work: Workspace) -> list[Trajectory]:

@@ -151,6 +151,24 @@ def test_without_traces_it_is_said_that_nothing_is_known(make: Make) -> None:
     assert "is unknown" in said[0] and "Import failed traces" in said[0]
 
 
+def test_a_world_of_free_text_is_asked_a_bounded_number_of_questions(make: Make, scripted: Any) -> None:
+    """Each failure there costs a question a step, a success one; both are drawn from."""
+
+    def played(number: int, success: bool) -> Trajectory:
+        ends = [{}] * 5 + [{"terminated": True, "reward": float(success)}]
+        steps = [Step(observation="A.", action="go", next_observation="A.", **end) for end in ends]  # type: ignore[arg-type]
+        given = replace(task(number), metadata={"observation": "A."})
+        return Trajectory(task=given, steps=steps, success=success, run="traces", rollout_index=int(success))
+
+    work = make(lambda _: "valid, why\nreward 0, failure\nA.", [played(n, good) for n in range(40) for good in (True, False)])
+    found = work.fidelity(limit=20)
+    assert found.false_success and found.false_failure and 5 < found.false_success.episodes < 20 > found.false_failure.episodes
+    assert 80 - 6 < 6 * found.false_success.episodes + found.false_failure.episodes <= 80, "no more fit"
+    assert len(work.experience().model.asked) <= 80  # type: ignore[union-attr]
+    more = work.fidelity(limit=40).false_success
+    assert more and more.episodes > found.false_success.episodes
+
+
 def test_no_limit_or_another_judge_measures_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     gate.check_truthful(make(pays_all, SUCCESSES, max_false_success=None))
     work = make(pays_all, SUCCESSES)
