@@ -1,13 +1,14 @@
 """An ordinary agent with real, stateful tools, in the dream: BFCL's trading desk behind `create_agent`, unmodified.
 
-Run: python cookbook/bfcl_agent.py            (minutes on two cores; --quick shows every part in half a minute)
+Run: python cookbook/bfcl_agent.py            (minutes on two cores; --quick shows every part in two minutes)
 Needs: pip install 'dreamgym-lg[bfcl,train]' && pip install --no-deps bfcl-eval
 
 1. The agent, wrapped with its scripted user, is examined: what would a dream of it simulate?
 2. Its recorded episodes go into a replay buffer: of each training task the ground truth, and one episode with mistakes.
 3. A dream's answers are compared with those of the real tools, on tasks that the buffer has never seen.
 4. A policy is trained: the small base reads the fourteen recorded successes, then GRPO in the dream, the guard on.
-5. Both are evaluated on the real tools: of six held-out tasks, how many leave every API as the ground truth does.
+5. Both are evaluated on the real tools: of six held-out tasks (--quick: two), how many leave every API as the ground truth
+   does.
 
 It shows that every part works on stateful tools of others; it proves no gain. The experience model is by default no model at
 all: the nearest recorded answer of the same tool, which knows nothing of state (`--experience-model openai:gpt-5-mini` takes a
@@ -153,7 +154,7 @@ def main() -> None:
 
 def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    train, held_out = trading("train"), [*trading("validation"), *trading("test")]
+    train, held_out = trading("train"), [*trading("validation"), *trading("test")][-2 if quick else 0 :]
     buffer = ReplayBuffer(out / "replay.db")
     buffer.extend(offline_trajectories(train, failures=1, answers=True))
     desk = Desk(Production(), train[0])

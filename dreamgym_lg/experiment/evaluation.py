@@ -1,5 +1,6 @@
 """Evaluation of policies: on the validation tasks while training, and on held-out tasks as the proof."""
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -183,16 +184,24 @@ def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, e
     policy, held_out = work.policy(name, MODES[mode]), work.tasks("test")[: work.settings.proof_tasks]
     # a policy or an experience model that was trained further is another one, whose episodes are stored beside the others
     version = f"{name}/{mode}/{policy_version(policy)}"
-    real = check_played(work.play(f"proof/real/{version}", policy, held_out))
-    verdicts = _verdicts(work, experience, real, invalid_only=True)
+    panels = {f"proof/{panel}/{version}": tasks for panel, tasks in work.panels().items()}
+    dream = f"proof/dream@{experience.version}/{version}"
+
+    async def in_reality() -> list[list[Trajectory]]:
+        real = {f"proof/real/{version}": held_out, **panels}
+        return [await work.aplay(run, policy, tasks) for run, tasks in real.items()]
+
+    async def both() -> tuple[list[list[Trajectory]], list[Trajectory]]:
+        """At once: while the experience model computes, the policy plays in reality."""
+        return await asyncio.gather(in_reality(), work.aplay(dream, policy, held_out, experience=experience))
+
+    (real, *moved), dreamed = run_lasting(both())
+    verdicts = _verdicts(work, experience, check_played(real), invalid_only=True)
     asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
     figures["real"].setdefault(name, {})[mode] = summarise(real) | asked
-    run = f"proof/dream@{experience.version}/{version}"
-    dreamed = check_played(work.play(run, policy, held_out, experience=experience))
-    figures["dream"].setdefault(name, {})[mode] = summarise(dreamed)
-    for panel, tasks in work.panels().items():
-        found = check_played(work.play(f"proof/{panel}/{version}", policy, tasks))
-        figures["panels"][panel].setdefault(name, {})[mode] = summarise(found)
+    figures["dream"].setdefault(name, {})[mode] = summarise(check_played(dreamed))
+    for panel, found in zip(work.panels(), moved, strict=True):
+        figures["panels"][panel].setdefault(name, {})[mode] = summarise(check_played(found))
 
 
 def count_real_steps(work: Workspace) -> dict[str, int]:
