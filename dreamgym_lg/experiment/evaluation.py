@@ -3,12 +3,12 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 
@@ -25,6 +25,8 @@ from dreamgym_lg.statistics import difference_interval, wilson
 from dreamgym_lg.token_recorder import TrainablePolicy
 from dreamgym_lg.types import Trajectory
 
+Played = TypeVar("Played")
+
 MODES = {"greedy": 0.0, "sampled": 1.0}
 """How a policy is evaluated, and at which temperature."""
 POLICIES = ("base", "trained")
@@ -39,14 +41,17 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
     """
     tasks, dreamed, figures, told = work.validation_tasks(), list[Trajectory](), dict[str, Any](), list[str]()
     panel = tasks[: _affordable(work, iteration)]
+    plays = {"real": work.aplay("validate/real", policy, panel, iteration=iteration)} if panel else {}
     if not work.settings.references_only:
-        dreamed = check_played(work.play("validate/dream", policy, tasks, iteration=iteration, experience=experience))
-        work.say_unreadable(dreamed)
+        plays["dream"] = work.aplay("validate/dream", policy, tasks, iteration=iteration, experience=experience)
+    played = dict(zip(plays, _at_once(*plays.values()), strict=True))
+    if "dream" in played:
+        work.say_unreadable(dreamed := check_played(played["dream"]))
         figures = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
         on = f" (on the same tasks {_of(dreamed[: len(panel)])})" if 0 < len(panel) < len(tasks) else ""
         told.append(f"dream {_of(dreamed)}{on}")
     if panel:
-        real = check_played(work.play("validate/real", policy, panel, iteration=iteration))
+        real = check_played(played["real"])
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
         told.append(f"real {_of(real)}")
         if dreamed:
@@ -58,6 +63,20 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
     if told:
         work.say(f"after {iteration} iterations: {', '.join(told)}")
     return figures
+
+
+def _at_once(*plays: Coroutine[Any, Any, Played]) -> list[Played]:
+    """What each gives. While the experience model computes for a dream, the policy plays in reality."""
+
+    async def gathered() -> list[Played]:
+        tasks = [asyncio.create_task(play) for play in plays]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:  # where one raises, the other plays no further episode
+            for task in tasks:
+                task.cancel()
+
+    return run_lasting(gathered())
 
 
 def _compare(
@@ -191,11 +210,10 @@ def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, e
         real = {f"proof/real/{version}": held_out, **panels}
         return [await work.aplay(run, policy, tasks) for run, tasks in real.items()]
 
-    async def both() -> tuple[list[list[Trajectory]], list[Trajectory]]:
-        """At once: while the experience model computes, the policy plays in reality."""
-        return await asyncio.gather(in_reality(), work.aplay(dream, policy, held_out, experience=experience))
+    async def in_the_dream() -> list[list[Trajectory]]:
+        return [await work.aplay(dream, policy, held_out, experience=experience)]
 
-    (real, *moved), dreamed = run_lasting(both())
+    (real, *moved), (dreamed,) = _at_once(in_reality(), in_the_dream())
     verdicts = _verdicts(work, experience, check_played(real), invalid_only=True)
     asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
     figures["real"].setdefault(name, {})[mode] = summarise(real) | asked
