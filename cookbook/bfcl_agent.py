@@ -154,6 +154,7 @@ def main() -> None:
 
 def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> None:
     out.mkdir(parents=True, exist_ok=True)
+    steps = 12 if quick else 200
     train, held_out = trading("train"), [*trading("validation"), *trading("test")][-2 if quick else 0 :]
     buffer = ReplayBuffer(out / "replay.db")
     buffer.extend(offline_trajectories(train, failures=1, answers=True))
@@ -167,7 +168,7 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
         verify_dream=calls_made,
         verify_real=lambda task, state: state["apis"].success(),
         out=out / "run",
-        settings=replace(AgentWorld.settings, base_steps=3 if quick else 100, batch_size=4, policy_tokens=64, real_budget=None),
+        settings=replace(AgentWorld.settings, base_steps=steps, batch_size=2, policy_tokens=64, real_budget=None),
     )
 
     show("what a dream makes of this agent")
@@ -189,7 +190,8 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
     show("GRPO in the dream, nothing real is touched")
     before = desk.real_answers
     training = {"iterations": 1 if quick else 3, "num_tasks": 2, "num_generations": 4, "learning_rate": 1e-3, "beta": 0.0}
-    improved = gym.train(evaluate_tasks=0, **training)
+    start = gym.policy("base", 0.5)  # at temperature 1 so small a model spells too few tools' names right
+    improved = gym.train(start, evaluate_tasks=0, **training)
     for metrics in buffer.metrics(gym.run_name("train")):
         print(
             f"  iteration {metrics['iteration']}: reward {metrics['reward_mean']:.2f}, {metrics['steps_mean']:.1f} steps, "

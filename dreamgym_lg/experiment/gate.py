@@ -20,6 +20,8 @@ FEW_JUDGED = 20
 RUN = "fidelity"
 _KINDS = 4
 """Of the episodes that are asked about."""
+_LARGE = 200
+"""Episodes of each kind at most where 50 do not tell whether a dream is above `max_false_success`."""
 
 
 def measure(work: Workspace, experience: ExperienceModel, *, limit: int = 50) -> Judgement:
@@ -72,6 +74,7 @@ FIGURES = ("false_success", "false_failure", "invalid_recall", "same_lookup", "l
 def check_truthful(work: Workspace) -> None:
     """Raise `UntruthfulDream` if the dream pays more of what it must not than `Settings.max_false_success` allows.
 
+    A figure above it whose interval holds the limit is measured again on more episodes, as far as there are more.
     Of fewer than FEW_JUDGED such episodes the figure is only said. Nothing is measured where the limit is None, and where
     another judge than the experience model decides what an episode earns (`Settings.references_only`, `World.judged_by_dream`).
     """
@@ -80,6 +83,9 @@ def check_truthful(work: Workspace) -> None:
         return
     judgement = measure(work, work.experience())
     rate = judgement.false_success
+    if rate is not None and rate.low <= limit < rate.value:  # a little above it may be chance
+        judgement = measure(work, work.experience(), limit=_LARGE)
+        rate = judgement.false_success
     if rate is None:
         work.say(
             "whether the dream pays what it must not is unknown: there is no recorded failure, and no tool agent's success to "
