@@ -83,7 +83,7 @@ def check_truthful(work: Workspace) -> None:
         return
     judgement = measure(work, work.experience())
     rate = judgement.false_success
-    if rate is not None and rate.low <= limit < rate.value:  # a little above it may be chance
+    if rate is not None and rate.value > limit and (rate.low <= limit or rate.episodes < FEW_JUDGED):  # it may be chance
         judgement = measure(work, work.experience(), limit=_LARGE)
         rate = judgement.false_success
     if rate is None:
