@@ -45,7 +45,7 @@ def test_bfcl_agent(tmp_path: Path) -> None:
     dreamed, real = map(int, re.search(r"dreamed steps: (\d+), answers of real tools: (\d+)", shown).groups())  # type: ignore[union-attr]
     assert dreamed >= 8 and real == 0
     assert re.search(r"iteration 0: reward \d\.\d\d, .* 0 failed, [1-9]\d* tokens to train on", shown)
-    assert len(re.findall(r"success \d of 2, \d\.\d\d \[0\.\d\d, \d\.\d\d\]", shown)) == 2
+    assert len(re.findall(r"success \d of 6, \d\.\d\d \[0\.\d\d, \d\.\d\d\]", shown)) == 2
     assert (tmp_path / "run" / "models" / "policy" / "progress.json").exists()
 
 
