@@ -42,7 +42,7 @@ class DreamGym(Experiment):
         settings: Default: `AgentWorld.settings`.
         policy, learner, engine, progress, say: As of `Experiment`.
         world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`, `checks`,
-            `create_environment`, `isolation` and its options.
+            `notes`, `create_environment`, `isolation` and its options.
 
     Raises `ConfigurationError` as `AgentWorld` does.
     """

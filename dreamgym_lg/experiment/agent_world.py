@@ -65,6 +65,8 @@ class AgentWorld(World):
         checks: What real traces decide in the dream before the experience model is asked (`Grounding`): `recorded` answers to
             calls, and of recorded successes the `effects`, or the facts that their `answers` tell where nothing is written.
             Default: all three. (`verify_dream` judges in place of the last two.)
+        notes: Whether the experience model writes down what a task leaves open before its first step
+            (`ExperienceModel.noted`), so that the episodes of a group share one world. False is for comparison.
         task_generator: What writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`):
             `templates` (`TemplateTaskGenerator`; none where the buffer's traces hold nothing to exchange), a chat model or its
             name (`ChatTaskGenerator`), any `TaskGenerator`, or None. `TaskChecks` refuses what must not be trained on.
@@ -76,7 +78,6 @@ class AgentWorld(World):
     """
 
     name = "agent"
-    notes = True
     settings = Settings(
         real_budget=0,
         policy_tokens=512,
@@ -97,6 +98,7 @@ class AgentWorld(World):
         writes: Collection[str] | None = None,
         create_environment: CreateEnvironment | None = None,
         checks: Collection[Check] = CHECKS,
+        notes: bool = True,
         task_generator: TaskGenerator | BaseChatModel | str | None = "templates",
         isolation: Isolation | None = None,
         **options: Any,
@@ -113,6 +115,7 @@ class AgentWorld(World):
         self.graph: Any = load_agent(graph) if isinstance(graph, str) else graph
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
         self.writes, self.checks, self._dream = writes, checks, create_environment
+        self.notes, self.arguments = notes, {} if notes else {"notes": False}  # its experience model is trained otherwise
         self.judged_by_dream = verify_dream is None and create_environment is None
         self._grounding: Grounding | None = None
         self.asks_experience = create_environment is None
