@@ -70,6 +70,13 @@ Force = Annotated[
         help="Train even in a dream that pays what it must not, and whatever the gap to reality (max_false_success, max_gap).",
     ),
 ]
+ReferencesOnly = Annotated[
+    bool,
+    typer.Option(
+        "--references-only",
+        help="Train only on tasks that recorded successes judge, and the experience model never (references_only).",
+    ),
+]
 To = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write the trained policy to; it must not exist.")]
 DEMO = "peckingorder"
 
@@ -190,13 +197,14 @@ def train(
     environment: Place = None,
     real_steps: RealSteps = None,
     force: Force = False,
+    references_only: ReferencesOnly = False,
 ) -> None:
     """Collect data if needed, train the experience model and the base policy, then the policy, by default in the dream.
 
     A dream that pays what it must not is refused, with the figure.
     """
-    chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner}
-    chosen |= {"environment": environment, "real_steps": real_steps}
+    chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner, "environment": environment}
+    chosen |= {"real_steps": real_steps, "references_only": references_only or None}
     with _opened(world, seed=seed, out=out, quickly=quick, force=force, **chosen) as work:
         _prepare(work)
         work.train()
