@@ -178,6 +178,9 @@ class Training:
         early = (self.is_stuck(after) or after["collapsed"]) and iteration + 1 < state["iterations"]
         metrics["stopped_early"] = int(early)
         self._tell_uniform(state | after, uniform=uniform)
+        if self.is_spent(after):
+            steps = f"{after['real_steps']} real steps are spent (real_steps={self.real_steps})"
+            self.say(f"the run ends after {iteration + 1} iterations: {steps}")
         self.replay_buffer.record_metrics(state["run"], iteration, metrics)
         return after
 
