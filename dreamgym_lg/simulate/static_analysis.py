@@ -218,7 +218,8 @@ def unclear(function: types.FunctionType) -> list[str]:
 
     That are other packages, calls below Python, queues that others read, and changes of what is kept outside of the function.
     """
-    return sorted({name for code in _codes_run(function) for name, _ in _dotted(function, code) if _is_unclear(name)})
+    found = (each for code in _codes_run(function) for each in _dotted(function, code))
+    return sorted({name for name, writes in found if _is_unclear(name) and not _reaches(name, writes)})
 
 
 def _is_unclear(name: str) -> bool:
