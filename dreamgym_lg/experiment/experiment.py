@@ -404,7 +404,7 @@ class Experiment(Workspace):
         experience.refreshed(name)
         return {"real_steps": real_steps(episodes, self.world.check_action)}
 
-    def fidelity(self, *, limit: int = 50) -> Judgement:
+    def fidelity(self, *, limit: int = gate.LIMIT) -> Judgement:
         """What the dream pays of recorded episodes and edits of them, and whether its answers agree (`gate.measure`).
 
         The same experience model and the same episodes are measured once. Args: `limit`, episodes of each kind at most.

@@ -17,6 +17,8 @@ from dreamgym_lg.types import Task, Trajectory
 
 FEW_JUDGED = 20
 """From fewer episodes no dream is refused: what the figure says is said, and training begins."""
+LIMIT = 50
+"""Episodes of each kind that a dream is judged by, at most."""
 RUN = "fidelity"
 _KINDS = 4
 """Of the episodes that are asked about."""
@@ -24,7 +26,7 @@ _LARGE = 200
 """Episodes of each kind at most where 50 do not tell whether a dream is above `max_false_success`."""
 
 
-def measure(work: Workspace, experience: ExperienceModel, *, limit: int = 50) -> Judgement:
+def measure(work: Workspace, experience: ExperienceModel, *, limit: int = LIMIT) -> Judgement:
     """The judgement of the dream of an experience model; measured anew only for another model or other episodes.
 
     Put to it are, each `limit` at most: recorded failures, recorded successes, edits of them (`World.edited_successes`), and
