@@ -57,12 +57,17 @@ async def overhead() -> dict[str, float]:
     walled, here = WalledAgent(workers, Instant()), SimulatedAgent(quick, Instant())
     started = await seconds(walled)
     pairs = [(await seconds(here), await seconds(walled)) for _ in range(PAIRS + 10)][10:]
+    at_once = [
+        (await seconds(here, EPISODES) / EPISODES, await seconds(walled, EPISODES) / EPISODES) for _ in range(ROUNDS * 2)
+    ]
     workers.close()
     return {
         "start_s": started,
         "in_process_ms": 1000 * statistics.median(here for here, _ in pairs),
         "in_worker_ms": 1000 * statistics.median(there for _, there in pairs),
         "overhead_ms": 1000 * statistics.median(there - here for here, there in pairs),
+        "eight_at_once_in_process_ms": 1000 * statistics.median(here for here, _ in at_once),
+        "eight_at_once_overhead_ms": 1000 * statistics.median(there - here for here, there in at_once),
         "least_overhead_ms": 1000 * (min(there for _, there in pairs) - min(here for here, _ in pairs)),
     }
 
