@@ -112,7 +112,7 @@ class _Wrong(Exception):
 def check_action(benchmark: str, action: str, observations: Sequence[str]) -> str | None:
     """An error text for what is no action of the benchmark, or that the last page shows to be impossible, else None.
 
-    Impossible is an element that the page does not show, and writing or choosing in a button and the like. Pure and without a browser, so that a dream can hold it. Args: `observations`, oldest first.
+    Impossible is an element that the page does not show or an option that it does not list, and writing or choosing in a button and the like. Pure and without a browser, so that a dream can hold it. Args: `observations`, oldest first.
     """
     try:
         name, arguments = _parse(benchmark, action)
@@ -136,7 +136,10 @@ def _impossible(name: str, arguments: Mapping[str, Any], page: str) -> str:
     role = next(element.role for element in shown if element.bid == arguments["bid"])
     if role in _NO_FIELD or (name == "select_option" and role == "textbox") or (name == "fill" and role == "listbox"):
         return f"{name} does not take a {role}."
-    return ""
+    listed = {element.name for element in shown if element.role == "option"}
+    wanted = arguments.get("options", [])
+    missing = [each for each in ([wanted] if isinstance(wanted, str) else wanted) if each not in listed]
+    return f"there is no option {missing[0]!r} on the page." if missing else ""
 
 
 def parsed(benchmark: str, action: str) -> tuple[str, dict[str, Any]] | None:

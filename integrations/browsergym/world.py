@@ -121,13 +121,25 @@ class BrowserGymWorld(World):
 
     def _miniwob(self, limit: int, seed: int) -> list[Task]:
         names = self.names[:limit]
-        seeds = range(seed * 100_000, seed * 100_000 + max(1, limit // len(names)))
-        if seeds not in self._made:
+        each = max(1, limit // len(names))
+        key = range(seed * 100_000, seed * 100_000 + each)
+        if key not in self._made:
+            found = [task for name in names for task in _of_each_split(name, key.start, each)]
             with closing(self.create_environment()) as environment:
-                made = make_tasks(load_tasks("miniwob", names=names, seeds=seeds), environment)
-            # of each task as many among the first so many as there are, whatever their number
-            self._made[seeds] = sorted(made, key=lambda task: int(task.metadata["seed"]))
-        return self._made[seeds]
+                made = make_tasks(found, environment)
+            # of every name as many among the first so many as there are, whatever their number
+            self._made[key] = sorted(made, key=lambda task: int(task.metadata["seed"]))
+        return self._made[key]
+
+
+def _of_each_split(name: str, first: int, number: int) -> Iterator[Task]:
+    """So many tasks of a name from a seed on: a quarter to test, a tenth to validate on, the others to train on."""
+    wanted = {"test": number // 4, "validation": number // 10}
+    wanted["train"] = number - sum(wanted.values())
+    for task in load_tasks("miniwob", names=[name], seeds=range(first, first + 10 * number + 20)):
+        wanted[task.split] -= 1
+        if wanted[task.split] >= 0:
+            yield task
 
 
 def webarena(**arguments: Any) -> BrowserGymWorld:
