@@ -1,7 +1,7 @@
 """Train an ordinary agent on dreamed pages of MiniWoB++, and prove it in a real Chromium on held-out seeds.
 
 Run: python cookbook/miniwob.py [--seed 0] [--out runs/miniwob]      (cookbook/miniwob.md says how long it takes)
-Needs: pip install 'dreamgym-lg[browsergym,train]' and Chromium (`playwright install chromium`, Debian: chromium-headless-shell).
+Needs: pip install 'dreamgym-lg[browsergym,train]' and Chromium (`playwright install chromium`; Debian: chromium-headless-shell).
 
 The agent is LangChain's `create_agent` with one tool for each of three BrowserGym actions. Killed at any moment, the same
 command goes on.
@@ -26,7 +26,7 @@ ACTIONS = ("click", "fill", "select_option")
 """All that the tasks need. The schemas of all ten would be 1,024 tokens, as many as the small base has ever read at once."""
 SETTINGS = Settings(
     tasks=104 * len(TASKS),  # of each 26 to prove on, 10 to validate on, 68 to train on
-    episodes={"demonstration": 28, "random": 260, "unfinished": 150, "fluent_wrong": 100},
+    episodes={"demonstration": 28, "random": 200, "unfinished": 150, "fluent_wrong": 80},
     retrieved=0,  # a page of another seed says little that the training has not said
     experience_steps=100,
     experience_tokens=256,

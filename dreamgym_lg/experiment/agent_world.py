@@ -207,9 +207,7 @@ class AgentWorld(World):
         """
         from dreamgym_lg.integrations.transformers.recorded_engine import replayed_rows
 
-        return replayed_rows(
-            partial(self.agent, real=False), recorded, tokenizer, max_new_tokens=max_new_tokens
-        )
+        return replayed_rows(partial(self.agent, real=False), recorded, tokenizer, max_new_tokens=max_new_tokens)
 
     async def _replay(self, recorded: Sequence[Trajectory], policy: BaseChatModel) -> list[Replayed]:
         agent = self.agent(policy, real=False)

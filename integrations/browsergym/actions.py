@@ -112,7 +112,8 @@ class _Wrong(Exception):
 def check_action(benchmark: str, action: str, observations: Sequence[str]) -> str | None:
     """An error text for what is no action of the benchmark, or that the last page shows to be impossible, else None.
 
-    Impossible is an element that the page does not show or an option that it does not list, and writing or choosing in a button and the like. Pure and without a browser, so that a dream can hold it. Args: `observations`, oldest first.
+    Impossible is an element that the page does not show, an option that it does not list, and writing or choosing in a button
+    and the like. Pure and without a browser, so that a dream can hold it. Args: `observations`, oldest first.
     """
     try:
         name, arguments = _parse(benchmark, action)

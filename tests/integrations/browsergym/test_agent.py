@@ -53,7 +53,7 @@ def test_an_agent_logs_in(browsers: Browsers) -> None:
     with closing(BrowserGym(browsers)) as environment:
         page = BrowserTools(environment, miniwob("login-user"))
         graph = create_agent_graph(Policy(messages=iter([])), page)
-        state = graph.invoke({"messages": page.messages}, {"max_concurrency": 1})
+        state = graph.invoke({"messages": page.start()}, {"max_concurrency": 1})
     assert page.success and page.reward == 1 and page.over
     answers = [message.text for message in state["messages"] if isinstance(message, ToolMessage)]
     assert answers[-2:] == [OVER, OVER], "a call after the end changes nothing"
