@@ -1,7 +1,7 @@
 """Train an ordinary agent on dreamed pages of MiniWoB++, and prove it in a real Chromium on held-out seeds.
 
 Run: python cookbook/miniwob.py [--seed 0] [--out runs/miniwob]      (cookbook/miniwob.md says how long it takes)
-Needs: pip install 'dreamgym-lg[browsergym,train]' and Chromium (`playwright install chromium`; Debian: chromium-headless-shell).
+Needs: pip install 'dreamgym-lg[browsergym,train]', Chromium (`playwright install chromium`; Debian: chromium-headless-shell).
 
 The agent is LangChain's `create_agent` with one tool for each of three BrowserGym actions. Killed at any moment, the same
 command goes on.

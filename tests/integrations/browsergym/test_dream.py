@@ -135,8 +135,8 @@ class ToolPolicy(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])
 
 
-def world(**options: Any) -> BrowserGymWorld:
-    return BrowserGymWorld(names=["login-user"], actions=["click", "fill", "select_option"], **{"max_steps": 4, **options})
+def world() -> BrowserGymWorld:
+    return BrowserGymWorld(names=["login-user"], actions=["click", "fill", "select_option"], max_steps=4)
 
 
 def play(policy: ToolPolicy, experience: ExperienceModel) -> Trajectory:
@@ -199,4 +199,4 @@ def test_traces_are_learned_from_as_the_dream_is_asked_and_as_the_policy_calls()
 
 def test_an_unknown_action_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="action of miniwob"):
-        world(actions=["fly"])
+        BrowserGymWorld(actions=["fly"])
