@@ -25,7 +25,7 @@ def test_every_walk_through_is_tested() -> None:
         "bfcl_agent.py",
         "alfworld_fidelity.py",
         "webarena.py",  # tests/integrations/browsergym
-        "miniwob.py",  # there too
+        "dreamed_pages.py",  # there too
     }
     assert {path.parent.name for path in COOKBOOK.glob("*/run.py")} == {"support_desk"}  # test_support_desk.py
 

@@ -1,15 +1,13 @@
 """A dream of pages, and the agent that plays it as it plays real ones; without a browser. The pages are of our own making."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 pytest.importorskip("browsergym", reason="browsergym is not installed: pip install 'dreamgym-lg[browsergym]'")
 
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from browser_parts import ToolPolicy
+from langchain_core.messages import BaseMessage
 
 from dreamgym_lg.environment import check_environment
 from dreamgym_lg.errors import ConfigurationError
@@ -110,29 +108,6 @@ def test_lines_that_say_nothing_are_left_out() -> None:
         "[5] textbox '' value='x', focused",
         "[6] LabelText 'named'",
     ]
-
-
-class ToolPolicy(BaseChatModel):
-    """Calls these actions one after the other, then answers."""
-
-    calls: list[str]
-    told: list[str] = []
-
-    @property
-    def _llm_type(self) -> str:
-        return "scripted"
-
-    def bind_tools(self, tools: Sequence[Any], **_: Any) -> "ToolPolicy":
-        self.told = [tool.name for tool in tools]
-        return self
-
-    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
-        said = sum(message.type == "ai" for message in messages)
-        if said >= len(self.calls):
-            return ChatResult(generations=[ChatGeneration(message=AIMessage("Done."))])
-        name, args = parsed("miniwob", self.calls[said]) or ("click", {"bid": 0})  # bid=0 is no text: LangChain refuses it
-        call = {"name": name, "args": args, "id": f"call-{said}"}
-        return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])
 
 
 def world() -> BrowserGymWorld:

@@ -1,6 +1,6 @@
 """Train an ordinary agent on dreamed pages of MiniWoB++, and prove it in a real Chromium on held-out seeds.
 
-Run: python cookbook/miniwob.py [--seed 0] [--out runs/miniwob]      (cookbook/miniwob.md says how long it takes)
+Run: python cookbook/dreamed_pages.py [--seed 0] [--out runs/miniwob]      (cookbook/dreamed_pages.md says how long it takes)
 Needs: pip install 'dreamgym-lg[browsergym,train]', Chromium (`playwright install chromium`; Debian: chromium-headless-shell).
 
 The agent is LangChain's `create_agent` with one tool for each of three BrowserGym actions. Killed at any moment, the same
@@ -32,21 +32,21 @@ SETTINGS = Settings(
     experience_tokens=256,
     policy_tokens=48,
     batch_size=8,
-    base_steps=75,
-    iterations=12,
+    base_steps=50,
+    iterations=6,
     num_tasks=7,
     num_generations=6,
     learning_rate=3e-4,
     synthetic_share=0.0,
     stop_after_uniform=0,
     evaluate_every=6,
-    evaluate_tasks=28,
+    evaluate_tasks=21,
     proof_tasks=26 * len(TASKS),
 )
 
 
 def create_experiment(out: str | Path = "runs/miniwob", seed: int = 0) -> Experiment:
-    """The experiment of `cookbook/miniwob.md`, for `main` and for the commands: `dreamgym fidelity cookbook/miniwob.py:...`."""
+    """The experiment of `cookbook/dreamed_pages.md`, for `main` and for the commands: `dreamgym fidelity cookbook/dreamed_pages.py:...`."""
     world = BrowserGymWorld(names=TASKS, actions=ACTIONS, max_steps=6)
     return Experiment(world, out, replace(SETTINGS, seed=seed), say=print)
 
