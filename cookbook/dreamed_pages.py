@@ -46,7 +46,7 @@ SETTINGS = Settings(
 
 
 def create_experiment(out: str | Path = "runs/miniwob", seed: int = 0) -> Experiment:
-    """The experiment of `cookbook/dreamed_pages.md`, for `main` and for the commands: `dreamgym fidelity cookbook/dreamed_pages.py:...`."""
+    """The experiment of dreamed_pages.md, also for `dreamgym fidelity cookbook/dreamed_pages.py:create_experiment`."""
     world = BrowserGymWorld(names=TASKS, actions=ACTIONS, max_steps=6)
     return Experiment(world, out, replace(SETTINGS, seed=seed), say=print)
 
