@@ -32,14 +32,14 @@ SETTINGS = Settings(
     experience_tokens=256,
     policy_tokens=48,
     batch_size=8,
-    base_steps=50,
-    iterations=6,
+    base_steps=100,
+    iterations=5,
     num_tasks=7,
     num_generations=6,
     learning_rate=3e-4,
     synthetic_share=0.0,
     stop_after_uniform=0,
-    evaluate_every=6,
+    evaluate_every=5,
     evaluate_tasks=21,
     proof_tasks=26 * len(TASKS),
 )
@@ -73,7 +73,7 @@ def main() -> None:
     run.collect()
     run.train_experience()
     run.train_base()
-    run.train()
+    run.train(updates=2)
     result = run.prove()
     for mode in ("greedy", "sampled"):
         print(f"\nreal, {mode}: base | trained in the dream")

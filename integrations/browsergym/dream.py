@@ -1,13 +1,16 @@
 """A dream of pages: what an experience model is told about an action beside the action itself."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dreamgym_lg.environment import StepResult
+from dreamgym_lg.environment import CheckAction, StepResult
 from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.grounding import Decision
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.integrations.browsergym.actions import Element, elements, last_page, parsed
-from dreamgym_lg.types import Step, Task, Trajectory
+from dreamgym_lg.integrations.browsergym.environment import OVER
+from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
 _HIDDEN = re.compile("•+")
 """How a page shows a password."""
@@ -77,14 +80,67 @@ def as_dreamed(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, steps=steps)
 
 
+Endings = Mapping[str, Mapping[str, Collection[str]]]
+"""By the name of a benchmark's task: how its recorded successes ended (`ending`), and in which tasks."""
+
+
+def ending(task: Task, shown: str) -> str:
+    """What two last actions of one kind of task have in common if both do what was asked. Args: `shown`, a `described` action.
+
+    The values of the task and empty fields are left out, and a quote of it that nothing names is told:
+    `click: button 'Close' elsewhere, unnamed 'x'`.
+    """
+    call, _, told = shown.partition("  # ")
+    parts = [re.sub(r"'.*' in the task$", "in the task", part) for part in told.split(", ") if not part.endswith(" empty")]
+    quotes = enumerate(re.findall(r'"([^"]*)"', task.instruction), start=1)
+    parts += [f"unnamed {quote!r}" for number, quote in quotes if not re.search(rf"is quote {number}\b", told)]
+    return f"{call.partition('(')[0]}: {', '.join(parts)}"
+
+
+def recorded_endings(recorded: Iterable[Trajectory]) -> Endings:
+    """How the successes among these episodes ended."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for trajectory in recorded:
+        if trajectory.success:
+            last, name = as_dreamed(trajectory).steps[-1], str(trajectory.task.metadata.get("task"))
+            found.setdefault(name, {}).setdefault(ending(trajectory.task, last.action), set()).add(trajectory.task.id)
+    return found
+
+
 class PageDream(DreamEnvironment):
-    """Pages played by an experience model, which reads every action `described`."""
+    """Pages played by an experience model, which reads every action `described`.
+
+    Recorded successes decide the outcome where there are some of the same kind of task: an episode is a success if it ends
+    as one of them did, in the same words about this task's own values, and no other is. The model alone pays too much.
+
+    Args: `endings`, of recorded successes (`recorded_endings`); others as of `DreamEnvironment`.
+    """
+
+    def __init__(self, experience: ExperienceModel, *, check_action: CheckAction, endings: Endings) -> None:
+        super().__init__(experience, check_action=check_action)
+        self._endings = endings
 
     def step(self, action: str) -> StepResult:
         return super().step(self._described(action))
 
     async def astep(self, action: str) -> StepResult:
         return await super().astep(self._described(action))
+
+    def _recorded_endings(self) -> Mapping[str, Collection[str]]:
+        return self._endings.get(str(self._playing().metadata.get("task")), {})
+
+    def _known(self, action: str) -> Decision | None:
+        task = self._playing()
+        tasks = set(self._recorded_endings().get(ending(task, action), ()))
+        if not tasks - ({task.id} if self._unseen else set()):
+            return None
+        reasoning = "valid, it completes the task: a recorded success ended so"
+        return Decision(Prediction(reasoning, OVER, 1.0, True, True, True), "effects")
+
+    def _advance(self, action: str, found: tuple[Step, ...], prediction: Prediction, decided_by: str) -> StepResult:
+        if decided_by == "model" and prediction.success and self._recorded_endings():
+            prediction, decided_by = prediction._replace(reward=0.0, success=False), "effects"
+        return super()._advance(action, found, prediction, decided_by)
 
     def _described(self, action: str) -> str:
         task = self._playing()

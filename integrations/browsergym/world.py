@@ -16,7 +16,7 @@ from dreamgym_lg.integrations.browsergym.actions import check_action, parsed
 from dreamgym_lg.integrations.browsergym.agent import BrowserAgent, chosen_actions
 from dreamgym_lg.integrations.browsergym.browsers import Browsers
 from dreamgym_lg.integrations.browsergym.data import Benchmark, load_tasks
-from dreamgym_lg.integrations.browsergym.dream import PageDream, as_dreamed
+from dreamgym_lg.integrations.browsergym.dream import Endings, PageDream, as_dreamed, recorded_endings
 from dreamgym_lg.integrations.browsergym.environment import BrowserGym, make_tasks
 from dreamgym_lg.integrations.browsergym.scripted_policies import SOLVERS, scripted_trajectories
 from dreamgym_lg.types import Split, Task, Trajectory
@@ -72,6 +72,7 @@ class BrowserGymWorld(World):
         self.arguments = given | ({"names": self.names} if benchmark == "miniwob" else {})
         self._browsers = Browsers(browsers)
         self._made: dict[range, list[Task]] = {}
+        self._endings: Endings | None = None
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
         """As `World.tasks`. Each task of MiniWoB++ has to be opened once, with as many seeds as `limit` allows."""
@@ -98,7 +99,11 @@ class BrowserGymWorld(World):
             yield from scripted_trajectories(tasks, environment, episodes=episodes, seed=seed)
 
     def create_dream(self, experience: ExperienceModel) -> PageDream:
-        return PageDream(experience, check_action=self.check_action)
+        buffer = experience.replay_buffer
+        if self._endings is None:  # offline traces do not change while a dream is played
+            recorded = buffer.trajectories(source="offline", split="train", errors=False) if buffer is not None else ()
+            self._endings = recorded_endings(recorded)
+        return PageDream(experience, check_action=self.check_action, endings=self._endings)
 
     def as_dreamed(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
         return list(map(as_dreamed, recorded))
