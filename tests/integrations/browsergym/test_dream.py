@@ -1,5 +1,6 @@
 """A dream of pages, and the agent that plays it as it plays real ones; without a browser. The pages are of our own making."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,13 +14,14 @@ from dreamgym_lg.environment import check_environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.predictions import Exchange
 from dreamgym_lg.integrations.browsergym.actions import check_action, parsed
 from dreamgym_lg.integrations.browsergym.child import _without_repetition
-from dreamgym_lg.integrations.browsergym.dream import as_dreamed, described
+from dreamgym_lg.integrations.browsergym.dream import PageDream, as_dreamed, described, recorded_endings
 from dreamgym_lg.integrations.browsergym.environment import OVER
 from dreamgym_lg.integrations.browsergym.world import BrowserGymWorld
 from dreamgym_lg.rollout import rollout
-from dreamgym_lg.types import Step, Task, Trajectory
+from dreamgym_lg.types import Prediction, Step, StepResult, Task, Trajectory
 
 PAGE = """RootWebArea 'Sign in', focused
 \tStaticText 'Name'
@@ -136,6 +138,34 @@ def test_an_agent_with_tools_plays_a_dreamed_page(scripted: Any, asked_action: A
         "textbox is quote 2",
     ]
     assert sorted(policy.told) == ["click", "fill", "select_option"]
+
+
+def test_recorded_successes_of_the_same_kind_of_task_decide_the_outcome(scripted: Any) -> None:
+    """By what the fields hold of the task's own values; the model is not asked what they decide."""
+    right = ["fill('3', 'ada')", "fill('5', 'p7')", "select_option('6', 'blue')", "click('11')"]
+    named = PAGE.replace("[3] textbox ''", "[3] textbox '' value='ada'")
+    pages = [PAGE, named, FILLED, FILLED.replace("='red'", "='blue'"), OVER]
+    steps = [Step(observation=pages[n], action=action, next_observation=pages[n + 1]) for n, action in enumerate(right)]
+    other = replace(TASK, id="sign-in-1", instruction=TASK.instruction.replace("ada", "bob").replace("p7", "q8"))
+    endings = recorded_endings([Trajectory(task=TASK, steps=steps, success=True), Trajectory(task=TASK, steps=steps[:1])])
+    assert list(endings) == ["miniwob.login-user"] and len(endings["miniwob.login-user"]) == 1
+
+    model = scripted(reply=lambda _: DONE)
+    experience = ExperienceModel(model, prompt_format="lines", instructions="")
+
+    def paid(task: Task, name: str, *, unseen: bool = False) -> StepResult:
+        filled = pages[3].replace("ada", name)
+        history = ["fill('5', 'q8')" if task is other else "fill('5', 'p7')"]
+        dream = PageDream(experience, check_action=world().check_action, endings=endings)
+        told = [Exchange(action, Prediction("valid", filled, 0.0, False, False, True)) for action in history]
+        dream.resume(task, told)
+        dream._unseen = unseen
+        return dream.step("click('11')")
+
+    assert paid(other, "bob").info["success"] and not model.asked
+    wrong = paid(other, "bo")
+    assert not wrong.info["success"] and wrong.reward == 0 and wrong.info["decided_by"] == "effects" and len(model.asked) == 1
+    assert not paid(TASK, "ada", unseen=True).info["success"], "its own success does not judge what it is measured on"
 
 
 def test_an_episode_is_cut_after_as_many_replies_as_steps(scripted: Any) -> None:
