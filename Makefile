@@ -16,6 +16,8 @@ INSTALLED := $(VENV)/.installed
 ALFWORLD := $(VENV)/.alfworld
 LAYOUT := build/layout/dreamgym_lg
 PYTEST := $(BIN)/python -m pytest -n 2 --benchmark-disable
+# Python compiles what is imported, when it is; all modules of all packages take a minute.
+PIP_INSTALL := $(BIN)/pip install -q --no-compile
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test coverage test-fast lint bench clean
@@ -57,16 +59,16 @@ $(INSTALLED): pyproject.toml
 		|| { echo '$(PYTHON) cannot create virtual environments (on Debian: apt-get install python3-venv)' >&2; exit 1; }
 	@test -x $(BIN)/pip || { echo 'Creating $(VENV)'; $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))' \
-		|| { echo 'Installing $(TORCH)'; $(BIN)/pip install -q $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH); }
+		|| { echo 'Installing $(TORCH)'; $(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH); }
 	@echo 'Installing dreamgym-lg with every extra (about a minute)'
-	@$(BIN)/pip install -q -e '.[all,dev]'
-	@$(BIN)/pip install -q --no-deps $(BFCL) $(WEBARENA)
+	@$(PIP_INSTALL) -e '.[all,dev]'
+	@$(PIP_INSTALL) --no-deps $(BFCL) $(WEBARENA)
 	@touch $@
 
 # Built from C++ for some minutes: not for the demo, and where it cannot be built its tests are skipped.
 $(ALFWORLD): $(INSTALLED)
 	@echo 'Installing alfworld (some minutes: its planner is compiled)'
-	@$(BIN)/pip install -q -e '.[alfworld]' && touch $@ \
+	@$(PIP_INSTALL) -e '.[alfworld]' && touch $@ \
 		|| echo 'alfworld could not be built (it needs g++ and cmake): its tests will be skipped' >&2
 
 $(LAYOUT):

@@ -64,10 +64,15 @@ def main() -> None:
 
 
 def walk_through(games: str, out: Path, *, quick: bool) -> None:
-    tasks, share, held, steps = (40, 2, 5, 2) if quick else (75, 100, 52, 300)
-    episodes = {kind: share * n for kind, n in KINDS.items()}
+    tasks, share, held, max_steps = (40, 2, 5, 8) if quick else (75, 100, 52, MAX_STEPS)
+    steps, tokens, batch = (2, 40, 4) if quick else (300, 100, 16)
     settings = replace(
-        ALFWorldWorld.settings, tasks=tasks, episodes=episodes, experience_steps=steps, experience_tokens=40 if quick else 100
+        ALFWorldWorld.settings,
+        tasks=tasks,
+        episodes={kind: share * n for kind, n in KINDS.items()},
+        experience_steps=steps,
+        experience_tokens=tokens,
+        batch_size=batch,
     )
     with Progress(console=console) as progress:
         bars: dict[str, TaskID] = {}
@@ -78,7 +83,7 @@ def walk_through(games: str, out: Path, *, quick: bool) -> None:
                 bars[stage] = progress.add_task(label, total=total)
             progress.update(bars[stage], description=label, completed=done)
 
-        run = Experiment(ALFWorldWorld(games, max_steps=MAX_STEPS), out, settings, progress=report)
+        run = Experiment(ALFWorldWorld(games, max_steps=max_steps), out, settings, progress=report)
         run.collect()
         run.train_experience()
         unseen = list(held_out(run, held))

@@ -42,7 +42,7 @@ class DreamGym(Experiment):
         settings: Default: `AgentWorld.settings`.
         policy, learner, engine, progress, say: As of `Experiment`.
         world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`, `checks`,
-            `create_environment`, `isolation` and its options.
+            `notes`, `create_environment`, `isolation` and its options.
 
     Raises `ConfigurationError` as `AgentWorld` does.
     """
@@ -122,7 +122,8 @@ class DreamGym(Experiment):
     ) -> tuple[Rate, list[Trajectory]]:
         """Success with its 95 % Wilson interval, and the episodes: in the dream or, with `real`, on the graph's own tools.
 
-        The rate is over all episodes: one that could not be played is played again, twice at most. In a dream, an episode
+        The rate is over all episodes: one that could not be played is played again, twice at most, unless the guard or the
+        wall stopped it (`AccessBlocked`): mend that first. In a dream, an episode
         that ended in an unreadable answer of the experience model (its `error` begins with `PredictionFailed`) is no success.
 
         Args:

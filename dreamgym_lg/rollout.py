@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from dreamgym_lg.environment import CheckAction, CreateEnvironment, EpisodeContext, unrefused_steps
-from dreamgym_lg.errors import ConfigurationError, EpisodesMissing, PredictionFailed, RunStopped
+from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, PredictionFailed, RunStopped
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Act, Source, Step, Task, Trajectory
@@ -53,7 +53,8 @@ async def rollout(
         create_environment: None for an agent that acts on its own real tools.
         source: Who answers: `synthetic` for the experience model, `real` for the real environment.
         run: Name under which the episodes are stored; needed with `replay_buffer`.
-        attempts: How many rounds at most: what could not be played is played again after all others have ended.
+        attempts: How many rounds at most: what could not be played is played again after all others have ended. What the
+            guard or the wall stopped (`AccessBlocked`) or is set wrongly (`ConfigurationError`) is not: it would end the same.
         on_episode: Called with each episode as soon as it has been played and stored.
 
     Raises:
@@ -86,7 +87,7 @@ async def rollout(
         return trajectory
 
     for _ in range(attempts):
-        todo = [key for key in keys if key not in episodes or is_missing(episodes[key])]
+        todo = [key for key in keys if key not in episodes or _may_end_otherwise(episodes[key])]
         episodes |= await _round({key: partial(episode, keys[key], key[1]) for key in todo})
     return [episodes[task.id, index] for task in tasks for index in range(num_generations)]
 
@@ -98,6 +99,12 @@ def is_missing(trajectory: Trajectory) -> bool:
     that answers at temperature 0 would give it again.
     """
     return trajectory.error is not None and not trajectory.error.startswith(f"{PredictionFailed.__name__}:")
+
+
+def _may_end_otherwise(trajectory: Trajectory) -> bool:
+    """Whether an episode that could not be played may be, played at once again: not if something has to be changed first."""
+    kind = str(trajectory.error).partition(":")[0]
+    return is_missing(trajectory) and kind not in {each.__name__ for each in (AccessBlocked, ConfigurationError)}
 
 
 def check_played(episodes: list[Trajectory], again: str = "the same command") -> list[Trajectory]:

@@ -135,6 +135,22 @@ def test_training_asks_word_for_word_what_the_dream_asks(make: Callable[..., Dre
         assert [each.decided_by for each in played.steps if each.valid] == ["notes", "model", "model"]
 
 
+def test_without_notes_none_are_learned_asked_for_or_mixed_with_a_folder_that_has_them(
+    make: Callable[..., DreamGym], scripted: Any
+) -> None:
+    gym, recorded, asked = make(notes=False, checks=()), TRACES[0], list[Any]()
+    (shown,) = supervised._as_dreamed(gym, [recorded, recorded])[1:]
+    assert "world_notes" not in shown.task.metadata and supervised._notes_conversations(gym, [shown]) == []
+    (conversation,) = supervised._conversations(gym, [shown])
+    experience = gym.experience("")
+    experience.model = scripted(reply=partial(as_trained, [conversation], asked))
+    played = dreamed(gym, experience, Says(actions=[each.action for each in recorded.steps]), recorded.task)
+    assert played.success and played.annotation is None and {each.decided_by for each in played.steps} == {"model"}
+    gym.open()
+    with pytest.raises(ConfigurationError, match=r"was made with arguments=\{'notes': False\}"):
+        make().open()
+
+
 def as_trained(conversations: list[Any], asked: list[Any], messages: list[BaseMessage]) -> str:
     """What follows these messages in the training data, which has to hold them word for word."""
     roles = {"system": "system", "human": "user", "ai": "assistant"}

@@ -139,9 +139,9 @@ def test_importing_the_core_loads_no_heavy_package(statement: str, tmp_path: Pat
 
 
 def test_importing_dreamgym_lg_costs_little_more_than_langgraph(tmp_path: Path) -> None:
-    """Processor seconds, the least of five alternated tries each: a busy machine slows both alike."""
+    """Processor seconds, the least of three alternated tries each: a busy machine slows both alike."""
     times: dict[str, list[float]] = {"langgraph.graph": [], "dreamgym_lg": []}
-    for _ in range(5):
+    for _ in range(3):
         for name, seconds in times.items():
             timed = f"import {name}, time; print(time.process_time())"
             seconds.append(float(run(sys.executable, "-c", timed, cwd=tmp_path)))

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, EpisodesMissing, PredictionFailed, ProcessLost, RunStopped
+from dreamgym_lg.errors import (
+    AccessBlocked,
+    ConfigurationError,
+    EnvironmentFailed,
+    EpisodesMissing,
+    PredictionFailed,
+    ProcessLost,
+    RunStopped,
+)
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, real_steps, rollout
@@ -232,6 +240,16 @@ def test_an_unreadable_answer_of_the_dream_is_an_outcome(policy: Any) -> None:
     found = play(policy, create_environment=lambda: Counting(fault), attempts=3, on_episode=told.append)
     assert len(told) == 3, "the same model would answer the same again"
     assert check_played(found) is found and [each.success for each in found] == [True, False, True]
+
+
+@pytest.mark.parametrize("kind", [AccessBlocked, ConfigurationError])
+def test_what_would_end_the_same_is_played_once_and_there_is_no_verdict(policy: Any, kind: Any) -> None:
+    told: list[Trajectory] = []
+    fault = ("t1", kind("os.remove of orders.db"))
+    found = play(policy, create_environment=lambda: Counting(fault), attempts=3, on_episode=told.append)
+    assert len(told) == 3 and found[1].error == f"{kind.__name__}: os.remove of orders.db"
+    with pytest.raises(EpisodesMissing, match="os.remove of orders.db. Mend that"):
+        check_played(found)
 
 
 def test_there_is_no_verdict_while_an_episode_is_missing() -> None:

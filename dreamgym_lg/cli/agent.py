@@ -14,6 +14,7 @@ from rich.table import Table
 
 from dreamgym_lg.cli.console import console, errors_shown
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.simulate.wall.wall import Isolation
 
 if TYPE_CHECKING:
     from dreamgym_lg.simulate.doctor import Examination
@@ -36,6 +37,12 @@ Writes = Annotated[
 Traces = Annotated[
     Path | None, typer.Option("--replay-buffer", help="Real traces, which show which tools write.", exists=True, dir_okay=False)
 ]
+Isolated = Annotated[
+    Isolation | None,
+    typer.Option(
+        help="What keeps it from the real world: process, a wall of the kernel, or guard. Default: process where it can be had."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the parts as JSON.")]
 
 Source = Annotated[
@@ -48,7 +55,10 @@ To = Annotated[Path, typer.Option(help="The replay buffer: a SQLite file, made i
 Format = Annotated[str, typer.Option(help="[b]auto[/b], [b]messages[/b], [b]langsmith[/b] or [b]otel[/b].")]
 Environment = Annotated[str, typer.Option(help="The name under which the tasks of these traces are stored.")]
 HeldOut = Annotated[
-    float, typer.Option(min=0, max=1, help="Share of the tasks to keep for evaluation: never trained on, never retrieved.")
+    float,
+    typer.Option(
+        min=0, max=1, help="Share of the tasks to keep for evaluation, one at least: never trained on, never retrieved."
+    ),
 ]
 Rewards = Annotated[
     Path | None,
@@ -74,6 +84,7 @@ def doctor(
     simulate_node: SimulateNode = None,
     writes: Writes = None,
     replay_buffer: Traces = None,
+    isolation: Isolated = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which parts of an agent a dream simulates, which run for real, which cannot be simulated, and how to fix those.
@@ -90,6 +101,7 @@ def doctor(
         from dreamgym_lg.simulate.loading import load_agent
         from dreamgym_lg.simulate.wall.wall import capabilities
 
+        missing = capabilities().missing
         with redirect_stdout(sys.stderr):  # what the module prints is not our answer
             graph = load_agent(agent)
         with ReplayBuffer(replay_buffer or ":memory:") as buffer:
@@ -99,12 +111,12 @@ def doctor(
                 simulate_nodes=simulate_node or (),
                 writes=writes,
                 trajectories=buffer.trajectories(source="offline", split="train", errors=False),
+                isolation=isolation or ("guard" if missing else "process"),
             )
-    missing = capabilities().missing
     if as_json:
         parts = [part._asdict() for part in found.parts]
-        isolation = {"process": not missing, "missing": missing}
-        print(json.dumps({"agent": agent, "ready": not found.problems, "isolation": isolation, "parts": parts}, indent=2))
+        can = {"process": not missing, "missing": missing}
+        print(json.dumps({"agent": agent, "ready": not found.problems, "isolation": can, "parts": parts}, indent=2))
     else:
         _show(agent, found)
         console.print(_isolation(agent, missing), soft_wrap=True, highlight=False, markup=False)
@@ -138,7 +150,7 @@ def _show(agent: str, found: "Examination") -> None:
         table.add_row(kind, escape(part.name), handling, escape(part.use), escape(part.advice))
     console.print(table)
     if unknown := [part.name for part in found.parts if part.handling == "unknown"]:
-        console.print(f"[bold]Nobody knows what it does to the real world:[/] {escape(', '.join(unknown))}", highlight=False)
+        console.print(f"[bold]It really runs, and nothing tells what it does:[/] {escape(', '.join(unknown))}", highlight=False)
     elif not found.problems:
         console.print(
             "Nothing was found that would touch the real world. The last line says what stops it all the same."

@@ -53,6 +53,13 @@ Force = Annotated[
         help="Train even in a dream that pays what it must not, and whatever the gap to reality (max_false_success, max_gap).",
     ),
 ]
+ReferencesOnly = Annotated[
+    bool,
+    typer.Option(
+        "--references-only",
+        help="Train only on tasks that recorded successes judge, and the experience model never (references_only).",
+    ),
+]
 To = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write the trained policy to; it must not exist.")]
 DEMO = "peckingorder"
 
@@ -68,6 +75,7 @@ def open_experiment(
     iterations: int | None = None,
     refresh_episodes: int | None = None,
     force: bool = False,
+    references_only: bool = False,
 ) -> Experiment:
     """The experiment that `given` names: a world's name, `FILE.py:NAME`, or an experiment's folder.
 
@@ -78,6 +86,7 @@ def open_experiment(
         existing: On a world, open only the experiment that is in the folder already, with the settings that it was made with.
         iterations, refresh_episodes: Of its settings; None leaves them as they are.
         force: Without `max_false_success` and `max_gap`.
+        references_only: With that setting; False leaves it as it is.
 
     Raises `ConfigurationError` if `given` names none of these.
     """
@@ -86,6 +95,8 @@ def open_experiment(
     chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if force:
         chosen |= {"max_false_success": None, "max_gap": None}
+    if references_only:
+        chosen["references_only"] = True
     if _is_folder(given):
         if seed is not None or out is not None or quickly:
             raise ConfigurationError(
@@ -170,12 +181,13 @@ def train(
     iterations: Iterations = None,
     refresh: Refresh = None,
     force: Force = False,
+    references_only: ReferencesOnly = False,
 ) -> None:
     """Collect data if needed, train the experience model and the base policy, then the policy in the dream.
 
     A dream that pays what it must not is refused, with the figure.
     """
-    options = {"iterations": iterations, "refresh_episodes": refresh, "force": force}
+    options = {"iterations": iterations, "refresh_episodes": refresh, "force": force, "references_only": references_only}
     with _opened(world, seed=seed, out=out, quickly=quick, **options) as work:
         _prepare(work)
         work.train()

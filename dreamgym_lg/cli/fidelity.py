@@ -72,7 +72,7 @@ def fidelity(
             if world is not None:
                 work = open_experiment(world, existing=True)
                 work.progress = progress
-                measured, folder = _of_experiment(work, replay, asked), work.out
+                measured, folder = _of_experiment(work, replay, asked, limit), work.out
             else:
                 assert replay_buffer is not None and experience_model is not None  # by check_source
                 measured, folder = _of_buffer(replay_buffer, experience_model, asked), replay_buffer.parent
@@ -94,7 +94,7 @@ def check_source(world: str | None, replay_buffer: Path | None, experience_model
         raise ConfigurationError(f"{world} has an experience model of its own: leave --experience-model away")
 
 
-def _of_experiment(work: Experiment, replay: bool, measure: Measure) -> Fidelity:
+def _of_experiment(work: Experiment, replay: bool, measure: Measure, limit: int) -> Fidelity:
     experience = work.experience(own_process=False)
     if experience.model is None:
         raise ConfigurationError(f"{work.out} holds no experience model yet: run `dreamgym train` with the same options first")
@@ -104,7 +104,7 @@ def _of_experiment(work: Experiment, replay: bool, measure: Measure) -> Fidelity
     runs = [t for t in work.replay_buffer.trajectories() if t.run.startswith(evaluations)]
     dreamed = any(t.success and t.source == "synthetic" for t in runs)
     create_environment = work.world.create_environment if replay and dreamed else None
-    judgement = gate.measure(work, experience) if work.world.judged_by_dream else None
+    judgement = gate.measure(work, experience, limit=min(limit, gate.LIMIT)) if work.world.judged_by_dream else None
     notes = [told]
     if replay and create_environment is None:
         notes.append("The buffer holds no dreamed success of an evaluation, so none was replayed in the real environment.")

@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from dreamgym_lg.actions import render_answer
+from dreamgym_lg.cli.agent import PassThrough, SimulateNode
 from dreamgym_lg.cli.console import console, errors_shown, say, typed, visible
 from dreamgym_lg.cli.experiment import WORLD_HELP, is_object, open_experiment
 from dreamgym_lg.cli.fidelity import Model, check_source
@@ -25,7 +26,9 @@ from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.simulate import Allow
 from dreamgym_lg.simulate.loading import compiled, load_object
+from dreamgym_lg.simulate.wall.wall import Isolation
 from dreamgym_lg.types import Split, Task
 
 COMMANDS = {
@@ -66,6 +69,16 @@ Policy = Annotated[
     str | None,
     typer.Option(help="Of an agent: the chat model that acts, e.g. openai:gpt-5-mini, or its folder. Default: its own models."),
 ]
+Isolated = Annotated[
+    Isolation | None,
+    typer.Option(help="Of an agent: what keeps it from the real world. Default: process, a wall of the kernel."),
+]
+AllowPath = Annotated[
+    list[Path] | None, typer.Option(help="Of an agent: a file or folder that it may write; may be repeated.")
+]
+AllowHost = Annotated[
+    list[str] | None, typer.Option(help="Of an agent: HOST or HOST:PORT that it may reach; may be repeated.")
+]
 Real = Annotated[
     bool, typer.Option("--real", help="The real environment answers, in place of the dream (an experiment's only).")
 ]
@@ -85,14 +98,20 @@ def play(
     reasoning: Reasoning = False,
     record: Record = False,
     policy: Policy = None,
+    isolation: Isolated = None,
+    pass_through: PassThrough = None,
+    simulate_node: SimulateNode = None,
+    allow_path: AllowPath = None,
+    allow_host: AllowHost = None,
 ) -> None:
     """Act yourself, in the dream or in the real environment; or be the world of your own agent. /help inside says how.
 
     The dream is that of an experiment's newest experience model, or of the one that you name, on the tasks of a replay buffer.
 
-    Of an agent's graph the agent acts, and you answer its tool calls: none of its tools runs. You type its instruction, or name
-    a --task of a --replay-buffer; --record stores the episode there. At its end all that happened is shown, with the lines of
-    the agent's code: simulated calls, tools that really ran, and what the guard stopped.
+    Of an agent's graph the agent acts, behind the wall as in DreamGym("FILE.py:NAME"), and you answer its tool calls: none of
+    its tools runs. You type its instruction, or name a --task of a --replay-buffer; --record stores the episode there. At its
+    end all that happened is shown, with the lines of the agent's code: simulated calls, tools that really ran, and what was
+    stopped.
     """
     with errors_shown():
         found = load_object(world) if world is not None and is_object(world) else None
@@ -101,10 +120,24 @@ def play(
             for option, given in others.items():
                 if given:
                     raise ConfigurationError(f"{option} with {world}: you are the world of this agent; leave it away")
-            play_agent(compiled(found), world, policy=policy, replay_buffer=replay_buffer, task=task, record=record)
+            play_agent(
+                world,
+                compiled(found),
+                policy=policy,
+                replay_buffer=replay_buffer,
+                task=task,
+                record=record,
+                isolation=isolation,
+                pass_through=pass_through or (),
+                simulate_nodes=simulate_node or (),
+                allow=Allow(hosts=allow_host or (), paths=allow_path or ()) if allow_host or allow_path else None,
+            )
             return
-        if policy is not None:
-            raise ConfigurationError("--policy is for an agent's graph, FILE.py:NAME; in a world you act: leave it away")
+        of_agents: dict[str, object] = {"--policy": policy, "--isolation": isolation, "--pass-through": pass_through}
+        of_agents |= {"--simulate-node": simulate_node, "--allow-path": allow_path, "--allow-host": allow_host}
+        for option, chosen in of_agents.items():
+            if chosen:
+                raise ConfigurationError(f"{option} is for an agent's graph, FILE.py:NAME; in a world you act: leave it away")
         with _place(world, found, replay_buffer, experience_model, real) as place:
             Player(place, place.choose(split, task), reasoning=reasoning, record=record).run()
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import Runnable
 
 from dreamgym_lg.actions import parse_action, parse_call, tool_line
 from dreamgym_lg.cli.console import say, typed
@@ -23,6 +25,8 @@ from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experience_models import is_local_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
+from dreamgym_lg.simulate.context import Call
+from dreamgym_lg.simulate.object_graph import reachable
 from dreamgym_lg.types import Act, Prediction, StepResult, Task, Trajectory
 
 PERSON = "person"
@@ -30,9 +34,7 @@ PERSON = "person"
 
 _HELP = (
     "You are the world of this agent: no tool runs, you answer its calls, as the agent would read it; where a tool returns a "
-    "structure, in JSON. Without --policy the agent's own models are really asked. A guard keeps its code from the real world, "
-    "not the kernel's wall: native code is not stopped. A line that ends with \\ goes on in the next. /quit leaves, as does "
-    "the end of the input."
+    "structure, in JSON. A line that ends with \\ goes on in the next. /quit leaves, as does the end of the input."
 )
 
 
@@ -108,26 +110,33 @@ def _typed_lines(what: str) -> str | None:
 
 
 def play_agent(
-    graph: object, name: str, *, policy: str | None, replay_buffer: Path | None, task: str | None, record: bool
+    path: str, graph: object, *, policy: str | None, replay_buffer: Path | None, task: str | None, record: bool, **world: Any
 ) -> None:
     """Play episodes of an agent until the person leaves; of `task`, one.
 
     Args:
-        name: What the user calls the agent: the environment of tasks that are typed.
+        path: Where the agent is written, as `DreamGym` takes it; also the environment of tasks that are typed.
+        graph: The agent, loaded.
         policy: A chat model's name or folder. Default: the agent's own models.
         replay_buffer: Holds `task`, and takes what is recorded.
         task: A stored task's id. Default: the person types instructions.
+        world: `isolation` and the options of `simulated`, as of `AgentWorld`.
 
-    Raises `ConfigurationError` for what is no graph, could leak, or is needed and not given.
+    Raises `ConfigurationError` as `AgentWorld` does, and for what is needed and not given.
     """
     if (record or task) and replay_buffer is None:
         raise ConfigurationError(f"{'--record' if record else '--task'} needs a --replay-buffer")
-    world = AgentWorld(graph, payload=_payload, select=None if policy else lambda call: False)
-    agent = world.agent(_load_policy(policy), real=False)
-    say(_HELP)
+    acting, told = _load_policy(policy), ""
+    if policy is None and world["isolation"] == "guard":
+        told = "The agent's own models are really asked."
+    elif policy is None:
+        acting, told = _own_model(graph)
+    own = AgentWorld(path, payload=_payload, select=_none if acting is None else None, **world)
+    agent = own.agent(acting or FakeListChatModel(responses=[]), real=False)  # which is never asked
+    say(f"{_HELP} {told}".strip())
     with ReplayBuffer(replay_buffer or ":memory:") as buffer, _own_loop() as run:
-        for each in [_stored(buffer, task)] if task else _typed_tasks(name):
-            playing = rollout(agent, [world.with_tools(each)], PersonEnvironment, source="synthetic", experience_version=PERSON)
+        for each in [_stored(buffer, task)] if task else _typed_tasks(path):
+            playing = rollout(agent, [own.with_tools(each)], PersonEnvironment, source="synthetic", experience_version=PERSON)
             try:
                 [episode] = run(playing)
             except _Left:
@@ -153,14 +162,64 @@ def show_episode(episode: Trajectory) -> None:
         say(f"{outcome}: reward {episode.reward:g}", "bold green" if episode.success else "bold red")
 
 
-def _load_policy(name: str | None) -> BaseChatModel:
+class _Provided(BaseChatModel):
+    """A provider's model as a policy: a policy is given tools in OpenAI's form, a provider's class makes its own of them."""
+
+    model: BaseChatModel
+
+    @property
+    def _llm_type(self) -> str:
+        return self.model._llm_type
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **given: Any) -> ChatResult:
+        return _as_result(self._bound(given).invoke(messages, stop=stop))
+
+    async def _agenerate(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **given: Any
+    ) -> ChatResult:
+        return _as_result(await self._bound(given).ainvoke(messages, stop=stop))
+
+    def _bound(self, given: dict[str, Any]) -> Runnable[Any, AIMessage]:
+        if not (tools := given.pop("tools", None)):
+            return self.model.bind(**given)
+        choice = given.pop("tool_choice", None)
+        chosen = {"tool_choice": "any" if choice == "required" else choice} if choice else {}  # LangChain's word for it
+        return self.model.bind_tools(tools, **chosen).bind(**given)
+
+
+def _as_result(reply: AIMessage) -> ChatResult:
+    return ChatResult(generations=[ChatGeneration(message=reply)])
+
+
+def _load_policy(name: str | None) -> BaseChatModel | None:
     if name is None:
-        return FakeListChatModel(responses=[])  # never asked: every call is left to the agent's own model
+        return None
     if not is_local_model(name):
-        return load_chat_model(name)
+        return _Provided(model=load_chat_model(name))
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
     return LocalChatModel.from_path(name, temperature=0)
+
+
+def _own_model(graph: object) -> tuple[BaseChatModel | None, str]:
+    """The agent's one chat model, and what to tell the person; None if it has several or makes them as it runs.
+
+    The network is behind the wall, so that this process asks for the agent.
+    """
+    models = [each for each in reachable(graph) if isinstance(each, BaseChatModel)]
+    named = (f"{type(each).__name__} {each._get_ls_params().get('ls_model_name') or ''}".strip() for each in models)
+    names = ", ".join(sorted(named))
+    if len(models) == 1:
+        return _Provided(model=models[0]), f"The agent's own model, {names}, is really asked."
+    return None, (
+        f"The agent's own models ({names or 'made while it runs'}) are asked from behind the wall: one that needs the network "
+        "needs --allow-host HOST:PORT; or name one --policy for all, or choose --isolation guard."
+    )
+
+
+def _none(call: Call) -> bool:
+    """Selects no call for the policy; a function of a module, which can be sent to a worker."""
+    return False
 
 
 def _payload(task: Task) -> Any:

@@ -6,10 +6,10 @@ experience model is trained; the rest makes the annotator think the episode thro
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
@@ -66,6 +66,12 @@ class Annotated(NamedTuple):
     """Trajectories that had it before."""
     failed: Mapping[str, str]
     """Trajectories without it, by task and index, each with its cause; they are tried again next time."""
+
+
+class Annotate(Protocol):
+    """`partial(annotate, model=...)`, with its further arguments: a budget (`hosted`), OpenAI's Batch API (`batch`)."""
+
+    def __call__(self, replay_buffer: ReplayBuffer, *, source: Source | None) -> Coroutine[Any, Any, Annotated]: ...
 
 
 async def annotate(

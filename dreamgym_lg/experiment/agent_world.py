@@ -31,16 +31,13 @@ from dreamgym_lg.simulate.loading import load_agent
 from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay
 from dreamgym_lg.simulate.return_types import with_returns
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
-from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS
+from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS, Isolation
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from dreamgym_lg.integrations.trl.rows import TokenizedConversation
-
-Isolation = Literal["process", "guard"]
-"""How dreamed episodes are kept from the real world: by the kernel, in processes of their own, or by a guard in this one."""
 
 _OPTIONS = set(EpisodeOptions.__annotations__)
 
@@ -68,6 +65,8 @@ class AgentWorld(World):
         checks: What real traces decide in the dream before the experience model is asked (`Grounding`): `recorded` answers to
             calls, and of recorded successes the `effects`, or the facts that their `answers` tell where nothing is written.
             Default: all three. (`verify_dream` judges in place of the last two.)
+        notes: Whether the experience model writes down what a task leaves open before its first step
+            (`ExperienceModel.noted`), so that the episodes of a group share one world. False is for comparison.
         task_generator: What writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`):
             `templates` (`TemplateTaskGenerator`; none where the buffer's traces hold nothing to exchange), a chat model or its
             name (`ChatTaskGenerator`), any `TaskGenerator`, or None. `TaskChecks` refuses what must not be trained on.
@@ -79,7 +78,6 @@ class AgentWorld(World):
     """
 
     name = "agent"
-    notes = True
     settings = Settings(
         real_budget=0,
         policy_tokens=512,
@@ -100,6 +98,7 @@ class AgentWorld(World):
         writes: Collection[str] | None = None,
         create_environment: CreateEnvironment | None = None,
         checks: Collection[Check] = CHECKS,
+        notes: bool = True,
         task_generator: TaskGenerator | BaseChatModel | str | None = "templates",
         isolation: Isolation | None = None,
         **options: Any,
@@ -116,6 +115,7 @@ class AgentWorld(World):
         self.graph: Any = load_agent(graph) if isinstance(graph, str) else graph
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
         self.writes, self.checks, self._dream = writes, checks, create_environment
+        self.notes, self.arguments = notes, {} if notes else {"notes": False}  # its experience model is trained otherwise
         self.judged_by_dream = verify_dream is None and create_environment is None
         self._grounding: Grounding | None = None
         self.asks_experience = create_environment is None
@@ -127,7 +127,6 @@ class AgentWorld(World):
     def _refuse(self, examined: Examination) -> None:
         """Raise `ConfigurationError` for what makes every dreamed episode wrong under the isolation chosen."""
         allowed = {"stopped"} if self.options.get("allow") else set()  # the guard lets through what is named there
-        allowed |= {"could leak"} if self.isolation == "process" else set()  # the wall stops it
         if refused := [part for part in examined.refused if part.handling not in allowed]:
             told = "; ".join(f"{part.kind} {part.name} ({part.handling}): {part.advice}" for part in refused)
             raise ConfigurationError(f"no dreamed episode of this graph can be right: {told}")
@@ -139,7 +138,7 @@ class AgentWorld(World):
         """
         names = {key: self.options[key] for key in ("pass_through", "simulate_nodes") if key in self.options}
         writes = self.writes if trajectories is not None else None
-        return examine(self.graph, **names, writes=writes, trajectories=trajectories or ())
+        return examine(self.graph, **names, writes=writes, trajectories=trajectories or (), isolation=self.isolation)
 
     def with_tools(self, task: Task) -> Task:
         """The task with the schemas of all the graph's tools, as dream, training data and judge show them."""

@@ -1,15 +1,18 @@
 """Evaluation of policies: on the validation tasks while training, and on held-out tasks as the proof."""
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 
+from dreamgym_lg.curriculum.curriculum import value
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
@@ -18,9 +21,11 @@ from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
 from dreamgym_lg.fidelity.verdicts import Verdicts, measure_verdicts, summarise
 from dreamgym_lg.replay.schema import FAILED
 from dreamgym_lg.rollout import check_played, real_steps
-from dreamgym_lg.statistics import difference_interval
+from dreamgym_lg.statistics import difference_interval, wilson
 from dreamgym_lg.token_recorder import TrainablePolicy
 from dreamgym_lg.types import Trajectory
+
+Played = TypeVar("Played")
 
 MODES = {"greedy": 0.0, "sampled": 1.0}
 """How a policy is evaluated, and at which temperature."""
@@ -36,14 +41,17 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
     """
     tasks, dreamed, figures, told = work.validation_tasks(), list[Trajectory](), dict[str, Any](), list[str]()
     panel = tasks[: _affordable(work, iteration)]
+    plays = {"real": work.aplay("validate/real", policy, panel, iteration=iteration)} if panel else {}
     if not work.settings.references_only:
-        dreamed = check_played(work.play("validate/dream", policy, tasks, iteration=iteration, experience=experience))
-        work.say_unreadable(dreamed)
+        plays["dream"] = work.aplay("validate/dream", policy, tasks, iteration=iteration, experience=experience)
+    played = dict(zip(plays, _at_once(*plays.values()), strict=True))
+    if "dream" in played:
+        work.say_unreadable(dreamed := check_played(played["dream"]))
         figures = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
         on = f" (on the same tasks {_of(dreamed[: len(panel)])})" if 0 < len(panel) < len(tasks) else ""
         told.append(f"dream {_of(dreamed)}{on}")
     if panel:
-        real = check_played(work.play("validate/real", policy, panel, iteration=iteration))
+        real = check_played(played["real"])
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
         told.append(f"real {_of(real)}")
         if dreamed:
@@ -55,6 +63,20 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
     if told:
         work.say(f"after {iteration} iterations: {', '.join(told)}")
     return figures
+
+
+def _at_once(*plays: Coroutine[Any, Any, Played]) -> list[Played]:
+    """What each gives. While the experience model computes for a dream, the policy plays in reality."""
+
+    async def gathered() -> list[Played]:
+        tasks = [asyncio.create_task(play) for play in plays]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:  # where one raises, the other plays no further episode
+            for task in tasks:
+                task.cancel()
+
+    return run_lasting(gathered())
 
 
 def _compare(
@@ -168,6 +190,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         "iterations": work.settings.iterations,
         **figures,
         "real_steps": count_real_steps(work),
+        "uniform_groups": uniform_groups(work.replay_buffer.trajectories(run=work.run_name(TRAIN), errors=False)),
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(work.settings),
     }
@@ -180,16 +203,23 @@ def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, e
     policy, held_out = work.policy(name, MODES[mode]), work.tasks("test")[: work.settings.proof_tasks]
     # a policy or an experience model that was trained further is another one, whose episodes are stored beside the others
     version = f"{name}/{mode}/{policy_version(policy)}"
-    real = check_played(work.play(f"proof/real/{version}", policy, held_out))
-    verdicts = _verdicts(work, experience, real, invalid_only=True)
+    panels = {f"proof/{panel}/{version}": tasks for panel, tasks in work.panels().items()}
+    dream = f"proof/dream@{experience.version}/{version}"
+
+    async def in_reality() -> list[list[Trajectory]]:
+        real = {f"proof/real/{version}": held_out, **panels}
+        return [await work.aplay(run, policy, tasks) for run, tasks in real.items()]
+
+    async def in_the_dream() -> list[list[Trajectory]]:
+        return [await work.aplay(dream, policy, held_out, experience=experience)]
+
+    (real, *moved), (dreamed,) = _at_once(in_reality(), in_the_dream())
+    verdicts = _verdicts(work, experience, check_played(real), invalid_only=True)
     asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
     figures["real"].setdefault(name, {})[mode] = summarise(real) | asked
-    run = f"proof/dream@{experience.version}/{version}"
-    dreamed = check_played(work.play(run, policy, held_out, experience=experience))
-    figures["dream"].setdefault(name, {})[mode] = summarise(dreamed)
-    for panel, tasks in work.panels().items():
-        found = check_played(work.play(f"proof/{panel}/{version}", policy, tasks))
-        figures["panels"][panel].setdefault(name, {})[mode] = summarise(found)
+    figures["dream"].setdefault(name, {})[mode] = summarise(check_played(dreamed))
+    for panel, found in zip(work.panels(), moved, strict=True):
+        figures["panels"][panel].setdefault(name, {})[mode] = summarise(check_played(found))
 
 
 def count_real_steps(work: Workspace) -> dict[str, int]:
@@ -203,6 +233,27 @@ def count_real_steps(work: Workspace) -> dict[str, int]:
             kind = "offline" if source == "offline" else name if name in counted else "evaluation"
             counted[kind] += real_steps([trajectory], work.world.check_action)
     return counted
+
+
+def uniform_groups(trained_on: Iterable[Trajectory]) -> dict[str, dict[str, Any]]:
+    """How many groups taught nothing, their rewards all equal: of tasks drawn uniformly, and of the curriculum's variations.
+
+    Both are of the iterations that have variations, so that the same policies played them: uniform sampling is the control.
+    """
+    groups: dict[tuple[int, str], list[Trajectory]] = {}
+    for episode in trained_on:
+        groups.setdefault((episode.iteration, episode.task.id), []).append(episode)
+    counted: dict[str, Counter[bool]] = {"drawn uniformly": Counter(), "variations": Counter()}
+    varied = {episodes[0].iteration for episodes in groups.values() if episodes[0].task.origin == "synthetic"}
+    for episodes in groups.values():
+        if episodes[0].iteration in varied:
+            kind = "variations" if episodes[0].task.origin == "synthetic" else "drawn uniformly"
+            counted[kind][value([episode.reward for episode in episodes]) == 0] += 1
+    return {
+        kind: {"uniform": found[True], "groups": found.total(), "interval": wilson(found[True], found.total())}
+        for kind, found in counted.items()
+        if found
+    }
 
 
 def shown_episodes(work: Workspace) -> list[Trajectory]:

@@ -14,6 +14,7 @@ from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experience.annotate import Annotate
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment import evaluation, gate, supervised
 from dreamgym_lg.experiment.settings import Settings
@@ -117,14 +118,16 @@ class Experiment(Workspace):
                 self.replay_buffer.extend(islice(named, 100))
                 self.progress("collect real trajectories", min(done + 100, total), total)
 
-    def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | str | None = None) -> None:
+    def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | Annotate | str | None = None) -> None:
         """Fine-tune a local experience model on the offline trajectories. Nothing to do if the experiment was given one.
 
         It ends early once the loss on a tenth of the tasks, which it does not see, has stopped falling (tool agents).
 
         Args:
             model: Whose weights it begins with: a local chat model, its path or hub name. Default: the small base.
-            annotator: A chat model that writes the reasoning of steps that have none. Default: rules, for a tool agent's.
+            annotator: A chat model that writes the reasoning of steps that have none, or its name. With a budget or by OpenAI's
+                Batch API: `partial(annotate, model=..., hosted=Hosted(...), batch=folder)`; called again after a crash or with
+                more budget, nothing is asked twice. Default: rules, for a tool agent's.
 
         Raises `ConfigurationError` if nothing recorded is a success, for a model beside a given `experience_model`, and for
         another model than the finished stage began with.
@@ -367,7 +370,7 @@ class Experiment(Workspace):
         experience.refreshed(name)
         return {"real_steps": real_steps(episodes, self.world.check_action)}
 
-    def fidelity(self, *, limit: int = 50) -> Judgement:
+    def fidelity(self, *, limit: int = gate.LIMIT) -> Judgement:
         """What the dream pays of recorded episodes and edits of them, and whether its answers agree (`gate.measure`).
 
         The same experience model and the same episodes are measured once. Args: `limit`, episodes of each kind at most.

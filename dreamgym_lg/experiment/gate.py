@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
 from random import Random
 
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
@@ -9,20 +10,28 @@ from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.notes import in_noted_world
+from dreamgym_lg.experience.prompt_formats import is_tool_task
 from dreamgym_lg.experiment.workspace import REFRESH, Workspace
 from dreamgym_lg.fidelity.judgement import Judgement, ajudge, keys_of
 from dreamgym_lg.types import Task, Trajectory
 
 FEW_JUDGED = 20
 """From fewer episodes no dream is refused: what the figure says is said, and training begins."""
+LIMIT = 50
+"""Episodes of each kind that a dream is judged by, at most."""
 RUN = "fidelity"
+_KINDS = 4
+"""Of the episodes that are asked about."""
+_LARGE = 200
+"""Episodes of each kind at most where 50 do not tell whether a dream is above `max_false_success`."""
 
 
-def measure(work: Workspace, experience: ExperienceModel, *, limit: int = 50) -> Judgement:
+def measure(work: Workspace, experience: ExperienceModel, *, limit: int = LIMIT) -> Judgement:
     """The judgement of the dream of an experience model; measured anew only for another model or other episodes.
 
     Put to it are, each `limit` at most: recorded failures, recorded successes, edits of them (`World.edited_successes`), and
-    the policy's own real episodes, all of which the model was not trained on.
+    the policy's own real episodes, all of which the model was not trained on. A world of free text is asked about every step of
+    what must not be paid: there they are so many, drawn from all of these, as take about 4 times `limit` questions.
     """
     if experience.model is None:
         raise ConfigurationError(f"{work.out} holds no experience model yet: call train_experience() first")
@@ -67,6 +76,7 @@ FIGURES = ("false_success", "false_failure", "invalid_recall", "same_lookup", "l
 def check_truthful(work: Workspace) -> None:
     """Raise `UntruthfulDream` if the dream pays more of what it must not than `Settings.max_false_success` allows.
 
+    A figure above it whose interval holds the limit is measured again on more episodes, as far as there are more.
     Of fewer than FEW_JUDGED such episodes the figure is only said. Nothing is measured where the limit is None, and where
     another judge than the experience model decides what an episode earns (`Settings.references_only`, `World.judged_by_dream`).
     """
@@ -75,6 +85,9 @@ def check_truthful(work: Workspace) -> None:
         return
     judgement = measure(work, work.experience())
     rate = judgement.false_success
+    if rate is not None and rate.value > limit and (rate.low <= limit or rate.episodes < FEW_JUDGED):  # it may be chance
+        judgement = measure(work, work.experience(), limit=_LARGE)
+        rate = judgement.false_success
     if rate is None:
         work.say(
             "whether the dream pays what it must not is unknown: there is no recorded failure, and no tool agent's success to "
@@ -94,7 +107,10 @@ def check_truthful(work: Workspace) -> None:
         return
     tasks = work.tasks("train")
     judged = len(work.world.judged_by_traces(tasks, work.replay_buffer))
-    only = f"Train with references_only=True on the {judged} of {len(tasks)} tasks that recorded successes judge. "
+    only = (
+        f"Train with references_only=True (`dreamgym train --references-only`) on the {judged} of {len(tasks)} tasks that "
+        "recorded successes judge. "
+    )
     raise UntruthfulDream(
         f"{said}. A policy trained there learns what it is wrongly paid for. {only if judged else ''}Give the experience model "
         "more failures (import failed traces, annotate them, train it on them and on edited successes), or take a better one; "
@@ -112,6 +128,11 @@ def trainable_tasks(work: Workspace) -> list[Task]:
     tasks = work.tasks("train")
     if not work.settings.references_only:
         return tasks
+    if not work.world.judged_by_dream:
+        raise ConfigurationError(
+            "references_only=True, and the dreamed episodes of this world are judged by its own check (of a DreamGym: "
+            "verify_dream= or create_environment=), never by the experience model: leave references_only away"
+        )
     judged = list(work.world.judged_by_traces(tasks, work.replay_buffer))
     if not judged:
         raise ConfigurationError(
@@ -136,7 +157,7 @@ def _create_dream(work: Workspace, experience: ExperienceModel) -> Callable[[], 
 
 
 def _chosen(work: Workspace, writes: Collection[str], limit: int, *, notes: bool) -> list[Trajectory]:
-    """Recorded failures, recorded successes, edits of them, and the policy's real episodes: `limit` of each at most.
+    """Recorded failures, recorded successes, edits of them, and the policy's real episodes, as `measure` says.
 
     Args: `notes`, each in the world of its notes in hindsight, an edit in its original's, as the model was trained.
     """
@@ -161,7 +182,10 @@ def _chosen(work: Workspace, writes: Collection[str], limit: int, *, notes: bool
     own = [each for each in played if each.steps and each.run.startswith(work.run_name("")) and each.run != trained_on]
     rng = Random(seed)
     recorded = as_dreamed([*_drawn(failures, limit, rng), *_drawn(own, limit, rng)])
-    return [*recorded, *_drawn(unseen, limit, rng), *_drawn(edits, limit, rng)]
+    chosen = [*recorded, *_drawn(unseen, limit, rng), *_drawn(edits, limit, rng)]
+    rng.shuffle(chosen)
+    asked = accumulate(1 if each.success or is_tool_task(each.task) else len(each.steps) for each in chosen)
+    return [each for each, questions in zip(chosen, asked, strict=True) if questions <= _KINDS * limit]
 
 
 def _key(trajectory: Trajectory) -> tuple[str, int, str, int]:

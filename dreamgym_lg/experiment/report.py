@@ -186,8 +186,15 @@ def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajec
     return jinja.from_string(source).render(
         result=result, title=_title(result), claims=_claims(result), rows=_rows(result), steps=_steps(result),
         evaluations=_evaluations(history), history=history, nodes=_node_seconds(history), note=NOTE,
-        episodes=episodes[:EPISODES_SHOWN], given=len(episodes), picture=b64encode(picture).decode(),
+        uniform=_uniform(result), episodes=episodes[:EPISODES_SHOWN], given=len(episodes), picture=b64encode(picture).decode(),
     )  # fmt: skip
+
+
+def _uniform(result: Mapping[str, Any]) -> dict[str, Rate]:
+    """Groups without any difference of reward, by how their task was chosen."""
+    given = (result.get("uniform_groups") or {}).items()
+    found = {kind: _rate({"successes": row.get("uniform"), "episodes": row.get("groups")}) for kind, row in given}
+    return {kind: rate for kind, rate in found.items() if rate}
 
 
 def _picture(result: Mapping[str, Any], history: History) -> bytes:

@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.annotate import annotate
+from dreamgym_lg.experience.annotate import Annotate, annotate
 from dreamgym_lg.experience.chat_models import load_chat_model
 from dreamgym_lg.experience.notes import in_noted_world, thorough
 from dreamgym_lg.experience.prompt_formats import is_tool_task
@@ -47,19 +47,20 @@ WATCHED = 64
 """Held-out episodes whose loss ends the experience model's training."""
 
 
-def train_experience_model(work: Workspace, model: "StartModel" = None, annotator: BaseChatModel | str | None = None) -> None:
+def train_experience_model(
+    work: Workspace, model: "StartModel" = None, annotator: BaseChatModel | Annotate | str | None = None
+) -> None:
     """Train `models/experience-0` on what it should have answered in the offline trajectories.
 
     Args: `model`, whose weights it begins with; `annotator`, writes the reasoning of steps that have none, in place of rules.
     """
-    s = work.settings
-    annotator = load_chat_model(annotator) if isinstance(annotator, str) else annotator
-    if annotator is not None:
-        _annotate(work, work.replay_buffer, annotator)
+    s, annotated = work.settings, _annotated_by(annotator)
+    if annotated is not None:
+        _annotate(work, work.replay_buffer, annotated)
     offline = work.offline()
     work.replay_buffer.record_metrics(work.run_name(DATA), 0, {"trajectories": len(offline)})
     shown, held_out = (_as_dreamed(work, each) for each in work.experience_data())
-    edited = _edited(work, shown, annotator)
+    edited = _edited(work, shown, annotated)
     start, notes = _start(work, model), _notes_conversations(work, shown)
     conversations = [*_conversations(work, [*shown, *edited]), *notes]
     rows: Sequence[Messages] | Sequence[TokenizedConversation] = conversations
@@ -79,25 +80,37 @@ def train_experience_model(work: Workspace, model: "StartModel" = None, annotato
     )
 
 
-def _annotate(work: Workspace, replay_buffer: ReplayBuffer, annotator: BaseChatModel) -> None:
+def _annotated_by(annotator: object) -> Annotate | None:
+    """What writes the reasoning, from what a user calls it."""
+    model = load_chat_model(annotator) if isinstance(annotator, str) else annotator
+    if isinstance(model, BaseChatModel):
+        return partial(annotate, model=model)
+    if model is None or callable(model):
+        return model
+    raise ConfigurationError(
+        f"annotator={annotator!r}: give a chat model, its name, or partial(annotate, model=..., hosted=..., batch=...)"
+    )
+
+
+def _annotate(work: Workspace, replay_buffer: ReplayBuffer, annotated: Annotate) -> None:
     """Let a chat model write the reasoning of all steps that have none; what fails is said, and left to rules."""
     source: Source | None = "offline" if replay_buffer is work.replay_buffer else None
-    done = run_lasting(annotate(replay_buffer, annotator, source=source))
+    done = run_lasting(annotated(replay_buffer, source=source))
     if done.failed:
         cause = next(iter(done.failed.values()))
         work.say(f"{len(done.failed)} episodes could not be annotated and have their reasoning by rules; the first: {cause}")
 
 
-def _edited(work: Workspace, shown: Sequence[Trajectory], annotator: BaseChatModel | None) -> list[Trajectory]:
+def _edited(work: Workspace, shown: Sequence[Trajectory], annotated: Annotate | None) -> list[Trajectory]:
     """Successes made wrong, in a file of their own: they are no data of the real world, and nothing retrieves them."""
     successes = [trajectory for trajectory in shown if trajectory.success]
     writes = work.world.writing_tools(work.replay_buffer)
     edited = list(work.world.edited_successes(successes, writes=writes, seed=work.settings.seed))
-    if not edited or annotator is None:
+    if not edited or annotated is None:
         return edited
     with ReplayBuffer(work.out / "edited.db") as buffer:
         buffer.extend(edited)
-        _annotate(work, buffer, annotator)
+        _annotate(work, buffer, annotated)
         return list(buffer.trajectories())
 
 

@@ -301,10 +301,22 @@ class Workspace:
     ) -> list[Trajectory]:
         """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`.
 
-        What cannot be played is tried three times, and comes back with its `error` then.
+        What cannot be played is tried three times, what the guard or the wall stopped once, and comes back with its `error`.
         """
+        return run_lasting(self.aplay(name, policy, tasks, experience=experience, iteration=iteration))
+
+    async def aplay(
+        self,
+        name: str,
+        policy: BaseChatModel,
+        tasks: Sequence[Task],
+        *,
+        experience: ExperienceModel | None = None,
+        iteration: int = 0,
+    ) -> list[Trajectory]:
+        """As `play`."""
         dreamed = experience is not None
-        episodes = rollout(
+        return await rollout(
             self.world.agent(policy, real=not dreamed),
             tasks,
             (lambda: self.world.create_dream(experience)) if experience is not None else self.world.create_environment,
@@ -318,7 +330,6 @@ class Workspace:
             replay_buffer=self.replay_buffer,
             experience_version=experience.version if experience is not None and self.world.asks_experience else "",
         )
-        return run_lasting(episodes)
 
     def say_unreadable(self, episodes: Sequence[Trajectory]) -> None:
         """Say how many dreamed episodes of an evaluation count as no success since an answer in them could not be read."""

@@ -95,7 +95,8 @@ async def ajudge(
 ) -> Judgement:
     """Put recorded episodes to a dream.
 
-    A tool agent's dream is asked about final answers, invalid calls and lookups made again; any other about every step.
+    It is asked about last steps and invalid actions, a tool agent's also about lookups made again; of an episode that must not
+    be paid, any other dream is asked about every step.
 
     Args:
         episodes: With their true outcome: recorded ones, real ones of a policy, and edits (`edited_successes`).
@@ -145,8 +146,9 @@ async def _put(
 
     asked = []
     for position, step in enumerate(steps):
-        if not by_tools or is_answer(step.action) or not step.valid:
-            asked.append(_Asked(step, position == len(steps) - 1, await ask(position, step.action)))
+        last = position == len(steps) - 1
+        if not step.valid or (is_answer(step.action) if by_tools else last or not trajectory.success):
+            asked.append(_Asked(step, last, await ask(position, step.action)))
     recorded = by_tools and not trajectory.run.startswith("edited/")
     lookups = _lookups(exchanges, writes) if recorded else ()
     again = [(lookup, await ask(lookup.position, lookup.action)) for lookup in lookups]

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dreamgym_lg.environment import CheckAction
+from dreamgym_lg.environment import CheckAction, unrefused_steps
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.training_data import recorded_exchanges
@@ -56,6 +56,10 @@ async def measure_verdicts(
     history before it; an answer that cannot be read is a wrong one. Whatever else the model's server raises is raised.
     """
     right, answers = [], []
+    if invalid_only:  # of all others no demonstrations need be looked up
+        asked = (each for each in trajectories if not all(step.valid for _, step in unrefused_steps(each, check_action)))
+        trajectories = list(asked)
+    experience.retrieve(trajectories)
     for trajectory in trajectories:
         exchanges = recorded_exchanges(experience, trajectory, check_action)
         for position, exchange in enumerate(exchanges):

@@ -14,7 +14,7 @@ from langgraph.types import Interrupt
 
 from dreamgym_lg.actions import render_answer, render_malformed
 from dreamgym_lg.environment import Environment, EpisodeContext
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFailed
 from dreamgym_lg.simulate.context import ActiveEpisode, Call, active, aiterate_in_episode, iterate_in_episode
 from dreamgym_lg.simulate.episode import Invocable, SimulatedEpisode
 from dreamgym_lg.simulate.guard.checks import Allow
@@ -169,7 +169,9 @@ class SimulatedAgent:
                     final = await episode.ainvoke(self.payload(task), {"callbacks": (config or {}).get("callbacks")})
             except Exception as error:
                 failure = error
-            except (RealAccessBlocked, BaseExceptionGroup) as error:  # a failed rollout, but no reason to end the others
+            except RealAccessBlocked as error:  # a failed rollout, but no reason to end the others
+                failure = AccessBlocked(str(error))
+            except BaseExceptionGroup as error:
                 failure = EnvironmentFailed(str(error))
             if (recorder := TokenRecorder.current()) is not None:
                 logger.info("the episode of task %s gave %s", task.id, recorder.capture(len(episode.calls)))

@@ -24,6 +24,10 @@ from dreamgym_lg.types import ActKind
 T = TypeVar("T")
 
 
+class EpisodeBroken(BaseException):
+    """Ends a graph whose world has failed or ended, past every `except Exception`; `cause` or `last` of the episode say why."""
+
+
 class Call(NamedTuple):
     """A production model's call, as a selector sees it."""
 

@@ -32,11 +32,13 @@ from dreamgym_lg.simulate.object_graph import (
 )
 from dreamgym_lg.simulate.return_types import UNKNOWN_UPDATE
 from dreamgym_lg.simulate.static_analysis import check_tool_names, leaves_episode, makes_tools, run_by, touched, unclear
+from dreamgym_lg.simulate.wall.wall import Isolation
 from dreamgym_lg.types import Trajectory
 
 Handling = Literal["simulated", "passes through", "replaced", "answered", "unknown", "stopped", "could leak", "not simulated"]
-"""`stopped`: the guard raises there and the episode fails; `could leak`: nothing would stop it; `not simulated`: it really runs
-where the policy or the world should answer, or fails there; `unknown`: it really runs, and nothing tells what it does."""
+"""`stopped`: it is refused there and the episode fails; `could leak`: nothing would stop it, under the guard alone; `not
+simulated`: it really runs where the policy or the world should answer, or fails there; `unknown`: it really runs, and nothing
+tells what it does: to the real world nothing behind the wall, under the guard whatever it does below Python."""
 
 _PROBLEMS = ("stopped", "could leak", "not simulated")
 _NEEDED = ("client", "sub-graph", "backend", "middleware")
@@ -80,11 +82,12 @@ def examine(
     simulate_nodes: Sequence[str] = (),
     writes: Collection[str] | None = None,
     trajectories: Iterable[Trajectory] = (),
+    isolation: Isolation = "guard",
 ) -> Examination:
     """Find an agent's models, tools, graphs, caches, checkpointers, interrupts and plain code; nothing is run.
 
     Args: `writes`, the tools that change the world; `trajectories`, real ones, in which they are found otherwise
-    (`find_tool_uses`).
+    (`find_tool_uses`); `isolation`, what keeps its dream from the real world: the wall stops what could leak past the guard.
 
     Raises `ConfigurationError` if `graph` holds no graph at all, or a name given is none of its nodes or tools.
     """
@@ -108,6 +111,11 @@ def examine(
         parts += [Part("node", place, "simulated")] if roots is None else _plain_code(place, roots)
     if isinstance(get_llm_cache(), BaseCache):
         parts.append(Part("cache", "the global LLM cache", "replaced"))
+    if isolation == "process":  # its advice begins with what no guard sees
+        parts = [
+            part._replace(handling="stopped", advice=part.advice.partition(": ")[2]) if part.handling == "could leak" else part
+            for part in parts
+        ]
     return Examination(list(dict.fromkeys(parts)), list(tools.values()))
 
 
@@ -205,17 +213,11 @@ def _plain_code(place: str, roots: Sequence[Any]) -> Iterator[Part]:
         yield from _made_there(function, place)
         if any(each is interrupt for each in function_references(function)):  # == of a data frame is no truth
             yield Part("interrupt", f"in {place}", "answered")
-    if functions and not problems:
-        yield _really_run(functions, place)
-    yield from problems
-
-
-def _really_run(functions: Sequence[types.FunctionType], place: str) -> Part:
-    if used := sorted({name for function in functions for name in unclear(function)}):
+    if used := sorted({name for function in functions for name in unclear(function)}):  # it may run before what is stopped
         who = "let the tool be simulated" if place.startswith("tool ") else "name the node in simulate_nodes"
         advice = f"it really runs, and uses {', '.join(used)}: if that acts on the world, decorate it as a tool, or {who}"
-        return Part("code", place, "unknown", advice)
-    return Part("code", place, "passes through")
+        problems.append(Part("code", place, "unknown", advice))
+    yield from problems or [Part("code", place, "passes through")] * bool(functions)
 
 
 _DRIVERS = ("asyncpg", "pymongo", "redis", "pymysql")

@@ -21,7 +21,7 @@ from langsmith.run_helpers import tracing_context
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.call_order import CallOrder, PendingStep
-from dreamgym_lg.simulate.context import Call, in_episode, set_var
+from dreamgym_lg.simulate.context import Call, EpisodeBroken, in_episode, set_var
 from dreamgym_lg.simulate.graphs import GraphTwins
 from dreamgym_lg.simulate.guard.checks import Allow
 from dreamgym_lg.simulate.guard.frames import raising_line
@@ -39,10 +39,6 @@ class Invocable(Protocol):
     """What an episode runs: a compiled graph, or any object whose `invoke` runs one."""
 
     def invoke(self, payload: Any, /) -> Any: ...
-
-
-class EpisodeBroken(BaseException):
-    """Ends a graph whose world has failed or ended, past every `except Exception`; `cause` or `last` of the episode say why."""
 
 
 class SimulatedEpisode:

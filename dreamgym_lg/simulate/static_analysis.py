@@ -147,7 +147,9 @@ _OF_PATHS = {"write_text", "write_bytes", "unlink", "mkdir", "rmdir", "touch", "
 
 def touched(function: types.FunctionType) -> list[str]:
     """What in a function's code touches the world where the guard stops it, as dotted names: `os.remove`, `.write_text`."""
-    return sorted({name for code in _codes_run(function) for name, writes in _dotted(function, code) if _reaches(name, writes)})
+    found = [each for code in _codes_run(function) for each in _dotted(function, code)]
+    native_loop = any(name.startswith("uvloop.") for name, _ in found)  # its connections are none of asyncio's
+    return sorted({n for n, writes in found if _reaches(n, writes) and not (native_loop and n.startswith("asyncio."))})
 
 
 _STARTING_THREADS = (
@@ -218,7 +220,8 @@ def unclear(function: types.FunctionType) -> list[str]:
 
     That are other packages, calls below Python, queues that others read, and changes of what is kept outside of the function.
     """
-    return sorted({name for code in _codes_run(function) for name, _ in _dotted(function, code) if _is_unclear(name)})
+    found = (each for code in _codes_run(function) for each in _dotted(function, code))
+    return sorted({name for name, writes in found if _is_unclear(name) and not _reaches(name, writes)})
 
 
 def _is_unclear(name: str) -> bool:

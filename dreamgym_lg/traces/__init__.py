@@ -72,11 +72,23 @@ class Traces(Iterable[Trajectory]):
         return self._rejected or ()
 
     def _held_out(self, trajectory: Trajectory) -> Trajectory:
-        # by the words, not by the id: with other metadata they would be in both splits
-        words = f"{trajectory.task.environment}/{trajectory.task.instruction}".encode("utf-8", "surrogatepass")
-        position = int.from_bytes(blake2b(words, digest_size=8).digest()) / 2**64
-        split: Split = "test" if position < self._share else "train"
+        position = _position(trajectory)
+        split: Split = "test" if position < self._share or position == self._lowest else "train"
         return replace(trajectory, task=replace(trajectory.task, split=split))
+
+    @cached_property
+    def _lowest(self) -> float | None:
+        """The position of the one task that is held out where a small source has none in the share; None for another.
+
+        Reads the source up to the first task in the share.
+        """
+        positions = set[float]()
+        for found in self._found() if self._share else ():
+            if isinstance(found, Conversation) and isinstance(trajectory := self._trajectory(found), Trajectory):
+                positions.add(_position(trajectory))
+                if min(positions) < self._share:
+                    return None
+        return min(positions) if len(positions) > 1 else None  # of one alone nothing would be left to train on
 
     @cached_property
     def _tools(self) -> list[Mapping[str, Any] | str]:
@@ -122,6 +134,12 @@ class Traces(Iterable[Trajectory]):
             raise ConfigurationError(f"reward= of line {conversation.line} of {self._name}: {error}") from error
 
 
+def _position(trajectory: Trajectory) -> float:
+    """Where, 0 to 1, its task lies: by the words, not by the id, as with other metadata they would be in both splits."""
+    words = f"{trajectory.task.environment}/{trajectory.task.instruction}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(words, digest_size=8).digest()) / 2**64
+
+
 def load_traces(
     path_or_checkpointer: str | os.PathLike[str] | BaseCheckpointSaver[Any],
     *,
@@ -151,7 +169,7 @@ def load_traces(
     than 0 to 1 are scaled to that; a row outside of it is rejected.
 
     `held_out` is the share of the tasks, 0 to 1, that get the split `test`, by a hash of their words: nothing is trained on
-    them, nothing retrieved from them, and `DreamGym.evaluate` plays them.
+    them, nothing retrieved from them, and `DreamGym.evaluate` plays them. Of two tasks or more it is one at least.
 
     What cannot be read is in `Traces.rejected`, and one warning tells how much. The same conversation read twice is the
     same trajectory to a replay buffer, which stores it once.

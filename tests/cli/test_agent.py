@@ -12,6 +12,7 @@ from dreamgym_lg import ReplayBuffer
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.loading import load_agent
+from dreamgym_lg.simulate.wall import wall
 from dreamgym_lg.simulate.wall.wall import capabilities
 
 APP = '''
@@ -110,6 +111,25 @@ def test_the_table_names_parts_handling_and_fixes(folder: Path) -> None:
     assert code == 2 and "Did you mean 'book'" in shown
     code, shown = run("doctor", "my_agent.py:clean", "--pass-through", "book")
     assert code == 1 and "tool book" in shown and "os.remove" in shown
+
+
+LEAKS = """
+from langgraph.graph import START, StateGraph
+
+orders = open("orders.log", "a")
+graph = StateGraph(dict).add_node("log", lambda state: {"written": orders.write("x")}).add_edge(START, "log").compile()
+"""
+
+
+def test_the_verdict_is_that_of_the_isolation(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "leaks.py").write_text(LEAKS)
+    shown = {given: run("doctor", "leaks.py:graph", "--isolation", given) for given in ("guard", "process")}
+    assert [code for code, _ in shown.values()] == [1, 1]
+    assert "could leak" in shown["guard"][1] and "no guard sees" in shown["guard"][1]
+    assert "could leak" not in shown["process"][1] and "stopped" in shown["process"][1]
+    for missing, said in (((), False), (("Landlock",), True)):
+        monkeypatch.setattr(wall, "capabilities", lambda missing=missing: wall.Capabilities(6, True, missing))
+        assert ("could leak" in run("doctor", "leaks.py:graph")[1]) == said
 
 
 @pytest.mark.parametrize("name", ["clean", "uncompiled", "factory", "configured"])

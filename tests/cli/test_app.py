@@ -115,7 +115,8 @@ def test_help_says_the_three_forms_of_a_world(command: str) -> None:
 
 def test_commands_that_only_read_an_experiment_take_no_settings() -> None:
     options = {name: {each.name for each in command.params} for name, command in COMMANDS.items()}
-    assert options["demo"] == options["train"] - {"force"} == {"world", "seed", "out", "quick", "iterations", "refresh"}
+    everywhere = {"world", "seed", "out", "quick", "iterations", "refresh"}
+    assert options["demo"] == options["train"] - {"force", "references_only"} == everywhere
     assert options["eval"] == options["collect"] == {"world", "seed", "out", "quick"}
     assert options["report"] == {"world"} and options["export"] == {"world", "folder"}
 
@@ -141,6 +142,7 @@ def test_a_name_has_a_folder_of_its_own_for_each_seed(folder: Path) -> None:
     assert (str(first.out), first.settings.seed) == ("runs/twc-seed1", 1)
     assert (str(second.out), second.settings.seed) == ("runs/twc-seed2", 2)
     assert (second.settings.iterations, second.settings.refresh_episodes) == (9, 3)
+    assert open_experiment("twc", references_only=True).settings.references_only and not second.settings.references_only
     assert first.settings.iterations == first.world.settings.iterations
     quick = open_experiment("twc", quickly=True)
     assert str(quick.out) == "runs/twc-seed1-quick" and quick.settings.iterations == 3

@@ -2,13 +2,20 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 from typer.testing import CliRunner, Result
 
 import dreamgym_lg.cli.play as command
+from dreamgym_lg.cli.play_agent import _Provided
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.simulate.wall import wall
+from dreamgym_lg.simulate.wall.wall import Capabilities, capabilities
 from dreamgym_lg.types import Task, Trajectory
 
 AGENT = '''
@@ -57,7 +64,17 @@ async def book(room: int) -> str:
     raise AssertionError("the real tool ran")
 
 
+class Rude(Model):
+    """Writes to the disk by itself, as a model that goes to the network does."""
+
+    def _generate(self, messages, *args, **kwargs):
+        open("asked", "w").close()
+        return super()._generate(messages, *args, **kwargs)
+
+
 graph = create_agent(Model(), [rooms, book])
+helper = create_agent(Model(), [book]).as_tool(name="helper", arg_types={"a": str})
+two_models = create_agent(Rude(name="first"), [rooms, helper])
 number = 3
 
 
@@ -80,8 +97,9 @@ def sit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sit:
     (tmp_path / "own_agent.py").write_text(AGENT)
     monkeypatch.chdir(tmp_path)
 
-    def start(*lines: str, name: str = "graph", options: tuple[str, ...] = ()) -> Result:
-        return CliRunner().invoke(app, [f"own_agent.py:{name}", *options], input="\n".join(lines), env={"COLUMNS": "300"})
+    def start(*lines: str, name: str = "graph", options: tuple[str, ...] = (), isolation: str | None = "guard") -> Result:
+        given = [f"own_agent.py:{name}", *options, *(["--isolation", isolation] if isolation else [])]
+        return CliRunner().invoke(app, given, input="\n".join(lines), env={"COLUMNS": "300"})
 
     return start
 
@@ -104,13 +122,18 @@ def recorded() -> list[Trajectory]:
         return list(buffer.trajectories(run="play"))
 
 
-def test_a_person_is_the_world_of_their_agent(sit: Sit) -> None:
+walled = pytest.mark.skipif(bool(capabilities().missing), reason=f"no wall here: {capabilities().missing}")
+
+
+@pytest.mark.parametrize("isolation", ["guard", pytest.param(None, marks=walled)])
+def test_a_person_is_the_world_of_their_agent(isolation: str | None, sit: Sit) -> None:
     typed = ("A room in Rome.", '[{"number": 7}]', "It is\\", "booked.", "2", "0.5", "A room in Rome.", "[]", "No.", "1")
-    done = sit(*typed, options=RECORDED)
+    done = sit(*typed, options=RECORDED, isolation=isolation)
     assert done.exit_code == 0, done.output
     in_order(
         done.output,
         "You are the world of this agent",
+        "own models are really asked" if isolation else "own model, Model, is really asked",
         "the agent calls rooms",
         'rooms(city) -> {"$defs": {"Room"',
         '"city": "Rome"',
@@ -138,16 +161,56 @@ def test_an_answer_that_is_not_what_the_tool_returns_is_asked_again(sit: Sit) ->
     assert done.output.count("is not what the tool 'rooms' returns") == 2 and "success: reward 1" in done.output
 
 
-def test_what_the_guard_stops_is_shown_with_the_users_line(sit: Sit) -> None:
+@pytest.mark.parametrize("isolation", ["guard", pytest.param(None, marks=walled)])
+def test_what_is_stopped_is_shown_with_the_users_line(isolation: str | None, sit: Sit) -> None:
     Path("orders.db").touch()
-    done = sit('{"room": 7}', "Yes.", name="removes", options=RECORDED)
+    done = sit('{"room": 7}', "Yes.", name="removes", options=RECORDED, isolation=isolation)
     assert Path("orders.db").exists() and done.exit_code == 0, done.output
     calls = at('    book.invoke({"room": state["room"]}) if "room" in state else None', "remove")
     removes = at('    os.remove("orders.db")', "remove")
     in_order(done.output, "simulated: ", calls, "blocked: os.remove of orders.db", removes)
-    assert "failed: EnvironmentFailed" in done.output
+    assert "failed: AccessBlocked" in done.output
     [episode] = recorded()
     assert [act.kind for act in episode.acts] == ["blocked"] and episode.error is not None
+
+
+@walled
+def test_the_wall_takes_the_options_of_a_dream(sit: Sit, tmp_path: Path) -> None:
+    Path("orders.db").touch()
+    done = sit("{}", "Yes.", "1", name="removes", isolation=None, options=("--allow-path", str(tmp_path)))
+    assert not Path("orders.db").exists() and "success: reward 1" in done.output, done.output
+    done = sit("A room.", "Done.", "1", name="two_models", isolation=None, options=("--pass-through", "rooms"))
+    assert "own models (Model, Rude) are asked from behind the wall" in done.output, done.output
+    assert "--allow-host HOST:PORT" in done.output and not Path("asked").exists()
+    assert "AccessBlocked: the wall stopped PermissionError: [Errno 13] Permission denied: 'asked'" in done.output
+
+
+def test_without_a_wall_the_guard_is_chosen_by_name(sit: Sit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wall, "capabilities", lambda: Capabilities(0, True, ["Landlock"]))
+    done = sit("A room.", isolation=None)
+    assert done.exit_code == 2 and "needs Landlock" in done.output and "--isolation guard" in done.output
+    assert "You are the world" not in done.output and sit("A room.", "[]", "Yes.", "1").exit_code == 0
+
+
+class Provider(BaseChatModel):
+    """Takes tools in a form of its own, as providers do."""
+
+    _llm_type = "provider"
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self.bind(shape=[tool["function"]["name"] for tool in tools], **kwargs)
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **given: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(f"{stop} {given}"))])
+
+
+def test_a_providers_class_makes_its_own_form_of_the_tools() -> None:
+    model = _Provided(model=Provider())
+    tools = [{"type": "function", "function": {"name": "book"}}]
+    assert model.bind(tools=tools, tool_choice="required").invoke("x", stop=["."]).text == (
+        "['.'] {'shape': ['book'], 'tool_choice': 'any'}"
+    )
+    assert model.invoke("x").text == "None {}"
 
 
 def test_a_stored_task_is_played_once(sit: Sit) -> None:
@@ -188,5 +251,6 @@ def test_what_cannot_be_played_says_why(name: str, options: tuple[str, ...], sai
 def test_a_file_that_is_not_there_and_a_policy_without_an_agent_say_so(sit: Sit) -> None:
     done = CliRunner().invoke(app, ["nobody.py:graph"], env={"COLUMNS": "300"})
     assert done.exit_code == 2 and "nobody.py is not a file" in done.output
-    done = CliRunner().invoke(app, ["peckingorder", "--policy", "openai:x"], env={"COLUMNS": "300"})
-    assert done.exit_code == 2 and "--policy is for an agent's graph" in done.output
+    for option, value in (("--policy", "openai:x"), ("--isolation", "guard"), ("--allow-host", "a:1")):
+        done = CliRunner().invoke(app, ["peckingorder", option, value], env={"COLUMNS": "300"})
+        assert done.exit_code == 2 and f"{option} is for an agent's graph" in done.output

@@ -18,7 +18,7 @@ from dreamgym_lg.graphs import served
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 pytestmark = pytest.mark.slow
-ITERATIONS = 3
+ITERATIONS, EPISODES = 3, 32
 
 
 def test_demo_leaves_its_proof(finished_run: Path) -> None:
@@ -42,7 +42,7 @@ def test_the_proof_is_on_worlds_nobody_trained_on(finished_run: Path) -> None:
     buffer = ReplayBuffer(finished_run / "replay.db")
     played = [t for t in buffer.trajectories(source="real") if t.run.startswith("proof/real/trained/greedy/")]
     proof = {t.task.metadata["observation"] for t in played}
-    assert len(proof) == 16
+    assert len(proof) == 8
     for run in ("offline", "train"):
         trained_on = {t.task.metadata["observation"] for t in buffer.trajectories(run=run)}
         assert trained_on and not trained_on & proof
@@ -52,10 +52,10 @@ def test_groups_are_whole_and_their_tokens_the_policys(finished_run: Path) -> No
     buffer = ReplayBuffer(finished_run / "replay.db")
     for iteration in range(ITERATIONS):
         episodes = list(buffer.trajectories(run="train", iteration=iteration, segments=True))
-        assert len(episodes) == 64
+        assert len(episodes) == EPISODES
         assert {episode.source for episode in episodes} == {"synthetic"}
         played = [episode for episode in episodes if episode.error is None]
-        assert len(played) > 32
+        assert len(played) > EPISODES / 2
         # an experience model of so few steps may answer nonsense: recorded with its cause, never silent
         assert all("PredictionFailed" in episode.error for episode in episodes if episode.error)
         for episode in played:
@@ -99,7 +99,7 @@ def test_kill_9_and_go_on(prepared_run: Path, tmp_path: Path, kills: int) -> Non
     for _ in range(kills):
         process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _wait_for_more(out, len(acknowledged), process)
-        time.sleep(rng.uniform(0, 8))  # somewhere in rollout, update or evaluation
+        time.sleep(rng.uniform(0, 5))  # somewhere in rollout, update or evaluation
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         with ReplayBuffer(out / "replay.db") as buffer:
@@ -110,7 +110,7 @@ def test_kill_9_and_go_on(prepared_run: Path, tmp_path: Path, kills: int) -> Non
     with ReplayBuffer(out / "replay.db") as buffer:
         for iteration in range(ITERATIONS):
             episodes = [(t.task.id, t.rollout_index) for t in buffer.trajectories(run="train", iteration=iteration)]
-            assert len(episodes) == len(set(episodes)) == 64
+            assert len(episodes) == len(set(episodes)) == EPISODES
         metrics = buffer.metrics("train")
     progress = json.loads((out / "models" / "policy" / "progress.json").read_text())
     updates = sum(not row["skipped"] for row in metrics)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, StepResult, Task, Trajectory, World
+from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, Step, StepResult, Task, Trajectory, World
 from dreamgym_lg.environment import play_action
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import worlds
-from dreamgym_lg.experiment.evaluation import count_real_steps, validate
+from dreamgym_lg.experiment.evaluation import count_real_steps, uniform_groups, validate
 from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.supervised import train_base_policy
 from dreamgym_lg.experiment.worlds import load_world, open_folder
@@ -223,7 +223,6 @@ def test_the_policy_with_the_most_real_successes_is_kept_the_newest_of_equals(
 ) -> None:
     pytest.importorskip("trl")
 
-
     from dreamgym_lg.experiment.evaluation import BestPolicy
     from dreamgym_lg.integrations.trl import sft
 
@@ -267,3 +266,21 @@ def test_an_engine_of_ones_own_answers_for_the_policy(work: Experiment, tmp_path
     served.collect()
     episodes = served.play("validate/real", served.base_policy(), served.tasks("test"))
     assert asked == [work.models / "base"] and [episode.success for episode in episodes] == [True, True]
+
+
+def test_variations_are_compared_with_tasks_drawn_uniformly_for_the_same_policies() -> None:
+    def group(iteration: int, name: str, *rewards: float, origin: Any = "real") -> list[Trajectory]:
+        task = Task(id=name, instruction="Go.", environment="t", origin=origin)
+        steps = [[Step(observation="", action="", next_observation="", reward=reward)] for reward in rewards]
+        return [
+            Trajectory(task=task, steps=each, iteration=iteration, rollout_index=number) for number, each in enumerate(steps)
+        ]
+
+    before = [*group(0, "a", 0, 0), *group(0, "b", 1, 1)]
+    assert uniform_groups(before) == {}, "no variation yet, and no policy that played both"
+    varied = [*group(1, "a", 0, 0), *group(1, "b", 1, 1), *group(1, "c", 0, 1), *group(1, "d", 0, 1, origin="synthetic")]
+    found = uniform_groups([*before, *varied])
+    assert {kind: (row["uniform"], row["groups"]) for kind, row in found.items()} == {
+        "drawn uniformly": (2, 3),
+        "variations": (0, 1),
+    }

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.experience.edits import edited_successes
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.evaluation import validate
+from dreamgym_lg.fidelity.judgement import Judgement
+from dreamgym_lg.statistics import Rate, wilson
 
 ANSWER = render_answer("It is refunded.")
 
@@ -151,6 +154,43 @@ def test_without_traces_it_is_said_that_nothing_is_known(make: Make) -> None:
     assert "is unknown" in said[0] and "Import failed traces" in said[0]
 
 
+def test_a_world_of_free_text_is_asked_a_bounded_number_of_questions(make: Make, scripted: Any) -> None:
+    """Each failure there costs a question a step, a success one; both are drawn from."""
+
+    def played(number: int, success: bool) -> Trajectory:
+        ends = [{}] * 5 + [{"terminated": True, "reward": float(success)}]
+        steps = [Step(observation="A.", action="go", next_observation="A.", **end) for end in ends]  # type: ignore[arg-type]
+        given = replace(task(number), metadata={"observation": "A."})
+        return Trajectory(task=given, steps=steps, success=success, run="traces", rollout_index=int(success))
+
+    work = make(lambda _: "valid, why\nreward 0, failure\nA.", [played(n, good) for n in range(40) for good in (True, False)])
+    found = work.fidelity(limit=20)
+    assert found.false_success and found.false_failure and 5 < found.false_success.episodes < 20 > found.false_failure.episodes
+    assert 80 - 6 < 6 * found.false_success.episodes + found.false_failure.episodes <= 80, "no more fit"
+    assert len(work.experience().model.asked) <= 80  # type: ignore[union-attr]
+    more = work.fidelity(limit=40).false_success
+    assert more and more.episodes > found.false_success.episodes
+
+
+@pytest.mark.parametrize(("more", "refused"), [((3, 100), False), ((9, 100), True)])
+def test_a_figure_a_little_above_the_limit_is_measured_on_more_episodes(
+    make: Make, monkeypatch: pytest.MonkeyPatch, more: tuple[int, int], refused: bool
+) -> None:
+    asked = list[int]()
+
+    def measure(work: Any, experience: Any, *, limit: int = 50) -> Judgement:
+        asked.append(limit)
+        paid, of = (2, 24) if limit == 50 else more
+        rate = Rate(paid, of, *wilson(paid, of))
+        return Judgement(version="v", false_success=rate, by_kind={"recorded failures": rate})
+
+    monkeypatch.setattr(gate, "measure", measure)
+    said = list[str]()
+    with pytest.raises(UntruthfulDream, match="pays 9 of 100") if refused else nullcontext():
+        gate.check_truthful(make(truthful, SUCCESSES, said=said))
+    assert asked == [50, 200] and (refused or "pays 3 of 100" in said[0])
+
+
 def test_no_limit_or_another_judge_measures_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     gate.check_truthful(make(pays_all, SUCCESSES, max_false_success=None))
     work = make(pays_all, SUCCESSES)
@@ -165,7 +205,7 @@ def test_a_refused_dream_can_train_on_what_recorded_successes_judge(
     """The experience model then judges nothing: there is no gate, and no validation task is dreamed."""
     said: list[str] = []
     monkeypatch.setattr(Desk, "judged_by_traces", lambda self, tasks, buffer: tasks[:1])
-    with pytest.raises(UntruthfulDream, match=r"Train with references_only=True on the 1 of 12 tasks that recorded successes"):
+    with pytest.raises(UntruthfulDream, match=r"\(`dreamgym train --references-only`\) on the 1 of 12 tasks that"):
         gate.check_truthful(make(pays_all, SUCCESSES))
     work = make(pays_all, SUCCESSES, references_only=True, real_budget=None, said=said)
     work.collect()
@@ -179,6 +219,9 @@ def test_a_refused_dream_can_train_on_what_recorded_successes_judge(
     assert figures["eval_real_episodes"] == 4 and not {"eval_dream_episodes", "eval_gap"} & set(figures)
     monkeypatch.setattr(work.world, "judged_by_traces", lambda tasks, buffer: [])
     with pytest.raises(ConfigurationError, match=r"the outcome of none of the \d+ training tasks: import successful traces"):
+        gate.trainable_tasks(work)
+    monkeypatch.setattr(work.world, "judged_by_dream", False)
+    with pytest.raises(ConfigurationError, match="verify_dream= or create_environment=.*leave references_only away"):
         gate.trainable_tasks(work)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -181,8 +182,46 @@ def test_what_would_leak_past_the_guard_is_no_reason_to_refuse_a_wall(app: Path,
         AgentWorld(f"{app}:graph", payload=lambda task: {})
     monkeypatch.setattr(of_this_script, "__module__", "__main__")
     monkeypatch.setattr(sys.modules["__main__"], "of_this_script", of_this_script, raising=False)
-    with pytest.raises(ConfigurationError, match="is of the script that runs, which no worker imports"):
+    with pytest.raises(ConfigurationError, match="is of the script or notebook that runs, which no worker imports"):
         AgentWorld(f"{app}:graph", payload=of_this_script)
+
+
+RUN = """
+import asyncio
+from dreamgym_lg import Environment, StepResult, Task, rollout
+from dreamgym_lg.experiment.agent_world import AgentWorld
+from langchain_core.language_models import FakeListChatModel
+{before}
+
+class Judge(Environment):
+    def reset(self, task): return task.instruction
+    def step(self, action): return StepResult("", 1.0, True, False, {{"success": True}})
+
+world = AgentWorld("my_rooms.py:graph", payload=payload{options})
+agent = world.agent(FakeListChatModel(responses=["done"]), real=False)
+playing = rollout(agent, [Task(id="1", instruction="Rooms?", environment="rooms")], Judge, source="synthetic")
+print(type(agent).__name__, asyncio.run(playing)[0].success)
+"""
+OF_THE_SCRIPT = "def payload(task): return {'messages': [('user', task.instruction)]}"
+
+
+@walls
+@pytest.mark.slow
+def test_the_fix_for_a_function_of_the_script_works(app: Path) -> None:
+    """The script is refused as it is; what the refusal proposes, is not."""
+    (app.parent / "mine.py").write_text(OF_THE_SCRIPT)
+
+    def run(before: str, options: str = "") -> tuple[int, str]:
+        script = app.with_name("run.py")
+        script.write_text(RUN.format(before=before, options=options))
+        done = subprocess.run([sys.executable, script], cwd=app.parent, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout + done.stderr
+
+    code, said = run(OF_THE_SCRIPT)
+    assert code == 1 and "is of the script or notebook that runs" in said and "move it to a module" in said
+    assert run("from mine import payload") == (0, "WalledAgent True\n")
+    code, said = run(OF_THE_SCRIPT, ", isolation='guard'")
+    assert code == 0 and "SimulatedAgent True" in said
 
 
 def test_what_is_allowed_has_a_type(app: Path) -> None:

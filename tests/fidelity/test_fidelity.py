@@ -61,6 +61,17 @@ async def test_a_dream_without_a_fault_is_found_to_have_none(scripted: Any, door
     assert len(model.asked) == 2
 
 
+async def test_for_the_recall_of_invalid_actions_nothing_is_looked_up_of_episodes_without_any(
+    scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up = list[str]()
+    monkeypatch.setattr(ExperienceModel, "demonstrations", lambda self, seen, action, *_: looked_up.append(action) or ())
+    experience = ExperienceModel(scripted(reply=lambda _: "invalid, why\nreward 0, continues\nWhat?"), prompt_format="lines")
+    episodes = [recorded(OPEN, NORTH, success=True), recorded(OPEN, DANCE)]
+    assert (await measure_verdicts(experience, episodes, invalid_only=True)).invalid_recall == 1
+    assert looked_up == [OPEN.action, DANCE.action]
+
+
 async def test_each_kind_of_fault_is_counted(scripted: Any, asked_action: Any) -> None:
     replies = {
         "accepted": "valid, why not\nreward 0, continues\nFine.",

@@ -108,6 +108,19 @@ async def test_every_step_of_a_world_without_tools_is_asked_but_those_that_its_c
     assert found.same_lookup is None
 
 
+async def test_of_a_success_without_tools_the_last_step_and_the_invalid_ones_are_asked(scripted: Any) -> None:
+    asked = list[str]()
+
+    def reply(messages: Any) -> str:
+        asked.append(messages[-1].text.rsplit("> ", 1)[1].partition("\n")[0])
+        return "valid, why\nreward 1, success\nYou win."
+
+    won = episode(("look", "A room."), ("jump", "What?"), ("wait", "You win."), success=True, tools=False)
+    found = await judged(reply, [won], scripted)
+    assert asked == ["jump", "wait"]
+    assert found.false_failure and found.false_failure.value == 0 and found.false_success is None
+
+
 async def test_an_answer_that_cannot_be_read_pays_nothing_and_a_server_that_is_down_is_no_verdict(scripted: Any) -> None:
     found = await judged(lambda _: "no form at all", [WHOLE, LAZY], scripted)
     assert found.false_success and found.false_success.value == 0

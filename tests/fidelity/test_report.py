@@ -160,4 +160,6 @@ def test_the_command_on_a_finished_run(finished_run: Path, tmp_path: Path) -> No
     assert {"offline data", "the policy's own actions"} <= {group["name"] for group in read["variants"][0]["groups"]}
     compared = {row["policy"].rpartition("/")[0] for row in read["comparisons"]}  # the last part names the weights
     assert compared >= {"proof/base/greedy", "proof/trained/sampled"}
+    judged = read["judgement"]["false_success"]
+    assert judged is None or judged["n"] <= 2, "a recorded failure and one of the policy's own: --limit holds there too"
     assert "Offline data:" in text_of(tmp_path / "fidelity.html")

@@ -3,7 +3,9 @@
 import json
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,16 +14,21 @@ import pytest
 from batch_server import BatchServer
 from chat_server import door
 from house import CANARY, houses
+from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import tool
 
+from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, ModelUnavailable
 from dreamgym_lg.experience import batch_requests
 from dreamgym_lg.experience.annotate import annotate
 from dreamgym_lg.experience.batch_requests import ask_in_batch
 from dreamgym_lg.experience.hosted import Hosted, Usage
+from dreamgym_lg.experiment import supervised
+from dreamgym_lg.gym import DreamGym
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.types import Step, Trajectory
+from dreamgym_lg.types import Step, Task, Trajectory
 
 PROMPTS = {key: [HumanMessage(json.dumps({"action": key}))] for key in ("open door", "wave", "sing", "dance")}
 
@@ -188,6 +195,47 @@ async def test_annotations_by_batch(batches: Any, chat_model: Any, tmp_path: Pat
         assert {each.steps[0].reasoning for each in buffer.trajectories()} == {"Because of 1."}
         assert "could not be read" in server.requests[3]["messages"][-1]["content"]
         assert await annotate(buffer, model, hosted=own, batch=tmp_path / "b") == (0, 3, {}) and len(server.batches) == 2
+
+
+def test_an_own_agents_traces_are_annotated_by_batch_within_a_budget(
+    batches: Any, chat_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through `train_experience`: stopped by the budget nothing is trained; the same call with more asks for the rest alone."""
+
+    @tool
+    def refund(order: str) -> str:
+        """Pay back an order."""
+        raise AssertionError("it is simulated")
+
+    def trace(number: int) -> Trajectory:
+        asked, call = f"Refund W-{number}.", render_call("refund", {"order": f"W-{number}"})
+        steps = [Step(observation=asked, action=call, next_observation="ok")]
+        steps += [Step(observation="ok", action=render_answer("Done."), next_observation="", terminated=True, reward=1.0)]
+        task = Task(id=f"W-{number}", instruction=asked, environment="t", metadata={"observation": asked})
+        return Trajectory(task=task, steps=steps, success=True, run="traces")
+
+    trained = list[str]()
+    monkeypatch.setattr(supervised, "_fine_tune", lambda work, label, start, to, rows, **_: trained.extend(map(str, rows)))
+    monkeypatch.setattr(supervised, "_tokenized", lambda start, conversations: conversations)
+    monkeypatch.setattr(supervised, "_judging_rows", lambda work, start, shown, edited: supervised._conversations(work, shown))
+    monkeypatch.setattr(supervised, "_evenly_weighed", lambda rows: rows)
+    server, said = batches(), list[str]()
+    for limit, reached in ((5, False), (100, True)):
+        with ReplayBuffer(tmp_path / "replay.db") as buffer:
+            buffer.extend(map(trace, range(10)))
+            graph = create_agent(chat_model(server), [refund])
+            gym = DreamGym(graph, replay_buffer=buffer, writes=["refund"], out=tmp_path / "gym", say=said.append)
+            own = hosted(tmp_path / "hosted.db", max_calls=limit)
+            by_batch = partial(annotate, model=chat_model(server), hosted=own, batch=tmp_path / "batches")
+            with nullcontext() if reached else pytest.raises(BudgetExceeded, match="5 of max_calls=5"):
+                gym.train_experience(annotator=by_batch)
+            assert bool(trained) == reached
+    asked = [json.loads(request["messages"][-1]["content"]) for request in server.requests]
+    assert len(asked) == own.usage.calls == len({json.dumps(each) for each in asked}), "nothing was asked twice"
+    assert sum(each["success"] for each in asked) == 10 and any(not each["success"] for each in asked), "edits too"
+    assert all("Because of 1." in each and "Because of 2." in each for each in trained if "Done." in each)
+    with pytest.raises(ConfigurationError, match=r"annotator=3: give a chat model, its name, or partial\(annotate"):
+        supervised._annotated_by(3)
 
 
 def test_variations_by_batch(batches: Any, chat_model: Any, tmp_path: Path) -> None:

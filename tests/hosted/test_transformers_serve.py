@@ -25,7 +25,7 @@ from dreamgym_lg.types import Step, Task, Trajectory
 
 pytestmark = pytest.mark.slow
 TASKS, GENERATIONS = 8, 2
-TIMEOUT = 5.0
+TIMEOUT = 2.0
 """Seconds until a call is given up: more than a call of this model takes, less than a slow one."""
 
 RESPONSE_TEMPLATE = {
@@ -172,7 +172,7 @@ async def test_nothing_is_lost_or_doubled(served: Served, walker: Any, tmp_path:
     """With 30 % of the calls failing: throughput is printed beside that of the same proxy without faults (`pytest -s`)."""
     rates = []
     for share in (0.0, 0.3):
-        proxy = FaultProxy(served.url, fault=shares(share, 5, faults), slow=TIMEOUT + 2).start()
+        proxy = FaultProxy(served.url, fault=shares(share, 5, faults), slow=TIMEOUT + 1).start()
         try:
             experience = experience_of(proxy.url, served.trained)
             stored, seconds = await play(walker, experience, tmp_path / f"replay-{share}.db")
@@ -188,7 +188,7 @@ async def test_nothing_is_lost_or_doubled(served: Served, walker: Any, tmp_path:
 
 
 async def test_without_retries_what_fails_is_recorded_with_its_cause(served: Served, walker: Any, tmp_path: Path) -> None:
-    proxy = FaultProxy(served.url, fault=shares(0.3, 5, PROXY_FAULTS), slow=TIMEOUT + 2).start()
+    proxy = FaultProxy(served.url, fault=shares(0.3, 5, PROXY_FAULTS), slow=TIMEOUT + 1).start()
     try:
         experience = experience_of(proxy.url, served.trained, attempts=1, retries=0)
         stored, _ = await play(walker, experience, tmp_path / "replay.db")

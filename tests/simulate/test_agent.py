@@ -215,7 +215,7 @@ async def test_a_failed_rollout_is_data(tmp_path: Path) -> None:
     tasks = [Task(id=text, instruction=text, environment="x") for text in ("good", "harm")]
     good, harm = await play(SimulatedAgent(graph, ScriptedPolicy()), Answers(), tasks)
     assert good.success and good.error is None
-    assert harm.error and harm.error.startswith("EnvironmentFailed: a dreamed episode must not touch the real world: open of ")
+    assert harm.error and harm.error.startswith("AccessBlocked: a dreamed episode must not touch the real world: open of ")
     assert not (tmp_path / "harm").exists()
 
 

@@ -71,13 +71,29 @@ def open_file(folder: Path) -> Opened:
         yield lambda: file.write("harm\n"), lambda: (folder / "log").read_text() == "harm\n"
 
 
+def package_of(name: str, code: str) -> types.ModuleType:
+    """A package beside the installed ones that need not be installed here."""
+    package = types.ModuleType(name)
+    package.__file__ = f"{pytest.__file__}/../{name}/__init__.py"
+    exec(compile(code, package.__file__, "exec"), vars(package))
+    return package
+
+
+@contextmanager
+def local_model(folder: Path) -> Opened:
+    """One of no class of LangChain's, which is really asked."""
+    code = "class Llama:\n    asked = 0\n    def __call__(self, prompt): Llama.asked += 1; return prompt\n"
+    package = sys.modules["llama_cpp"] = package_of("llama_cpp", code)
+    model = package.Llama()
+    yield lambda: model("hello"), lambda: bool(package.Llama.asked)
+    del sys.modules["llama_cpp"]
+
+
 @contextmanager
 def redis_client(folder: Path) -> Opened:
-    """As redis-py is made: a client in Python with a socket of its own, of a package that need not be installed here."""
-    package = types.ModuleType("redis")
-    package.__file__ = f"{pytest.__file__}/../redis/__init__.py"  # beside the packages
+    """As redis-py is made: a client in Python with a socket of its own."""
     code = "class Redis:\n    def __init__(self, s): self.s = s\n    def set(self, key, value): self.s.sendall(value)\n"
-    exec(compile(code, package.__file__, "exec"), vars(package))
+    package = package_of("redis", code)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
         client, (accepted, _) = package.Redis(connection), server.accept()
         accepted.setblocking(False)
@@ -131,7 +147,7 @@ def pure_function(folder: Path) -> Opened:
 
 CASES = {
     "passes through": [database_in_memory, database_in_memory_made_there, text_in_memory, pure_function],
-    "unknown": [queue_worker, plain_function],
+    "unknown": [queue_worker, plain_function, local_model],
     "could leak": [database, open_file],
     "stopped": [redis_client, *(opened for opened in OPENED if opened.__name__ not in CAUTIOUS | UNSEEN)],
 }

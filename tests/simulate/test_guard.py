@@ -134,7 +134,10 @@ def test_what_every_program_does_is_fine(tmp_path: Path, monkeypatch: pytest.Mon
     assert list((tmp_path / "__pycache__").glob("fresh_module*.pyc"))
 
 
-def test_a_librarys_thread_is_traced_to_the_users_line(tmp_path: Path) -> None:
+def test_a_librarys_thread_is_traced_to_the_users_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thread that was stopped prints no traceback, but one line."""
     def in_pool() -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(os.mkdir, tmp_path / "made").result()
@@ -144,15 +147,14 @@ def test_a_librarys_thread_is_traced_to_the_users_line(tmp_path: Path) -> None:
         thread.start()
         thread.join()
 
-    monkeypatched = threading.excepthook
-    threading.excepthook = lambda _: None
-    try:
-        for act in (in_pool, in_thread):
-            (blocked,) = dreamed(act).blocked
-            assert f"test_guard.py:{act.__code__.co_firstlineno + 2} in {act.__name__}" in blocked.where
-    finally:
-        threading.excepthook = monkeypatched
-    assert not (tmp_path / "made").exists()
+    uncaught = list[Any]()
+    monkeypatch.setattr(threading, "excepthook", uncaught.append)
+    for act in (in_pool, in_thread):
+        (blocked,) = dreamed(act).blocked
+        assert f"test_guard.py:{act.__code__.co_firstlineno + 2} in {act.__name__}" in blocked.where
+    (line,) = caplog.messages
+    assert "thread 'Thread-" in line and "in in_thread, has ended: a dreamed episode must not touch" in line
+    assert uncaught == [] and not (tmp_path / "made").exists()
 
 
 def test_the_policy_and_the_world_may_do_what_they_must(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -98,6 +99,13 @@ class Scene:
         os.close(writes)
         with open(reads) as output:
             return output.read()
+
+    def changed(self, before: dict[str, Any], *, expected: bool) -> bool:
+        """Whether an act had an effect. One that is expected may take a moment: a process that is signalled has to die."""
+        deadline = time.monotonic() + expected
+        while not (found := self.seen() != before) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return found
 
     def seen(self) -> dict[str, Any]:
         """Everything about the outside that an act can change."""
@@ -222,7 +230,8 @@ def test_it_happens_without_the_wall_and_not_behind_it(name: str, acts: socket.s
     with scene(tmp_path / "real") as world:
         before = world.seen()
         said = world.play(name, acts, walled=False)
-        assert world.seen() != before or not _can(ACTS[name].needs), f"this act has no effect at all: {said}"
+        able = _can(ACTS[name].needs)
+        assert world.changed(before, expected=able) or not able, f"this act has no effect at all: {said}"
 
 
 def walled(command: list[str | Path], scratch: Path, allow: Allow | None = None, **options: Any) -> tuple[int, str]:

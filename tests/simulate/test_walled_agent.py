@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from test_wall import _server
 from worlds import TASK, Answers, names_of, played
 from zoo.policy import ScriptedPolicy
 
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, PredictionFailed
+from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFailed, PredictionFailed
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import Allow
@@ -27,7 +29,7 @@ from dreamgym_lg.simulate.wall import child, worker
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
 from dreamgym_lg.simulate.wall.wall import capabilities
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
-from dreamgym_lg.types import StepResult
+from dreamgym_lg.types import StepResult, Task
 
 AGENT = Path(__file__).with_name("walled_agent.py")
 
@@ -72,6 +74,67 @@ async def test_an_agent_with_tools_is_played_as_in_process(tmp_path: Path) -> No
         assert sum(segment.trainable for segment in episode.segments) == 3, "every call of the policy is recorded here"
     assert policy.calls == 6
     assert [tool["function"]["name"] for tool in policy.asked[0][1]["tools"]] == ["search", "book"]
+    (first_read, _), _, (last_read, _) = policy.asked[:3]
+    assert [message.type for message in last_read] == ["human", "ai", "tool", "ai", "tool"]
+    assert last_read[0] is first_read[0], "a message is told once"
+    assert last_read[4].text == "dreamed 2 of book" and policy.asked[3][0][0] is not first_read[0]
+
+
+class Long(Answers):
+    """More than a pipe holds, and no text that UTF-8 can write."""
+
+    def step(self, action: str) -> StepResult:
+        return super().step(action)._replace(observation="x" * 2**20 + "\ud83d")
+
+
+class Listener(BaseCallbackHandler):
+    def __init__(self) -> None:
+        self.heard = list[str]()
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+        self.heard.append(messages[0][-1].text)
+
+
+async def test_long_answers_cross_the_wall_and_the_policys_own_callbacks_are_called(tmp_path: Path) -> None:
+    listener = Listener()
+    async with walled("agent", tmp_path, Recorded(sequence=("search",), callbacks=[listener])) as agent:
+        (episode,) = await rollout(agent, [TASK], Long, source="synthetic")
+    assert episode.error is None and episode.steps[0].next_observation == "x" * 2**20 + "\ud83d"
+    assert listener.heard == [TASK.instruction, episode.steps[0].next_observation]
+
+
+@pytest.mark.slow
+async def test_dreams_in_workers_do_not_mix(tmp_path: Path) -> None:
+    """64 at once, of two policies, in two processes, each in a world of its own."""
+    numbers = itertools.count()
+    policies = [Recorded(label=f"policy{n}", sequence=("search", "book")) for n in range(2)]
+    async with walled("agent", tmp_path, policies[0], count=2) as agent:
+        agents = [agent, WalledAgent(agent._workers, policies[1])]
+        playing = [
+            rollout(each, [TASK], lambda: Answers(label=f"world{next(numbers)}"), source="synthetic", num_generations=32)
+            for each in agents
+        ]
+        played = await asyncio.gather(*playing)
+        assert len(agent._workers._workers) == 2
+    worlds = set[str]()
+    for policy, episodes in zip(policies, played, strict=True):
+        for each in episodes:
+            assert each.error is None and policy.label in each.steps[-1].action
+            (world,) = {step.next_observation.partition(" ")[0] for step in each.steps[:2]}
+            worlds.add(world)
+    assert worlds == {f"world{number}" for number in range(64)}
+
+
+@pytest.mark.slow
+async def test_an_allowed_host_is_reached_through_the_wall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    received = list[bytes]()
+    with _server(received) as server:
+        port = server.server_address[1]
+        monkeypatch.setenv("WALLED_PORT", str(port))
+        for allow in (None, Allow(hosts=[f"127.0.0.1:{port}"])):
+            async with walled("posts", tmp_path, allow=allow) as agent:
+                (episode,) = await rollout(agent, [TASK], Answers, source="synthetic")
+            assert (episode.error is None, received) == ((True, [b"connected"]) if allow else (False, []))
 
 
 class Broken(Answers):
@@ -79,21 +142,42 @@ class Broken(Answers):
         raise PredictionFailed("no JSON")
 
 
+class Unbuilt(Answers):
+    async def areset(self, task: Task) -> str:
+        raise PredictionFailed("no world")
+
+
+class Blind(Answers):
+    def show_tools(self, tools: Any) -> None:
+        raise PredictionFailed("no tools")
+
+
 async def test_what_ends_an_episode_is_told_and_the_next_one_is_played(tmp_path: Path) -> None:
     async with walled("agent", tmp_path) as agent:
         with TokenRecorder():
-            with pytest.raises(PredictionFailed, match="^no JSON$"):
-                await played(agent, Broken())
+            for world, cause in ((Broken(), "no JSON"), (Unbuilt(), "no world"), (Blind(), "no tools")):
+                with pytest.raises(PredictionFailed, match=f"^{cause}$"):
+                    await played(agent, world)
             assert (await played(agent, Answers()))["success"]
 
 
 async def test_native_code_and_python_are_stopped(tmp_path: Path) -> None:
     async with walled("writes", tmp_path) as agent:
-        with pytest.raises(EnvironmentFailed, match="AssertionError: the kernel said no"):
+        with pytest.raises(AccessBlocked, match="wall stopped RuntimeError: creat: Permission denied; allow it with allow="):
             await played(agent, Answers())
     async with walled("guarded", tmp_path) as agent:
-        with pytest.raises(EnvironmentFailed, match=r"open of .*written at .*walled_agent.py:"):
+        with pytest.raises(AccessBlocked, match=r"open of .*written at .*walled_agent.py:"):
             await played(agent, Answers())
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("writes", 1), pytest.param("dies", 3, marks=pytest.mark.slow)])
+async def test_what_was_stopped_is_not_played_again_and_a_worker_that_died_is(kind: str, rounds: int, tmp_path: Path) -> None:
+    told = list[str]()
+    options: Any = {"source": "synthetic", "attempts": 3, "on_episode": lambda each: told.append(each.error)}
+    async with walled(kind, tmp_path) as agent:
+        (episode,) = await rollout(agent, [TASK], Answers, **options)
+    assert len(told) == rounds and set(told) == {episode.error}
+    assert str(episode.error).startswith("AccessBlocked: " if rounds == 1 else "EnvironmentFailed: ")
 
 
 async def test_the_scratch_folder_is_the_agents(tmp_path: Path) -> None:
@@ -171,6 +255,9 @@ async def test_a_worker_that_cannot_start_leaves_no_folder(tmp_path: Path, monke
 async def test_what_cannot_be_loaded_or_sent_is_said(tmp_path: Path) -> None:
     async with walled("missing", tmp_path) as agent:
         with pytest.raises(ConfigurationError, match="unknown name in .*missing"):
+            await played(agent, Answers())
+    async with walled("logs", tmp_path) as agent:
+        with pytest.raises(ConfigurationError, match="logs could not be loaded: PermissionError: .*; behind the wall nothing"):
             await played(agent, Answers())
     with pytest.raises(ConfigurationError, match="verify=.*cannot be sent.*isolation='guard'"):
         Workers("a.py:b", verify=lambda task, state: True)

@@ -4,9 +4,11 @@
 "began" before the act, so that a broken test is no wall.
 """
 
+import _posixshmem
 import asyncio
 import contextlib
 import ctypes
+import dbm.dumb
 import fcntl
 import http.client
 import importlib.util
@@ -16,6 +18,8 @@ import mmap
 import multiprocessing
 import os
 import pathlib
+import readline
+import resource
 import shutil
 import signal
 import socket
@@ -131,14 +135,14 @@ simple(
     log_file=lambda s: logging.FileHandler(s.new).emit(logging.makeLogRecord({"msg": "x"})),
     zip_file=lambda s: zipfile.ZipFile(s.new, "w").writestr("a", "x"),
     memory_map=lambda s: mmap.mmap(os.open(s.file, os.O_RDWR), 4).__setitem__(0, 65),
-    dbm=lambda s: __import__("dbm.dumb").dumb.open(s.new, "n").close(),
-    readline_history=lambda s: __import__("readline").write_history_file(s.new),
-    shared_memory=lambda s: __import__("_posixshmem").shm_open(s.shm, os.O_CREAT | os.O_RDWR, mode=0o600),
+    dbm=lambda s: dbm.dumb.open(s.new, "n").close(),
+    readline_history=lambda s: readline.write_history_file(s.new),
+    shared_memory=lambda s: _posixshmem.shm_open(s.shm, os.O_CREAT | os.O_RDWR, mode=0o600),
     shared_memory_file=lambda s: open(f"/dev/shm{s.shm}", "w").close(),
     own_affinity_of_others=lambda s: os.sched_setaffinity(s.victim, {min(os.sched_getaffinity(0))}),
     priority_of_others=lambda s: os.setpriority(os.PRIO_PROCESS, s.victim, 7),
     scheduling_of_others=lambda s: os.sched_setscheduler(s.victim, os.SCHED_BATCH, os.sched_param(0)),
-    limits_of_others=lambda s: __import__("resource").prlimit(s.victim, 7, (77, 77)),
+    limits_of_others=lambda s: resource.prlimit(s.victim, 7, (77, 77)),
 )
 simple(
     needs="root",
@@ -410,8 +414,6 @@ simple(
 )
 simple(needs="root", raw_socket=lambda s: _raw(s))
 simple(needs="curl", curl=lambda s: subprocess.run(["curl", "-sS", "-d", "x", s.url]))
-simple(needs="requests", requests_post=lambda s: __import__("requests").post(s.url, data="x"))
-simple(needs="httpx", httpx_post=lambda s: __import__("httpx").post(s.url, content="x"))
 
 
 def _post(s: Any) -> http.client.HTTPConnection:
@@ -435,6 +437,20 @@ def _raw(s: Any) -> None:
     """A UDP packet, made by hand."""
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_UDP) as raw:
         raw.sendto(struct.pack("!HHHH", 1, s.udp, 9, 0) + b"x", ("127.0.0.1", 0))
+
+
+@act(needs="requests")
+def requests_post(s: Any) -> None:
+    import requests
+
+    requests.post(s.url, data="x")
+
+
+@act(needs="httpx")
+def httpx_post(s: Any) -> None:
+    import httpx
+
+    httpx.post(s.url, content="x")
 
 
 @act

@@ -46,10 +46,25 @@ def native() -> None:
     """Below Python, where the guard sees nothing."""
     import ctypes
 
-    assert ctypes.CDLL(None).creat(os.path.join(OUTSIDE, "native").encode(), 0o600) >= 0, "the kernel said no"
+    if ctypes.CDLL(None, use_errno=True).creat(os.path.join(OUTSIDE, "native").encode(), 0o600) < 0:
+        raise RuntimeError(f"creat: {os.strerror(ctypes.get_errno())}")
 
 
 writes = _node(native)
+
+
+def post() -> None:
+    import urllib.request
+
+    urllib.request.urlopen(f"http://127.0.0.1:{os.environ['WALLED_PORT']}/", b"x").read()
+
+
+posts = _node(post)
+
+
+def logs():  # type: ignore[no-untyped-def]
+    """Opens its log as it is made."""
+    Path(OUTSIDE, "log").touch()
 
 
 def last_words() -> None:

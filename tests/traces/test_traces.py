@@ -141,6 +141,18 @@ def test_a_rows_metadata_is_its_tasks(write) -> None:
     assert "not an object" in row.reason
 
 
+def test_of_few_tasks_one_at_least_is_held_out(write) -> None:
+    def splits(number: int, share: float) -> list[str]:
+        answer = {"role": "assistant", "content": "x"}
+        rows = [{"messages": [{"role": "user", "content": f"task {n}"}, answer]} for n in range(number)]
+        return [each.task.split for each in load_traces(write(*rows, rows[0]), held_out=share)][:number]
+
+    few = splits(3, 0.01)
+    assert sorted(few) == ["test", "train", "train"] and splits(3, 0) == ["train"] * 3
+    assert splits(1, 0.01) == ["train"], "else there would be nothing to train on"
+    assert splits(100, 0.3).count("test") > 10 and splits(100, 0.3)[:3].count("test") >= few.count("test") - 1
+
+
 def test_reward_overrides_the_row(played, write) -> None:
     path = write({"messages": messages_to_dict(played), "score": float("nan")})
     (trajectory,) = load_traces(path, reward=lambda messages: 0.1 * sum(message.type == "tool" for message in messages))

@@ -5,11 +5,13 @@ LangGraph's own belong to their run already, by the context that it copies.
 
 import asyncio
 import functools
+import logging
 import queue
 import sys
 import threading
 from asyncio import BaseEventLoop
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
 from multiprocessing.pool import Pool, ThreadPool
@@ -17,9 +19,12 @@ from typing import Any
 
 from langchain_core.runnables.config import var_child_runnable_config
 
-from dreamgym_lg.simulate.context import ActiveEpisode, Worker, holder, in_episode, lend, set_var
+from dreamgym_lg.simulate.context import ActiveEpisode, EpisodeBroken, Worker, holder, in_episode, lend, set_var
 from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch
 from dreamgym_lg.simulate.guard.frames import started_by, user_line
+from dreamgym_lg.simulate.guard.guard import RealAccessBlocked
+
+logger = logging.getLogger(__name__)
 
 Holder = ActiveEpisode | Worker
 
@@ -51,8 +56,16 @@ def _started(found: Holder, name: str) -> Worker | None:
 
 def _start(found: Holder, original: Method, thread: threading.Thread, args: Args, kwargs: Kwargs) -> Any:
     if not _making_worker.get() and (worker := _started(found, f"thread {thread.name!r}")) is not None:
-        thread.run = functools.partial(_copy_context(worker).run, thread.run)  # type: ignore[method-assign]
+        thread.run = functools.partial(_run, worker, _copy_context(worker), thread.run)  # type: ignore[method-assign]
     return original(thread)
+
+
+def _run(worker: Worker, context: Context, run: Callable[[], None]) -> None:
+    """A thread that was stopped ends with one line: the episode itself tells what was stopped, and where."""
+    try:
+        context.run(run)
+    except (RealAccessBlocked, EpisodeBroken) as stopped:
+        logger.warning("%s, started at %s, has ended: %s", worker.name, worker.started_at, stopped)
 
 
 def _submit(found: Holder, original: Method, pool: ThreadPoolExecutor, args: Args, kwargs: Kwargs) -> Any:

@@ -103,7 +103,10 @@ def _pickled(options: dict[str, Any]) -> bytes:
         except Exception as error:
             raise ConfigurationError(f"{name}={option!r} cannot be sent to a worker ({error}): {fix}") from error
         if b"__main__" in data:
-            raise ConfigurationError(f"{name}={option!r} is of the script that runs, which no worker imports: {fix}")
+            raise ConfigurationError(
+                f"{name}={option!r} is of the script or notebook that runs, which no worker imports: move it to a module, and "
+                f"import it from there; {fix}"
+            )
     return pickle.dumps(options)
 
 
@@ -134,7 +137,7 @@ class WalledAgent:
     ) -> AsyncIterator[AgentState]:
         """Play one episode of `state["task"]` in `context.environment`, as `SimulatedAgent.astream` does.
 
-        Raises what `Worker.play` raises, and `EnvironmentFailed` for a real access that was stopped. Callbacks of `config`
+        Raises what `Worker.play` raises, and `AccessBlocked` for a real access that was stopped. Callbacks of `config`
         stay here and see nothing of the episode.
         """
         if context.environment is None:

@@ -18,11 +18,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.guard.guard import Allow
 from dreamgym_lg.simulate.wall import kernel
+
+Isolation = Literal["process", "guard"]
+"""How dreamed episodes are kept from the real world: by the kernel, in processes of their own, or by a guard in this one."""
 
 GUARD_LIMITS = (
     "stops Python code in this process, but not native code (pyarrow, torch.save, duckdb, grpc, psycopg, ctypes, uvloop), nor "
@@ -63,7 +66,7 @@ def check_wall() -> None:
     if missing := capabilities().missing:
         raise ConfigurationError(
             f"isolation='process' needs {'; and '.join(missing)}. Use a machine that has it, or choose isolation='guard' by "
-            f"name: it {GUARD_LIMITS}"
+            f"name (--isolation guard): it {GUARD_LIMITS}"
         )
 
 

@@ -1,10 +1,12 @@
 """One worker: a process behind the wall that plays episodes, many at once, as an event loop does.
 
 What crosses the wall is what an episode asks of others anyway, and nothing more: a call of the policy (messages, tools and
-other arguments, as OpenAI's form has them), and the calls of `Environment` (reset, step, check_action, show_tools).
+other arguments, as OpenAI's form has them; a message that was sent before is a number), and the calls of `Environment` (step,
+check_action, show_tools; its `reset` is called here, before the episode).
 
 What comes up is JSON, one line for each message: the worker is not trusted, and to unpickle is to run what was sent. What
-goes down is pickled. Threads read and write the pipes, so that no worker can keep the caller's event loop waiting.
+goes down is pickled. Threads read the pipes, and write what a pipe does not take at once, so that no worker can keep the
+caller's event loop waiting.
 """
 
 import asyncio
@@ -15,7 +17,7 @@ import json
 import logging
 import os
 import pickle
-import queue
+import select
 import shutil
 import signal
 import subprocess
@@ -26,11 +28,13 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from contextvars import copy_context
 from pathlib import Path
 from typing import IO, Any, cast
 
+from langchain_core.callbacks import AsyncCallbackManager
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import messages_from_dict
+from langchain_core.messages import BaseMessage, messages_from_dict
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langsmith.run_helpers import tracing_context
 
@@ -90,8 +94,9 @@ class Worker:
         self._heard = time.monotonic()
         self._listeners: dict[int, Callable[[Message], object]] = {}
         self._started, self._lock, self._reaped = Future[Message](), threading.Lock(), False
-        self._orders = queue.SimpleQueue[bytes | None]()
-        self._send((path, options))
+        self._orders, self._unsent, self._sending = cast(IO[bytes], self._process.stdin), bytearray(), threading.Condition()
+        os.set_blocking(self._orders.fileno(), False)
+        self.send(pickle.dumps((path, options)))
         work = self._read, self._read_errors, self._write, self._wait
         threads = [threading.Thread(target=each, name="dreamgym-worker", daemon=True) for each in work]
         self._reader, self._error_reader, _, self._waiter = threads
@@ -129,7 +134,10 @@ class Worker:
                 self._heard = time.monotonic()
                 self._hand_on(json.loads(line))
         except Exception as error:
-            self.end(f"what it sent is no message ({type(error).__name__}: {str(error)[:100]})")
+            self._end_babbler(error)
+
+    def _end_babbler(self, error: Exception) -> None:
+        self.end(f"what it sent is no message ({type(error).__name__}: {str(error)[:100]})")
 
     def _hand_on(self, message: Message) -> None:
         if (episode := message.get("episode")) is None:
@@ -145,11 +153,17 @@ class Worker:
                 logger.info("worker: %s", self._errors[-1])
 
     def _write(self) -> None:
-        pipe = cast(IO[bytes], self._process.stdin)
-        with contextlib.suppress(OSError, ValueError):
-            while (order := self._orders.get()) is not None:
-                pipe.write(order)
-                pipe.flush()
+        """What the pipe did not take at once."""
+        writable = select.poll()
+        writable.register(self._orders, select.POLLOUT)
+        while True:
+            with self._sending:
+                self._sending.wait_for(lambda: self._unsent or self._reaped)
+                if self._reaped:
+                    return
+            writable.poll()
+            with self._sending:
+                self._fill_pipe()
 
     def _wait(self) -> None:
         """Until the process has ended: then clear away what is left, and tell everyone who listens."""
@@ -157,7 +171,8 @@ class Worker:
         self.end()  # its children
         with self._lock:
             status, self._reaped = self._process.wait(), True
-        self._orders.put(None)
+        with self._sending:
+            self._sending.notify()
         for thread in (self._reader, self._error_reader):
             thread.join(timeout=1)  # no longer: a child that left the group may keep the pipe open
         _remove_scratch(self._scratch, self._claim)
@@ -172,83 +187,124 @@ class Worker:
             with contextlib.suppress(RuntimeError):
                 listener(gone)
 
-    def _send(self, order: object) -> None:
-        self._orders.put(pickle.dumps(order))
+    def send(self, order: bytes) -> None:
+        """Written here where the pipe takes it, which saves a change of threads; else by the thread that may wait."""
+        with self._sending:
+            waiting = bool(self._unsent)
+            self._unsent += order
+            if not waiting:
+                self._fill_pipe()
+            if self._unsent:
+                self._sending.notify()
+        self._heard = time.monotonic()  # it has something to do again
+
+    def _fill_pipe(self) -> None:
+        try:
+            del self._unsent[: os.write(self._orders.fileno(), self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:  # the process has ended
+            self._unsent.clear()
 
     # --- an episode -------------------------------------------------------------------------------------------------------
 
     async def play(self, task: Task, policy: BaseChatModel, environment: Environment) -> AsyncGenerator[AgentState]:
-        """One episode: what is asked is answered as it comes, many at once, in the context of the caller.
+        """One episode: what is asked is answered as it comes, many at once, in a copy of the caller's context.
 
-        Raises what the policy or the world raised; `EnvironmentFailed` for what the agent raised, for a worker that died, and
-        for one that hangs; `ConfigurationError` for an agent that cannot be loaded.
+        Raises what the policy or the world raised; `AccessBlocked` for what the guard or the wall stopped; `EnvironmentFailed`
+        for what else the agent raised, for a worker that died, and for one that hangs; `ConfigurationError` for an agent that
+        cannot be loaded.
         """
         await self._ready()
-        number, messages = next(self._numbers), asyncio.Queue[Message]()
-        causes, unanswered = dict[int, Exception](), set[int]()
-        answers, tasks = _answers(task, policy, environment), set[asyncio.Task[None]]()
-
-        async def answer(message: Message) -> None:
-            asked = message["number"]
+        first = await environment.areset(task)
+        number = next(self._numbers)
+        with tracing_context(enabled=False):  # as in process
+            context, episode = copy_context(), _Episode(self, number, _answers(policy, environment))
+        with self._listening(number, lambda message: context.run(episode.hear, message)):
+            self.send(pickle.dumps(("play", number, task, first)))
             try:
-                value = pickle.dumps(("answer", number, asked, await answers[message["ask"]](*message["args"]), None))
-            except Exception as error:
-                causes[asked] = error
-                value = pickle.dumps(("answer", number, asked, None, f"{type(error).__name__}: {error}"))
-            self._orders.put(value)
-            self._heard = time.monotonic()  # it has something to do again
-            unanswered.discard(asked)
-            messages.put_nowait({})
-
-        with self._listening(number, messages):
-            self._send(("play", number, task))
-            try:
-                while "ended" not in (message := await self._next(messages, unanswered)):
-                    if "ask" in message:
-                        unanswered.add(message["number"])
-                        tasks.add(asyncio.create_task(answer(message)))
-                    elif "state" in message:
-                        yield _state(message["state"])
-                    elif "failed" in message or "gone" in message:
-                        raise _error(message, causes)
+                message = await self._end_of(episode)
             finally:
-                for each in tasks:
-                    each.cancel()
+                episode.end()
+        if "state" in message:
+            yield _state(message["state"])
+        if "ended" not in message:
+            raise _error(message, episode.causes)
 
     async def _ready(self) -> None:
-        try:
-            started = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._started)), SILENCE)
-        except TimeoutError:
-            self.end(f"the agent was not loaded within {SILENCE:g} s")
-            started = await asyncio.shield(asyncio.wrap_future(self._started))
+        if not self._started.done():
+            starting = asyncio.wrap_future(self._started)
+            if not (await asyncio.wait([starting], timeout=SILENCE))[0]:
+                self.end(f"the agent was not loaded within {SILENCE:g} s")
+                await asyncio.wait([starting])
+        started = self._started.result()
         if "ready" not in started:
             self.retired = True
             raise _error(started, {})
 
     @contextlib.contextmanager
-    def _listening(self, number: int, messages: "asyncio.Queue[Message]") -> Iterator[None]:
+    def _listening(self, number: int, hear: Callable[[Message], None]) -> Iterator[None]:
+        """`hear` is called in this event loop."""
         loop = asyncio.get_running_loop()
+
+        def heard(message: Message) -> None:
+            try:
+                hear(message)
+            except Exception as error:
+                self._end_babbler(error)
+
         with self._lock:
-            self._listeners[number] = lambda message: loop.call_soon_threadsafe(messages.put_nowait, message)
+            self._listeners[number] = lambda message: loop.call_soon_threadsafe(heard, message)
             if self._gone is not None:
-                messages.put_nowait(self._gone)
+                hear(self._gone)
         try:
             yield
         finally:
             del self._listeners[number]
 
-    async def _next(self, messages: "asyncio.Queue[Message]", unanswered: set[int]) -> Message:
-        """The next message. Ends a worker that hangs; one that waits for the policy or the world does not."""
-        while True:
+    async def _end_of(self, episode: "_Episode") -> Message:
+        """The last message. Ends a worker that hangs; one that waits for the policy or the world does not."""
+        while not episode.ended.done():
             left = self._heard + SILENCE - time.monotonic()
-            if left <= 0 and not unanswered:
+            if left <= 0 and not episode.unanswered:
                 self.end(f"it hung: no sign for {SILENCE:g} s, and nothing that it waited for")
-                return await messages.get()
-            try:
-                async with asyncio.timeout(None if unanswered else left):
-                    return await messages.get()
-            except TimeoutError:
-                continue
+                return await episode.ended
+            await asyncio.wait([episode.ended], timeout=left if left > 0 else SILENCE)
+        return episode.ended.result()
+
+
+class _Episode:
+    """The parent's part of an episode: what is asked is answered as it comes, until the worker says that it has ended."""
+
+    def __init__(self, worker: Worker, number: int, answers: "dict[str, Answer]") -> None:
+        self.ended = asyncio.get_running_loop().create_future()
+        self.causes, self.unanswered = dict[int, Exception](), set[int]()
+        self._worker, self._number, self._answers, self._tasks = worker, number, answers, set[asyncio.Task[None]]()
+
+    def hear(self, message: Message) -> None:
+        if self.ended.done():
+            return
+        if "ask" in message:
+            self.unanswered.add(message["number"])
+            self._tasks.add(asyncio.create_task(self._answer(message)))
+        else:
+            self.ended.set_result(message)
+
+    async def _answer(self, message: Message) -> None:
+        asked = message["number"]
+        try:
+            value = await self._answers[message["ask"]](*message["args"])
+            order = pickle.dumps(("answer", self._number, asked, value, None))
+        except Exception as error:
+            self.causes[asked] = error
+            order = pickle.dumps(("answer", self._number, asked, None, f"{type(error).__name__}: {error}"))
+        self._worker.send(order)
+        self.unanswered.discard(asked)
+
+    def end(self) -> None:
+        self.ended.cancel()
+        for each in self._tasks:
+            each.cancel()
 
 
 def _state(sent: Any) -> AgentState:
@@ -272,13 +328,21 @@ Answer = Callable[..., Awaitable[Any]]
 """What the parent does when it is asked, with the arguments that came."""
 
 
-def _answers(task: Task, policy: BaseChatModel, environment: Environment) -> dict[str, Answer]:
+def _answers(policy: BaseChatModel, environment: Environment) -> dict[str, Answer]:
     """All that a worker can ask for."""
+    heard: dict[int, BaseMessage] = {}
+    listeners = AsyncCallbackManager.configure(None, policy.callbacks, policy.verbose).handlers
+    bare = not listeners and type(policy).agenerate is BaseChatModel.agenerate
+    """Nothing is lost without `agenerate`, whose work is done in the worker already, around its `ParentPolicy`."""
 
-    async def reply(messages: list[dict[str, Any]], stop: list[str] | None, given: dict[str, Any]) -> ChatResult:
+    async def reply(sent: list[Any], stop: list[str] | None, given: dict[str, Any]) -> ChatResult:
         arguments = {name: given[name] for name in ("tools", "tool_choice", "response_format") if name in given}
-        with tracing_context(enabled=False):
-            result = await policy.agenerate([messages_from_dict(messages)], stop=stop, **arguments)
+        new = {number: json.loads(text) for number, text in (each for each in sent if isinstance(each, list))}
+        heard.update(zip(new, messages_from_dict(list(new.values())), strict=True))
+        asked = [heard[each[0] if isinstance(each, list) else each] for each in sent]
+        if bare:
+            return await policy._agenerate_with_cache(asked, stop=stop, **arguments)
+        result = await policy.agenerate([asked], stop=stop, **arguments)
         return ChatResult(generations=cast(list[ChatGeneration], result.generations[0]), llm_output=result.llm_output)
 
     async def check_action(action: str, observations: list[str]) -> str | None:
@@ -287,12 +351,8 @@ def _answers(task: Task, policy: BaseChatModel, environment: Environment) -> dic
     async def show_tools(tools: list[dict[str, Any]]) -> None:
         environment.show_tools(tools)
 
-    async def reset() -> str:
-        return await environment.areset(task)
-
     return {
         "policy": reply,
-        "reset": reset,
         "step": environment.astep,
         "check_action": check_action,
         "show_tools": show_tools,
