@@ -15,6 +15,6 @@ a task in one of them, `actions` is the text of actions and pages, `agent` gives
 of an experiment.
 
 What differs from stock BrowserGym, for speed: no screenshot, no pause before each of Playwright's acts, and on MiniWoB++ none
-before the page is read; MiniWoB++'s clock is off. Files cannot be uploaded and `goto` takes no `file://`: a policy that is
-being trained tries everything.
+before the page is read; MiniWoB++'s clock is off. Lines of a page that repeat each other or say nothing are left out. Files
+cannot be uploaded and `goto` takes no `file://`: a policy that is being trained tries everything.
 """
