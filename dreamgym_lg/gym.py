@@ -11,7 +11,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.agent_world import AgentWorld
-from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_grpo_learner
+from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_trl_learner
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger, policy_version, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -40,7 +40,7 @@ class DreamGym(Experiment):
             of the buffer.
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
-        policy, learner, engine, progress, say: As of `Experiment`.
+        policy, create_learner, engine, progress, say: As of `Experiment`.
         world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`, `checks`,
             `notes`, `create_environment`, `isolation` and its options.
 
@@ -59,7 +59,7 @@ class DreamGym(Experiment):
         out: str | Path = "runs/gym",
         settings: Settings | None = None,
         policy: "LocalChatModel | str | Path | None" = None,
-        learner: CreateLearner = create_grpo_learner,
+        create_learner: CreateLearner = create_trl_learner,
         engine: "CreateEngine | None" = None,
         progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
@@ -77,7 +77,7 @@ class DreamGym(Experiment):
             replay_buffer=replay_buffer,
             experience_model=experience_model,
             policy=policy,
-            learner=learner,
+            create_learner=create_learner,
             engine=engine,
             progress=progress,
             say=say,

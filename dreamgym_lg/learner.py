@@ -4,10 +4,14 @@ A learner is given groups (the episodes of one task) and turns them into rows by
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, pstdev
 from typing import Literal, NamedTuple, Protocol
 
 from dreamgym_lg.types import Segment, Trajectory
+
+LearnerName = Literal["grpo", "rloo", "ppo", "rft", "dpo"]
+"""The learners that can be chosen by name: `integrations.trl.learners` has their classes."""
 
 Groups = Sequence[Sequence[Trajectory]]
 """The episodes of an iteration, those of one task together."""
@@ -25,7 +29,7 @@ class Learner(Protocol):
         """What the last update returned, also after a restart."""
 
     def update(self, groups: Groups) -> Mapping[str, float]:
-        """Train on one iteration's groups, save, and return metrics."""
+        """Train on one iteration's groups, save, and return metrics: `skipped` is 1 where the groups taught nothing."""
 
     def close(self) -> None:
         """End what runs beside the caller; everything is saved already."""
@@ -34,14 +38,18 @@ class Learner(Protocol):
 class TrainingRow(NamedTuple):
     """One segment with what its tokens count in the loss of an iteration.
 
-    The loss is the sum over all sampled tokens of all rows of `weight * loss(token, advantage)`, the KL term included.
+    The loss is the sum over all sampled tokens of all rows of `weight * loss(token, advantage)`, the KL term included. Of the
+    sequences, which have one number per token of the segment, those of tokens that were given, not sampled, are not used.
     """
 
     segment: Segment
     advantages: Sequence[float]
-    """One per token of the segment; those of tokens that were given, not sampled, are not used."""
     weight: float
     """Of each sampled token, greater than 0."""
+    values: Sequence[float] = ()
+    """What a critic expected of the episode before the token was sampled; empty without a critic."""
+    returns: Sequence[float] = ()
+    """What the critic should have expected there; empty without a critic."""
 
 
 class Credit(Protocol):
@@ -52,6 +60,8 @@ class Credit(Protocol):
 
 Normalisation = Literal["episodes", "tokens", "length"]
 
+# --- groups -------------------------------------------------------------------------------------------------------------
+
 
 def group_advantages(rewards: Sequence[float]) -> list[float]:
     """`(r - mean) / (std + 1e-4)` over one group (GRPO; TRL's `scale_rewards="group"`); zeros for a uniform group."""
@@ -60,7 +70,19 @@ def group_advantages(rewards: Sequence[float]) -> list[float]:
     return [(reward - mean) / (math.sqrt(variance) + 1e-4) for reward in rewards]
 
 
-def group_credit(groups: Groups, *, normalise: Normalisation = "episodes", length: int = 1) -> list[TrainingRow]:
+def leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
+    """Each reward minus the mean of the group's others (RLOO), in a group of at least 2; zeros for a uniform group."""
+    total, others = sum(rewards), len(rewards) - 1
+    return [reward - (total - reward) / others for reward in rewards]
+
+
+def group_credit(
+    groups: Groups,
+    *,
+    advantages: Callable[[Sequence[float]], Sequence[float]] = group_advantages,
+    normalise: Normalisation = "episodes",
+    length: int = 1,
+) -> list[TrainingRow]:
     """The rows of group-relative learning: every token of an episode has its episode's advantage within the group.
 
     How an episode was cut into segments has no influence: its weight is shared by its tokens, not by its segments. Left out
@@ -68,26 +90,132 @@ def group_credit(groups: Groups, *, normalise: Normalisation = "episodes", lengt
     carry no signal.
 
     Args:
+        advantages: From the rewards of a group's episodes.
         normalise: What all the weights of N episodes with T sampled tokens amount to. `episodes`: each episode weighs 1/N,
             a token of an episode with L of them 1/(N L) (GRPO). `tokens`: each token weighs 1/T (DAPO, BNPO, CISPO).
             `length`: each token weighs 1/(N `length`) (Dr. GRPO; TRL's `max_completion_length`).
     """
     credited: list[tuple[Trajectory, float]] = []
     for group in groups:
-        played = [episode for episode in group if episode.error is None and _sampled_tokens(episode)]
-        if len({episode.reward for episode in played}) > 1:
-            credited += zip(played, group_advantages([episode.reward for episode in played]), strict=True)
+        usable = _usable([group])
+        if len({episode.reward for episode in usable}) > 1:
+            credited += zip(usable, advantages([episode.reward for episode in usable]), strict=True)
+    return _rows(credited, normalise, length)
+
+
+def success_credit(groups: Groups) -> list[TrainingRow]:
+    """The rows of rejection-sampling fine-tuning: every token of a success has advantage 1 and the same weight."""
+    return _rows([(episode, 1.0) for episode in _usable(groups) if episode.success], "tokens", 1)
+
+
+def _usable(groups: Groups) -> list[Trajectory]:
+    """The episodes that were played and hold a sampled token."""
+    return [episode for group in groups for episode in group if episode.error is None and _sampled_tokens(episode)]
+
+
+def _rows(credited: Sequence[tuple[Trajectory, float]], normalise: Normalisation, length: int) -> list[TrainingRow]:
+    """The rows of episodes whose tokens all have the advantage given with it."""
     all_tokens = sum(_sampled_tokens(episode) for episode, _ in credited)
     rows = []
     for episode, advantage in credited:
         tokens = {"episodes": len(credited) * _sampled_tokens(episode), "tokens": all_tokens, "length": len(credited) * length}
         rows += [
             TrainingRow(segment, [advantage] * len(segment.token_ids), 1 / tokens[normalise])
-            for segment in episode.segments
-            if segment.trainable
+            for segment in trainable_segments(episode)
         ]
     return rows
 
 
+def trainable_segments(episode: Trajectory) -> list[Segment]:
+    """Those with a sampled token."""
+    return [segment for segment in episode.segments if segment.trainable]
+
+
 def _sampled_tokens(episode: Trajectory) -> int:
     return sum(segment.trainable for segment in episode.segments)
+
+
+# --- a critic -------------------------------------------------------------------------------------------------------------
+
+Critic = Callable[[Sequence[Segment]], Sequence[Sequence[float]]]
+"""What is expected of an episode before each token of its segments: one number per token."""
+
+
+def gae(rewards: Sequence[float], values: Sequence[float], *, gamma: float, gae_lambda: float) -> list[float]:
+    """Generalised advantage estimates of one episode's actions in their order (Schulman et al. 2016, equation 16).
+
+    `A_t = d_t + gamma lambda A_(t+1)` with `d_t = r_t + gamma V_(t+1) - V_t`; after the last action both are 0.
+    """
+    advantages, after, expected = list[float](), 0.0, 0.0
+    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
+        after = reward + gamma * expected - value + gamma * gae_lambda * after
+        expected = value
+        advantages.append(after)
+    return advantages[::-1]
+
+
+def gae_credit(groups: Groups, *, critic: Critic, gamma: float = 1.0, gae_lambda: float = 1.0) -> list[TrainingRow]:
+    """The rows of PPO: an action is a sampled token, and an episode all its sampled tokens, segment after segment.
+
+    What was given carries no action: from the last token of a reply the estimate goes on to the first of the next, also in
+    another segment (they are in the order in which they began). The last token earns the episode's reward; nothing is expected
+    after it, also where a step limit cut the episode short. Advantages are normalised over all tokens (mean 0, deviation 1),
+    each of which weighs the same. No row where all episodes earned the same: that would blow up the critic's errors alone.
+    """
+    episodes = _usable(groups)
+    if len({episode.reward for episode in episodes}) < 2:
+        return []
+    segments = [segment for episode in episodes for segment in trainable_segments(episode)]
+    expected = iter(critic(segments))
+    values, raw = list[float](), list[float]()
+    for episode in episodes:
+        mine = [v for s in trainable_segments(episode) for v, own in zip(next(expected), s.sampled, strict=True) if own]
+        raw += gae([0.0] * (len(mine) - 1) + [episode.reward], mine, gamma=gamma, gae_lambda=gae_lambda)
+        values += mine
+    mean, deviation = fmean(raw), pstdev(raw) + 1e-8
+    tokens = iter([((a - mean) / deviation, v, a + v) for a, v in zip(raw, values, strict=True)])
+    rows = []
+    for segment in segments:
+        filled = [next(tokens) if own else (0.0, 0.0, 0.0) for own in segment.sampled]
+        normalised, before, returns = zip(*filled, strict=True)
+        rows.append(TrainingRow(segment, normalised, 1 / len(raw), before, returns))
+    return rows
+
+
+# --- preferences ------------------------------------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    """Two episodes of one task, of which the first earned more."""
+
+    chosen: Trajectory
+    rejected: Trajectory
+    weight: float
+    """In the loss of an iteration: 1 over its number of pairs."""
+
+
+def preference_pairs(groups: Groups) -> list[Pair]:
+    """In every group the best episode with the worst, the second best with the second worst, as long as they differ."""
+    found = []
+    for group in groups:
+        best = sorted(_usable([group]), key=lambda episode: -episode.reward)
+        pairs = zip(best[: len(best) // 2], reversed(best), strict=False)
+        found += [(chosen, rejected) for chosen, rejected in pairs if chosen.reward > rejected.reward]
+    return [Pair(chosen, rejected, 1 / len(found)) for chosen, rejected in found]
+
+
+def preference_credit(pairs: Sequence[Pair], margins: Sequence[float], *, beta: float) -> list[TrainingRow]:
+    """The rows whose log-likelihood has the gradient of the DPO loss, `-log sigmoid(beta margin)` weighed over the pairs.
+
+    That is `beta sigmoid(-beta margin)` for each token of the chosen episode and its negative for one of the rejected, so
+    neither the two episodes nor the segments of one need share a forward pass.
+
+    Args: `margins`, by how much more than the reference's the policy's log-probability of the chosen tokens exceeds that of the
+        rejected ones, of each pair (Rafailov et al. 2023, equation 7).
+    """
+    rows = []
+    for (chosen, rejected, weight), margin in zip(pairs, margins, strict=True):
+        advantage = beta / (1 + math.exp(min(beta * margin, 700.0)))
+        for episode, signed in ((chosen, advantage), (rejected, -advantage)):
+            rows += [TrainingRow(s, [signed] * len(s.token_ids), weight) for s in trainable_segments(episode)]
+    return rows

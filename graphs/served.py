@@ -56,7 +56,7 @@ def _training() -> Any:
 
     def beside(policy: TrainablePolicy, path: Path, settings: Settings) -> Learner:
         """A learner of its own: the checkpoints of the experiment's training stay as they are."""
-        return work.learner(policy, path.with_name("studio"), settings)
+        return work.create_learner(policy, path.with_name("studio"), settings)
 
     training, _ = work.training(work.base_policy(), beside)
     training.evaluate = training.refresh = None

@@ -30,14 +30,18 @@ from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import create_episode_graph
+from dreamgym_lg.graphs.health import check_health, is_collapsed
 from dreamgym_lg.learner import Learner
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.replay.schema import FAILED
 from dreamgym_lg.rollout import Agent, real_steps, rollout
 from dreamgym_lg.types import Source, Trajectory
 
 logger = logging.getLogger(__name__)
 
 Metrics = Mapping[str, float | int | str | None]
+
+_UNIFORM = "all episodes of a task had the same reward (learner='rft': none succeeded)"
 
 
 class TrainingState(TypedDict, total=False):
@@ -49,7 +53,11 @@ class TrainingState(TypedDict, total=False):
     iteration: int
     task_ids: list[str]
     uniform_iterations: int
-    """How many iterations in a row, up to the last update, had uniform groups alone."""
+    """How many iterations in a row, up to the last update, taught the learner nothing."""
+    real_steps: int
+    """In the real environment, spent by the rollouts of all iterations; those of evaluations are not among them."""
+    collapsed: bool
+    """Whether the mean reward has fallen to a fraction of what it was."""
     gap: float
     """Dreamed minus real success at the last evaluation that played both; 0 where its interval holds 0."""
 
@@ -66,7 +74,7 @@ class Training:
     """Creates the environments of the rollouts: dreams of `experience`, or real ones."""
     source: Source
     """Who answers there, as each trajectory says: `synthetic` for the experience model, `real` for the real environment.
-    The steps of real rollouts are counted in the metric `real_steps`."""
+    The steps of real rollouts are counted in the metric `real_steps`, those of failed episodes too."""
     experience: ExperienceModel | None = None
     """The experience model behind the dreams; None where the rollouts are real."""
     check_action: CheckAction | None = None
@@ -89,11 +97,15 @@ class Training:
     """Shows the experience model the policy's own real episodes; it spends real steps and says how many."""
     refresh_every: int = 15
     stop_after_uniform: int = 5
-    """The run ends early after so many iterations in a row whose groups were all uniform: equal rewards within a group
-    teach GRPO nothing. 0: never."""
+    """The run ends early after so many iterations in a row that taught the learner nothing (its metric `skipped`), as equal
+    rewards within all groups teach GRPO nothing. 0: never."""
+    stop_after_collapse: int = 3
+    """The run ends early once the mean reward of so many iterations is below a quarter of the best before. 0: never."""
     max_gap: float | None = None
     """The run ends early after an evaluation whose metric `eval_gap`, dreamed minus real success, is above it, if the lower end
     of its interval, `eval_gap_low`, is above 0. None: never."""
+    real_steps: int | None = None
+    """With real rollouts, the run ends after the iteration that has spent so many steps in all. None: no limit."""
     on_node: Callable[[str, int], None] = lambda node, iteration: None
     say: Callable[[str], None] = logger.warning
     """Told what a user should know while the run goes on: that most episodes failed, that it ends early."""
@@ -144,8 +156,9 @@ class Training:
         check_trainable(ordered)
         groups = [list(group) for _, group in groupby(ordered, key=lambda trajectory: trajectory.task.id)]
         metrics = describe(groups)
+        spent = self._real_steps(state["run"], iteration) if self.source == "real" else 0
         if self.source == "real":
-            metrics["real_steps"] = real_steps(ordered, self.check_action)
+            metrics["real_steps"] = spent
         values = [self.curriculum.update(group) for group in groups]
         metrics["curriculum_value"] = sum(values) / len(values)
         if self.learner.iteration <= iteration:  # else the crash came after this update
@@ -155,13 +168,45 @@ class Training:
         if self.experience is not None and self.experience.hosted is not None:
             metrics |= self.experience.hosted.pop_metrics()
         # an outage leaves groups of one episode, which are uniform but say nothing of the policy
-        uniform = all(is_uniform(group) for group in groups) and not mostly_failed(ordered)
-        after: TrainingState = {"uniform_iterations": state.get("uniform_iterations", 0) + 1 if uniform else 0}
+        uniform = bool(self.learner.metrics.get("skipped")) and not mostly_failed(ordered)
+        after: TrainingState = {
+            "uniform_iterations": state.get("uniform_iterations", 0) + 1 if uniform else 0,
+            "real_steps": state.get("real_steps", 0) + spent,
+            "collapsed": self._watch(state, metrics),
+        }
         metrics["uniform"] = int(uniform)
-        metrics["stopped_early"] = int(self.is_stuck(after) and iteration + 1 < state["iterations"])
+        early = (self.is_stuck(after) or after["collapsed"]) and iteration + 1 < state["iterations"]
+        metrics["stopped_early"] = int(early)
         self._tell_uniform(state | after, uniform=uniform)
+        if self.is_spent(after):
+            steps = f"{after['real_steps']} real steps are spent (real_steps={self.real_steps})"
+            self.say(f"the run ends after {iteration + 1} iterations: {steps}")
         self.replay_buffer.record_metrics(state["run"], iteration, metrics)
         return after
+
+    def _real_steps(self, run: str, iteration: int) -> int:
+        """What the real rollouts of an iteration have cost, with those that failed and were played again."""
+        stored = self.replay_buffer.trajectories(source="real", iteration=iteration)
+        return real_steps((each for each in stored if each.run.partition(FAILED)[0] == run), self.check_action)
+
+    def _watch(self, state: TrainingState, metrics: dict[str, float | int | str | None]) -> bool:
+        """Tell what begins to go wrong, note it among the iteration's metrics, and return whether the policy has collapsed."""
+        iteration, window = state["iteration"], self.stop_after_collapse
+        earlier = [row for row in self.replay_buffer.metrics(state["run"]) if row["iteration"] < iteration]
+        before = earlier[-1] if earlier else {}
+        for name, text in check_health([*earlier, metrics]):
+            metrics[f"alarm_{name}"] = 1
+            if not before.get(f"alarm_{name}"):
+                self.say(f"iteration {iteration}: {text}")
+        collapsed = window > 0 and is_collapsed([*earlier, metrics], window)
+        if collapsed:
+            self.say(
+                f"the run ends after {iteration + 1} of {state['iterations']} iterations: the policy has collapsed, its mean "
+                f"reward over {window} iterations is below a quarter of the best before. With real validation, the policy that "
+                "did best there is kept. Train in a new folder with a lower learning_rate or a larger beta; "
+                "stop_after_collapse=0 goes on"
+            )
+        return collapsed
 
     def _tell_uniform(self, state: TrainingState, *, uniform: bool) -> None:
         """Say that iterations teach nothing: at the first of them, and when the run ends."""
@@ -170,16 +215,14 @@ class Training:
         taught_nothing = uniform + sum(row["iteration"] < state["iteration"] and row.get("uniform") == 1 for row in rows)
         if self.is_stuck(state) and finished < wanted:
             self.say(
-                f"the run ends after {finished} of {wanted} iterations: in the last {state['uniform_iterations']}, all "
-                "episodes of a task had the same reward, which teaches nothing. Give harder or easier tasks, or "
-                "stop_after_uniform=0 to go on"
+                f"the run ends after {finished} of {wanted} iterations: in the last {state['uniform_iterations']}, {_UNIFORM}, "
+                "which teaches nothing. Give harder or easier tasks, or stop_after_uniform=0 to go on"
             )
         elif finished >= wanted and taught_nothing:
-            self.say(f"{taught_nothing} of {finished} iterations taught nothing: all episodes of a task had the same reward")
+            self.say(f"{taught_nothing} of {finished} iterations taught nothing: {_UNIFORM}")
         elif uniform and taught_nothing == 1:
             self.say(
-                f"iteration {state['iteration']} taught nothing: all episodes of a task had the same reward. It will be said "
-                "at the end how many were so"
+                f"iteration {state['iteration']} taught nothing: {_UNIFORM}. It will be said at the end how many were so"
             )
 
     def evaluate_policy(self, state: TrainingState) -> TrainingState:
@@ -213,8 +256,15 @@ class Training:
     def is_lied_to(self, state: TrainingState) -> bool:
         return self.max_gap is not None and state.get("gap", 0) > self.max_gap
 
+    def is_collapsed(self, state: TrainingState) -> bool:
+        return self.stop_after_collapse > 0 and state.get("collapsed", False)
+
+    def is_spent(self, state: TrainingState) -> bool:
+        return self.source == "real" and self.real_steps is not None and state.get("real_steps", 0) >= self.real_steps
+
     def is_over(self, state: TrainingState, finished: int) -> bool:
-        return finished >= state["iterations"] or self.is_stuck(state) or self.is_lied_to(state)
+        ended = self.is_stuck(state) or self.is_lied_to(state) or self.is_spent(state) or self.is_collapsed(state)
+        return ended or finished >= state["iterations"]
 
     def after_update(self, state: TrainingState) -> Literal["evaluate", "refresh", "count"]:
         finished = state["iteration"] + 1
@@ -295,7 +345,8 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
                 graph.update_state(config, given)
             given = None
         elif iterations > begun.values.get("iterations", iterations):
-            given |= {"uniform_iterations": 0, "gap": 0.0}  # who asks for more of a run that ended early gets it
+            # who asks for more of a run that ended early gets it
+            given |= {"uniform_iterations": 0, "gap": 0.0, "collapsed": False}
         control = RunControl()
         with _draining(control):
             try:

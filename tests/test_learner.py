@@ -1,11 +1,24 @@
 """The credit: what each token of an episode counts in the loss, whatever its episode was cut into."""
 
+import math
 import statistics
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 
-from dreamgym_lg.learner import Normalisation, TrainingRow, group_advantages, group_credit
+from dreamgym_lg.learner import (
+    Normalisation,
+    TrainingRow,
+    gae,
+    gae_credit,
+    group_advantages,
+    group_credit,
+    leave_one_out_advantages,
+    preference_credit,
+    preference_pairs,
+    success_credit,
+)
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
 
@@ -17,7 +30,8 @@ def segment(tokens: int, name: int = 7) -> Segment:
 
 def episode(reward: float, *segments: Segment, error: str | None = None) -> Trajectory:
     step = Step(observation="o", action="a", next_observation="p", reward=reward)
-    return Trajectory(task=Task(id="t", instruction="i", environment="e"), steps=[step], segments=segments, error=error)
+    task = Task(id="t", instruction="i", environment="e")
+    return Trajectory(task=task, steps=[step], segments=segments, error=error, success=reward == 1)
 
 
 def weight(rows: Sequence[TrainingRow]) -> float:
@@ -70,3 +84,93 @@ def test_what_the_weights_amount_to() -> None:
     assert [row.weight for row in group_credit([group])] == pytest.approx([1 / 18, 1 / 36, 1 / 12, 1 / 12])
     assert [row.weight for row in group_credit([group], normalise="tokens")] == pytest.approx([1 / 22] * 4)
     assert [row.weight for row in group_credit([group], normalise="length", length=100)] == pytest.approx([1 / 300] * 4)
+
+
+def test_leave_one_out_advantages_are_against_the_others_mean() -> None:
+    rewards = [0.0, 0.25, 1.0, 0.5]
+    expected = [reward - statistics.mean(rewards[:i] + rewards[i + 1 :]) for i, reward in enumerate(rewards)]
+    assert leave_one_out_advantages(rewards) == pytest.approx(expected)
+    rows = group_credit([[episode(0.0, segment(6)), episode(1.0, segment(2), segment(1))]], advantages=leave_one_out_advantages)
+    assert [row.advantages[0] for row in rows] == [-1.0, 1.0, 1.0]
+    assert group_credit([[episode(1.0, segment(2))] * 2], advantages=leave_one_out_advantages) == []
+
+
+def test_successes_alone_are_fine_tuned_on_also_where_all_succeed() -> None:
+    failed = episode(1.0, segment(9), error="PredictionFailed: unreadable")
+    mixed = [episode(1.0, segment(2, 5), segment(3, 6)), episode(0.5, segment(4)), failed]
+    rows = success_credit([mixed, [episode(1.0, segment(5, 8))]])
+    assert [row.segment.token_ids[0] for row in rows] == [5, 6, 8]
+    assert [row.weight for row in rows] == pytest.approx([0.1] * 3) and {a for row in rows for a in row.advantages} == {1.0}
+    assert success_credit([[episode(0.0, segment(2)), failed]]) == []
+
+
+# --- a critic ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("gamma", "gae_lambda"), [(1.0, 1.0), (1.0, 0.0), (0.9, 0.7)])
+def test_gae_is_the_discounted_sum_of_the_deltas(gamma: float, gae_lambda: float) -> None:
+    rng = Random(0)
+    rewards, values = [[rng.gauss(0, 1) for _ in range(9)] for _ in range(2)]
+    deltas = [r + gamma * after - v for r, v, after in zip(rewards, values, [*values[1:], 0.0], strict=True)]
+    expected = [sum((gamma * gae_lambda) ** (k - t) * deltas[k] for k in range(t, 9)) for t in range(9)]
+    assert gae(rewards, values, gamma=gamma, gae_lambda=gae_lambda) == pytest.approx(expected)
+
+
+def test_an_episode_is_one_sequence_of_actions_whatever_it_was_cut_into() -> None:
+    """Observations within and between segments carry no action: nothing is discounted over them, no value of theirs is read."""
+    rng = Random(1)
+    mixed = Segment(token_ids=[1] * 7, sampled=[0, 1, 1, 0, 0, 1, 0], logprobs=[0.0] * 7, temperature=1.0)
+    other = segment(4)
+    values = {id(s): [rng.gauss(0, 1) for _ in s.token_ids] for s in (mixed, other)}
+    told = segment(2)
+    values[id(told)] = [math.nan, 0.5, 0.25]
+    critic = lambda segments: [values[id(s)] for s in segments]  # noqa: E731
+    groups = [[episode(1.0, mixed, other)], [episode(0.0, told)]]
+    rows = gae_credit(groups, critic=critic, gamma=0.9, gae_lambda=0.8)
+    own = [v for s in (mixed, other) for v, sampled in zip(values[id(s)], s.sampled, strict=True) if sampled]
+    raw = gae([0.0] * 6 + [1.0], own, gamma=0.9, gae_lambda=0.8) + gae([0.0, 0.0], [0.5, 0.25], gamma=0.9, gae_lambda=0.8)
+    mean, deviation = statistics.mean(raw), statistics.pstdev(raw)
+    normalised = [(a - mean) / deviation for a in raw]
+    found = [[x for row in rows for x, s in zip(column(row), row.segment.sampled, strict=True) if s] for column in COLUMNS]
+    assert found[0] == pytest.approx(normalised)
+    assert found[1] == pytest.approx([*own, 0.5, 0.25])
+    assert found[2] == pytest.approx([a + v for a, v in zip(raw, [*own, 0.5, 0.25], strict=True)])
+    assert [row.weight for row in rows] == pytest.approx([1 / 9] * 3)
+    assert all(len(row.advantages) == len(row.values) == len(row.returns) == len(row.segment.token_ids) for row in rows)
+    assert [x for x, s in zip(rows[0].advantages, mixed.sampled, strict=True) if not s] == [0.0] * 4
+
+
+COLUMNS = (lambda row: row.advantages, lambda row: row.values, lambda row: row.returns)
+
+
+def test_episodes_that_all_earned_the_same_teach_a_critic_nothing() -> None:
+    def critic(_: Sequence[Segment]) -> list[list[float]]:
+        raise AssertionError("nobody needs it")
+
+    assert gae_credit([[episode(1.0, segment(2))], [episode(1.0, segment(3))]], critic=critic) == []
+
+
+# --- preferences ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_is_paired_with_the_worst_and_the_second_best_with_the_second_worst() -> None:
+    rewards = [0.5, 0.0, 1.0, 0.25, 0.5]
+    pairs = preference_pairs([[episode(reward, segment(1, i)) for i, reward in enumerate(rewards)]])
+    assert [(p.chosen.reward, p.rejected.reward) for p in pairs] == [(1.0, 0.0), (0.5, 0.25)]
+    assert [p.weight for p in pairs] == [0.5, 0.5]
+    equal = [episode(1.0, segment(1)), episode(1.0, segment(2)), episode(0.0, segment(3)), episode(1.0, segment(4))]
+    assert len(preference_pairs([equal])) == 1, "of the others, none is better"
+    assert preference_pairs([equal[:2]]) == []
+    failed = episode(0.0, segment(1), error="PredictionFailed: unreadable")
+    assert preference_pairs([[episode(1.0, segment(1)), failed, episode(0.0)]]) == []
+
+
+@pytest.mark.parametrize("margin", [-3.0, 0.0, 2.0, 1e5, -1e5])
+def test_preference_credit_is_the_derivative_of_the_dpo_loss(margin: float) -> None:
+    pairs = preference_pairs([[episode(1.0, segment(2, 1), segment(1, 2)), episode(0.0, segment(3, 3))]])
+    rows = preference_credit(pairs, [margin], beta=0.1)
+    loss = lambda m: math.log1p(math.exp(-0.1 * m)) if m > -1000 else -0.1 * m  # noqa: E731
+    slope = (loss(margin + 1e-4) - loss(margin - 1e-4)) / 2e-4
+    assert [row.segment.token_ids[0] for row in rows] == [1, 2, 3]
+    assert [set(row.advantages) for row in rows] == [{rows[0].advantages[0]}] * 2 + [{-rows[0].advantages[0]}]
+    assert rows[0].advantages[0] == pytest.approx(-slope, abs=1e-6)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.markup import escape
@@ -17,6 +17,7 @@ from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.settings import quick
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.experiment.worlds import load_world, open_folder, world_names
+from dreamgym_lg.learner import LearnerName
 from dreamgym_lg.simulate.loading import load_object
 
 WORLD_HELP = (
@@ -46,6 +47,22 @@ Refresh = Annotated[
         help="Real episodes shown to the experience model at each refresh; 0 spends no real step. Default: the world's.",
     ),
 ]
+Learner = Annotated[
+    str | None,
+    typer.Option(
+        help=f"What trains the policy: {', '.join(f'[b]{name}[/b]' for name in get_args(LearnerName))}. Default: the world's."
+    ),
+]
+Place = Annotated[
+    str | None,
+    typer.Option(
+        "--environment",
+        help="Where it trains: [b]dream[/b], [b]real[/b], or [b]s2r[/b], the dream, then --real-steps. Default: the world's.",
+    ),
+]
+RealSteps = Annotated[
+    int | None, typer.Option(min=1, help="Real steps after which a training in the real environment ends; may be raised later.")
+]
 Force = Annotated[
     bool,
     typer.Option(
@@ -72,10 +89,8 @@ def open_experiment(
     out: Path | None = None,
     quickly: bool = False,
     existing: bool = False,
-    iterations: int | None = None,
-    refresh_episodes: int | None = None,
     force: bool = False,
-    references_only: bool = False,
+    **settings: Any,
 ) -> Experiment:
     """The experiment that `given` names: a world's name, `FILE.py:NAME`, or an experiment's folder.
 
@@ -84,19 +99,15 @@ def open_experiment(
         seed, out: Those of an experiment on a world; in place of its own, of an `Experiment`.
         quickly: With `quick` settings, in a folder of its own.
         existing: On a world, open only the experiment that is in the folder already, with the settings that it was made with.
-        iterations, refresh_episodes: Of its settings; None leaves them as they are.
         force: Without `max_false_success` and `max_gap`.
-        references_only: With that setting; False leaves it as it is.
+        settings: Values of its `Settings`; None leaves one as it is.
 
     Raises `ConfigurationError` if `given` names none of these.
     """
     quiet_libraries(offline=not is_object(given))
-    settings = {"iterations": iterations, "refresh_episodes": refresh_episodes}
     chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if force:
         chosen |= {"max_false_success": None, "max_gap": None}
-    if references_only:
-        chosen["references_only"] = True
     if _is_folder(given):
         if seed is not None or out is not None or quickly:
             raise ConfigurationError(
@@ -155,9 +166,11 @@ def demo(
     quick: Quick = False,
     iterations: Iterations = None,
     refresh: Refresh = None,
+    learner: Learner = None,
 ) -> None:
     """Run every stage: collect, train in the dream, evaluate in the real environment, write the report."""
-    with _opened(world, seed=seed, out=out, quickly=quick, iterations=iterations, refresh_episodes=refresh) as work:
+    chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner}
+    with _opened(world, seed=seed, out=out, quickly=quick, **chosen) as work:
         _prepare(work)
         work.train()
         work.prove()
@@ -180,15 +193,19 @@ def train(
     quick: Quick = False,
     iterations: Iterations = None,
     refresh: Refresh = None,
+    learner: Learner = None,
+    environment: Place = None,
+    real_steps: RealSteps = None,
     force: Force = False,
     references_only: ReferencesOnly = False,
 ) -> None:
-    """Collect data if needed, train the experience model and the base policy, then the policy in the dream.
+    """Collect data if needed, train the experience model and the base policy, then the policy, by default in the dream.
 
     A dream that pays what it must not is refused, with the figure.
     """
-    options = {"iterations": iterations, "refresh_episodes": refresh, "force": force, "references_only": references_only}
-    with _opened(world, seed=seed, out=out, quickly=quick, **options) as work:
+    chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner, "environment": environment}
+    chosen |= {"real_steps": real_steps, "references_only": references_only or None}
+    with _opened(world, seed=seed, out=out, quickly=quick, force=force, **chosen) as work:
         _prepare(work)
         work.train()
         console.print(f"trained policy: {work.models / 'trained'}", soft_wrap=True)
@@ -222,7 +239,8 @@ def export(world: WorldArgument, folder: To) -> None:
 
 def _prepare(work: Experiment) -> None:
     work.collect()
-    work.train_experience()
+    if work.settings.environment != "real":
+        work.train_experience()
     work.train_base()
 
 

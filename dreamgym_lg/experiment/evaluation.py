@@ -34,15 +34,16 @@ POLICIES = ("base", "trained")
 STAGES = ("collect", "experience", "base", "train", "prove")
 
 
-def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel, iteration: int) -> dict[str, Any]:
+def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel | None, iteration: int) -> dict[str, Any]:
     """The policy on the validation tasks, dreamed and, as far as `real_budget` goes, real; metrics of the training graph.
 
-    With `references_only` nothing is dreamed here: no recorded success judges a validation task.
+    With `references_only` nothing is dreamed here: no recorded success judges a validation task. Nor is anything while training
+    is real (`experience` is None).
     """
     tasks, dreamed, figures, told = work.validation_tasks(), list[Trajectory](), dict[str, Any](), list[str]()
     panel = tasks[: _affordable(work, iteration)]
     plays = {"real": work.aplay("validate/real", policy, panel, iteration=iteration)} if panel else {}
-    if not work.settings.references_only:
+    if experience is not None and not work.settings.references_only:
         plays["dream"] = work.aplay("validate/dream", policy, tasks, iteration=iteration, experience=experience)
     played = dict(zip(plays, _at_once(*plays.values()), strict=True))
     if "dream" in played:
@@ -54,7 +55,7 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
         real = check_played(played["real"])
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
         told.append(f"real {_of(real)}")
-        if dreamed:
+        if dreamed and experience is not None:
             compared, said = _compare(work, experience, dreamed[: len(panel)], real)
             figures |= compared
             told.append(said)

@@ -33,23 +33,32 @@ if TYPE_CHECKING:
     from dreamgym_lg.graphs.training import Training
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
+_ENDS = ("stop_after_uniform", "stop_after_collapse", "max_gap", "environment", "real_steps")
+"""Settings that decide where a training ends: one that has ended goes on with others."""
+_DREAMED = "stage/train/dream"
+"""Where it is recorded after how many iterations the dreamed part of a training was over."""
+
 CreateLearner = Callable[[TrainablePolicy, Path, Settings], Learner]
-"""Creates what trains a policy, with its checkpoints in a folder, e.g. `create_grpo_learner`."""
+"""Creates what trains a policy, with its checkpoints in a folder, e.g. `create_trl_learner`."""
 
 
-def create_grpo_learner(policy: TrainablePolicy, path: Path, settings: Settings, **options: Any) -> Learner:
-    """GRPO by TRL. Args: `options`, further arguments of `GRPOLearner`."""
-    from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, **options: Any) -> Learner:
+    """The learner that `settings.learner` names, by TRL. Args: `options`, further arguments of its class.
 
-    if settings.num_generations < 2:
-        raise ConfigurationError(f"num_generations={settings.num_generations}: a group needs at least 2 episodes to compare")
+    Raises `ConfigurationError` for groups of one where it compares the episodes of a group, and as its class does.
+    """
+    from dreamgym_lg.integrations.trl.learners import LEARNERS
+
+    name, episodes = settings.learner, settings.num_generations
+    if episodes < 2 and name not in ("ppo", "rft"):
+        raise ConfigurationError(f"num_generations={episodes}: learner={name!r} compares the episodes of a group, at least 2")
     given = {
         "learning_rate": settings.learning_rate,
         "beta": settings.beta,
         "temperature": policy.temperature,
         "seed": settings.seed,
     }
-    return GRPOLearner(policy.model, policy.tokenizer, path, **{**given, **options})
+    return LEARNERS[name](policy.model, policy.tokenizer, path, **{**given, **options})
 
 
 class Experiment(Workspace):
@@ -65,7 +74,7 @@ class Experiment(Workspace):
     ```
 
     Args:
-        learner: Creates what trains the policy. Default: `create_grpo_learner`.
+        create_learner: Creates what trains the policy. Default: the learner that `Settings.learner` names.
         policy: The policy that training begins with, or its path or hub name. Default: the base policy of `train_base`.
         world, out, settings, replay_buffer, experience_model, engine, progress, say: As of `Workspace`.
     """
@@ -76,7 +85,7 @@ class Experiment(Workspace):
         out: str | Path,
         settings: Settings | None = None,
         *,
-        learner: CreateLearner = create_grpo_learner,
+        create_learner: CreateLearner = create_trl_learner,
         policy: "LocalChatModel | str | Path | None" = None,
         replay_buffer: ReplayBuffer | None = None,
         experience_model: ExperienceModel | BaseChatModel | str | None = None,
@@ -94,7 +103,7 @@ class Experiment(Workspace):
             progress=progress,
             say=say,
         )
-        self.learner, self._policy = learner, policy
+        self.create_learner, self._policy = create_learner, policy
         self.trained: LocalChatModel | None = None
         """What `train` returned; None before."""
 
@@ -179,17 +188,18 @@ class Experiment(Workspace):
     def train(
         self, policy: "LocalChatModel | str | Path | None" = None, iterations: int | None = None, **options: Any
     ) -> "LocalChatModel":
-        """Train the policy in the dream by the cyclic training graph; it is stored as `models/trained` and returned.
+        """Train the policy by the cyclic training graph, in the dream or where `Settings.environment` says.
 
-        With real validation episodes (`real_budget`) that is the policy with the highest real success, never one chosen by
-        the dream; otherwise the newest. Killed at any moment, the same call goes on; with more `iterations`, a finished
-        training goes on too, and so does one that a gap to reality ended with a wider or no `max_gap`.
+        It is stored as `models/trained` and returned: with real validation episodes (`real_budget`) the policy with the highest
+        real success, never one chosen by the dream; otherwise the newest. Killed at any moment, the same call goes on; with
+        more `iterations` or `real_steps`, a finished training goes on too, and so does one that a gap to reality ended with a
+        wider or no `max_gap`.
 
         Args:
             policy: A local chat model, or the path or hub name of one: the weights that training begins with. Default: the
                 experiment's policy, or the base policy of `train_base`.
             iterations: How many there shall be in all. Default: the settings'.
-            options: Other values of `Settings` (`num_tasks`, `learning_rate`, ...), and arguments of the learner.
+            options: Other values of `Settings` (`learner`, `environment`, `num_tasks`, ...), and arguments of the learner.
 
         Raises `ConfigurationError` without a task or a policy to train, `UntruthfulDream` if the dream pays too much of what
         it must not (`max_false_success`; asked before the first iteration), `NothingToTrain` if the episodes give nothing to
@@ -207,7 +217,7 @@ class Experiment(Workspace):
                 "buffer with traces"
             )
         done = next(iter(self.replay_buffer.metrics(self.run_name("stage/train"))), {})
-        same_end = all(done.get(name) == getattr(self.settings, name) for name in ("stop_after_uniform", "max_gap"))
+        same_end = all(done.get(name) == getattr(self.settings, name) for name in _ENDS)
         finished = done.get("iterations", 0) >= self.settings.iterations and same_end
         start = None if finished else self.base_policy()
         if self._policy is not None:
@@ -215,7 +225,7 @@ class Experiment(Workspace):
         if start is None:
             self.trained = self._like(self._policy, self.policy("trained"))
         else:
-            learner = partial(self.learner, **{name: value for name, value in options.items() if name not in known})
+            learner = partial(self.create_learner, **{name: value for name, value in options.items() if name not in known})
             self.trained = self._train(start, learner, float(done.get("seconds", 0)))
         return self.trained
 
@@ -254,24 +264,44 @@ class Experiment(Workspace):
         from dreamgym_lg.integrations.trl.sft import save_model
 
         start, wanted = time.perf_counter(), self.settings.iterations
-        if not (self.out / "training.db").exists():
+        if self.settings.environment != "real" and not (self.out / "training.db").exists():
             gate.check_truthful(self)
         if not (self.models / "base").exists():
             save_model(policy.model, policy.tokenizer, self.models / "base")  # what the proof compares with
-        training, close = self.training(policy, create_learner)
-        try:
-            run_training(training, self.out / "training.db", run=self.run_name(TRAIN), iterations=wanted)
-        finally:
-            close()
+        for real, iterations in self._parts():
+            training, close = self.training(policy, create_learner, real=real)
+            try:
+                run_training(training, self.out / "training.db", run=self.run_name(TRAIN), iterations=iterations)
+            finally:
+                close()
+            if not real:
+                self.replay_buffer.record_metrics(self.run_name(_DREAMED), 0, {"iterations": iterations})
         self.progress("train: done", wanted, wanted)
         kept = self._like(policy, self.policy("best")) if (self.models / "best").exists() else policy
         save_model(kept.model, kept.tokenizer, self.models / "trained")
         seconds = time.perf_counter() - start + before
-        ends = {"stop_after_uniform": self.settings.stop_after_uniform, "max_gap": self.settings.max_gap}
-        figures = {"seconds": seconds, "iterations": wanted, **ends}
+        figures = {"seconds": seconds, "iterations": wanted} | {name: getattr(self.settings, name) for name in _ENDS}
         self.replay_buffer.record_metrics(self.run_name("stage/train"), 0, figures)
         kept.name_or_path = str(self.models / "trained")
         return kept
+
+    def _parts(self) -> list[tuple[bool, int]]:
+        """What is left of the training: whether a part is real, and how many iterations there shall be in all at its end.
+
+        Raises `ConfigurationError` for another number of dreamed iterations than a real part has begun after.
+        """
+        s = self.settings
+        if s.environment != "s2r":
+            return [(s.environment == "real", s.iterations)]
+        assert s.real_steps is not None  # as `Settings` makes sure
+        dreamed = next((row["iterations"] for row in self.replay_buffer.metrics(self.run_name(_DREAMED))), None)
+        if dreamed not in (None, s.iterations):
+            raise ConfigurationError(
+                f"iterations={s.iterations}: the dreamed part of this training ended after {dreamed}, and its real part has "
+                f"begun: give iterations={dreamed}, and more real_steps to go on"
+            )
+        most = -(-s.real_steps // (s.num_tasks * s.num_generations))  # an episode has a step at least
+        return [*([(False, s.iterations)] if dreamed is None else []), (True, s.iterations + most)]
 
     @staticmethod
     def _like(given: "LocalChatModel | str | Path | None", loaded: "LocalChatModel") -> "LocalChatModel":
@@ -282,24 +312,25 @@ class Experiment(Workspace):
         return loaded.model_copy(update=kept)
 
     def training(
-        self, policy: "LocalChatModel", create_learner: CreateLearner | None = None
+        self, policy: "LocalChatModel", create_learner: CreateLearner | None = None, *, real: bool = False
     ) -> tuple["Training", Callable[[], None]]:
-        """The parts of the training graph, as the folder has them by now, and what closes them."""
+        """The parts of the training graph, as the folder has them by now, and what closes them. Args: `real`, not dreamed."""
         from dreamgym_lg.graphs.training import Training
 
-        s, experience = self.settings, self.experience()
-        self._check_training(policy)
-        learner = (create_learner or self.learner)(policy, self.models / "policy", s)
+        s, experience = self.settings, None if real else self.experience()
+        self._check_training(policy, real=real)
+        learner = (create_learner or self.create_learner)(policy, self.models / "policy", s)
         policy.weights_changed()  # those of a checkpoint may be in place now
         training = Training(
             policy=policy,
-            agent=self.world.agent(policy, real=False),
+            agent=self.world.agent(policy, real=real),
             learner=learner,
-            source="synthetic",
+            source="real" if real else "synthetic",
             experience=experience if self.world.asks_experience else None,
-            curriculum=self._curriculum(),
+            check_action=self.world.check_action,
+            curriculum=self._curriculum(real=real),
             replay_buffer=self.replay_buffer,
-            create_environment=partial(self.world.create_dream, experience),
+            create_environment=partial(self.world.create_dream, experience) if experience else self.world.create_environment,
             num_tasks=s.num_tasks,
             num_generations=s.num_generations,
             max_steps=self.world.max_steps,
@@ -309,15 +340,17 @@ class Experiment(Workspace):
             evaluate=partial(self._evaluate, policy, experience) if self.validation_tasks() else None,
             evaluate_every=s.evaluate_every,
             stop_after_uniform=s.stop_after_uniform,
-            max_gap=s.max_gap,
-            refresh=partial(self.refresh, policy, experience) if s.refresh_episodes else None,
+            stop_after_collapse=s.stop_after_collapse,
+            max_gap=None if real else s.max_gap,
+            real_steps=s.real_steps,
+            refresh=partial(self.refresh, policy, experience) if s.refresh_episodes and experience is not None else None,
             refresh_every=s.refresh_every,
-            on_node=lambda node, iteration: self.progress(f"train: {node}", iteration, s.iterations),
+            on_node=lambda node, iteration: self.progress(f"train: {node}", iteration, max(iteration, s.iterations)),
             say=self.say,
         )
         return training, learner.close
 
-    def _check_training(self, policy: "LocalChatModel") -> None:
+    def _check_training(self, policy: "LocalChatModel", *, real: bool) -> None:
         """Raise `ConfigurationError` for settings that contradict each other, and for what a real evaluation lacks."""
         s = self.settings
         if s.refresh_episodes and self._given is not None:
@@ -330,17 +363,18 @@ class Experiment(Workspace):
                 f"real_budget={s.real_budget} is not one real episode for each of the {evaluation.planned_evaluations(s)} "
                 "evaluations of this training: give more of it, a larger evaluate_every, or 0"
             )
-        if s.real_budget != 0 and self.validation_tasks():
+        if real or s.environment == "s2r" or (s.real_budget != 0 and self.validation_tasks()):
             self.world.agent(policy, real=True)  # what a real evaluation lacks is said now, not after ten iterations
 
-    def _curriculum(self) -> Curriculum:
-        """The curriculum over the training tasks, as the episodes trained so far have left it."""
-        s, tasks = self.settings, gate.trainable_tasks(self)
+    def _curriculum(self, *, real: bool) -> Curriculum:
+        """The curriculum over the training tasks, as the episodes trained so far have left it; `real` ones are not varied."""
+        s, tasks = self.settings, self.tasks("train") if real else gate.trainable_tasks(self)
+        share = 0.0 if real else s.synthetic_share
         curriculum = Curriculum(
             tasks,
-            task_generator=self.world.task_generator(tasks, self.replay_buffer) if s.synthetic_share else None,
+            task_generator=self.world.task_generator(tasks, self.replay_buffer) if share else None,
             check_task=self._check_task,
-            synthetic_share=s.synthetic_share,
+            synthetic_share=share,
             seed=s.seed,
         )
         trained_on = self.replay_buffer.trajectories(run=self.run_name(TRAIN), errors=False)
@@ -352,7 +386,7 @@ class Experiment(Workspace):
             return "no_reference"
         return self.world.check_task(task)
 
-    def _evaluate(self, policy: "LocalChatModel", experience: ExperienceModel, iteration: int) -> dict[str, Any]:
+    def _evaluate(self, policy: "LocalChatModel", experience: ExperienceModel | None, iteration: int) -> dict[str, Any]:
         figures = evaluation.validate(self, policy, experience, iteration)
         if episodes := figures.get("eval_real_episodes"):
             best = evaluation.BestPolicy(self, "best")

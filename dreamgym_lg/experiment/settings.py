@@ -2,6 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.learner import LearnerName
+
+Place = Literal["dream", "real", "s2r"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,25 +40,38 @@ class Settings:
     supervised_learning_rate: float | None = None
     """Of all supervised training. None: 7e-4 for a model of up to 50 M parameters, 1e-5 for a larger one."""
 
+    environment: Place = "dream"
+    """Where the episodes that train the policy are played: in the dream; in the real environment; or, `s2r` (the paper's
+    sim-to-real), `iterations` of them in the dream and then some in the real environment, until `real_steps` are spent."""
+    real_steps: int | None = None
+    """Steps in the real environment that training ends after, in the iteration that reaches them. Every step that reached it
+    counts, of failed episodes too; evaluations come on top. None: no limit; `s2r` needs one."""
+    learner: LearnerName = "grpo"
+    """What trains the policy on an iteration's episodes. `grpo`, `rloo`: their reward against that of the task's others; `ppo`:
+    against what a critic expects; `rft`: fine-tuning on the successes; `dpo`: preference of a task's better episodes."""
     iterations: int = 40
     """Of the training graph: each plays `num_tasks` times `num_generations` episodes and updates the policy."""
     num_tasks: int = 8
     """Groups an iteration."""
     num_generations: int = 8
-    """Episodes a group."""
+    """Episodes a group: at least 2, but for `ppo` and `rft`."""
     concurrency: int = 64
     """Episodes played at once."""
     learning_rate: float | None = None
-    """Of the policy's updates. None: 2e-4 for a model of up to 50 M parameters, 1e-6 for a larger one."""
-    beta: float = 0.02
-    """KL coefficient (TRL's `beta`)."""
+    """Of the policy's updates. None: 2e-4 for a model of up to 50 M parameters, 1e-6 (`rft`: 1e-5) for a larger one."""
+    beta: float | None = None
+    """KL coefficient against the policy that training began with; of `dpo`, the loss's own (TRL's `beta`). None: 0.02, of `rft`
+    0, of `dpo` 0.1."""
     references_only: bool = False
     """Whether to train only on tasks whose outcome recorded successes decide, by their writing calls or the facts of their
     answers (`Grounding.judges`), and the experience model never: for tool agents whose dream answers well and judges badly."""
     synthetic_share: float = 0.25
     """Share of generated tasks in an iteration: the paper's lambda."""
     stop_after_uniform: int = 5
-    """Iterations in a row without any difference of reward within a group after which training ends; 0: never."""
+    """Iterations in a row that teach nothing (no difference of reward; of `rft`, no success) after which training ends; 0:
+    never."""
+    stop_after_collapse: int = 3
+    """Iterations whose mean reward, below a quarter of the best that as many had before, ends training; 0: never."""
 
     evaluate_every: int = 10
     """Iterations between two evaluations on the validation tasks."""
@@ -77,6 +96,18 @@ class Settings:
     """Real episodes of the current policy shown to the experience model at each refresh; 0 spends no real step."""
     refresh_steps: int = 50
     """Optimiser steps of each refresh."""
+
+    def __post_init__(self) -> None:
+        if self.learner not in get_args(LearnerName):
+            raise ConfigurationError.unknown("learner", str(self.learner), get_args(LearnerName))
+        if self.environment not in get_args(Place):
+            raise ConfigurationError.unknown("environment", str(self.environment), get_args(Place))
+        if self.environment == "s2r" and not self.real_steps:
+            raise ConfigurationError(f"environment='s2r' with real_steps={self.real_steps}: give the steps of its real part")
+        if self.environment == "dream" and self.real_steps is not None:
+            raise ConfigurationError(
+                f"real_steps={self.real_steps}: a training in the dream spends none; give environment='real' or 's2r' with it"
+            )
 
 
 def quick(settings: Settings) -> Settings:

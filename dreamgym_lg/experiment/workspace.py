@@ -40,11 +40,12 @@ logger = logging.getLogger(__name__)
 TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
 """Names under which trajectories are recorded; those of evaluations begin with `validate/` and `proof/`."""
 
-CHANGED_LATER = {"iterations", "stop_after_uniform", "max_gap", "real_budget"}
+CHANGED_LATER = {"iterations", "stop_after_uniform", "stop_after_collapse", "max_gap", "real_budget", "real_steps"}
 """Settings that may change between two runs in the same folder."""
 TRAINING = {
-    "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "synthetic_share", "evaluate_every",
-    "evaluate_tasks", "max_false_success", "references_only", "refresh_every", "refresh_episodes", "refresh_steps",
+    "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "synthetic_share",
+    "evaluate_every", "evaluate_tasks", "max_false_success", "references_only", "refresh_every", "refresh_episodes",
+    "refresh_steps",
 }  # fmt: skip
 """Settings that only training reads."""
 DATA = "stage/experience/data"

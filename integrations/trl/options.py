@@ -18,20 +18,21 @@ LOSS_TYPES: Mapping[str, Normalisation] = {
     "cispo": "tokens",
     "dr_grpo": "length",
 }
-"""TRL's `loss_type`s that this learner has, and what their weights amount to (`group_credit`)."""
+"""TRL's `loss_type`s that `GRPOLearner` has, and what their weights amount to (`group_credit`)."""
 
-_OPTIONS = frozenset(
+STEP = frozenset(
     (
         *("activation_checkpointing", "activation_checkpointing_kwargs", "torch_empty_cache_steps", "trust_remote_code"),
         *("adam_beta1", "adam_beta2", "adam_epsilon", "optim", "optim_args", "weight_decay", "max_grad_norm", "warmup_steps"),
         *("bf16", "fp16", "tf32", "cast_lm_head_to_fp32", "disable_dropout", "router_aux_loss_coef"),
-        *("delta", "epsilon", "epsilon_high", "max_completion_length", "use_bias_correction_kl"),
         *("report_to", "run_name", "save_total_limit"),
     )
 )
-"""Those of `GRPOConfig` that are passed on."""
+"""Those of `GRPOConfig` that every learner passes on."""
+CLIPPING = frozenset(("delta", "epsilon", "epsilon_high", "use_bias_correction_kl"))
+"""Those that concern the ratio to the probability that a token was sampled with."""
 
-_OWN = frozenset(("beta", "learning_rate", "loss_type", "micro_batch", "seed", "temperature", "updates"))
+_OWN = frozenset(("beta", "learning_rate", "micro_batch", "seed", "temperature", "updates"))
 
 _POLICY = "the policy generates, not TRL: set it where the policy is made"
 _PARTS = "the rows of a forward pass are `micro_batch`, the optimiser steps of an iteration `updates`"
@@ -52,6 +53,9 @@ _ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("scale_rewards", "reward_weights", "multi_objective_aggregation"), _REWARDS),
     **dict.fromkeys(("save_strategy", "save_steps", "save_only_model", "resume_from_checkpoint"), _SAVING),
     **dict.fromkeys(("max_steps", "num_train_epochs"), "the training graph says how many `iterations` there are"),
+    **dict.fromkeys(("epsilon", "epsilon_high", "delta", "use_bias_correction_kl"), "its loss has no ratio that is clipped"),
+    "max_completion_length": "how much the policy says at most is its own max_new_tokens",
+    "loss_type": "only learner='grpo' has several",
     "num_generations": "the rollouts have it (`Settings.num_generations`, `rollout(num_generations=)`)",
     "output_dir": "the folder of its checkpoints is `path`",
     "use_cpu": "it trains where the model is: load the model on that device",
@@ -89,9 +93,16 @@ def check_options(
         raise ConfigurationError(f"{kind} has no option {name!r}; {hint}")
 
 
-def check_grpo(updates: int, micro_batch: int, temperature: float, loss_type: str, config: Mapping[str, object]) -> None:
-    """Raise `ConfigurationError` for what `GRPOLearner` cannot be given."""
-    check_options("GRPOLearner", config, known=_OPTIONS | _OWN, advice=_ADVICE, config=GRPOConfig)
+def check_learner(
+    kind: str,
+    own: Collection[str],
+    updates: int,
+    micro_batch: int,
+    temperature: float,
+    config: Mapping[str, object],
+) -> None:
+    """Raise `ConfigurationError` for what the learner of class `kind`, which takes its `own` options, cannot be given."""
+    check_options(kind, config, known={*own, *_OWN}, advice=_ADVICE, config=GRPOConfig)
     for name, given in (("updates", updates), ("micro_batch", micro_batch)):
         if given < 1:
             raise ConfigurationError(f"{name}={given}: it has to be at least 1")
@@ -100,6 +111,13 @@ def check_grpo(updates: int, micro_batch: int, temperature: float, loss_type: st
             f"temperature={temperature}: a policy that always takes the most likely token cannot be trained; "
             "sample it at a temperature above 0 (policy.with_temperature(1.0))"
         )
+    warmup = config.get("warmup_steps", 0)
+    if isinstance(warmup, float) and warmup < 1:
+        raise ConfigurationError(f"warmup_steps={warmup}: a share of a run whose length is not known; give a number of steps")
+
+
+def check_loss_type(loss_type: str, config: Mapping[str, object]) -> None:
+    """Raise `ConfigurationError` for a loss type that `GRPOLearner` does not have, and for a constant that is another one's."""
     if loss_type in ("luspo", "sapo", "vespo"):
         raise ConfigurationError(
             f"loss_type={loss_type!r} has a mean or a ratio per row inside TRL, and an episode may be several rows; "
@@ -107,9 +125,6 @@ def check_grpo(updates: int, micro_batch: int, temperature: float, loss_type: st
         )
     if loss_type not in LOSS_TYPES:
         raise ConfigurationError.unknown("loss_type", loss_type, LOSS_TYPES)
-    warmup = config.get("warmup_steps", 0)
-    if isinstance(warmup, float) and warmup < 1:
-        raise ConfigurationError(f"warmup_steps={warmup}: a share of a run whose length is not known; give a number of steps")
     if "max_completion_length" in config and loss_type != "dr_grpo":
         raise ConfigurationError(
             f"max_completion_length is the constant of loss_type='dr_grpo' and has no effect with {loss_type!r}; how much the "

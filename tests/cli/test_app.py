@@ -115,8 +115,9 @@ def test_help_says_the_three_forms_of_a_world(command: str) -> None:
 
 def test_commands_that_only_read_an_experiment_take_no_settings() -> None:
     options = {name: {each.name for each in command.params} for name, command in COMMANDS.items()}
-    everywhere = {"world", "seed", "out", "quick", "iterations", "refresh"}
-    assert options["demo"] == options["train"] - {"force", "references_only"} == everywhere
+    everywhere = {"world", "seed", "out", "quick", "iterations", "refresh", "learner"}
+    of_training = {"force", "references_only", "environment", "real_steps"}
+    assert options["demo"] == options["train"] - of_training == everywhere
     assert options["eval"] == options["collect"] == {"world", "seed", "out", "quick"}
     assert options["report"] == {"world"} and options["export"] == {"world", "folder"}
 
@@ -125,6 +126,14 @@ def test_force_lifts_the_gate_and_the_gap_alone(folder: Path) -> None:
     usual = open_experiment("peckingorder").settings
     assert usual.max_gap == 0.3
     assert open_experiment("peckingorder", force=True).settings == replace(usual, max_false_success=None, max_gap=None)
+
+
+def test_the_learner_and_where_it_trains_are_settings(folder: Path) -> None:
+    usual = open_experiment("peckingorder").settings
+    given = {"learner": "ppo", "environment": "s2r", "real_steps": 500}
+    assert open_experiment("peckingorder", **given).settings == replace(usual, **given)
+    assert "unknown learner 'pppo'; known: dpo, grpo, ppo, rft, rloo" in refused("train", "peckingorder", "--learner", "pppo")
+    assert "give the steps of its real part" in refused("train", "peckingorder", "--environment", "s2r")
 
 
 # --- a world's name -----------------------------------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ def test_a_refused_dream_can_train_on_what_recorded_successes_judge(
     work.collect()
     gate.check_truthful(work)
     assert [each.id for each in gate.trainable_tasks(work)] == ["train-0"] and "trains on the 1 of" in said[0]
-    curriculum = work._curriculum()
+    curriculum = work._curriculum(real=False)
     assert [each.id for each in curriculum.sample(4, iteration=0)] == ["train-0"]
     monkeypatch.setattr(work.world, "judged_by_traces", lambda tasks, buffer: [each for each in tasks if each.id == "train-0"])
     assert [curriculum._check(each) for each in (task(0), task(1))] == [None, "no_reference"], "generated tasks alike"

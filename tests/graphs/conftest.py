@@ -46,7 +46,8 @@ class StubLearner:
 
     @property
     def metrics(self) -> dict[str, float]:
-        return {"loss": 1 / self.iteration}
+        uniform = all(len({reward for *_, reward in group}) == 1 for group in self.updates[-1])
+        return {"loss": 1 / self.iteration, "skipped": float(uniform)}
 
     def close(self) -> None: ...
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
 from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
@@ -23,9 +24,11 @@ def model_of(tokenizer: PreTrainedTokenizerFast) -> Any:
     return create_model(tokenizer, hidden_size=32, layers=1, max_tokens=128)
 
 
-def learner_of(model: Any, tokenizer: PreTrainedTokenizerFast, path: Path, **options: Any) -> GRPOLearner:
+def learner_of(
+    model: Any, tokenizer: PreTrainedTokenizerFast, path: Path, kind: type[PolicyLearner] = GRPOLearner, **options: Any
+) -> PolicyLearner:
     settings: dict[str, Any] = {"learning_rate": 1e-2, "beta": 0.0, **options}
-    return GRPOLearner(model, tokenizer, path, **settings)
+    return kind(model, tokenizer, path, **settings)
 
 
 @torch.no_grad()
@@ -59,6 +62,7 @@ def trajectory(reward: float, *segments: Segment, task: str = "t", index: int = 
         task=Task(id=task, instruction="i", environment="e"),
         steps=(step,),
         source="synthetic",
+        success=reward == 1,
         rollout_index=index,
         segments=segments,
         error=error,
@@ -88,7 +92,7 @@ def gradient(
     return (weights(start) - weights(model)) / rate
 
 
-def moments(learner: GRPOLearner) -> torch.Tensor:
+def moments(learner: PolicyLearner) -> torch.Tensor:
     """Adam's first moments."""
     states = learner._trainer.optimizer.state_dict()["state"]
     return torch.cat([states[key]["exp_avg"].flatten().clone() for key in sorted(states)])

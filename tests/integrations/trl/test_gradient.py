@@ -15,24 +15,11 @@ from trl.trainer.utils import pad
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.options import LOSS_TYPES
-from dreamgym_lg.integrations.trl.sft import save_model
 from dreamgym_lg.learner import group_advantages
 from dreamgym_lg.types import Trajectory
 
 REWARDS = (0.0, 1.0, 0.25, 1.0)
 LENGTH = {"dr_grpo": {"max_completion_length": 64}}
-
-
-@pytest.fixture(name="moved")
-def _moved(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Any:
-    """A policy that has moved away from its reference, so that the KL term has a gradient."""
-    save_model(model_of(tokenizer), tokenizer, tmp_path / "base")
-    model = LocalChatModel.from_path(tmp_path / "base").model
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-    return model
 
 
 @pytest.fixture(name="group")

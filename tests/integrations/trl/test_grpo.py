@@ -47,7 +47,7 @@ def test_trl_has_the_private_methods_with_the_parameters_we_use() -> None:
 def plain_loss(model: Any, rows: Sequence[TrainingRow], *, clip: float = 0.2) -> torch.Tensor:
     """GRPO's clipped loss, written out: mean over episodes of the mean over their sampled tokens."""
     losses = []
-    for one, (advantage, *_), _ in rows:
+    for one, (advantage, *_), *_ in rows:
         ids, mask = torch.tensor([one.token_ids]), torch.tensor(one.sampled[1:]).bool()
         logprobs = torch.log_softmax(model(ids).logits[0, :-1], dim=-1).gather(1, ids[0, 1:, None])[:, 0][mask]
         ratio = (logprobs - torch.tensor(one.logprobs[1:])[mask]).exp()

@@ -11,7 +11,7 @@ from grpo_parts import groups_of, learner_of, model_of, promptly
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.experiment import create_grpo_learner
+from dreamgym_lg.experiment.experiment import create_trl_learner
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.options import precision
@@ -67,12 +67,12 @@ def test_a_reference_that_cannot_be_had_is_refused(tokenizer: PreTrainedTokenize
 def test_an_experiment_with_groups_of_one_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     policy = LocalChatModel(model=model_of(tokenizer), tokenizer=tokenizer)
     with pytest.raises(ConfigurationError, match="num_generations=1: .* at least 2"):
-        create_grpo_learner(policy, tmp_path, Settings(num_generations=1, beta=0))
+        create_trl_learner(policy, tmp_path, Settings(num_generations=1, beta=0))
 
 
 def test_an_experiment_hands_the_policys_temperature_on(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     policy = LocalChatModel(model=model_of(tokenizer), tokenizer=tokenizer, temperature=0.7)
-    learner: Any = create_grpo_learner(policy, tmp_path, Settings(beta=0))
+    learner: Any = create_trl_learner(policy, tmp_path, Settings(beta=0))
     assert learner.temperature == learner._trainer.temperature == 0.7
 
 

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import torch
 from grpo_parts import groups_of, learner_of, model_of, moments, promptly, some, trajectory, weights
 from transformers import PreTrainedTokenizerFast
 
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
-from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.tiny_models import create_model
+from dreamgym_lg.integrations.trl.learners import LEARNERS
+from dreamgym_lg.integrations.trl.sft import save_model
+from dreamgym_lg.learner import LearnerName
 
 
 def test_a_resumed_learner_goes_on_as_if_never_interrupted(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -131,8 +135,8 @@ def test_a_damaged_checkpoint_is_an_error_at_once(tokenizer: PreTrainedTokenizer
 KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
-from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.trl.learners import LEARNERS
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
 def episode(i):
@@ -140,53 +144,55 @@ def episode(i):
     segment = Segment(token_ids=[7, 8, 9 + i, 11], sampled=[0, 0, 1, 1], logprobs=[0.0, 0.0, -5.0, -5.0], temperature=1.0)
     return Trajectory(task=Task(id="t", instruction="i", environment="e"), steps=[step], segments=[segment])
 
-def train(kill):
-    tokenizer = create_tokenizer(["a few words"])
-    model = create_model(tokenizer, hidden_size=32, layers=1, max_tokens=64)
-    learner = GRPOLearner(model, tokenizer, sys.argv[1], beta=0.0)
-    print("begun", learner.iteration, learner._trainer.state.global_step, flush=True)
-    if kill != 1:
+def train(name, kill):
+    policy = LocalChatModel.from_path(sys.argv[1])
+    learner = LEARNERS[name](policy.model, policy.tokenizer, Path(sys.argv[1]) / name)
+    print(name, "begun", learner.iteration, learner._trainer.state.global_step, flush=True)
+    if kill:
         os.write(told, b"x")
     while True:
         learner.update([[episode(i) for i in range(4)]])
-        print("done", learner.iteration, flush=True)
+        print(name, "done", learner.iteration, flush=True)
         os.write(told, b"x")
 
-rng = random.Random(int(sys.argv[2]))
-for kill in range(3):
-    begun, told = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            train(kill)
-        finally:
-            os._exit(1)
-    os.close(told)
-    os.read(begun, 1)
-    time.sleep(rng.uniform(0.1, 1.0))
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+rng = random.Random(0)
+for name in sys.argv[2:]:
+    for kill in range(2):  # the first after an update, the second at whatever moment
+        begun, told = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                train(name, kill)
+            finally:
+                os._exit(1)
+        os.close(told)
+        os.read(begun, 1)
+        time.sleep(rng.uniform(0.1, 1.0))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 """
 
 
 @pytest.mark.slow
 def test_kills_at_any_moment_lose_no_counted_update(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    """Killed three times, each time going on in the same folder."""
-    done = subprocess.run([sys.executable, "-c", KILLER, tmp_path, "0"], capture_output=True, text=True, timeout=100)
-    lines = [line.split() for line in done.stdout.splitlines()]
-    begun = [index for index, line in enumerate(lines) if line[0] == "begun"]
-    assert len(begun) == 3, done.stderr[-2000:]
-    count = 0
-    for word, iteration, *step in lines:
-        if word == "begun":
-            assert count <= int(iteration) <= count + 1, "a count may not have been printed, but never is one lost"
-            assert int(iteration) == int(step[0]), "the weights are those of the count"
-        else:
-            assert int(iteration) == count + 1
-        count = int(iteration)
-    assert count > 0
-    model = create_model(create_tokenizer(["a few words"]), hidden_size=32, layers=1, max_tokens=64)
-    resumed = GRPOLearner(model, tokenizer, tmp_path, beta=0.0)
-    assert count <= resumed.iteration <= count + 1
-    assert promptly(lambda: resumed.update([[trajectory(float(i % 2), some(i + 5)) for i in range(4)]])) is None
-    resumed.close()
+    """Killed twice, each time going on in the same folder. (RLOO and RFT have nothing to keep that GRPO has not.)"""
+    save_model(create_model(tokenizer, hidden_size=32, layers=1, max_tokens=64), tokenizer, tmp_path)
+    names: list[LearnerName] = ["grpo", "ppo", "dpo"]
+    done = subprocess.run([sys.executable, "-c", KILLER, tmp_path, *names], capture_output=True, text=True, timeout=200)
+    for name in names:
+        lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith(name)]
+        assert [word for word, *_ in lines].count("begun") == 2, done.stderr[-2000:]
+        count = 0
+        for word, iteration, *step in lines:
+            if word == "begun":
+                assert count <= int(iteration) <= count + 1, "a count may not have been printed, but never is one lost"
+                assert int(iteration) == int(step[0]), "the weights are those of the count"
+            else:
+                assert int(iteration) == count + 1
+            count = int(iteration)
+        assert count > 0
+        policy = LocalChatModel.from_path(tmp_path)
+        resumed = LEARNERS[name](policy.model, policy.tokenizer, tmp_path / name)
+        assert count <= resumed.iteration <= count + 1
+        assert promptly(partial(resumed.update, [[trajectory(float(i % 2), some(i + 5)) for i in range(4)]])) is None
+        resumed.close()

@@ -1,0 +1,185 @@
+"""Training in the dream, in the real environment, and first in one and then in the other; every real step is counted."""
+
+import json
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dreamgym_lg import Environment, ExperienceModel, Experiment, Settings, StepResult, Task, World
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment.evaluation import count_real_steps
+
+pytest.importorskip("trl")
+from dreamgym_lg.integrations.transformers.requests import Generated, Request  # noqa: E402
+from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer  # noqa: E402
+from dreamgym_lg.integrations.trl.sft import save_model  # noqa: E402
+
+
+class Door(Environment):
+    def reset(self, task: Task) -> str:
+        return "A closed door."
+
+    def step(self, action: str) -> StepResult:
+        opens = action == "open"
+        return StepResult("It is open." if opens else "What?", float(opens), opens, False, {"success": opens, "valid": opens})
+
+
+class Doors(World):
+    name = "tests/doors"
+    max_steps = 3
+
+    def tasks(self, split: Any, *, limit: int | None = None, seed: int = 0) -> list[Task]:
+        meta = {"observation": "A closed door."}
+        ids = [f"{split}-{n}" for n in range(4)]
+        return [Task(id=id, instruction="Open it.", environment=self.name, split=split, metadata=meta) for id in ids]
+
+    def create_environment(self) -> Environment:
+        return Door()
+
+    def check_action(self, task: Task, action: str, observations: Any) -> str | None:
+        return "You have no hammer." if action == "smash" else None
+
+
+class Turns:
+    """An engine whose replies take turns."""
+
+    ends: frozenset[int] = frozenset()
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def submit(self, request: Request) -> "Future[Generated]":
+        done: Future[Generated] = Future()
+        self.asked += 1
+        word = ("open", "kick", "smash")[self.asked % 3]
+        done.set_result(Generated(word, [1], [2], [-0.5], "stop"))
+        return done
+
+    def clear(self) -> None: ...
+
+
+class Counts:
+    """A learner that has nothing but its durable count."""
+
+    metrics: dict[str, float] = {"skipped": 0.0}
+
+    def __init__(self, _: Any, path: Path, settings: Settings) -> None:
+        self.file = path.with_suffix(".count")
+
+    @property
+    def iteration(self) -> int:
+        return int(self.file.read_text()) if self.file.exists() else 0
+
+    def update(self, groups: Any) -> dict[str, float]:
+        self.file.write_text(str(self.iteration + 1))
+        return self.metrics
+
+    def close(self) -> None: ...
+
+
+Make = Callable[..., Experiment]
+NUMBERS: dict[str, Any] = {
+    "num_tasks": 2,
+    "num_generations": 2,
+    "concurrency": 1,
+    "synthetic_share": 0.0,
+    "max_false_success": None,
+}
+
+
+@pytest.fixture
+def make(tmp_path: Path, scripted: Any) -> Make:
+    tokenizer = create_tokenizer(["open the door"] * 9, vocab_size=300)
+    save_model(create_model(tokenizer, hidden_size=32, layers=1), tokenizer, tmp_path / "run" / "models" / "base")
+    dream = scripted(reply=lambda _: "valid, no progress yet\nreward 0, continues\nA dreamed door.")
+
+    def make(**options: Any) -> Experiment:
+        work = Experiment(
+            Doors(),
+            tmp_path / "run",
+            Settings(evaluate_tasks=0, real_budget=0),
+            experience_model=ExperienceModel(dream, retries=0),
+            create_learner=Counts,
+            engine=lambda _: Turns(),
+            **options,
+        )
+        if not (work.out / "settings.json").exists():
+            work.collect()
+        return work
+
+    return make
+
+
+def played(work: Experiment) -> list[str]:
+    """Where the episodes of each iteration were played."""
+    found: dict[int, set[str]] = {}
+    for each in work.replay_buffer.trajectories(run="train"):
+        found.setdefault(each.iteration, set()).add(each.source)
+    assert all(len(places) == 1 for places in found.values())
+    return [places.pop() for _, places in sorted(found.items())]
+
+
+def counted(work: Experiment) -> int:
+    """The steps that were not refused beforehand, from the records and from the metrics."""
+    stored = work.replay_buffer.trajectories(source="real")
+    steps = sum(step.action != "smash" for each in stored for step in each.steps)
+    assert (
+        steps == sum(row.get("real_steps", 0) for row in work.replay_buffer.metrics("train")) == count_real_steps(work)["train"]
+    )
+    return steps
+
+
+def test_real_training_ends_when_its_steps_are_spent_and_goes_on_with_more(make: Make) -> None:
+    said: list[str] = []
+    work = make(say=said.append)
+    work.train(iterations=9, environment="real", real_steps=8, **NUMBERS)
+    first, spent = len(played(work)), counted(work)
+    assert set(played(work)) == {"real"} and spent >= 8 and first < 9
+    assert {each.experience_version for each in work.replay_buffer.trajectories(run="train")} == {""}
+    assert said[-1] == f"the run ends after {first} iterations: {spent} real steps are spent (real_steps=8)"
+    work.train(iterations=9, environment="real", real_steps=8, **NUMBERS)
+    assert len(played(work)) == first, "it has ended"
+    again = make()
+    again.train(iterations=9, environment="real", real_steps=spent + 1, **NUMBERS)
+    assert len(played(again)) == first + 1 and counted(again) > spent
+
+
+def test_sim_to_real_dreams_first_and_goes_on_in_the_part_that_was_killed(make: Make) -> None:
+    class Killed(BaseException): ...
+
+    def kill(label: str, iteration: int, total: int) -> None:
+        if (label, iteration) == ("train: update_policy", 3):
+            raise Killed
+
+    options = {"iterations": 2, "environment": "s2r", "real_steps": 16, **NUMBERS}
+    with pytest.raises(Killed):
+        make(progress=kill).train(**options)
+    nodes: list[tuple[str, int]] = []
+    work = make(progress=lambda label, done, total: nodes.append((label, done)))
+    work.train(**options)
+    assert nodes[0] == ("train: update_policy", 3), "nothing that was finished is done again"
+    assert played(work)[:4] == ["synthetic", "synthetic", "real", "real"] and set(played(work)[2:]) == {"real"}
+    spent = counted(work)
+    assert spent >= 16 and Counts(None, work.models / "policy", work.settings).iteration == len(played(work))
+    per_iteration = [row["real_steps"] for row in work.replay_buffer.metrics("train") if row.get("real_steps")]
+    assert spent - per_iteration[-1] < 16, "the iteration that reaches the limit is the last"
+    with pytest.raises(ConfigurationError, match="iterations=3: the dreamed part of this training ended after 2"):
+        make().train(**{**options, "iterations": 3})
+    assert json.loads((work.out / "settings.json").read_text())["environment"] == "s2r"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"environment": "reality"}, "unknown environment 'reality'; known: dream, real, s2r"),
+        ({"environment": "s2r"}, "environment='s2r' with real_steps=None: give the steps of its real part"),
+        ({"real_steps": 100}, "real_steps=100: a training in the dream spends none"),
+        ({"environment": "s2r", "real_steps": 0}, "real_steps=0"),
+    ],
+)
+def test_where_it_cannot_train_is_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        Settings(**given)

@@ -1,0 +1,78 @@
+"""The alarms of a training run, and that a collapse ends it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dreamgym_lg.graphs.health import check_health, is_collapsed
+
+FINE: dict[str, float] = {"entropy": 0.5, "invalid_action_share": 0.1, "kl": 0.02, "clip_ratio/region_mean": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("figures", "name", "told"),
+    [
+        ({}, None, ""),
+        ({"invalid_action_share": 0.7}, "invalid", "70% of the actions are invalid: show the policy demonstrations"),
+        ({"kl": 0.9}, "kl", "KL of 0.90 a token, .*: a larger beta"),
+        ({"clip_ratio/region_mean": 0.4}, "clipped", "40% of the tokens are clipped .* fewer updates"),
+        ({"entropy": 0.01}, "entropy", "entropy fell from 0.500 to 0.010, .* harder tasks"),
+        ({"entropy": 2.5}, "noise", "entropy rose from 0.50 to 2.50, .* a lower learning_rate"),
+    ],
+)
+def test_every_alarm_says_what_to_do(figures: dict[str, float], name: str | None, told: str) -> None:
+    found = check_health([*[FINE] * 3, *[{**FINE, **figures}] * 3])
+    assert [alarm.name for alarm in found] == ([name] if name else [])
+    assert not found or re.search(told, found[0].text)
+
+
+def test_a_run_whose_updates_were_skipped_gives_no_alarm() -> None:
+    assert check_health([{"invalid_action_share": 0.0}] * 4) == []
+
+
+def row(reward: float, *, real: bool = False) -> dict[str, float]:
+    return {"reward_mean": reward, **({"real_steps": 9} if real else {})}
+
+
+def test_a_collapse_is_a_lasting_fall_from_what_was_reached() -> None:
+    risen = [row(reward) for reward in (0.1, 0.4, 0.6, 0.6)]
+    assert is_collapsed([*risen, row(0.1), row(0.1), row(0.1)], 3)
+    assert not is_collapsed([*risen, row(0.0), row(0.0)], 3), "it may be two hard draws"
+    assert not is_collapsed([*risen, row(0.2), row(0.2), row(0.2)], 3)
+    assert not is_collapsed([row(0.05), row(0.05), row(0.05), row(0.0), row(0.0), row(0.0)], 3), "nothing was reached"
+    assert not is_collapsed([*risen, row(0.1, real=True), row(0.1, real=True), row(0.1, real=True)], 3), "that is reality"
+
+
+def test_a_collapse_ends_the_run_and_says_so(process: Any, tmp_path: Path) -> None:
+    """The policy opens the door and leaves in the first iteration alone."""
+    said: list[str] = []
+
+    def run(name: str, window: int) -> Any:
+        def reply(messages: Any) -> str:
+            return "open door" if one.nodes[-1][1] == 0 and len(messages) == 2 else "go north"
+
+        (tmp_path / name).mkdir()
+        one = process(tmp_path / name, reply, stop_after_uniform=0, stop_after_collapse=window, say=said.append)
+        one.run(tmp_path / name)
+        return one
+
+    stopped = run("stopped", 1)
+    assert stopped.learner.iteration == 2 and [row["stopped_early"] for row in stopped.metrics()] == [0, 1]
+    assert [text.partition(", its")[0] for text in said if "collapsed" in text] == [
+        "the run ends after 2 of 4 iterations: the policy has collapsed"
+    ]
+    assert run("goes on", 0).learner.iteration == 4
+
+
+def test_an_alarm_is_told_when_it_begins(process: Any, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def reply(messages: Any) -> str:
+        return "open door" if len(messages) == 2 else "go north" if len(messages) > 8 else "dance"
+
+    one = process(tmp_path, reply, stop_after_uniform=0, say=said.append)
+    one.run(tmp_path)
+    assert [text.partition(":")[0] for text in said if "actions are invalid" in text] == ["iteration 2"]
+    assert [row.get("alarm_invalid") for row in one.metrics()] == [None, None, 1, 1]

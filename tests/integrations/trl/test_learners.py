@@ -1,0 +1,294 @@
+"""Every learner against its loss written out, on episodes of several segments; repeatable, and resumable."""
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from grpo_parts import cut, gradient, groups_of, learner_of, model_of, promptly, segment, trajectory, weights
+from torch.nn.functional import logsigmoid
+from transformers import PreTrainedTokenizerFast
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment.experiment import create_trl_learner
+from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.trl.learners import LEARNERS
+from dreamgym_lg.integrations.trl.ppo import PPOLearner, clipped_value_loss
+from dreamgym_lg.integrations.trl.sft import save_model
+from dreamgym_lg.learner import LearnerName
+from dreamgym_lg.types import Segment, Trajectory
+
+NAMES = sorted(LEARNERS)
+BETA: dict[LearnerName, dict[str, float]] = {"dpo": {"beta": 0.5}}
+"""Of DPO, which cannot be without."""
+
+
+@pytest.fixture(name="groups")
+def _groups(tokenizer: PreTrainedTokenizerFast) -> list[list[Trajectory]]:
+    """Two tasks, episodes of one to three segments, sampled by another model: ratios beyond the clip region on both sides."""
+    behaviour = model_of(tokenizer)
+    rewards = ((0.0, 1.0, 0.25, 1.0), (1.0, 0.0, 0.5))
+    return [
+        [trajectory(r, *cut(segment(behaviour, 10 * g + i), 1 + i % 3), task=f"t{g}", index=i) for i, r in enumerate(row)]
+        for g, row in enumerate(rewards)
+    ]
+
+
+def logprobs(model: Any, one: Segment) -> torch.Tensor:
+    """Of the sampled tokens alone."""
+    ids = torch.tensor([one.token_ids])
+    every = torch.log_softmax(model(ids).logits[0, :-1], dim=-1).gather(1, ids[0, 1:, None])[:, 0]
+    return every[torch.tensor(one.sampled[1:]).bool()]
+
+
+def ratios(model: Any, one: Segment) -> torch.Tensor:
+    return (logprobs(model, one) - torch.tensor(one.logprobs)[torch.tensor(one.sampled).bool()]).exp()
+
+
+def clipped(ratio: torch.Tensor, advantage: torch.Tensor | float) -> torch.Tensor:
+    return -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+
+
+def rloo(model: Any, groups: list[list[Trajectory]]) -> torch.Tensor:
+    losses = []
+    for group in groups:
+        for one in group:
+            others = [each.reward for each in group if each is not one]
+            advantage = one.reward - sum(others) / len(others)
+            losses.append(sum(clipped(ratios(model, s), advantage).sum() for s in one.segments))
+    return sum(losses) / len(losses)  # type: ignore[return-value]
+
+
+def rft(model: Any, groups: list[list[Trajectory]]) -> torch.Tensor:
+    successes = [s for group in groups for one in group if one.reward == 1 for s in one.segments]
+    return -torch.cat([logprobs(model, s) for s in successes]).mean()
+
+
+def dpo(model: Any, groups: list[list[Trajectory]], *, reference: Any, beta: float = 0.5) -> torch.Tensor:
+    pairs = [(groups[0][1], groups[0][0]), (groups[0][3], groups[0][2]), (groups[1][0], groups[1][1])]
+
+    def more(one: Trajectory) -> torch.Tensor:
+        return sum((logprobs(model, s) - logprobs(reference, s).detach()).sum() for s in one.segments)  # type: ignore[return-value]
+
+    return -torch.stack([logsigmoid(beta * (more(chosen) - more(rejected))) for chosen, rejected in pairs]).mean()
+
+
+@pytest.mark.parametrize("name", ["rloo", "rft", "dpo"])
+def test_one_update_has_the_gradient_of_the_loss_written_out(
+    moved: Any, groups: list[list[Trajectory]], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: LearnerName
+) -> None:
+    reference = LocalChatModel.from_path(moved.config._name_or_path).model.eval()
+    written = {"rloo": rloo, "rft": rft, "dpo": partial(dpo, reference=reference)}[name]
+    model = deepcopy(moved).eval()
+    loss = written(model, groups)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+    options = BETA.get(name, {})
+    found = gradient(moved, tokenizer, tmp_path, groups, kind=LEARNERS[name], micro_batch=3, **options)
+    assert float((found - expected).norm() / expected.norm()) < 1e-4
+    metrics = json.loads((tmp_path / "progress.json").read_text())["metrics"]
+    assert metrics["dpo_loss" if name == "dpo" else "loss"] == pytest.approx(loss.item(), rel=1e-3)
+
+
+def critic_of(learner: Any) -> None:
+    """Give the critic weights: a new one expects 0 everywhere."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in learner.model.value_head.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+
+
+def ppo(model: Any, groups: list[list[Trajectory]], gamma: float, gae_lambda: float, coef: float) -> torch.Tensor:
+    """Advantages by the sum that defines them, not by its recursion; all that is given or read in evaluation is a constant."""
+    raw, values, ratio = [], [], []
+    for one in (one for group in groups for one in group):
+        states = [model.get_decoder()(torch.tensor([s.token_ids])).last_hidden_state[0, :-1] for s in one.segments]
+        expected = [
+            model.value_head(h)[torch.tensor(s.sampled[1:]).bool(), 0] for h, s in zip(states, one.segments, strict=True)
+        ]
+        mine = torch.cat(expected)
+        fixed = [*mine.tolist(), 0.0]
+        rewards = [0.0] * (len(mine) - 1) + [one.reward]
+        deltas = [r + gamma * fixed[t + 1] - fixed[t] for t, r in enumerate(rewards)]
+        n = range(len(mine))
+        raw += [sum((gamma * gae_lambda) ** (k - t) * deltas[k] for k in n if k >= t) for t in n]
+        values.append(mine)
+        ratio += [ratios(model, s) for s in one.segments]
+    advantages, expected_all = torch.tensor(raw), torch.cat(values)
+    normalised = (advantages - advantages.mean()) / advantages.std(correction=0)
+    returns = advantages + expected_all.detach()
+    return clipped(torch.cat(ratio), normalised).mean() + coef * ((expected_all - returns) ** 2 / 2).mean()
+
+
+def after_a_prompt(one: Segment) -> Segment:
+    """The segment behind a beginning that all share, which is computed once."""
+    prompt = list(range(50, 90))
+    given = {"sampled": [0] * 40 + list(one.sampled), "logprobs": [0.0] * 40 + list(one.logprobs)}
+    return replace(one, token_ids=prompt + list(one.token_ids), **given)
+
+
+def test_ppos_gradient_is_the_clipped_losss_and_the_critics(
+    moved: Any, groups: list[list[Trajectory]], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    groups = [[replace(one, segments=[after_a_prompt(s) for s in one.segments]) for one in group] for group in groups]
+    rate, model = 1.0, deepcopy(moved)
+    options = {"gamma": 0.95, "gae_lambda": 0.9, "value_coef": 0.5, "micro_batch": 3}
+    plain = {"optim": "sgd", "learning_rate": rate, "max_grad_norm": 0.0, "weight_decay": 0.0}
+    learner = learner_of(model, tokenizer, tmp_path, PPOLearner, **plain, **options)
+    critic_of(learner)
+    start = deepcopy(moved).eval()  # not of `model`, whose forward TRL has bound to it
+    start.value_head = deepcopy(model.value_head)
+    trunk = weights(model.get_decoder())
+    loss = ppo(start, groups, 0.95, 0.9, 0.5)
+    loss.backward()
+    metrics = learner.update(groups)
+    learner.close()
+    gradients = [torch.cat([p.grad.flatten() for p in part.parameters()]) for part in (start.get_decoder(), start.value_head)]
+    found = (trunk - weights(model.get_decoder())) / rate
+    assert float((found - gradients[0]).norm() / gradients[0].norm()) < 1e-3
+    head = (weights(start.value_head) - weights(model.value_head)) / (10 * rate)
+    assert torch.allclose(head, gradients[1], rtol=1e-3, atol=1e-6)
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-3) and metrics["value_loss"] > 0
+
+
+def test_the_critics_loss_is_the_larger_of_the_clipped_and_the_plain_one() -> None:
+    values, before, returns = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)).tolist()
+    expected = []
+    for v, b, r in zip(values, before, returns, strict=True):
+        near = min(max(v, b - 0.2), b + 0.2)
+        expected.append(max((v - r) ** 2, (near - r) ** 2) / 2)
+    found = clipped_value_loss(*(torch.tensor(each) for each in (values, before, returns)), 0.2)
+    assert found.tolist() == pytest.approx(expected)
+    far = torch.tensor([1.0], requires_grad=True)
+    clipped_value_loss(far, torch.tensor([0.0]), torch.tensor([1.5]), 0.2).sum().backward()
+    assert far.grad is not None and far.grad.item() == 0, "it has moved far enough"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_environment_said_has_exactly_no_gradient(
+    moved: Any, groups: list[list[Trajectory]], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: LearnerName
+) -> None:
+    learner = learner_of(moved, tokenizer, tmp_path, LEARNERS[name], **{"beta": 0.5})
+    trainer: Any = learner._trainer
+    if name == "ppo":
+        critic_of(learner)
+    batch = trainer._batch(learner._rows(learner._parts(groups)))
+    probes: list[torch.Tensor] = []
+
+    def probed(values: torch.Tensor) -> torch.Tensor:
+        probes.append(torch.zeros_like(values, requires_grad=True))
+        return values + probes[-1]
+
+    scored, heads = trainer._get_per_token_logps_and_entropies, getattr(trainer, "_heads", None)
+    trainer._get_per_token_logps_and_entropies = lambda *a, **o: (probed((found := scored(*a, **o))[0]), *found[1:])
+    trainer._heads = lambda hidden: probed(heads(hidden))  # type: ignore[misc]
+    trainer._compute_loss(moved, batch).backward()
+    given = batch["tool_mask"] == 0
+    assert given.any() and len(probes) == 1 + (name == "ppo")
+    for probe in probes:
+        assert probe.grad is not None
+        assert (probe.grad[given] == 0).all() and (probe.grad[~given] != 0).float().mean() > 0.3
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ppo", *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n != "ppo")])
+def test_the_same_seed_gives_the_same_trajectories_and_losses(
+    moved: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    name: LearnerName,
+    play: Callable[..., list[list[Trajectory]]],
+) -> None:
+    found = []
+    for run in ("one", "two"):
+        policy = LocalChatModel(model=deepcopy(moved), tokenizer=tokenizer, max_new_tokens=8)
+        learner = create_trl_learner(policy, tmp_path / run, Settings(learner=name, learning_rate=1e-2), updates=2)
+        record: list[Any] = []
+        for _ in range(2):
+            groups = play(policy)
+            metrics = {key: value for key, value in learner.update(groups).items() if "time" not in key}
+            policy.weights_changed()
+            record += [[list(s.token_ids) for one in groups[0] for s in one.segments], metrics]
+        learner.close()
+        found.append((record, weights(policy.model).tolist()))
+    assert found[0] == found[1]
+    assert found[0][0][0] != found[0][0][2], "the policy has changed, or the test would say nothing"
+
+
+@pytest.mark.parametrize("name", ["ppo", pytest.param("dpo", marks=pytest.mark.slow)])
+def test_a_learner_goes_on_after_a_crash_as_if_there_had_been_none(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: LearnerName
+) -> None:
+    """The critic's weights and its share of the optimiser included."""
+    save_model(model_of(tokenizer), tokenizer, tmp_path / "base")
+    models = [LocalChatModel.from_path(tmp_path / "base").model for _ in range(2)]
+    groups, kind = [groups_of(models[0], i) for i in range(3)], LEARNERS[name]
+    whole = learner_of(models[0], tokenizer, tmp_path / "whole", kind, **BETA.get(name, {}))
+    for each in groups:
+        whole.update(each)
+    whole.close()
+    killed = learner_of(models[1], tokenizer, tmp_path / "killed", kind, **BETA.get(name, {}))
+    killed.update(groups[0])
+    counted = (tmp_path / "killed" / "progress.json").read_text()
+    killed.update(groups[1])
+    killed.close()
+    (tmp_path / "killed" / "progress.json").write_text(counted)  # it was saved, but not counted
+    again = LocalChatModel.from_path(tmp_path / "base").model
+    resumed = learner_of(again, tokenizer, tmp_path / "killed", kind, **BETA.get(name, {}))
+    assert resumed.iteration == 1
+    for each in groups[1:]:
+        assert promptly(partial(resumed.update, each)) is None
+    resumed.close()
+    assert (weights(again) - weights(models[0])).abs().max() < 1e-5
+
+
+def test_a_policy_that_is_saved_for_use_has_no_critic(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    model = model_of(tokenizer)
+    learner = learner_of(model, tokenizer, tmp_path / "run", PPOLearner)
+    learner.update(groups_of(model, 0))
+    learner.close()
+    assert model.value_head.weight.abs().max() > 0
+    save_model(model, tokenizer, tmp_path / "policy")
+    loaded = LocalChatModel.from_path(tmp_path / "policy").model
+    assert not hasattr(loaded, "value_head")
+    assert torch.equal(weights(loaded.get_decoder()), weights(model.get_decoder()))
+
+
+# --- what a learner cannot be given -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("ppo", {"gamma": 0.0}, "gamma=0.0"),
+        ("ppo", {"gae_lambda": 1.5}, "gae_lambda=1.5"),
+        ("ppo", {"value_clip": 0.0}, "value_clip=0.0"),
+        ("ppo", {"gae_lamda": 0.9}, "PPOLearner has no option 'gae_lamda'; did you mean 'gae_lambda'"),
+        ("ppo", {"loss_type": "dapo"}, "PPOLearner does not take loss_type: only learner='grpo'"),
+        ("rft", {"epsilon": 0.1}, "RFTLearner does not take epsilon: its loss has no ratio"),
+        ("dpo", {"delta": 2.0}, "DPOLearner does not take delta: its loss has no ratio"),
+        ("dpo", {"beta": 0.0}, "beta=0.0: DPO"),
+        ("rloo", {"max_completion_length": 8}, "max_new_tokens"),
+    ],
+)
+def test_options_that_cannot_be_right_are_refused(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: LearnerName, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        learner_of(model_of(tokenizer), tokenizer, tmp_path / "new", LEARNERS[name], **options)
+    assert not (tmp_path / "new").exists(), "nothing was begun"
+
+
+def test_an_unknown_learner_is_refused_with_the_list() -> None:
+    unknown: Any = "pppo"
+    with pytest.raises(
+        ConfigurationError, match="unknown learner 'pppo'; known: dpo, grpo, ppo, rft, rloo. Did you mean 'ppo'"
+    ):
+        Settings(learner=unknown)
