@@ -34,7 +34,7 @@ def play(task: Task, model: str, browsers: Browsers, max_steps: int) -> tuple[li
     with closing(BrowserGym(browsers, max_steps=max_steps)) as environment:
         page = BrowserTools(environment, task)
         config = {"recursion_limit": 3 * max_steps, "max_concurrency": 1}
-        state = create_agent_graph(model, page).invoke({"messages": page.messages}, config)
+        state = create_agent_graph(model, page).invoke({"messages": page.start()}, config)
         return state["messages"], page.reward
 
 

@@ -25,6 +25,7 @@ def test_every_walk_through_is_tested() -> None:
         "bfcl_agent.py",
         "alfworld_fidelity.py",
         "webarena.py",  # tests/integrations/browsergym
+        "dreamed_pages.py",  # there too
     }
     assert {path.parent.name for path in COOKBOOK.glob("*/run.py")} == {"support_desk"}  # test_support_desk.py
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.language_models import BaseChatModel
@@ -204,25 +204,9 @@ class AgentWorld(World):
 
         What does not replay is left out, and a warning says how much. Raises `ConfigurationError` if nothing does.
         """
-        from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-        from dreamgym_lg.integrations.transformers.recorded_engine import RecordedEngine
+        from dreamgym_lg.integrations.transformers.recorded_engine import replayed_rows
 
-        policy = LocalChatModel(engine=RecordedEngine(tokenizer), tokenizer=tokenizer, max_new_tokens=max_new_tokens)
-        replayed = run_lasting(self._replay(recorded, policy))
-        misfits = [each.misfit for each in replayed if each.misfit is not None]
-        told = f"{len(misfits)} of {len(recorded)} recorded successes do not replay in the graph as it is now: {misfits[:1]}"
-        if len(misfits) == len(recorded):
-            raise ConfigurationError(f"{told}; there is nothing to fine-tune a policy on: record traces with this graph")
-        if misfits:
-            logger.warning("%s; they are left out", told)
-        segments = (segment for each in replayed if each.misfit is None for segment in each.segments)
-        return [
-            {
-                "input_ids": list(each.token_ids),
-                "labels": [id if sampled else -100 for id, sampled in zip(each.token_ids, each.sampled, strict=True)],
-            }
-            for each in segments
-        ]
+        return replayed_rows(partial(self.agent, real=False), recorded, tokenizer, max_new_tokens=max_new_tokens)
 
     async def _replay(self, recorded: Sequence[Trajectory], policy: BaseChatModel) -> list[Replayed]:
         agent = self.agent(policy, real=False)

@@ -4,7 +4,7 @@ The policy says again what was recorded and the environment answers as it did. W
 graph: the prompts of its policy, the tools it offers, and which of the calls reach the environment at all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from langchain_core.messages.tool import ToolCall as LangChainCall
 from langchain_core.messages.tool import tool_call
 from langchain_core.outputs import ChatGeneration, ChatResult
 
-from dreamgym_lg.actions import ToolCall, is_answer, parse_action
+from dreamgym_lg.actions import ToolCall, is_answer, parse_action, parse_call
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.experience.prompt_formats import with_tools
 from dreamgym_lg.rollout import Agent
@@ -48,8 +48,8 @@ class Script:
         """The script of the replay that this code runs in. Raises `LookupError` outside of one."""
         return _playing.get()
 
-    def __init__(self, trajectory: Trajectory) -> None:
-        self.steps = trajectory.steps
+    def __init__(self, trajectory: Trajectory, say: Callable[[str], str] = str) -> None:
+        self.steps, self.say = trajectory.steps, say
         self.said = 0
         self.asked: dict[int, str] = {}
         self.tools: list[Mapping[str, Any]] = []
@@ -62,7 +62,7 @@ class Script:
                 self.misfit = self.misfit or f"the graph asks its policy again after the {self.said} recorded actions"
             return '{"answer": ""}'
         self.said += 1
-        return self.steps[self.said - 1].action
+        return self.say(self.steps[self.said - 1].action)
 
     def answer(self, action: str) -> StepResult:
         """What the environment answers."""
@@ -72,7 +72,8 @@ class Script:
             asked = f"the graph asks the environment {action[:80]!r} where {step.action[:80]!r} is recorded"
             self.misfit = self.misfit or asked
         self.asked.setdefault(number, action)
-        return StepResult(step.next_observation, 0.0, is_answer(action), False, {"valid": step.valid})
+        ended = step.terminated and parse_call(action) is None  # a tool ends nothing
+        return StepResult(step.next_observation, 0.0, ended or is_answer(action), False, {"valid": step.valid})
 
 
 class _RecordedAnswers(Environment):
@@ -80,7 +81,7 @@ class _RecordedAnswers(Environment):
         self.script = script
 
     def reset(self, task: Task) -> str:
-        return task.instruction
+        return self.script.steps[0].observation
 
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self.script.tools = list(tools)
@@ -110,13 +111,15 @@ def _call(action: ToolCall, number: int) -> LangChainCall:
     return tool_call(name=action.name, args=dict(action.arguments), id=f"call-{number}")
 
 
-async def replay(agent: Agent, trajectory: Trajectory) -> Replayed:
+async def replay(agent: Agent, trajectory: Trajectory, *, say: Callable[[str], str] = str) -> Replayed:
     """Play a recorded episode through an agent again.
 
-    Args: `agent`, as `World.agent` gives it for the dream, with a `RecordedPolicy`, or a `LocalChatModel` whose engine is a
-    `RecordedEngine` and which so reports the tokens.
+    Args:
+        agent: As `World.agent` gives it for the dream, with a `RecordedPolicy`, or a `LocalChatModel` whose engine is a
+            `RecordedEngine` and which so reports the tokens.
+        say: A recorded action as the policy says it: the call of a tool that acts in text. Default: as it is.
     """
-    script = Script(trajectory)
+    script = Script(trajectory, say)
     context = EpisodeContext(environment=_RecordedAnswers(script))
     with TokenRecorder(seed=0) as recorder, set_var(_playing, script):
         try:

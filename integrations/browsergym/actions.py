@@ -29,6 +29,9 @@ _SUBSETS: Mapping[str, Sequence[str]] = {
 _FILES = ("upload_file", "mouse_upload_file")
 """Left out everywhere: with them a policy could send any file of this machine to a site."""
 
+_NO_FIELD = frozenset({"button", "link", "clickable", "checkbox", "radio", "option", "tab", "LabelText", "cell", "row"})
+"""Roles of elements that take no text and have no options: a browser refuses, whatever the page."""
+
 _LINE = re.compile(r"^(?P<tabs>\t*)(?:\[(?P<bid>\w+)\] )?(?P<role>[\w-]+) ?(?P<rest>.*)$", re.MULTILINE)
 _NAME = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
 _PAGE = re.compile(r"^RootWebArea\b", re.MULTILINE)
@@ -107,21 +110,47 @@ class _Wrong(Exception):
 
 
 def check_action(benchmark: str, action: str, observations: Sequence[str]) -> str | None:
-    """An error text for what is no action of the benchmark, or names an element that the last page does not show, else None.
+    """An error text for what is no action of the benchmark, or that the last page shows to be impossible, else None.
 
-    Pure and without a browser, so that a dream can hold it. Args: `observations`, oldest first.
+    Impossible is an element that the page does not show, an option that it does not list, and writing or choosing in a button
+    and the like. Pure and without a browser, so that a dream can hold it. Args: `observations`, oldest first.
     """
     try:
         name, arguments = _parse(benchmark, action)
     except _Wrong as wrong:
         return f"Error: {wrong}"
-    page = last_page(observations)
-    for key, value in arguments.items():
-        if page and key.endswith("bid") and value not in {element.bid for element in elements(page)}:
-            return f"Error: there is no element {value!r} on the page."
+    if (page := last_page(observations)) and (impossible := _impossible(name, arguments, page)):
+        return f"Error: {impossible}"
     if name == "goto" and not re.match(r"https?://", str(arguments["url"])):  # not the files of this machine
         return f"Error: goto takes an address that begins with http:// or https://, got {arguments['url']!r}."
     return None
+
+
+def _impossible(name: str, arguments: Mapping[str, Any], page: str) -> str:
+    """Why an action cannot be played on a page; "" if nothing is known against it."""
+    shown = elements(page)
+    for key, value in arguments.items():
+        if key.endswith("bid") and value not in {element.bid for element in shown}:
+            return f"there is no element {value!r} on the page."
+    if name not in ("fill", "select_option"):
+        return ""
+    role = next(element.role for element in shown if element.bid == arguments["bid"])
+    if role in _NO_FIELD or (name == "select_option" and role == "textbox") or (name == "fill" and role == "listbox"):
+        return f"{name} does not take a {role}."
+    listed = {element.name for element in shown if element.role == "option"}
+    wanted = arguments.get("options", [])
+    missing = [each for each in ([wanted] if isinstance(wanted, str) else wanted) if each not in listed]
+    return f"there is no option {missing[0]!r} on the page." if missing else ""
+
+
+def parsed(benchmark: str, action: str) -> tuple[str, dict[str, Any]] | None:
+    """The name of an action and its arguments but for those that have their default value; None for what is no action."""
+    try:
+        name, arguments = _parse(benchmark, action)
+    except _Wrong:
+        return None
+    schema = arguments_schema(name).model_fields
+    return name, {key: value for key, value in arguments.items() if schema[key].is_required() or value != schema[key].default}
 
 
 def normalized(benchmark: str, action: str) -> str:

@@ -1,17 +1,20 @@
-"""An ordinary LangChain agent with one tool per BrowserGym action."""
+"""An ordinary LangChain agent with one tool per BrowserGym action, on a real page or a dreamed one."""
 
+import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from typing import Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.graph.state import CompiledStateGraph
 
-from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.environment import Environment, EpisodeContext, Played, aplay_action, play_action
+from dreamgym_lg.errors import ConfigurationError, MissingDependency
 from dreamgym_lg.integrations.browsergym.actions import allowed_actions, arguments_schema, describe_action, render
-from dreamgym_lg.integrations.browsergym.environment import OVER, BrowserGym
-from dreamgym_lg.types import Task
+from dreamgym_lg.integrations.browsergym.environment import OVER
+from dreamgym_lg.types import Step, Task
 
 try:
     from langchain.agents import create_agent
@@ -28,47 +31,117 @@ class BrowserTools:
     """The page of one task as tools: each plays its action and answers with the page that follows.
 
     Args:
-        environment: Started with `task` by this object; the caller closes it.
+        environment: `BrowserGym`, or a dream of its pages. `start` resets it; the caller closes it.
+        actions: Names of BrowserGym's actions, each a tool. Default: all that the benchmark allows.
+        max_steps: Actions after which the episode is over. Default: as long as the environment goes on.
+
+    Raises `ConfigurationError` for an action that the benchmark does not allow.
     """
 
-    def __init__(self, environment: BrowserGym, task: Task) -> None:
-        self.environment, self.task = environment, task
-        self.messages = [HumanMessage(f"{task.instruction}\n\n{environment.reset(task)}")]
-        """What the agent is told first."""
-        self.reward, self.success, self.over = 0.0, False, False
-        self._turn = threading.Lock()
+    def __init__(
+        self, environment: Environment, task: Task, *, actions: Collection[str] | None = None, max_steps: int | None = None
+    ) -> None:
+        self.environment, self.task, self.max_steps = environment, task, max_steps
+        self.steps: list[Step] = []
+        self.success, self.over = False, False
+        self._seen: list[str] = []
+        self._turn, self._aturn = threading.Lock(), asyncio.Lock()
         self.tools: list[BaseTool] = [
             StructuredTool(
                 name=name,
                 description=describe_action(name),
                 args_schema=arguments_schema(name),
                 func=self._tool(name),
+                coroutine=self._async_tool(name),
             )
-            for name in allowed_actions(str(task.metadata["task"]).partition(".")[0])
+            for name in chosen_actions(str(task.metadata["task"]).partition(".")[0], actions)
         ]
 
+    @property
+    def reward(self) -> float:
+        """The sum of what the steps earned."""
+        return sum(step.reward for step in self.steps)
+
+    def start(self) -> list[BaseMessage]:
+        """Reset the environment. Returns what the agent is told first: the task and the page."""
+        return self._begin(self.environment.reset(self.task))
+
+    async def astart(self) -> list[BaseMessage]:
+        """As `start`."""
+        return self._begin(await self.environment.areset(self.task))
+
+    def _begin(self, page: str) -> list[BaseMessage]:
+        self.steps, self._seen, self.success, self.over = [], [page], False, False
+        return [HumanMessage(f"{self.task.instruction}\n\n{page}")]
+
+    # The calls of one message are played one after the other; those after the end change nothing. Functions and no
+    # `partial`, which LangGraph does not take.
+
     def _tool(self, name: str) -> Callable[..., str]:
-        def play(**arguments: object) -> str:  # a function and no `partial`, which LangGraph does not take
-            return self._play(name, arguments)
+        def play(**arguments: object) -> str:
+            with self._turn:
+                if self.over:
+                    return OVER
+                return self._played(play_action(self.environment, render(name, arguments), self._seen, last=self._last()))
 
         return play
 
-    def _play(self, name: str, arguments: Mapping[str, object]) -> str:
-        """The calls of one message are played one after the other; those after the end change nothing."""
-        with self._turn:
-            if self.over:
-                return OVER
-            result = self.environment.step(render(name, arguments))
-            self.reward += result.reward
-            self.success = bool(result.info.get("success", False))
-            self.over = result.terminated or result.truncated
-            return result.observation
+    def _async_tool(self, name: str) -> Callable[..., Coroutine[Any, Any, str]]:
+        async def play(**arguments: object) -> str:
+            async with self._aturn:
+                if self.over:
+                    return OVER
+                action = render(name, arguments)
+                return self._played(await aplay_action(self.environment, action, self._seen, last=self._last()))
+
+        return play
+
+    def _last(self) -> bool:
+        return self.max_steps is not None and len(self.steps) + 1 >= self.max_steps
+
+    def _played(self, played: Played) -> str:
+        self.steps.append(played.step)
+        self._seen.append(played.step.next_observation)
+        self.success, self.over = played.success, played.step.terminated or played.step.truncated
+        return played.step.next_observation
+
+
+def chosen_actions(benchmark: str, actions: Collection[str] | None) -> tuple[str, ...]:
+    """The actions of a benchmark that an agent gets; all without a choice. Raises `ConfigurationError` for an unknown one."""
+    allowed = allowed_actions(benchmark)
+    for name in actions or ():
+        if name not in allowed:
+            raise ConfigurationError.unknown(f"action of {benchmark}", name, allowed)
+    return tuple(name for name in allowed if actions is None or name in actions)
 
 
 def create_agent_graph(model: str | BaseChatModel, page: BrowserTools) -> CompiledStateGraph:
     """`langchain.agents.create_agent` with the tools of `page`, to which the graph is bound.
 
-    Invoke it with `{"messages": page.messages}`, and with `{"max_concurrency": 1}` where the order of the calls of one message
+    Invoke it with `{"messages": page.start()}`, and with `{"max_concurrency": 1}` where the order of the calls of one message
     counts; then ask `page.success`.
     """
     return create_agent(model, page.tools, system_prompt=SYSTEM_PROMPT)
+
+
+class BrowserAgent:
+    """Plays episodes with the agent of `create_agent_graph`, for `rollout`: on real pages or dreamed ones.
+
+    An episode is over when the page is, or when the agent answers without calling a tool; after `max_steps` replies it is cut.
+    """
+
+    def __init__(self, model: BaseChatModel, *, actions: Collection[str] | None, max_steps: int) -> None:
+        self.model, self.actions, self.max_steps = model, actions, max_steps
+
+    async def astream(
+        self, given: Mapping[str, Task], config: Any = None, *, context: EpisodeContext, **_: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The steps so far and whether they succeeded, whenever something was added. Args: `given`, the `task`."""
+        assert context.environment is not None, "rollout gives the environment"
+        page = BrowserTools(context.environment, given["task"], actions=self.actions, max_steps=self.max_steps)
+        messages = await page.astart()
+        async for state in create_agent_graph(self.model, page).astream({"messages": messages}, stream_mode="values"):
+            yield {"steps": list(page.steps), "success": page.success}
+            replies = sum(message.type == "ai" for message in state["messages"])
+            if page.over or (replies >= self.max_steps and state["messages"][-1].type == "tool"):
+                return

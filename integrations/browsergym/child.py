@@ -173,13 +173,30 @@ def _as_text(observation: Mapping[str, Any]) -> str:
             node["role"]["value"] = "clickable"
     roles = (*obs.IGNORED_AXTREE_ROLES, "InlineTextBox")
     text: str = obs.flatten_axtree_to_str(tree, ignored_roles=roles, ignored_properties=(*obs.IGNORED_AXTREE_PROPERTIES, "url"))
-    text = "\n".join(line for line in text.split("\n") if line.strip() != "StaticText ''")
+    text = _without_repetition(text)
     urls, active = observation["open_pages_urls"], int(observation["active_page_index"][0])
     if len(urls) == 1 and not urls[0].startswith("http"):
         return text
     named = enumerate(zip(observation["open_pages_titles"], urls, strict=True))
     tabs = [f"Tab {number}{' (active)' if number == active else ''}: {title!r} {url!r}" for number, (title, url) in named]
     return "\n".join([text, *tabs])
+
+
+def _without_repetition(text: str) -> str:
+    """A tree without the lines that say nothing: empty texts, texts that repeat the line before, and wrappers without a name.
+
+    Of a wrapper the texts within stay; a paragraph stays where it holds text itself.
+    """
+    lines, kept = text.split("\n"), list[str]()
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        said = line.strip()
+        if said.startswith("StaticText ") and (said == "StaticText ''" or (kept and said[len("StaticText ") :] in kept[-1])):
+            continue
+        bare = said.partition("] ")[2]
+        if bare == "LabelText ''" or (bare == "paragraph ''" and not after.strip().startswith("StaticText")):
+            continue
+        kept.append(line)
+    return "\n".join(kept)
 
 
 def _read(requests: "queue.SimpleQueue[str]", scratch: str) -> None:

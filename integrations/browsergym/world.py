@@ -2,30 +2,45 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from langchain_core.language_models import BaseChatModel
+
+from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
-from dreamgym_lg.integrations.browsergym.actions import check_action
+from dreamgym_lg.integrations.browsergym.actions import check_action, parsed
+from dreamgym_lg.integrations.browsergym.agent import BrowserAgent, chosen_actions
 from dreamgym_lg.integrations.browsergym.browsers import Browsers
 from dreamgym_lg.integrations.browsergym.data import Benchmark, load_tasks
+from dreamgym_lg.integrations.browsergym.dream import Endings, PageDream, as_dreamed, recorded_endings
 from dreamgym_lg.integrations.browsergym.environment import BrowserGym, make_tasks
 from dreamgym_lg.integrations.browsergym.scripted_policies import SOLVERS, scripted_trajectories
 from dreamgym_lg.types import Split, Task, Trajectory
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from dreamgym_lg.integrations.trl.rows import TokenizedConversation
+
 
 class BrowserGymWorld(World):
-    """A benchmark of BrowserGym. Only MiniWoB++ has scripted policies to collect with; the others need recorded traces.
+    """A benchmark of BrowserGym, played by an agent with one tool per action (`BrowserAgent`), in dream and reality.
+
+    Only MiniWoB++ has scripted policies to collect with; the others need recorded traces.
 
     WebArena-Lite is trained on the tasks of WebArena that none of its own is made from, and tested on its own 165.
 
     Args:
         names: Of MiniWoB++: the tasks. Default: those that `scripted_policies` solves.
         max_steps: Actions after which an episode is cut short. Default: 15, and 30 for WebArena (as its authors).
+        actions: Names of BrowserGym's actions, each a tool of the agent. Default: all that the benchmark allows.
         browsers: The most browsers at a time. Default: the number of processor cores.
 
-    Raises `ConfigurationError` for an unknown task of MiniWoB++ and names for another benchmark.
+    Raises `ConfigurationError` for an unknown task of MiniWoB++, names for another benchmark, and an unknown action.
     """
 
     settings = Settings(
@@ -42,6 +57,7 @@ class BrowserGymWorld(World):
         *,
         names: Iterable[str] | None = None,
         max_steps: int | None = None,
+        actions: Sequence[str] | None = None,
         browsers: int | None = None,
     ) -> None:
         if names is not None and benchmark != "miniwob":
@@ -51,9 +67,12 @@ class BrowserGymWorld(World):
         if benchmark == "miniwob":
             load_tasks(benchmark, names=self.names)  # an unknown one is named at once
         self.max_steps = max_steps or (15 if benchmark == "miniwob" else 30)
-        self.arguments = {"max_steps": self.max_steps} | ({"names": self.names} if benchmark == "miniwob" else {})
+        self.actions = None if actions is None else list(chosen_actions(benchmark, actions))
+        given = {"max_steps": self.max_steps, "actions": self.actions}
+        self.arguments = given | ({"names": self.names} if benchmark == "miniwob" else {})
         self._browsers = Browsers(browsers)
         self._made: dict[range, list[Task]] = {}
+        self._endings: Endings | None = None
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
         """As `World.tasks`. Each task of MiniWoB++ has to be opened once, with as many seeds as `limit` allows."""
@@ -79,13 +98,53 @@ class BrowserGymWorld(World):
         with closing(self.create_environment()) as environment:
             yield from scripted_trajectories(tasks, environment, episodes=episodes, seed=seed)
 
+    def create_dream(self, experience: ExperienceModel) -> PageDream:
+        buffer = experience.replay_buffer
+        if self._endings is None:  # offline traces do not change while a dream is played
+            recorded = buffer.trajectories(source="offline", split="train", errors=False) if buffer is not None else ()
+            self._endings = recorded_endings(recorded)
+        return PageDream(experience, check_action=self.check_action, endings=self._endings)
+
+    def as_dreamed(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
+        return list(map(as_dreamed, recorded))
+
+    def agent(self, policy: BaseChatModel, *, real: bool) -> BrowserAgent:
+        return BrowserAgent(policy, actions=self.actions, max_steps=self.max_steps)
+
+    def policy_rows(
+        self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
+    ) -> "list[TokenizedConversation]":
+        """The tokens that rollouts of the agent would record if its policy called a tool for each of these actions."""
+        from dreamgym_lg.integrations.transformers.recorded_engine import replayed_rows
+
+        agent = partial(self.agent, real=False)
+        return replayed_rows(agent, recorded, tokenizer, max_new_tokens=max_new_tokens, say=self._as_call)
+
+    def _as_call(self, action: str) -> str:
+        call = parsed(self.benchmark, action)
+        return action if call is None else render_call(call[0], call[1])
+
     def _miniwob(self, limit: int, seed: int) -> list[Task]:
         names = self.names[:limit]
-        seeds = range(seed * 100_000, seed * 100_000 + max(1, limit // len(names)))
-        if seeds not in self._made:
+        each = max(1, limit // len(names))
+        key = range(seed * 100_000, seed * 100_000 + each)
+        if key not in self._made:
+            found = [task for name in names for task in _of_each_split(name, key.start, each)]
             with closing(self.create_environment()) as environment:
-                self._made[seeds] = make_tasks(load_tasks("miniwob", names=names, seeds=seeds), environment)
-        return self._made[seeds]
+                made = make_tasks(found, environment)
+            # of every name as many among the first so many as there are, whatever their number
+            self._made[key] = sorted(made, key=lambda task: int(task.metadata["seed"]))
+        return self._made[key]
+
+
+def _of_each_split(name: str, first: int, number: int) -> Iterator[Task]:
+    """So many tasks of a name from a seed on: a quarter to test, a tenth to validate on, the others to train on."""
+    wanted = {"test": number // 4, "validation": number // 10}
+    wanted["train"] = number - sum(wanted.values())
+    for task in load_tasks("miniwob", names=[name], seeds=range(first, first + 10 * number + 20)):
+        wanted[task.split] -= 1
+        if wanted[task.split] >= 0:
+            yield task
 
 
 def webarena(**arguments: Any) -> BrowserGymWorld:

@@ -1,13 +1,23 @@
 """An engine that says what was recorded, in place of a model: the exact tokens of a rollout that acts so."""
 
+import logging
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+from langchain_core.language_models import BaseChatModel
 from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_format import ToolDialect, render
-from dreamgym_lg.simulate.replay import Script
+from dreamgym_lg.integrations.trl.rows import TokenizedConversation
+from dreamgym_lg.rollout import Agent
+from dreamgym_lg.simulate.replay import Replayed, Script, replay
+from dreamgym_lg.types import Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 class RecordedEngine:
@@ -63,3 +73,39 @@ class RecordedEngine:
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def replayed_rows(
+    create_agent: Callable[[BaseChatModel], Agent],
+    recorded: Sequence[Trajectory],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_new_tokens: int,
+    say: Callable[[str], str] = str,
+) -> list[TokenizedConversation]:
+    """The tokens that rollouts of an agent would record if its policy acted as in these episodes.
+
+    What does not replay is left out, and a warning says how much. Args: `say`, as of `replay`.
+
+    Raises `ConfigurationError` if nothing replays.
+    """
+    agent = create_agent(LocalChatModel(engine=RecordedEngine(tokenizer), tokenizer=tokenizer, max_new_tokens=max_new_tokens))
+
+    async def replay_all() -> list[Replayed]:
+        return [await replay(agent, trajectory, say=say) for trajectory in recorded]
+
+    replayed = run_lasting(replay_all())
+    misfits = [each.misfit for each in replayed if each.misfit is not None]
+    told = f"{len(misfits)} of {len(recorded)} recorded successes do not replay in the graph as it is now: {misfits[:1]}"
+    if len(misfits) == len(recorded):
+        raise ConfigurationError(f"{told}; there is nothing to fine-tune a policy on: record traces with this graph")
+    if misfits:
+        logger.warning("%s; they are left out", told)
+    segments = (segment for each in replayed if each.misfit is None for segment in each.segments)
+    return [
+        {
+            "input_ids": list(each.token_ids),
+            "labels": [id if sampled else -100 for id, sampled in zip(each.token_ids, each.sampled, strict=True)],
+        }
+        for each in segments
+    ]

@@ -2,13 +2,18 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 
 from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.integrations.browsergym.actions import parsed
 from dreamgym_lg.integrations.browsergym.data import load_tasks
 from dreamgym_lg.types import Task
 
@@ -51,3 +56,26 @@ def wait_until(holds: Callable[[], bool], seconds: float = 20) -> bool:
     while not (held := holds()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return held
+
+
+class ToolPolicy(BaseChatModel):
+    """Calls these actions one after the other, then answers."""
+
+    calls: list[str]
+    told: list[str] = []
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def bind_tools(self, tools: Sequence[Any], **_: Any) -> "ToolPolicy":
+        self.told = [tool.name for tool in tools]
+        return self
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        said = sum(message.type == "ai" for message in messages)
+        if said >= len(self.calls):
+            return ChatResult(generations=[ChatGeneration(message=AIMessage("Done."))])
+        name, args = parsed("miniwob", self.calls[said]) or ("click", {"bid": 0})  # bid=0 is no text: LangChain refuses it
+        call = {"name": name, "args": args, "id": f"call-{said}"}
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])

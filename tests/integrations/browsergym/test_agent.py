@@ -10,16 +10,18 @@ import pytest
 
 pytest.importorskip("browsergym", reason="browsergym is not installed: pip install 'dreamgym-lg[browsergym]'")
 
-from browser_parts import miniwob, needs_webarena
+from browser_parts import ToolPolicy, miniwob, needs_webarena
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.integrations.browsergym.actions import elements, last_page
 from dreamgym_lg.integrations.browsergym.agent import BrowserTools, create_agent_graph
 from dreamgym_lg.integrations.browsergym.browsers import Browsers
 from dreamgym_lg.integrations.browsergym.environment import OVER, BrowserGym
 from dreamgym_lg.integrations.browsergym.world import BrowserGymWorld, webarena, webarenalite
+from dreamgym_lg.rollout import rollout
 
 COOKBOOK = Path(__file__).parents[3] / "cookbook" / "webarena.py"
 
@@ -53,7 +55,7 @@ def test_an_agent_logs_in(browsers: Browsers) -> None:
     with closing(BrowserGym(browsers)) as environment:
         page = BrowserTools(environment, miniwob("login-user"))
         graph = create_agent_graph(Policy(messages=iter([])), page)
-        state = graph.invoke({"messages": page.messages}, {"max_concurrency": 1})
+        state = graph.invoke({"messages": page.start()}, {"max_concurrency": 1})
     assert page.success and page.reward == 1 and page.over
     answers = [message.text for message in state["messages"] if isinstance(message, ToolMessage)]
     assert answers[-2:] == [OVER, OVER], "a call after the end changes nothing"
@@ -74,6 +76,9 @@ def test_the_world_of_miniwob(browsers: Browsers, monkeypatch: pytest.MonkeyPatc
     seen = [played[0].steps[0].observation]
     assert world.check_action(played[0].task, played[0].steps[0].action, seen) is None
     assert world.check_action(played[0].task, "click('99')", seen)
+    right = world.agent(ToolPolicy(calls=["click('99')", played[0].steps[0].action]), real=True)
+    (real,) = run_lasting(rollout(right, [played[0].task], world.create_environment, source="real"))
+    assert real.success and [step.valid for step in real.steps] == [False, True], "the agent of the dream plays real pages"
     again = BrowserGymWorld(**world.arguments)  # type: ignore[arg-type]
     assert (again.names, again.max_steps, again.name) == (world.names, world.max_steps, "miniwob")
 

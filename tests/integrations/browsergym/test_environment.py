@@ -82,7 +82,7 @@ def test_mistakes_are_answered_and_are_no_successes(browsers: Browsers) -> None:
         first = environment.reset(miniwob("enter-text"))
         goal, page = first.split("\n", 1)
         assert goal == f"Goal: {environment.goal}" and page.startswith("RootWebArea 'Enter Text Task'")
-        results = [environment.step(action) for action in ("click('99')", "select_option('14', 'x')", "click('14')")]
+        results = [environment.step(action) for action in ("click('99')", "press('14', 'Nonsense')", "click('14')")]
         assert [result.info["valid"] for result in results] == [False, False, True]
         assert results[0].observation == "Error: there is no element '99' on the page."
         error, page = results[1].observation.split("\n", 1)

@@ -1,0 +1,207 @@
+"""A dream of pages, and the agent that plays it as it plays real ones; without a browser. The pages are of our own making."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("browsergym", reason="browsergym is not installed: pip install 'dreamgym-lg[browsergym]'")
+
+from browser_parts import ToolPolicy
+from langchain_core.messages import BaseMessage
+
+from dreamgym_lg.environment import check_environment
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.predictions import Exchange
+from dreamgym_lg.integrations.browsergym.actions import check_action, parsed
+from dreamgym_lg.integrations.browsergym.child import _without_repetition
+from dreamgym_lg.integrations.browsergym.dream import PageDream, as_dreamed, described, recorded_endings
+from dreamgym_lg.integrations.browsergym.environment import OVER
+from dreamgym_lg.integrations.browsergym.world import BrowserGymWorld
+from dreamgym_lg.rollout import rollout
+from dreamgym_lg.types import Prediction, Step, StepResult, Task, Trajectory
+
+PAGE = """RootWebArea 'Sign in', focused
+\tStaticText 'Name'
+\t[3] textbox ''
+\t[5] textbox ''
+\t[6] combobox '' value='red', hasPopup='menu', expanded=False
+\t\t[7] option 'red', selected=True
+\t\t[8] option 'blue', selected=False
+\t[9] radio 'by post', checked='true'
+\t[11] button 'Enter'
+"""
+FILLED = PAGE.replace("[3] textbox ''", "[3] textbox '' value='ada'").replace("[5] textbox ''", "[5] textbox '' value='••'")
+CHOSEN = "combobox 'red' elsewhere, radio 'by post' elsewhere"
+TASK = Task(
+    id="sign-in-0",
+    instruction='Sign in as "ada" with "p7", in blue, and press Enter.',
+    environment="miniwob",
+    metadata={"task": "miniwob.login-user", "seed": 0, "observation": PAGE},
+)
+DONE = f"valid, it completes the task\nreward 1, success\n{OVER}"
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        ("fill('3', 'ada')", "textbox is quote 1"),
+        ("fill('3', 'ad')", "textbox 'ad' elsewhere"),
+        ("select_option('6', 'blue')", "combobox 'blue' in the task"),
+        (
+            "click('8')",
+            "option 'blue' in the task, textbox empty, textbox empty, combobox 'red' elsewhere, radio 'by post' elsewhere",
+        ),
+    ],
+)
+def test_an_action_is_told_with_what_it_names_and_stays_the_same(action: str, told: str) -> None:
+    shown = described(TASK, [], [PAGE], action)
+    assert shown == f"{action}  # {told}" == described(TASK, [], [PAGE], shown), "told once, however often it is asked"
+    assert parsed("miniwob", shown) == parsed("miniwob", action)
+
+
+def test_a_click_tells_what_was_written_where_the_page_hides_it() -> None:
+    written = ["fill('3', 'ada')  # textbox is quote 1", "fill('5', 'p7')"]
+    assert "textbox is quote 1, textbox is quote 2, " in described(TASK, written, [PAGE, PAGE, FILLED], "click('11')")
+    assert "textbox '••' elsewhere" in described(TASK, [], [FILLED], "click('11')")
+    assert described(TASK, [], [PAGE], "clik it") == "clik it"
+
+
+@pytest.mark.parametrize(
+    ("action", "why"),
+    [
+        ("fill('11', 'ada')", "fill does not take a button"),
+        ("select_option('3', 'blue')", "select_option does not take a textbox"),
+        ("select_option('6', 'green')", "there is no option 'green' on the page"),
+        ("click('12')", "there is no element '12' on the page"),
+    ],
+)
+def test_what_the_page_shows_to_be_impossible_reaches_no_dream(scripted: Any, action: str, why: str) -> None:
+    model = scripted(reply=lambda _: DONE)
+    assert why in str(check_action("miniwob", action, [PAGE]))
+    result = play(ToolPolicy(calls=[action]), ExperienceModel(model, prompt_format="lines", instructions=""))
+    assert not model.asked and why in result.steps[0].next_observation and not result.steps[0].valid and not result.success
+
+
+def test_lines_that_say_nothing_are_left_out() -> None:
+    text = "\n".join(
+        [
+            "RootWebArea 'T'",
+            "\t[1] paragraph ''",
+            "\t\t[2] LabelText ''",
+            "\t\t\t[3] radio 'a', checked='false'",
+            "\t\t\tStaticText 'a'",
+            "\t[4] paragraph ''",
+            "\t\tStaticText 'some words'",
+            "\t\tStaticText ''",
+            "\t[5] textbox '' value='x', focused",
+            "\t\tStaticText 'x'",
+            "\t[6] LabelText 'named'",
+        ]
+    )
+    kept = [line.strip() for line in _without_repetition(text).split("\n")]
+    assert kept == [
+        "RootWebArea 'T'",
+        "[3] radio 'a', checked='false'",
+        "[4] paragraph ''",
+        "StaticText 'some words'",
+        "[5] textbox '' value='x', focused",
+        "[6] LabelText 'named'",
+    ]
+
+
+def world() -> BrowserGymWorld:
+    return BrowserGymWorld(names=["login-user"], actions=["click", "fill", "select_option"], max_steps=4)
+
+
+def play(policy: ToolPolicy, experience: ExperienceModel) -> Trajectory:
+    made = world()
+    (episode,) = run_lasting(
+        rollout(made.agent(policy, real=False), [TASK], lambda: made.create_dream(experience), source="synthetic")
+    )
+    return episode
+
+
+def test_an_agent_with_tools_plays_a_dreamed_page(scripted: Any, asked_action: Any) -> None:
+    def answer(messages: list[BaseMessage]) -> str:
+        return DONE if "quote 1, textbox is quote 2" in asked_action(messages) else f"valid, on\nreward 0, continues\n{FILLED}"
+
+    model = scripted(reply=answer)
+    policy = ToolPolicy(calls=["fill('3', 'ada')", "fill('5', 'p7')", "click('11')", "click('11')"])
+    episode = play(policy, ExperienceModel(model, prompt_format="lines", instructions=""))
+    assert episode.success and episode.reward == 1 and episode.error is None
+    assert [step.action for step in episode.steps] == policy.calls[:3], "recorded as played; nothing is asked after the end"
+    assert [asked_action(asked).partition(" # ")[2] for asked in model.asked[:2]] == [
+        "textbox is quote 1",
+        "textbox is quote 2",
+    ]
+    assert sorted(policy.told) == ["click", "fill", "select_option"]
+
+
+def test_recorded_successes_of_the_same_kind_of_task_decide_the_outcome(scripted: Any) -> None:
+    """By what the fields hold of the task's own values; the model is not asked what they decide."""
+    right = ["fill('3', 'ada')", "fill('5', 'p7')", "select_option('6', 'blue')", "click('11')"]
+    named = PAGE.replace("[3] textbox ''", "[3] textbox '' value='ada'")
+    pages = [PAGE, named, FILLED, FILLED.replace("='red'", "='blue'"), OVER]
+    steps = [Step(observation=pages[n], action=action, next_observation=pages[n + 1]) for n, action in enumerate(right)]
+    other = replace(TASK, id="sign-in-1", instruction=TASK.instruction.replace("ada", "bob").replace("p7", "q8"))
+    endings = recorded_endings([Trajectory(task=TASK, steps=steps, success=True), Trajectory(task=TASK, steps=steps[:1])])
+    assert list(endings) == ["miniwob.login-user"] and len(endings["miniwob.login-user"]) == 1
+
+    model = scripted(reply=lambda _: DONE)
+    experience = ExperienceModel(model, prompt_format="lines", instructions="")
+
+    def paid(task: Task, name: str, *, unseen: bool = False) -> StepResult:
+        filled = pages[3].replace("ada", name)
+        history = ["fill('5', 'q8')" if task is other else "fill('5', 'p7')"]
+        dream = PageDream(experience, check_action=world().check_action, endings=endings)
+        told = [Exchange(action, Prediction("valid", filled, 0.0, False, False, True)) for action in history]
+        dream.resume(task, told)
+        dream._unseen = unseen
+        return dream.step("click('11')")
+
+    assert paid(other, "bob").info["success"] and not model.asked
+    wrong = paid(other, "bo")
+    assert not wrong.info["success"] and wrong.reward == 0 and wrong.info["decided_by"] == "effects" and len(model.asked) == 1
+    assert not paid(TASK, "ada", unseen=True).info["success"], "its own success does not judge what it is measured on"
+
+
+def test_an_episode_is_cut_after_as_many_replies_as_steps(scripted: Any) -> None:
+    experience = ExperienceModel(scripted(reply=lambda _: f"valid, on\nreward 0, continues\n{PAGE}"), prompt_format="lines")
+    cut = play(ToolPolicy(calls=["click('3')"] * 9), experience)
+    assert len(cut.steps) == 4 and cut.steps[-1].truncated and not cut.success
+    refused = play(ToolPolicy(calls=["no call"] * 9), experience)
+    assert refused.error is None and not refused.steps and not refused.success, "LangChain refuses the arguments, four times"
+
+
+def test_the_dream_keeps_the_environment_contract(scripted: Any) -> None:
+    dream = world().create_dream(ExperienceModel(scripted(reply=lambda _: DONE), prompt_format="lines", instructions=""))
+    check_environment(dream, TASK, ["click('11')"])
+
+
+def test_traces_are_learned_from_as_the_dream_is_asked_and_as_the_policy_calls() -> None:
+    pytest.importorskip("torch")
+    from dreamgym_lg.integrations.transformers.loading import load_tokenizer
+    from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
+
+    steps = [
+        Step(observation=PAGE, action="fill('3', 'ada')", next_observation=FILLED),
+        Step(observation=FILLED, action="click('11')", next_observation=OVER, reward=1.0, terminated=True),
+    ]
+    recorded = Trajectory(task=TASK, steps=steps, success=True)
+    assert [step.action.partition("  # ")[2] for step in as_dreamed(recorded).steps] == [
+        "textbox is quote 1",
+        f"button 'Enter' in the task, textbox is quote 1, textbox '••' elsewhere, {CHOSEN}",
+    ]
+    tokenizer = load_tokenizer(SMALL_BASE)
+    (row,) = world().policy_rows([recorded], tokenizer, max_new_tokens=64)
+    learned = tokenizer.decode([id for id in row["labels"] if id != -100])
+    assert learned.count("<tool_call>") == 2 and '{"name": "click", "arguments": {"bid": "11"}}' in learned
+    assert "[11] button 'Enter'" in tokenizer.decode(row["input_ids"]) and OVER not in tokenizer.decode(row["input_ids"])
+
+
+def test_an_unknown_action_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="action of miniwob"):
+        BrowserGymWorld(actions=["fly"])
