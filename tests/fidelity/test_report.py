@@ -154,12 +154,12 @@ def test_the_command_says_what_is_missing(
 
 @pytest.mark.slow
 def test_the_command_on_a_finished_run(finished_run: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, [str(finished_run), "--limit", "1", "--out", str(tmp_path)])
+    done = CliRunner().invoke(app, [str(finished_run), "--limit", "3", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     read = json.loads((tmp_path / "fidelity.json").read_text())
     assert {"offline data", "the policy's own actions"} <= {group["name"] for group in read["variants"][0]["groups"]}
     compared = {row["policy"].rpartition("/")[0] for row in read["comparisons"]}  # the last part names the weights
     assert compared >= {"proof/base/greedy", "proof/trained/sampled"}
     judged = read["judgement"]["false_success"]
-    assert judged is None or judged["n"] <= 2, "a recorded failure and one of the policy's own: --limit holds there too"
+    assert judged is not None and 0 < judged["n"] <= 6, "of recorded failures and of the policy's own three each: --limit holds there too"
     assert "Offline data:" in text_of(tmp_path / "fidelity.html")
