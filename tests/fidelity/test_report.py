@@ -161,5 +161,5 @@ def test_the_command_on_a_finished_run(finished_run: Path, tmp_path: Path) -> No
     compared = {row["policy"].rpartition("/")[0] for row in read["comparisons"]}  # the last part names the weights
     assert compared >= {"proof/base/greedy", "proof/trained/sampled"}
     judged = read["judgement"]["false_success"]
-    assert judged is not None and 0 < judged["n"] <= 6, "of recorded failures and of the policy's own three each: --limit holds there too"
+    assert judged is not None and 0 < judged["n"] <= 6, "three recorded failures, three of the policy's own: --limit holds"
     assert "Offline data:" in text_of(tmp_path / "fidelity.html")
