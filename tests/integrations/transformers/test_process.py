@@ -1,6 +1,7 @@
 """A model in a process of its own says what it says in this one, and ends when it should."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -51,6 +52,7 @@ def beside(folder: Path) -> Iterator[LocalChatModel]:
     yield model
     assert child.poll() is None, "it outlived all that was asked of it"
     model.engine = None  # type: ignore[assignment]
+    gc.collect()  # errors that tests caught may refer to it in circles
     assert child.poll() is not None, "it ends with its user"
 
 
