@@ -134,9 +134,9 @@ class Worker:
                 self._heard = time.monotonic()
                 self._hand_on(json.loads(line))
         except Exception as error:
-            self._end_babbler(error)
+            self._end_unreadable(error)
 
-    def _end_babbler(self, error: Exception) -> None:
+    def _end_unreadable(self, error: Exception) -> None:
         self.end(f"what it sent is no message ({type(error).__name__}: {str(error)[:100]})")
 
     def _hand_on(self, message: Message) -> None:
@@ -251,7 +251,7 @@ class Worker:
             try:
                 hear(message)
             except Exception as error:
-                self._end_babbler(error)
+                self._end_unreadable(error)
 
         with self._lock:
             self._listeners[number] = lambda message: loop.call_soon_threadsafe(heard, message)
