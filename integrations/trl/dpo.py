@@ -12,7 +12,8 @@ import torch
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.trl.options import STEP
-from dreamgym_lg.integrations.trl.policy_learner import LikelihoodTrainer, PolicyLearner
+from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
+from dreamgym_lg.integrations.trl.policy_trainer import LikelihoodTrainer
 from dreamgym_lg.learner import Groups, Pair, TrainingRow, preference_credit, preference_pairs, trainable_segments
 from dreamgym_lg.types import Segment
 

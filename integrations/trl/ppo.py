@@ -20,7 +20,8 @@ except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
 from dreamgym_lg.integrations.trl.options import CLIPPING, STEP
-from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner, PolicyTrainer
+from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
+from dreamgym_lg.integrations.trl.policy_trainer import PolicyTrainer
 from dreamgym_lg.learner import TrainingRow, gae_credit
 from dreamgym_lg.types import Segment
 

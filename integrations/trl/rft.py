@@ -1,7 +1,8 @@
 """RFT: supervised fine-tuning on the successes that the policy has just played."""
 
 from dreamgym_lg.integrations.trl.options import STEP
-from dreamgym_lg.integrations.trl.policy_learner import LikelihoodTrainer, PolicyLearner
+from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
+from dreamgym_lg.integrations.trl.policy_trainer import LikelihoodTrainer
 from dreamgym_lg.learner import success_credit
 
 

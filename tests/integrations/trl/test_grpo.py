@@ -27,9 +27,10 @@ from trl import GRPOTrainer
 from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
+from dreamgym_lg.integrations.trl.learners import LEARNERS
 from dreamgym_lg.integrations.trl.rows import tokenize
 from dreamgym_lg.integrations.trl.sft import save_model, train_sft
-from dreamgym_lg.learner import TrainingRow
+from dreamgym_lg.learner import LearnerName, TrainingRow
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Trajectory
 
@@ -118,12 +119,15 @@ async def answers(policy: LocalChatModel, n: int, *, seed: int) -> list[Trajecto
     return list(await asyncio.gather(*(episode(index) for index in range(n))))
 
 
-def test_a_bandit_learns_the_rewarded_word(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_bandit_learns_the_rewarded_word(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: LearnerName) -> None:
     model = model_of(tokenizer)
     shown = [[QUESTION, {"role": "assistant", "content": word}] for word in WORDS]
     train_sft(model, tokenizer, tokenize(tokenizer, shown), steps=40, learning_rate=1e-2)
-    policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=4)
-    learner = learner_of(model, tokenizer, tmp_path, learning_rate=3e-3)
+    save_model(model, tokenizer, tmp_path / "base")
+    policy = LocalChatModel.from_path(tmp_path / "base", max_new_tokens=4)
+    beta = 0.1 if name == "dpo" else 0.0
+    learner = learner_of(policy.model, tokenizer, tmp_path / "run", LEARNERS[name], learning_rate=3e-3, beta=beta)
     shares, metrics = [], {}
     for update in range(25):
         played = asyncio.run(answers(policy, 32, seed=update))

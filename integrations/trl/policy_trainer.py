@@ -1,0 +1,128 @@
+"""TRL's `GRPOTrainer`, fed with recorded episodes instead of its own generations."""
+
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.learner import TrainingRow
+
+try:
+    from transformers import PreTrainedModel
+    from trl import GRPOTrainer
+    from trl.trainer.utils import pad
+except ImportError as error:
+    raise MissingDependency.extra("trl", "train") from error
+
+from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix
+
+for _name in ("_compute_loss", "_get_per_token_logps_and_entropies"):
+    if not hasattr(GRPOTrainer, _name):
+        raise MissingDependency(f"this TRL has no GRPOTrainer.{_name}; run: pip install 'trl>=1.16,<1.17'")
+
+
+class Stopped(Exception):
+    """Ends the trainer's thread."""
+
+
+class Update(NamedTuple):
+    """What one optimiser step is made of."""
+
+    rows: Callable[[], Sequence[TrainingRow]]
+    """Called with the weights of the steps before in place."""
+    scale: float
+    """The loss is this times the weighted sum over the rows."""
+    last: bool
+    """The last of its iteration: a checkpoint follows."""
+
+
+class PolicyTrainer(GRPOTrainer):
+    """Takes rows from a queue where TRL would generate and score, and splits them into forward passes itself."""
+
+    feed: "queue.SimpleQueue[Update | None]"
+    micro_batch: int
+
+    def training_step(
+        self, model: PreTrainedModel, inputs: object, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        update = self.feed.get()
+        if update is None:
+            raise Stopped
+        self.control.should_save = update.last
+        rows = sorted(update.rows(), key=lambda row: len(row.segment.token_ids))  # of like length: little padding
+        passes = -(-len(rows) // self.micro_batch)
+        # not Trainer's accumulation: that has a fixed number of passes, to which rows would have to be added
+        self._step, self.current_gradient_accumulation_steps = 0, passes
+        bounds = [len(rows) * i // passes for i in range(passes + 1)]
+        loss = torch.zeros((), device=self.accelerator.device)
+        for first, end in zip(bounds, bounds[1:], strict=False):
+            loss += super().training_step(model, self._batch(rows[first:end], update.scale * passes), None)
+        return loss
+
+    def _prepare_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return inputs
+
+    def _batch(self, rows: Sequence[TrainingRow], scale: float = 1.0) -> dict[str, torch.Tensor]:
+        """Inputs of `_compute_loss`: with one pass and its loss types `dapo` or `cispo`, `scale` times the weighted sum."""
+        prompts, completions, masks, logprobs, advantages = [], [], [], [], []
+        largest = 1 / min(row.weight for row in rows)
+        first = min(list(row.segment.sampled).index(1) for row in rows)  # prompts of one length need no padding
+        for segment, given, weight, *_ in rows:
+            prompts.append(torch.tensor(segment.token_ids[:first]))
+            completions.append(torch.tensor(segment.token_ids[first:]))
+            # TRL divides the sum under its mask by the number of items: weights in the mask give the weighted sum. None is
+            # below 1, so that the lower bounds of TRL's denominators do not come in
+            masks.append(torch.tensor(segment.sampled[first:]) * (weight * largest * scale))
+            logprobs.append(torch.tensor(segment.logprobs[first:]))
+            advantages.append(torch.tensor(given[first:]))
+        token = self._tokenizer.pad_token_id
+        output = {
+            "prompt_ids": torch.stack(prompts),
+            "prompt_mask": torch.ones(len(prompts), first, dtype=torch.long),
+            "completion_ids": pad(completions, padding_value=token),
+            "completion_mask": pad([torch.ones_like(ids) for ids in completions], padding_value=0),
+            "tool_mask": pad(masks, padding_value=0.0),
+            "old_per_token_logps": pad(logprobs, padding_value=0.0),
+            "advantages": pad(advantages, padding_value=0.0),
+            "num_items_in_batch": torch.tensor(largest),
+        }
+        output = {key: value.to(self.accelerator.device) for key, value in output.items()}
+        if self.beta != 0.0:
+            output["ref_per_token_logps"] = self.log_probs(self.ref_model, output)
+        return output
+
+    def _get_per_token_logps_and_entropies(
+        self, model: PreTrainedModel, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, **options: Any
+    ) -> Any:
+        """As TRL's, what all rows begin with computed once."""
+        with self.accelerator.autocast():
+            prefix = shared_prefix(model, input_ids, before=input_ids.size(1) - logits_to_keep - 1)
+
+        def after_prefix(attention_mask: torch.Tensor, **inputs: torch.Tensor) -> Any:
+            ones = attention_mask.new_ones(len(attention_mask), prefix.length)
+            whole = torch.cat([ones, attention_mask], dim=1)
+            return model(**inputs, attention_mask=whole, past_key_values=prefix.past)
+
+        ids, mask = input_ids[:, prefix.length :], attention_mask[:, prefix.length :]
+        return super()._get_per_token_logps_and_entropies(after_prefix, ids, mask, logits_to_keep, **options)
+
+    @torch.no_grad()
+    def log_probs(self, model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Of the tokens of a batch from its `completion_ids` on, at the policy's temperature."""
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        return self._get_per_token_logps_and_entropies(model, ids, mask, batch["completion_ids"].size(1))[0]
+
+
+class LikelihoodTrainer(PolicyTrainer):
+    """The loss of a token is its negative log-likelihood times its advantage: no ratio to how probable it was when sampled."""
+
+    LOSS: ClassVar[Mapping[str, Any]] = {"loss_type": "cispo", "epsilon_high": 1.0}
+    """Of `GRPOConfig`: with a ratio of 1, which needs no clipping, TRL's `cispo` is that loss."""
+
+    def _batch(self, rows: Sequence[TrainingRow], scale: float = 1.0) -> dict[str, torch.Tensor]:
+        batch = super()._batch(rows, scale)
+        del batch["old_per_token_logps"]  # TRL takes the present ones then
+        return batch
