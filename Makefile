@@ -20,7 +20,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --benchmark-disable
 PIP_INSTALL := $(BIN)/pip install -q --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test coverage test-fast lint bench clean
+.PHONY: help install demo test coverage test-fast lint docs bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1 | /p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name text; \
@@ -44,6 +44,9 @@ test-fast: install  ## run the tests that are not marked slow; ARGS= goes to pyt
 lint: install $(LAYOUT)  ## check style, layers (ruff) and types (mypy)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: install  ## build the documentation into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: install  ## run every file of tests/benchmarks
 	@set -e; for file in $(sort $(wildcard tests/benchmarks/*.py)); do echo "== $$file"; $(BIN)/python "$$file"; done

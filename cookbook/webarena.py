@@ -6,7 +6,7 @@ Needs: pip install 'dreamgym-lg[browsergym]' and Chromium (`playwright install c
        for WebArena also what the error below names: its packages, and the addresses of its sites.
 
 The episodes go to a file that `dreamgym import` reads: with a few hundred of them, the same agent is trained in the dream
-(README, "Your own agent, unchanged"). Without --model, MiniWoB++ is played by scripted demonstrations and not by an agent.
+(docs/how-to/agent.md). Without --model, MiniWoB++ is played by scripted demonstrations and not by an agent.
 Nobody has run the WebArena part on real sites yet: here it was run up to the first missing one.
 """
 

@@ -14,9 +14,11 @@ from dreamgym_lg.types import Act, Prediction, Segment, Step, StepResult, Task, 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.agent_world import AgentWorld
     from dreamgym_lg.experiment.experiment import Experiment
+    from dreamgym_lg.experiment.export import load_policy
     from dreamgym_lg.experiment.settings import Settings
     from dreamgym_lg.experiment.world import World
     from dreamgym_lg.gym import DreamGym
+    from dreamgym_lg.simulate import with_policy
     from dreamgym_lg.traces import load_traces
 
 __all__ = [
@@ -39,8 +41,10 @@ __all__ = [
     "Trajectory",
     "World",
     "check_environment",
+    "load_policy",
     "load_traces",
     "rollout",
+    "with_policy",
 ]
 
 _LATER = {
@@ -49,7 +53,9 @@ _LATER = {
     "Experiment": "dreamgym_lg.experiment.experiment",
     "Settings": "dreamgym_lg.experiment.settings",
     "World": "dreamgym_lg.experiment.world",
+    "load_policy": "dreamgym_lg.experiment.export",
     "load_traces": "dreamgym_lg.traces",
+    "with_policy": "dreamgym_lg.simulate",
 }
 """What needs more of langchain is imported when it is first asked for: `import dreamgym_lg` stays quick."""
 

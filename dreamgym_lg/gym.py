@@ -12,6 +12,8 @@ from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_trl_learner
+from dreamgym_lg.experiment.export import export_policy
+from dreamgym_lg.experiment.provenance import provenance
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger, policy_version, show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -165,20 +167,21 @@ class DreamGym(Experiment):
         return Rate(successes, len(episodes), *wilson(successes, len(episodes))), episodes
 
     def export(self, path: str | Path | None = None, policy: BaseChatModel | None = None) -> Any:
-        """The graph for production, its own tools and the trained policy in it; with `path`, the policy is saved there too.
+        """The graph for production, its own tools and the trained policy in it (`with_policy`).
 
-        Raises `ConfigurationError` without a policy, and for an agent that is an object and no graph: make that one anew
-        with the policy as its model.
+        Args:
+            path: A new folder that the policy is written to as well (`export_policy`): weights, manifest, model card, and a
+                project that `langgraph dev` starts, of the agent if it was given by its path.
+            policy: Default: the trained one.
+
+        Raises `ConfigurationError` without a policy, for a folder that exists, and for an agent that is an object and no graph:
+        make that one anew with the policy as its model.
         """
         wanted: Any = policy or self._trained()
         if wanted is None:
             raise ConfigurationError("there is no policy to export: pass one, or train first")
+        kept = {key: value for key, value in self.world.options.items() if key in ("route", "pass_through")}
+        served = with_policy(self.world.graph, wanted, **kept)
         if path is not None:
-            from dreamgym_lg.integrations.trl.sft import save_model
-
-            if getattr(wanted, "model", None) is None or not hasattr(wanted, "tokenizer"):
-                raise ConfigurationError(f"{type(wanted).__name__} has no weights to save; export it without a path")
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            save_model(wanted.model, wanted.tokenizer, Path(path))
-        kept = {key: value for key, value in self.world.options.items() if key in ("select", "pass_through")}
-        return with_policy(self.world.graph, wanted, **kept)
+            export_policy(wanted, path, provenance=provenance(self, wanted), agent=self.world.source)
+        return served

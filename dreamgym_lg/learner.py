@@ -22,17 +22,20 @@ class Learner(Protocol):
 
     @property
     def iteration(self) -> int:
-        """How many iterations' updates are in the weights."""
+        """How many iterations' updates are in the weights; after a restart, in those that were saved."""
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """What the last update returned, also after a restart."""
 
     def update(self, groups: Groups) -> Mapping[str, float]:
-        """Train on one iteration's groups, save, and return metrics: `skipped` is 1 where the groups taught nothing."""
+        """Train on one iteration's groups and return metrics: `skipped` is 1 where the groups taught nothing.
+
+        What is not saved is asked for again after a crash.
+        """
 
     def close(self) -> None:
-        """End what runs beside the caller; everything is saved already."""
+        """End what runs beside the caller."""
 
 
 class TrainingRow(NamedTuple):

@@ -30,6 +30,9 @@ class TrainablePolicy(BaseChatModel):
     temperature: float
     """Divides the logits before a token is drawn; a learner has to compute its log-probabilities at the same one."""
 
+    def free_memory(self) -> None:
+        """Called before each update: give back the memory that only generation needs."""
+
     @abstractmethod
     def weights_changed(self) -> None:
         """Called after each update: drop what was computed with the old weights."""

@@ -22,6 +22,17 @@ ActKind = Literal["passed through", "blocked", "raised"]
 """A tool that really ran (state tools, sub-agents, those in `pass_through`), a real access that the guard stopped, or an
 exception of the agent's own that ended the episode."""
 
+DECIDERS: Mapping[str, str] = {
+    "schema": "the tool's argument schema",
+    "recorded": "a recorded answer",
+    "notes": "what was noted before the first step",
+    "effects": "a recorded success's writing calls",
+    "answers": "the facts of a recorded answer",
+    "verify": "your own check",
+    "model": "the experience model",
+}
+"""`Step.decided_by` in words."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:

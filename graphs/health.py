@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from dreamgym_lg.types import Segment, Trajectory
+
 Row = Mapping[str, float | int | str | None]
 """The metrics of an iteration, as the training graph records them."""
 
@@ -20,28 +22,63 @@ class Alarm(NamedTuple):
 def check_health(rows: Sequence[Row]) -> list[Alarm]:
     """What is wrong at the last of these iterations, which are of one run, in order.
 
-    Each figure is the mean of the last `WINDOW` iterations, before which there is no alarm; the entropy is held against that of
-    the first `WINDOW`.
+    Each figure is the mean of the last `WINDOW` iterations, before which there is no alarm but for split episodes; the entropy
+    is held against that of the first `WINDOW`.
     """
+    found = _splits(rows[-1:])
     if len(rows) < WINDOW:
-        return []
+        return found
     invalid, kl, clipped, entropy = (
         _mean(rows[-WINDOW:], name) for name in ("invalid_action_share", "kl", "clip_ratio/region_mean", "entropy")
     )
-    first, found = _mean(rows[:WINDOW], "entropy"), {}
+    first, told = _mean(rows[:WINDOW], "entropy"), {}
     if invalid is not None and invalid > 0.5:
-        found["invalid"] = f"{invalid:.0%} of the actions are invalid: show the policy demonstrations first (train_base)"
+        told["invalid"] = f"{invalid:.0%} of the actions are invalid: show the policy demonstrations first (train_base)"
     if kl is not None and kl > 0.5:
-        found["kl"] = f"KL of {kl:.2f} a token, the policy is far from where it began: a larger beta or a lower learning_rate"
+        told["kl"] = f"KL of {kl:.2f} a token, the policy is far from where it began: a larger beta or a lower learning_rate"
     if clipped is not None and clipped > 0.3:
-        found["clipped"] = f"{clipped:.0%} of the tokens are clipped and teach nothing: a lower learning_rate or fewer updates"
+        told["clipped"] = f"{clipped:.0%} of the tokens are clipped and teach nothing: a lower learning_rate or fewer updates"
     if entropy is not None and first is not None and entropy < 0.1 * first:
         fell = f"entropy fell from {first:.3f} to {entropy:.3f}, so a task's episodes will soon be the same"
-        found["entropy"] = f"{fell}: a lower learning_rate, a larger beta, or harder tasks"
+        told["entropy"] = f"{fell}: a lower learning_rate, a larger beta, or harder tasks"
     if entropy is not None and first is not None and entropy > 3 * first + 0.1:
         rose = f"entropy rose from {first:.2f} to {entropy:.2f}, so the policy becomes noise"
-        found["noise"] = f"{rose}: a lower learning_rate or a larger beta"
-    return [Alarm(name, text) for name, text in found.items()]
+        told["noise"] = f"{rose}: a lower learning_rate or a larger beta"
+    return found + [Alarm(name, text) for name, text in told.items()]
+
+
+def _splits(rows: Sequence[Row]) -> list[Alarm]:
+    """Said at the first iteration already: further ones cost as much."""
+    names = ("rewritten_segments", "segments", "episodes", "reread_share")
+    rewritten, segments, episodes, share = (_mean(rows, name) or 0 for name in names)
+    if rewritten < max(episodes, 1):
+        return []
+    text = (
+        f"{rewritten:.0f} of the {segments:.0f} segments of {episodes:.0f} episodes read again what an earlier one holds: "
+        f"{share:.0%} of all tokens. The chat template (or the agent) writes earlier replies in another way than they were "
+        "sampled, as Qwen3's leaves out earlier thinking. The gradient is right, at that price: a template that keeps replies, "
+        "or a policy that does not think (chat_template_kwargs), costs less"
+    )
+    return [Alarm("split", text)]
+
+
+def rewritten_segments(episode: Trajectory) -> list[Segment]:
+    """Segments that begin as an earlier one up to its first reply, and then tell it in other tokens than were sampled."""
+    found, segments = list[Segment](), [segment for segment in episode.segments if segment.trainable]
+    for i, segment in enumerate(segments):
+        for earlier in segments[:i]:
+            # the tokens before a reply may be encoded in another way where the whole conversation is
+            begun = max(_prompt_length(earlier) - 2, 1)
+            told_more = _prompt_length(segment) > begun + 4
+            if told_more and list(segment.token_ids[:begun]) == list(earlier.token_ids[:begun]):
+                found.append(segment)
+                break
+    return found
+
+
+def _prompt_length(segment: Segment) -> int:
+    """Tokens before the first sampled one."""
+    return list(segment.sampled).index(1)
 
 
 def is_collapsed(rows: Sequence[Row], window: int) -> bool:

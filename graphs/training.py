@@ -30,7 +30,7 @@ from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import create_episode_graph
-from dreamgym_lg.graphs.health import check_health, is_collapsed
+from dreamgym_lg.graphs.health import check_health, is_collapsed, rewritten_segments
 from dreamgym_lg.learner import Learner
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.schema import FAILED
@@ -88,6 +88,8 @@ class Training:
     max_steps: int = 10
     seed: int = 0
     concurrency: int = 64
+    free_memory: Callable[[], None] = lambda: None
+    """Called before each update, to give back the memory that only rollouts need."""
     weights_changed: Callable[[], None] = lambda: None
     """Called after each update, to drop what was cached of the old weights."""
     evaluate: Callable[[int], Metrics] | None = None
@@ -151,10 +153,9 @@ class Training:
 
     def update_policy(self, state: TrainingState) -> TrainingState:
         iteration = state["iteration"]
-        found = self.replay_buffer.trajectories(run=state["run"], iteration=iteration, segments=True)
-        ordered = sorted(found, key=lambda trajectory: (trajectory.task.id, trajectory.rollout_index))
+        groups = self._groups(state["run"], iteration)
+        ordered = [trajectory for group in groups for trajectory in group]
         check_trainable(ordered)
-        groups = [list(group) for _, group in groupby(ordered, key=lambda trajectory: trajectory.task.id)]
         metrics = describe(groups)
         spent = self._real_steps(state["run"], iteration) if self.source == "real" else 0
         if self.source == "real":
@@ -162,6 +163,7 @@ class Training:
         values = [self.curriculum.update(group) for group in groups]
         metrics["curriculum_value"] = sum(values) / len(values)
         if self.learner.iteration <= iteration:  # else the crash came after this update
+            self.free_memory()
             self.learner.update(groups)
             self.weights_changed()
         metrics |= self.learner.metrics
@@ -183,6 +185,21 @@ class Training:
             self.say(f"the run ends after {iteration + 1} iterations: {steps}")
         self.replay_buffer.record_metrics(state["run"], iteration, metrics)
         return after
+
+    def _groups(self, run: str, iteration: int) -> list[list[Trajectory]]:
+        found = self.replay_buffer.trajectories(run=run, iteration=iteration, segments=True)
+        ordered = sorted(found, key=lambda trajectory: (trajectory.task.id, trajectory.rollout_index))
+        return [list(group) for _, group in groupby(ordered, key=lambda trajectory: trajectory.task.id)]
+
+    def repeat_updates(self, run: str, finished: int) -> None:
+        """Repeat, from the recorded episodes, those of the `finished` iterations' updates that the learner had not saved."""
+        if self.learner.iteration >= finished:
+            return
+        self.say(f"iterations {self.learner.iteration} to {finished - 1} are trained again: their updates were not saved")
+        self.free_memory()
+        while self.learner.iteration < finished:
+            self.learner.update(self._groups(run, self.learner.iteration))
+        self.weights_changed()
 
     def _real_steps(self, run: str, iteration: int) -> int:
         """What the real rollouts of an iteration have cost, with those that failed and were played again."""
@@ -338,6 +355,8 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
         config: RunnableConfig = {"configurable": {"thread_id": run}, "recursion_limit": 1_000_000}
         given: Any = {"run": run, "iterations": iterations}
         begun = graph.get_state(config)
+        updated = begun.next and begun.next[0] in ("evaluate", "refresh", "count")
+        training.repeat_updates(run, begun.values.get("iteration", 0) + bool(updated))
         if begun.next:
             if begun.next == ("update_policy",) and training.can_play_again(run, begun.values["iteration"]):
                 graph.update_state(config, given, as_node="curriculum")  # so that the next node is `rollout`
@@ -379,17 +398,21 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | 
     played = [trajectory for trajectory in episodes if trajectory.error is None]
     steps = sum(len(trajectory.steps) for trajectory in played)
     synthetic = [group for group in groups if group[0].task.origin == "synthetic"]
+    rewritten = [segment for trajectory in episodes for segment in rewritten_segments(trajectory)]
+    reread = sum(list(segment.sampled).index(1) for segment in rewritten)
     return {
         "episodes": len(episodes),
         "failed_episodes": len(episodes) - len(played),
         "first_error": next((t.error for t in episodes if t.error), None),
         "reward_mean": sum(trajectory.reward for trajectory in played) / max(len(played), 1),
-        "dream_success": sum(trajectory.success for trajectory in played) / max(len(played), 1),
+        "train_success": sum(trajectory.success for trajectory in played) / max(len(played), 1),
         "uniform_groups": sum(is_uniform(group) for group in groups) / max(len(groups), 1),
         "synthetic_share": len(synthetic) / max(len(groups), 1),
         "invalid_action_share": sum(trajectory.invalid_actions for trajectory in played) / max(steps, 1),
         "steps_mean": steps / max(len(played), 1),
         "segments": sum(len(trajectory.segments) for trajectory in episodes),
+        "rewritten_segments": len(rewritten),
+        "reread_share": reread / max(sum(len(s.token_ids) for t in episodes for s in t.segments), 1),
         "episodes_without_tokens": sum(not any(segment.trainable for segment in t.segments) for t in played),
     }
 

@@ -30,12 +30,14 @@ SHARED = {
     "tests/cli/test_play.py": "run",
     "tests/experiment/test_demo.py": "run",
     "tests/fidelity/test_report.py": "run",
-    "tests/test_readme.py": "run",
+    "tests/test_docs.py::test_python_blocks_of_a_finished_experiment_run": "run",
     "tests/hosted/test_transformers_serve.py": "server",
     "tests/integrations/transformers/test_process.py": "process",
     "tests/test_packaging.py": "wheel",
+    "tests/test_serving.py": "exported",
 }
-"""Files whose tests share a fixture that takes seconds: under pytest-xdist those of one group run in the same worker."""
+"""Tests that share a fixture that takes seconds, by the beginnings of their ids: under pytest-xdist those of one group run in
+the same worker."""
 _FOLDERS = tuple(f"tests/integrations/{name}" for name in ("alfworld", "browsergym", "textworld_express", "webshop"))
 """The same for all files of a folder."""
 
@@ -57,9 +59,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         """One worker for each group of `SHARED`; every other test is on its own."""
 
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            folder = next((each for each in _FOLDERS if file.startswith(each)), nodeid)
-            return SHARED.get(file, folder)
+            folder = next((each for each in _FOLDERS if nodeid.startswith(each)), nodeid)
+            return next((group for shared, group in SHARED.items() if nodeid.startswith(shared)), folder)
 
     return Groups(config, log)
 

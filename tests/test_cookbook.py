@@ -27,7 +27,7 @@ def test_every_walk_through_is_tested() -> None:
         "webarena.py",  # tests/integrations/browsergym
         "dreamed_pages.py",  # there too
     }
-    assert {path.parent.name for path in COOKBOOK.glob("*/run.py")} == {"support_desk"}  # test_support_desk.py
+    assert {path.parent.name for path in COOKBOOK.glob("*/run.py")} == {"support_desk", "reproduce"}  # tests of their own
 
 
 def test_own_environment() -> None:

@@ -375,7 +375,7 @@ def test_what_evaluation_and_export_need(agent: Agent, buffer: ReplayBuffer, tmp
         gym.evaluate(Says(), real=True)
     with pytest.raises(ConfigurationError, match="never trained on"):
         gym_of(agent, buffer, tasks=tasks()[:2]).evaluate(Says())
-    with pytest.raises(ConfigurationError, match="no weights to save"):
+    with pytest.raises(ConfigurationError, match="no weights in this process"):
         gym.export(tmp_path / "policy", policy=Says())
     with pytest.raises(ConfigurationError, match="cannot be trained"):
         gym_of(agent, buffer, out=tmp_path / "run").train(Says(), 1)

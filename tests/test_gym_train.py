@@ -222,6 +222,32 @@ def test_the_trained_policy_evaluates_and_goes_back_to_production(
     assert again[1].tool_calls[0]["args"] == {"city": "Rome"} and len(booked) == 3
 
 
+@pytest.mark.slow
+def test_adapters_are_trained_and_the_production_graph_gets_them_merged(make: Make, tmp_path: Path) -> None:
+    """Killed once; the same call with the very policy that has adapters by then goes on from the checkpoint."""
+
+    def kill(label: str, iteration: int, total: int) -> None:
+        if (label, iteration) == ("train: update_policy", 1):
+            raise Killed
+
+    tiny = policy()
+    base = weights(tiny)
+    with pytest.raises(Killed):
+        make(progress=kill).train(tiny, 2, lora=True, **SETTINGS)
+    gym = make()
+    trained = gym.train(tiny, 2, lora=True, **SETTINGS)
+    saved = gym.policy("base").model.state_dict()
+    now = {name.replace(".base_layer", ""): value for name, value in trained.model.state_dict().items()}
+    frozen = {name: value for name, value in now.items() if "lora_" not in name}
+    assert saved.keys() <= frozen.keys() and all(torch.equal(saved[name], frozen[name]) for name in saved)
+    gym.export(tmp_path / "exported")
+    exported = LocalChatModel.from_path(tmp_path / "exported", max_new_tokens=60)
+    assert weights(exported).shape == base.shape and not torch.equal(weights(exported), base)
+    ask = [[("human", f"Book room {name}.")] for name in "tuv"]
+    answers = [[each.with_temperature(0).invoke(one).text for one in ask] for each in (trained, exported)]
+    assert answers[0] == answers[1]
+
+
 def test_a_policy_in_another_process_is_refused(make: Make, tmp_path: Path) -> None:
     elsewhere = policy().model_copy(update={"model": None})
     with pytest.raises(ConfigurationError, match="load it without own_process"):

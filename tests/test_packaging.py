@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = {"dreamgym_lg": "dreamgym_lg", "graphs": "dreamgym_lg/graphs", "integrations": "dreamgym_lg/integrations"}
-HEAVY = {"accelerate", "datasets", "matplotlib", "torch", "transformers", "trl"}
+HEAVY = {"accelerate", "datasets", "matplotlib", "peft", "torch", "transformers", "trl"}
 CORE_IMPORTS = "import dreamgym_lg, dreamgym_lg.cli.app, dreamgym_lg.graphs.episode, dreamgym_lg.graphs.training"
 
 
@@ -82,7 +82,7 @@ def test_the_wheel_carries_the_licence_and_declares_every_extra(wheel: Path) -> 
     assert licence == (ROOT / "LICENSE").read_text()
     assert set(re.findall(r"^Provides-Extra: (\w+)$", metadata, re.M)) == {
         "train", "textworld", "openai", "retrieval", "report", "bfcl", "alfworld", "browsergym", "webshop",
-        "demo", "dev", "all",
+        "docs", "serve", "demo", "dev", "all", "ui",
     }  # fmt: skip
 
 
@@ -99,10 +99,11 @@ def test_all_installs_what_a_user_wants_and_no_development_tool() -> None:
                 found.add(re.split(r"[<>=]", requirement)[0])
         return found
 
-    wanted = {name for each in ("demo", "openai", "bfcl", "browsergym", "webshop") for name in packages(each)}
+    extras = ("demo", "openai", "serve", "ui", "bfcl", "browsergym", "webshop")
+    wanted = {name for each in extras for name in packages(each)}
     assert packages("all") == wanted and {"trl", "langchain-openai", "openai", "langchain"} <= wanted
-    assert not {"pytest", "mypy", "ruff", "deepagents", "langchain-tests"} & packages("all")
-    assert {"pytest", "langchain-openai"} <= packages("dev")
+    assert not {"pytest", "mypy", "ruff", "deepagents", "langchain-tests", "mkdocs-material"} & packages("all")
+    assert {"pytest", "langchain-openai", "mkdocs-material"} <= packages("dev")
 
 
 def test_the_sdist_holds_what_the_wheel_is_built_from(dist: Path) -> None:

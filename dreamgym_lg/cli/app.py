@@ -8,6 +8,8 @@ from dreamgym_lg.cli.agent import doctor, import_traces
 from dreamgym_lg.cli.experiment import collect, demo, evaluate, export, report, train
 from dreamgym_lg.cli.fidelity import fidelity
 from dreamgym_lg.cli.play import play
+from dreamgym_lg.cli.serve import serve
+from dreamgym_lg.cli.ui import ui
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,6 +29,7 @@ app.command(epilog=_examples("train peckingorder --iterations 30", "train my_app
 app.command("eval", epilog=_examples("eval peckingorder --seed 1", "eval runs/peckingorder-seed1"))(evaluate)
 app.command(epilog=_examples("report runs/peckingorder-seed1", "report my_app.py:experiment"))(report)
 app.command(epilog=_examples("export runs/peckingorder-seed1 policies/mine"))(export)
+app.command(epilog=_examples("serve policies/mine", "serve policies/mine --port 8100 --device cpu"))(serve)
 app.command(epilog=_examples("doctor my_app.py:graph", "doctor my_app.agents:create_agent --json"))(doctor)
 app.command("import", epilog=_examples("import traces.jsonl --to replay.db"))(import_traces)
 app.command(
@@ -44,6 +47,7 @@ app.command(
         "play my_app.py:graph --policy openai:gpt-5-mini --replay-buffer replay.db --record",
     )
 )(play)
+app.command(epilog=_examples("ui runs/peckingorder-seed1", "ui replay.db --port 9000"))(ui)
 
 if __name__ == "__main__":
     sys.exit(app())

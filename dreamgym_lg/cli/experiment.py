@@ -1,7 +1,6 @@
 """The commands of an experiment: `dreamgym demo`, `collect`, `train`, `eval`, `report` and `export`."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -227,13 +226,15 @@ def report(world: WorldArgument) -> None:
 
 
 def export(world: WorldArgument, folder: To) -> None:
-    """Copy the trained policy, a Hugging Face model folder with its tokenizer and chat template, to a folder of its own."""
+    """Write the trained policy to a folder for production: weights, tokenizer, manifest, model card, langgraph.json."""
+    from dreamgym_lg.experiment.export import export_policy
+    from dreamgym_lg.experiment.provenance import provenance
+
     with _opened(world, existing=True) as work:
         if not (work.models / "trained").exists():
             raise ConfigurationError(f"{work.out} holds no trained policy: run `dreamgym train {world}` first")
-        if folder.exists():
-            raise ConfigurationError(f"{folder} exists already; name a folder that does not")
-        shutil.copytree(work.models / "trained", folder)
+        policy = work.policy("trained")
+        export_policy(policy, folder, provenance=provenance(work, policy), agent=work.world.source)
         console.print(f"trained policy: {folder}", soft_wrap=True)
 
 

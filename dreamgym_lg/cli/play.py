@@ -29,7 +29,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate import Allow
 from dreamgym_lg.simulate.loading import compiled, load_object
 from dreamgym_lg.simulate.wall.wall import Isolation
-from dreamgym_lg.types import Split, Task
+from dreamgym_lg.types import DECIDERS, Split, Task
 
 COMMANDS = {
     "why": "the reasoning, the verdict and the reward of the last answer",
@@ -42,17 +42,6 @@ COMMANDS = {
     "help": "these lines",
     "quit": "leave, as does the end of the input",
 }
-
-DECIDERS = {
-    "schema": "the tool's argument schema",
-    "recorded": "a recorded answer",
-    "notes": "what was noted before the first step",
-    "effects": "a recorded success's writing calls",
-    "answers": "the facts of a recorded answer",
-    "verify": "your own check",
-    "model": "the experience model",
-}
-"""`Step.decided_by` in words."""
 
 Played = Annotated[
     str | None,

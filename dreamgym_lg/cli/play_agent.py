@@ -131,7 +131,7 @@ def play_agent(
         told = "The agent's own models are really asked."
     elif policy is None:
         acting, told = _own_model(graph)
-    own = AgentWorld(path, payload=_payload, select=_none if acting is None else None, **world)
+    own = AgentWorld(path, payload=_payload, route=_none if acting is None else None, **world)
     agent = own.agent(acting or FakeListChatModel(responses=[]), real=False)  # which is never asked
     say(f"{_HELP} {told}".strip())
     with ReplayBuffer(replay_buffer or ":memory:") as buffer, _own_loop() as run:

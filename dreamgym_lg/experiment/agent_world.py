@@ -70,7 +70,7 @@ class AgentWorld(World):
         task_generator: What writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`):
             `templates` (`TemplateTaskGenerator`; none where the buffer's traces hold nothing to exchange), a chat model or its
             name (`ChatTaskGenerator`), any `TaskGenerator`, or None. `TaskChecks` refuses what must not be trained on.
-        options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
+        options: `route`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
     Raises `ConfigurationError` for arguments of a wrong kind, for `process` where this machine cannot (it says what is lacking)
     or without a path, and if no dreamed episode of the graph could be right: something is not simulated, would fail each of
@@ -112,6 +112,7 @@ class AgentWorld(World):
         self._workers: Workers | None = None
         if self.isolation == "process":
             self._workers = Workers(graph, payload=payload, verify=verify_dream, **options)
+        self.path = graph if isinstance(graph, str) else None
         self.graph: Any = load_agent(graph) if isinstance(graph, str) else graph
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
         self.writes, self.checks, self._dream = writes, checks, create_environment
@@ -226,6 +227,21 @@ class AgentWorld(World):
     def check_task(self, task: Task) -> str | None:
         return self._checks(task)
 
+    @property
+    def source(self) -> Mapping[str, object] | None:
+        """Where the agent is written, with `route` and `pass_through`; None for an object."""
+        route = self.options.get("route")
+        if self.path is None:
+            return None
+        if callable(route):
+            logger.warning(
+                "route= is a function, which no folder can hold: `langgraph dev` in the exported one serves the policy alone; "
+                "give names of nodes in place of the function"
+            )
+            return None
+        kept = {"route": None if route is None else sorted(route), "pass_through": sorted(self.options.get("pass_through", ()))}
+        return {"path": self.path, **kept}
+
     def agent(self, policy: BaseChatModel, *, real: bool) -> Agent:
         """The graph with `policy` in it, as `rollout` plays it: in the dream or, with `real`, on its own tools."""
         if self._workers is not None and not real:
@@ -274,7 +290,7 @@ def _check_arguments(
     for name in sorted(set(options) - _OPTIONS):
         raise ConfigurationError.unknown("option of DreamGym", name, {*_OPTIONS, "isolation"})
     for name, names in {"writes": writes, **options}.items():
-        if name in ("writes", "pass_through", "simulate_nodes") and isinstance(names, str):
+        if name in ("writes", "pass_through", "simulate_nodes", "route") and isinstance(names, str):
             raise ConfigurationError(f"{name}={names!r}: give a list of names")
     if not isinstance(options.get("allow"), Allow | None):
         raise ConfigurationError(f"allow={options['allow']!r}: give dreamgym_lg.simulate.Allow(paths=[...], hosts=[...])")

@@ -171,6 +171,8 @@ class BestPolicy:
 def prove(work: Workspace) -> dict[str, Any]:
     """Every policy of the folder on the held-out tasks: real, dreamed, and on the world's further panels.
 
+    Nothing is dreamed where there is no experience model, as after a training in the real environment alone.
+
     Writes `result.json`. Raises `ConfigurationError` without a trained policy or a held-out task.
     """
     if not (work.models / "trained").exists():
@@ -178,7 +180,9 @@ def prove(work: Workspace) -> dict[str, Any]:
     if not work.tasks("test"):
         raise ConfigurationError(f"{work.world.name} has no task of the split 'test' to prove anything on")
     figures: dict[str, Any] = {"real": {}, "dream": {}, "panels": {name: {} for name in work.panels()}}
-    experience = work.experience()
+    experience: ExperienceModel | None = work.experience()
+    if experience is not None and experience.model is None and work.world.asks_experience:
+        experience = None
     policies = [name for name in POLICIES if (work.models / name).exists()]
     with work.stage("prove"):
         for number, (name, mode) in enumerate(product(policies, MODES), start=1):
@@ -199,26 +203,29 @@ def prove(work: Workspace) -> dict[str, Any]:
     return result
 
 
-def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, experience: ExperienceModel) -> None:
+def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, experience: ExperienceModel | None) -> None:
     """One policy in one mode on all panels; an episode that is stored already is not played again."""
     policy, held_out = work.policy(name, MODES[mode]), work.tasks("test")[: work.settings.proof_tasks]
     # a policy or an experience model that was trained further is another one, whose episodes are stored beside the others
     version = f"{name}/{mode}/{policy_version(policy)}"
     panels = {f"proof/{panel}/{version}": tasks for panel, tasks in work.panels().items()}
-    dream = f"proof/dream@{experience.version}/{version}"
 
     async def in_reality() -> list[list[Trajectory]]:
         real = {f"proof/real/{version}": held_out, **panels}
         return [await work.aplay(run, policy, tasks) for run, tasks in real.items()]
 
     async def in_the_dream() -> list[list[Trajectory]]:
-        return [await work.aplay(dream, policy, held_out, experience=experience)]
+        if experience is None:
+            return []
+        run = f"proof/dream@{experience.version}/{version}"
+        return [await work.aplay(run, policy, held_out, experience=experience)]
 
-    (real, *moved), (dreamed,) = _at_once(in_reality(), in_the_dream())
-    verdicts = _verdicts(work, experience, check_played(real), invalid_only=True)
-    asked = {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
-    figures["real"].setdefault(name, {})[mode] = summarise(real) | asked
-    figures["dream"].setdefault(name, {})[mode] = summarise(check_played(dreamed))
+    (real, *moved), dreamed = _at_once(in_reality(), in_the_dream())
+    figures["real"].setdefault(name, {})[mode] = summarise(check_played(real))
+    if experience is not None:
+        verdicts = _verdicts(work, experience, real, invalid_only=True)
+        figures["real"][name][mode] |= {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
+        figures["dream"].setdefault(name, {})[mode] = summarise(check_played(dreamed[0]))
     for panel, found in zip(work.panels(), moved, strict=True):
         figures["panels"][panel].setdefault(name, {})[mode] = summarise(check_played(found))
 

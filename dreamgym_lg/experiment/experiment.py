@@ -47,6 +47,7 @@ def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, 
 
     Raises `ConfigurationError` for groups of one where it compares the episodes of a group, and as its class does.
     """
+    from dreamgym_lg.integrations.trl.adapters import default_adapters
     from dreamgym_lg.integrations.trl.learners import LEARNERS
 
     name, episodes = settings.learner, settings.num_generations
@@ -57,6 +58,7 @@ def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, 
         "beta": settings.beta,
         "temperature": policy.temperature,
         "seed": settings.seed,
+        "peft_config": default_adapters() if settings.lora else None,
     }
     return LEARNERS[name](policy.model, policy.tokenizer, path, **{**given, **options})
 
@@ -199,7 +201,8 @@ class Experiment(Workspace):
             policy: A local chat model, or the path or hub name of one: the weights that training begins with. Default: the
                 experiment's policy, or the base policy of `train_base`.
             iterations: How many there shall be in all. Default: the settings'.
-            options: Other values of `Settings` (`learner`, `environment`, `num_tasks`, ...), and arguments of the learner.
+            options: Other values of `Settings` (`learner`, `lora`, `num_tasks`, ...), and arguments of the learner
+                (`peft_config`, which implies `lora`, ...).
 
         Raises `ConfigurationError` without a task or a policy to train, `UntruthfulDream` if the dream pays too much of what
         it must not (`max_false_success`; asked before the first iteration), `NothingToTrain` if the episodes give nothing to
@@ -209,6 +212,8 @@ class Experiment(Workspace):
         given = {name: value for name, value in options.items() if name in known}
         if iterations is not None:
             given["iterations"] = iterations
+        if options.get("peft_config") is not None:
+            given.setdefault("lora", True)
         self.open(replace(self.settings, **given))
         self._policy = policy if policy is not None else self._policy
         if not self.tasks("train"):
@@ -235,7 +240,8 @@ class Experiment(Workspace):
         began = next((row["policy"] for row in self.replay_buffer.metrics(run)), None)
         own = [policy_version(self.models / name) for name in ("base", "trained")]
         if began is None:
-            self.replay_buffer.record_metrics(run, 0, {"policy": version})
+            name = str(getattr(given, "name_or_path", given))
+            self.replay_buffer.record_metrics(run, 0, {"policy": version, "name": name})
         elif version not in (began, *own):
             raise ConfigurationError(
                 f"{self.out} trains the policy {began!r}, and {version!r} is given: give the first one, or take another folder "
@@ -308,7 +314,7 @@ class Experiment(Workspace):
         """The loaded policy, sampling as the given one did."""
         if given is None or isinstance(given, str | Path):
             return loaded
-        kept = {name: getattr(given, name) for name in ("temperature", "max_new_tokens", "stop")}
+        kept = {name: getattr(given, name) for name in ("temperature", "max_new_tokens", "stop", "chat_template_kwargs")}
         return loaded.model_copy(update=kept)
 
     def training(
@@ -336,6 +342,7 @@ class Experiment(Workspace):
             max_steps=self.world.max_steps,
             seed=s.seed,
             concurrency=s.concurrency,
+            free_memory=policy.free_memory,
             weights_changed=policy.weights_changed,
             evaluate=partial(self._evaluate, policy, experience) if self.validation_tasks() else None,
             evaluate_every=s.evaluate_every,

@@ -4,19 +4,18 @@ Every figure is an input or derived from one here, once, for page, picture and t
 impossible is left out, never guessed; a gain whose intervals overlap is called not proven wherever it is named.
 """
 
-import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.experiment import curves
+from dreamgym_lg.experiment.curves import Evaluation, History, read_number, read_rate
 from dreamgym_lg.experiment.evaluation import POLICIES
-from dreamgym_lg.plots import DREAM, FAINT, INK, PAIR, REAL, TICKS, draw_png, whiskers
-from dreamgym_lg.statistics import Rate, intervals_apart, wilson
+from dreamgym_lg.pages import check_installed, create_templates, text
+from dreamgym_lg.plots import DREAM, FAINT, INK, REAL, TICKS, draw_png
+from dreamgym_lg.statistics import Rate, intervals_apart
 from dreamgym_lg.types import Trajectory
 
 if TYPE_CHECKING:
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-History = Mapping[int, Mapping[str, Any]]  # a run's metrics by iteration, in order
 EPISODES_SHOWN = 12
 MODES = {"sampled": "temperature 1", "greedy": "greedy"}  # how actions were chosen; the first is the headline
 NODES = ("curriculum", "rollout", "update_policy", "evaluate", "refresh")
 STEPS = {"offline": "offline", "train": "in training", "refresh": "refresh", "evaluation": "evaluation"}
+_PLACES = {"real": "the real environment", "s2r": "a dream, then the real environment"}
 NOTE = (
     "Base: trained on every recorded success. Whiskers and bands: 95 % intervals. Uniform groups: all rollouts earned the "
     "same. V: variance of reward."
@@ -48,7 +47,7 @@ class Row(NamedTuple):
     @property
     def gap(self) -> str:
         """Dream minus real: how much the dream flatters."""
-        return f"{self.dream.value - self.real.value:+.2f}" if self.real and self.dream else "–"
+        return Evaluation(self.real, self.dream).gap
 
 
 def write_report(
@@ -60,11 +59,8 @@ def write_report(
     or have gaps; of two records of an iteration the later counts. The page shows the first EPISODES_SHOWN episodes and says
     how many there were. Without matplotlib or jinja2: MissingDependency, and nothing is written.
     """
-    for package in ("matplotlib", "jinja2"):
-        if find_spec(package) is None:
-            raise MissingDependency.extra(package, "report")
-    placed = {int(record["iteration"]): record for record in metrics if _number(record.get("iteration")) is not None}
-    history = dict(sorted(placed.items()))
+    check_installed("matplotlib", "jinja2", extra="report")
+    history = curves.by_iteration(metrics)
     picture = _picture(result, history)
     page = _page(result, history, episodes, picture)
     out.mkdir(parents=True, exist_ok=True)
@@ -82,26 +78,9 @@ def summary_table(result: Mapping[str, Any]) -> "Table":
     figures = (Column(name, justify="right") for name in ("real", "dream", "gap", "invalid", "recognised"))
     table = Table("policy", "mode", *figures, title=Text(_title(result)), caption=Text(_claims(result)[0]["verdict"]))
     for row in _rows(result):
-        invalid = _text(row.real.invalid_share, ".0%") if row.real else "–"
-        table.add_row(*map(Text, (row.policy, row.mode, _text(row.real), _text(row.dream), row.gap, invalid, row.recall)))
+        invalid = text(row.real.invalid_share, ".0%") if row.real else "–"
+        table.add_row(*map(Text, (row.policy, row.mode, text(row.real), text(row.dream), row.gap, invalid, row.recall)))
     return table
-
-
-def _number(value: Any, most: float = math.inf) -> float | None:
-    """The value if it is a finite number in 0..most, as every figure here has to be, else None."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
-    return float(value) if math.isfinite(value) and 0 <= value <= most else None
-
-
-def _rate(record: Mapping[str, Any], prefix: str = "") -> Rate | None:
-    """None unless an episode was played and the counts are possible; Wilson's interval where none is given."""
-    episodes = int(_number(record.get(f"{prefix}episodes")) or 0)
-    successes = _number(record.get(f"{prefix}successes"), episodes)
-    if not episodes or successes is None:
-        return None
-    low, high = record.get(f"{prefix}interval") or wilson(int(successes), episodes)
-    return Rate(int(successes), episodes, low, high, _number(record.get(f"{prefix}invalid_action_share"), 1))
 
 
 def _rows(result: Mapping[str, Any]) -> list[Row]:
@@ -111,15 +90,16 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
         return ((within.get(place) or {}).get(policy) or {}).get(mode) or {}
 
     def recall(record: Mapping[str, Any]) -> str:
-        share, asked = _number(record.get("invalid_recall"), 1), _number(record.get("invalid_asked"))
+        share, asked = read_number(record.get("invalid_recall"), 1), read_number(record.get("invalid_asked"))
         return "–" if share is None or not asked else f"{share:.0%} of {asked:.0f}"
 
     rows, moved = [], []
     for mode, policy in product(MODES, POLICIES):
         real, dream = figures(result, "real", policy, mode), figures(result, "dream", policy, mode)
-        rows.append(Row(policy, MODES[mode], _rate(real), _rate(dream), recall(real)))
+        rows.append(Row(policy, MODES[mode], read_rate(real), read_rate(dream), recall(real)))
         for panel in result.get("panels") or {}:
-            moved.append(Row(policy, f"{MODES[mode]}, {panel}", _rate(figures(result["panels"], panel, policy, mode)), None))
+            rate = read_rate(figures(result["panels"], panel, policy, mode))
+            moved.append(Row(policy, f"{MODES[mode]}, {panel}", rate, None))
     return rows + [row for row in moved if row.real]
 
 
@@ -127,7 +107,7 @@ def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
     """Per mode a sentence with its verdict (`proven`, `not proven` or `worse`); the first is the headline."""
     rates = {(row.policy, row.mode): row.real for row in _rows(result)}
     counts = result.get("real_steps") or {}
-    found = [count for kind in ("train", "refresh") if (count := _number(counts.get(kind))) is not None]
+    found = [count for kind in ("train", "refresh") if (count := read_number(counts.get(kind))) is not None]
     spent = sum(found) if found else None
     tail = "" if spent is None else f"; {spent:,.0f} real steps spent in training"
     claims: list[dict[str, str]] = []
@@ -140,18 +120,15 @@ def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
             why = "the intervals overlap"
             if intervals_apart((base.low, base.high), (trained.low, trained.high)):
                 word, why = "proven" if trained.low > base.high else "worse", "the intervals do not overlap"
-        sentence = f"Real success ({mode}): {_text(base)} → {_text(trained)}{played}{'' if claims else tail}"
+        sentence = f"Real success ({mode}): {text(base)} → {text(trained)}{played}{'' if claims else tail}"
         claims.append({"sentence": sentence, "word": word, "verdict": f"{word}: {why}"})
     return claims
 
 
 def _title(result: Mapping[str, Any]) -> str:
     where = f"{result.get('world', 'unnamed')}, seed {result.get('seed', '–')}"
-    return f"Trained in a dream, {_claims(result)[0]['word']} in the real environment: {where}"
-
-
-def _text(value: Any, spec: str = "") -> str:
-    return "–" if value is None else format(value, spec)
+    trained = _PLACES.get((result.get("settings") or {}).get("environment", "dream"), "a dream")
+    return f"Trained in {trained}, {_claims(result)[0]['word']} in the real environment: {where}"
 
 
 def _duration(seconds: float) -> str:
@@ -159,33 +136,20 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if minutes < 1.5 else f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def _series(history: History, key: str, most: float = math.inf) -> dict[int, float]:
-    return {i: value for i, record in history.items() if (value := _number(record.get(key), most)) is not None}
-
-
-def _evaluations(history: History) -> dict[int, Row]:
-    rows = {i: Row("", "", _rate(record, "eval_real_"), _rate(record, "eval_dream_")) for i, record in history.items()}
-    return {iteration: row for iteration, row in rows.items() if row.real or row.dream}
-
-
 def _node_seconds(history: History) -> dict[str, float]:
-    return {node: total for node in NODES if (total := sum(_series(history, f"seconds_{node}").values()))}
+    return {node: total for node in NODES if (total := sum(curves.read_series(history, f"seconds_{node}").values()))}
 
 
 def _steps(result: Mapping[str, Any]) -> dict[str, int]:
     counts = result.get("real_steps") or {}
-    return {STEPS[kind]: int(count) for kind in STEPS if (count := _number(counts.get(kind))) is not None}
+    return {STEPS[kind]: int(count) for kind in STEPS if (count := read_number(counts.get(kind))) is not None}
 
 
 def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajectory], picture: bytes) -> str:
-    from jinja2 import Environment, StrictUndefined
-
-    jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    jinja.filters.update(text=_text, duration=_duration, number=_number)
-    source = files("dreamgym_lg").joinpath("templates/report.html.j2").read_text(encoding="utf-8")
-    return jinja.from_string(source).render(
+    templates = create_templates(duration=_duration, number=read_number)
+    return templates.get_template("report.html.j2").render(
         result=result, title=_title(result), claims=_claims(result), rows=_rows(result), steps=_steps(result),
-        evaluations=_evaluations(history), history=history, nodes=_node_seconds(history), note=NOTE,
+        evaluations=curves.read_evaluations(history), history=history, nodes=_node_seconds(history), note=NOTE,
         uniform=_uniform(result), episodes=episodes[:EPISODES_SHOWN], given=len(episodes), picture=b64encode(picture).decode(),
     )  # fmt: skip
 
@@ -193,7 +157,7 @@ def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajec
 def _uniform(result: Mapping[str, Any]) -> dict[str, Rate]:
     """Groups without any difference of reward, by how their task was chosen."""
     given = (result.get("uniform_groups") or {}).items()
-    found = {kind: _rate({"successes": row.get("uniform"), "episodes": row.get("groups")}) for kind, row in given}
+    found = {kind: read_rate({"successes": row.get("uniform"), "episodes": row.get("groups")}) for kind, row in given}
     return {kind: rate for kind, rate in found.items() if rate}
 
 
@@ -211,21 +175,15 @@ def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None
     low: Any = figure.add_gridspec(1, 2, left=0.045, right=0.66, top=0.375, bottom=0.115, wspace=0.3).subplots()
     side = figure.add_gridspec(2, 1, left=0.81, right=0.98, top=0.375, bottom=0.08, hspace=0.7, height_ratios=(5, 3))
     _draw_headline(top[0], _rows(result))
-    _draw_progress(top[1], history)
-    _draw_pair(low[0], history, ("uniform_groups", "Uniform groups", 1), ("curriculum_value", "Mean V", 0.25))
-    _draw_pair(low[1], history, ("invalid_action_share", "Invalid actions", 1), ("entropy", "Entropy (nats)", math.inf))
+    curves.draw_progress(top[1], history)
+    curves.draw_pair(low[0], history, curves.UNIFORM, curves.VALUE)
+    curves.draw_pair(low[1], history, curves.INVALID, curves.ENTROPY)
     nodes, steps, total = _node_seconds(history), _steps(result), sum(_node_seconds(history).values())
     texts = [f"{_duration(seconds)}, {seconds / total:.0%}" for seconds in nodes.values()]
     title = f"Training: {_duration(total)}" if total else "Training time"
     _draw_bars(figure.add_subplot(side[0]), title, nodes, texts, FAINT)
     _draw_bars(figure.add_subplot(side[1]), "Real steps", steps, [f"{count:,}" for count in steps.values()], REAL)
-    for axes in (top[1], *low) if history else ():
-        axes.set_xlim(min(history) - 1, max(history) + 1)
-        axes.locator_params(axis="x", integer=True)
-    for axes in figure.axes:
-        if not axes.has_data():
-            axes.set_axis_off()
-            axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=FAINT)
+    curves.finish(figure, (top[1], *low), history)
 
 
 def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:
@@ -242,51 +200,16 @@ def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:
         axes.text(x, -0.035, row.policy, ha="center", va="top", size=12 * small)
         if row.real:
             axes.bar(x, row.real.value, 0.5 * step, color=REAL, alpha=1 if row.policy == "trained" else 0.45)
-            _draw_rates(axes, {x: row.real}, fmt="none", ecolor=INK)
+            curves.draw_rates(axes, {x: row.real}, fmt="none", ecolor=INK)
             top, count = row.real.high, f"{row.real.successes}/{row.real.episodes}"
             above: dict[str, Any] = {"ha": "center", "va": "bottom"}
             axes.text(x - 0.06 * step, top + 0.02, count, fontsize=12.5 * small, color=FAINT, **above)
             axes.text(x - 0.06 * step, top + 0.08, f"{row.real.value:.2f}", size=17 * small, weight="bold", **above)
         if row.dream:
-            _draw_rates(axes, {x + 0.37 * step: row.dream}, fmt="D", color=DREAM, mfc="white")
+            curves.draw_rates(axes, {x + 0.37 * step: row.dream}, fmt="D", color=DREAM, mfc="white")
     axes.plot([], [], "s", color=REAL, ms=12, label="real")
     axes.plot([], [], "D", color=DREAM, mfc="white", mew=2.2, ms=9, label="same policy in the dream")
     axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=2, handlelength=1, columnspacing=1.5)
-
-
-def _draw_rates(axes: "Axes", rates: Mapping[Any, Rate], **look: Any) -> None:
-    look = {"ms": 9, "mew": 2.2, "elinewidth": 1.6, "capsize": 4, "capthick": 1.6, "clip_on": False, **look}
-    axes.errorbar(list(rates), [rate.value for rate in rates.values()], whiskers(rates.values()), **look)
-
-
-def _draw_progress(axes: "Axes", history: History) -> None:
-    axes.set(title="During training", xlabel="iteration", ylim=(0, 1.04), yticks=TICKS)
-    axes.grid(axis="y")
-    points = _evaluations(history)
-    if training := _series(history, "dream_success", 1):
-        look: dict[str, Any] = {"color": DREAM, "alpha": 0.4, "label": "training rollouts"}
-        axes.plot(list(training), list(training.values()), ".-", ms=4, lw=1.3, **look)
-    for name, color, mark, fill in (("dream", DREAM, "D-", "white"), ("real", REAL, "o-", REAL)):
-        rates = {iteration: rate for iteration, row in points.items() if (rate := getattr(row, name))}
-        if rates:
-            lows, highs = zip(*(rate[2:4] for rate in rates.values()), strict=True)
-            axes.fill_between(list(rates), lows, highs, color=color, alpha=0.12, linewidth=0)
-            _draw_rates(axes, rates, fmt=mark, color=color, mfc=fill, linewidth=2.5, label=name)
-    if training or points:
-        axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=3, handlelength=1.3, columnspacing=1)
-
-
-def _draw_pair(axes: "Axes", history: History, *pair: tuple[str, str, float]) -> None:
-    """Two metrics (key, name, most), each on its own scale from 0, named and numbered in its own colour."""
-    axes.set(title=", ".join(name for _, name, _ in pair), xlabel="iteration")
-    axes.grid(axis="y")
-    found = [(name, most, _series(history, key, most)) for key, name, most in pair]
-    for place, (name, most, series) in enumerate(metric for metric in found if metric[-1]):
-        side, color = axes.twinx() if place else axes, PAIR[place]
-        side.plot(list(series), list(series.values()), ".-", ms=4, color=color, linewidth=2)
-        side.set_ylim(0, most if math.isfinite(most) else 1.1 * max(series.values()) or 1)
-        side.set_title(name, loc="right" if place else "left", color=color)
-        side.tick_params(axis="y", colors=color)
 
 
 def _draw_bars(axes: "Axes", title: str, bars: Mapping[str, float], texts: Sequence[str], color: str) -> None:

@@ -58,10 +58,14 @@ class Settings:
     concurrency: int = 64
     """Episodes played at once."""
     learning_rate: float | None = None
-    """Of the policy's updates. None: 2e-4 for a model of up to 50 M parameters, 1e-6 (`rft`: 1e-5) for a larger one."""
+    """Of the policy's updates. None: 2e-4 for a model of up to 50 M parameters, 1e-6 (`rft`: 1e-5) for a larger one,
+    ten times that under `lora`."""
     beta: float | None = None
     """KL coefficient against the policy that training began with; of `dpo`, the loss's own (TRL's `beta`). None: 0.02, of `rft`
     0, of `dpo` 0.1."""
+    lora: bool = False
+    """Whether `train` trains adapters (`default_adapters`, or the `peft_config` given to it) beside the policy's weights, which
+    are frozen and as wide as they were saved; else all weights are trained, in float32. Saved policies have them merged."""
     references_only: bool = False
     """Whether to train only on tasks whose outcome recorded successes decide, by their writing calls or the facts of their
     answers (`Grounding.judges`), and the experience model never: for tool agents whose dream answers well and judges badly."""

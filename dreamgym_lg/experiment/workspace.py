@@ -21,6 +21,7 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.chat_models import to_experience_model
+from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experience_models import as_trained, is_local_model, local_experience_model
 from dreamgym_lg.experiment.settings import Settings
@@ -43,7 +44,8 @@ TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
 CHANGED_LATER = {"iterations", "stop_after_uniform", "stop_after_collapse", "max_gap", "real_budget", "real_steps"}
 """Settings that may change between two runs in the same folder."""
 TRAINING = {
-    "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "synthetic_share",
+    "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "lora",
+    "synthetic_share",
     "evaluate_every", "evaluate_tasks", "max_false_success", "references_only", "refresh_every", "refresh_episodes",
     "refresh_steps",
 }  # fmt: skip
@@ -234,11 +236,11 @@ class Workspace:
         return self.policy_at(self.models / name, temperature)
 
     def policy_at(self, path: str | Path, temperature: float = 1.0) -> "LocalChatModel":
-        """A model folder or hub name as a policy, with weights that can be trained (float32)."""
+        """A model folder or hub name as a policy, with weights that can be trained: float32, under LoRA as they were saved."""
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
-        tokens = self.settings.policy_tokens
-        policy = LocalChatModel.from_path(path, dtype="float32", temperature=temperature, max_new_tokens=tokens)
+        dtype, tokens = "auto" if self.settings.lora else "float32", self.settings.policy_tokens
+        policy = LocalChatModel.from_path(path, dtype=dtype, temperature=temperature, max_new_tokens=tokens)
         return policy if self.engine is None else policy.model_copy(update={"engine": self.engine(Path(path))})
 
     def experience(self, name: str | None = None, *, own_process: bool = True) -> ExperienceModel:
@@ -290,6 +292,14 @@ class Workspace:
                 return model
             self._processes = {name: model}
         return self._processes[name]
+
+    @property
+    def experience_version(self) -> str:
+        """Which experience model answers, without loading it: the given one's version or name, else the newest."""
+        given = self._given
+        if given is None:
+            return self.newest_experience()
+        return given.version if isinstance(given, ExperienceModel) else given if isinstance(given, str) else name_of(given)
 
     def newest_experience(self) -> str:
         """The name of the experience model trained last; "" before one."""

@@ -62,6 +62,11 @@ class World(ABC):
     notes: bool = False
     """Whether the experience model writes down what a task leaves open before its first step (`ExperienceModel.noted`)."""
 
+    @property
+    def source(self) -> Mapping[str, object] | None:
+        """Of an agent's world: where the agent is written, for the `langgraph.json` of an export (`export_policy`)."""
+        return None
+
     @abstractmethod
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> Sequence[Task]:
         """The real tasks of a split. The splits share no task.

@@ -8,15 +8,13 @@ import json
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dreamgym_lg.errors import MissingDependency
 from dreamgym_lg.fidelity.figures import Figure, Mean, StepRate
 from dreamgym_lg.fidelity.records import Fidelity, Group
 from dreamgym_lg.fidelity.steps import CLOSE, OneStep
+from dreamgym_lg.pages import check_installed, create_templates
 from dreamgym_lg.plots import DREAM, FAINT, INK, PAIR, REAL, TICKS, draw_png, whiskers
 from dreamgym_lg.statistics import FEW_EPISODES, Rate
 
@@ -49,9 +47,7 @@ def write_fidelity(fidelity: Fidelity, out: Path) -> tuple[Path, Path]:
 
     Without matplotlib or jinja2: MissingDependency, and nothing is written.
     """
-    for package in ("matplotlib", "jinja2"):
-        if find_spec(package) is None:
-            raise MissingDependency.extra(package, "report")
+    check_installed("matplotlib", "jinja2", extra="report")
     page = _page(fidelity)
     out.mkdir(parents=True, exist_ok=True)
     html, figures = out / "fidelity.html", out / "fidelity.json"
@@ -61,13 +57,9 @@ def write_fidelity(fidelity: Fidelity, out: Path) -> tuple[Path, Path]:
 
 
 def _page(fidelity: Fidelity) -> str:
-    from jinja2 import Environment, StrictUndefined
-
-    jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    jinja.filters.update(figure=_figure, samples=_samples)
-    source = files("dreamgym_lg").joinpath("templates/fidelity.html.j2").read_text(encoding="utf-8")
+    templates = create_templates(figure=_figure, samples=_samples)
     picture = _picture(fidelity)
-    return jinja.from_string(source).render(
+    return templates.get_template("fidelity.html.j2").render(
         fidelity=fidelity,
         steps=_table(fidelity),
         worth=_worth(fidelity),

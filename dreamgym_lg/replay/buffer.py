@@ -8,7 +8,6 @@ import json
 import os
 import random
 import sqlite3
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -19,18 +18,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
 from dreamgym_lg.replay import schema
 from dreamgym_lg.replay.retrieval import Retriever
-from dreamgym_lg.replay.schema import SEGMENT_COLUMNS, STEP_COLUMNS, TASK_COLUMNS, TRAJECTORY_COLUMNS, step_of
-from dreamgym_lg.types import Origin, Segment, Source, Split, Step, Task, Trajectory
+from dreamgym_lg.replay.schema import TASK_COLUMNS, WITH_TASK
+from dreamgym_lg.types import Origin, Source, Split, Step, Task, Trajectory
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
 _PAGE = 500
-_WITH_TASK = "trajectories JOIN tasks ON tasks.id = task_id"
 _COUNTED = {
     "tasks": "count(DISTINCT tasks.id) FROM tasks LEFT JOIN trajectories ON tasks.id = task_id",
-    "trajectories": f"count(*) FROM {_WITH_TASK}",
-    "steps": f"count(*) FROM {_WITH_TASK} JOIN steps ON trajectory_id = trajectories.id",
+    "trajectories": f"count(*) FROM {WITH_TASK}",
+    "steps": f"count(*) FROM {WITH_TASK} JOIN steps ON trajectory_id = trajectories.id",
 }
 
 
@@ -191,10 +189,10 @@ class ReplayBuffer:
         """
         failed = () if errors else ("error IS NULL",)
         where, values = _where(*failed, run=run, iteration=iteration, source=source, split=split, task_id=task_id)
-        sql = f"SELECT trajectories.id FROM {_WITH_TASK} {where} ORDER BY trajectories.id LIMIT ?"
+        sql = f"SELECT trajectories.id FROM {WITH_TASK} {where} ORDER BY trajectories.id LIMIT ?"
         ids = [id for (id,) in self._rows(sql, [*values, -1 if limit is None else limit])]
         for start in range(0, len(ids), _PAGE):
-            yield from self._load(ids[start : start + _PAGE], segments=segments)
+            yield from schema.load_trajectories(self._rows, ids[start : start + _PAGE], segments=segments)
 
     def sample(
         self, n: int, *, rng: random.Random, source: Source | None = None, split: Split | None = "train"
@@ -205,13 +203,13 @@ class ReplayBuffer:
         """
         drawable = ("error IS NULL", "EXISTS (SELECT 1 FROM steps WHERE trajectory_id = trajectories.id)")
         where, values = _where(*drawable, source=source, split=split)
-        ids = [id for (id,) in self._rows(f"SELECT trajectories.id FROM {_WITH_TASK} {where} ORDER BY 1", values)]
+        ids = [id for (id,) in self._rows(f"SELECT trajectories.id FROM {WITH_TASK} {where} ORDER BY 1", values)]
         if not ids:
             raise ReplayBufferError(
                 f"{self._name}: nothing to sample (source={source!r}, split={split!r}); it takes a trajectory "
                 "that did not fail and has a step. Add traces (`extend`, `dreamgym import`) or choose other filters."
             )
-        return self._load(rng.sample(ids, min(n, len(ids))))
+        return schema.load_trajectories(self._rows, rng.sample(ids, min(n, len(ids))))
 
     def count(
         self,
@@ -237,7 +235,7 @@ class ReplayBuffer:
 
     def records(self) -> list[Record]:
         """Every real or offline trajectory that did not fail, oldest first: ten times as fast as `trajectories`."""
-        where = f"FROM {_WITH_TASK} WHERE source != 'synthetic' AND error IS NULL ORDER BY trajectories.id"
+        where = f"FROM {WITH_TASK} WHERE source != 'synthetic' AND error IS NULL ORDER BY trajectories.id"
         first = "(SELECT observation FROM steps WHERE trajectory_id = trajectories.id AND position = 0)"
         columns = f"trajectories.id, task_id, environment, instruction, split, coalesce({first}, ''), success"
         found = self._rows(f"SELECT {columns} {where}", ())
@@ -255,7 +253,7 @@ class ReplayBuffer:
         """The different answers that a tool has been recorded to give to valid calls, of the steps that `similar` searches."""
         called = json.dumps(tool, ensure_ascii=False)
         sql = (
-            f"SELECT DISTINCT next_observation FROM {_WITH_TASK} JOIN steps ON trajectory_id = trajectories.id "
+            f"SELECT DISTINCT next_observation FROM {WITH_TASK} JOIN steps ON trajectory_id = trajectories.id "
             "WHERE valid AND split = 'train' AND source != 'synthetic' AND substr(action, -length(?1)) = ?1"
         )
         return [answer for (answer,) in self._rows(sql, [f', "name": {called}}}'])]
@@ -287,11 +285,7 @@ class ReplayBuffer:
 
     def metrics(self, run: str) -> list[dict[str, Any]]:
         """One dict for each iteration that has metrics, in order: `iteration`, and its figures by name."""
-        found: dict[int, dict[str, Any]] = {}
-        sql = "SELECT iteration, name, value FROM metrics WHERE run = ? ORDER BY iteration, name"
-        for iteration, name, value in self._rows(sql, [run]):
-            found.setdefault(iteration, {"iteration": iteration})[name] = value
-        return list(found.values())
+        return schema.load_metrics(self._rows, run)
 
     def _prepare(self) -> None:
         with self._lock, schema.explained(self._name):
@@ -317,22 +311,6 @@ class ReplayBuffer:
     def _rows(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         with self._lock, schema.explained(self._name):
             return self._db.conn.execute(sql, values).fetchall()
-
-    def _load(self, ids: Sequence[int], *, segments: bool = False) -> list[Trajectory]:
-        given, chosen = [json.dumps(ids)], "IN (SELECT value FROM json_each(?))"
-        steps: dict[int, list[Step]] = defaultdict(list)
-        tokens: dict[int, list[Segment]] = defaultdict(list)
-        part = f"WHERE trajectory_id {chosen} ORDER BY trajectory_id, position"
-        for id, *row in self._rows(f"SELECT trajectory_id, {STEP_COLUMNS} FROM steps {part}", given):
-            steps[id].append(step_of(row))
-        if segments:
-            sql = f"SELECT trajectory_id, {SEGMENT_COLUMNS} FROM segments {part}"
-            for id, *row in self._rows(sql, given):
-                tokens[id].append(schema.segment_of(row))
-        columns = f"trajectories.id, {TRAJECTORY_COLUMNS}, {TASK_COLUMNS}"
-        sql = f"SELECT {columns} FROM {_WITH_TASK} WHERE trajectories.id {chosen}"
-        found = {id: schema.trajectory_of(row, steps[id], tokens[id]) for id, *row in self._rows(sql, given)}
-        return [found[id] for id in ids]
 
 
 def _where(*conditions: str, **filters: object) -> tuple[str, list[object]]:

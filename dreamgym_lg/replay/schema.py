@@ -2,7 +2,8 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ TRAJECTORY_COLUMNS = (
     "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version, annotation, acts"
 )
 SEGMENT_COLUMNS = "token_ids, sampled, logprobs, temperature"
+WITH_TASK = "trajectories JOIN tasks ON tasks.id = task_id"
+
+Rows = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
+"""Asks the file: SQL and its values to rows."""
 
 FAILED = "/failed/"
 """Stands between the run and the id in the run name of a failed episode that was played again."""
@@ -30,6 +35,8 @@ FAILED = "/failed/"
 _SMALLEST = 512
 """No SQLite file has fewer bytes."""
 _BUSY_SECONDS = 60.0
+_READER_BUSY_SECONDS = 2.0
+"""Somebody waits for the page."""
 
 migrations = Migrations("dreamgym_lg")
 
@@ -97,6 +104,11 @@ def explained(name: str) -> Iterator[None]:
             raise ReplayBufferError(
                 f"{name}: the disk is full. What was stored before is safe: free some space and run the same command again."
             ) from error
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise ReplayBufferError(
+                f"{name} is locked: another process keeps it to itself. Wait until that one has finished, or end it; a process "
+                "of this library holds the lock for less than a second at a time."
+            ) from error
         raise ReplayBufferError(
             f"{name}: SQLite says {str(error)!r}. A replay buffer is an undamaged SQLite file in an existing folder "
             "that this process may write to, open while it is used: give such a path, or restore the file from a copy."
@@ -104,19 +116,52 @@ def explained(name: str) -> Iterator[None]:
 
 
 def connect(name: str) -> sqlite3.Connection:
+    _check_file(name)
+    with explained(name):
+        if name != ":memory:" and (path := Path(name)).exists() and path.stat().st_size:
+            # Read-only first: closing an ordinary connection may fold a write-ahead log into a file that is not ours.
+            with closing(_open_read_only(name, _BUSY_SECONDS)) as probe:
+                check_ours(wrapped(probe), name)
+        return sqlite3.connect(name, timeout=_BUSY_SECONDS, check_same_thread=False)
+
+
+def connect_read_only(name: str) -> sqlite3.Connection:
+    """A connection that cannot write, to a file that is there, has something in it and is of this release's format."""
+    _check_file(name)
+    path = Path(name)
+    if not path.exists() or not path.stat().st_size:
+        raise ReplayBufferError(
+            f"{name} {'is empty' if path.exists() else 'does not exist'}; give the replay buffer of a run that has begun "
+            "(`replay.db` in its folder), or fill one with `dreamgym import`"
+        )
+    with explained(name):
+        connection = _open_read_only(name, _READER_BUSY_SECONDS)
+        try:
+            db = wrapped(connection)
+            check_ours(db, name)
+            if pending := migrations.pending(db):
+                raise ReplayBufferError(
+                    f"{name} was made by an earlier dreamgym-lg (it lacks migration {pending[0].name!r}) and is only read "
+                    f'here; bring it up to date: python -c "from dreamgym_lg.replay import ReplayBuffer as B; B({name!r})"'
+                )
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _check_file(name: str) -> None:
     path = Path(name)
     if path.is_dir():
         raise ReplayBufferError(f"{name} is a directory; a replay buffer is one file: give e.g. {path / 'replay.db'}")
-    with explained(name):
-        if name != ":memory:" and path.exists() and (size := path.stat().st_size):
-            if size < _SMALLEST:
-                # SQLite takes a file of one byte for an empty one and would write over it.
-                raise sqlite3.DatabaseError("file is not a database")
-            # Read-only first: closing an ordinary connection may fold a write-ahead log into a file that is not ours.
-            address = f"{path.resolve().as_uri()}?mode=ro"
-            with closing(sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS)) as probe:
-                check_ours(wrapped(probe), name)
-        return sqlite3.connect(name, timeout=_BUSY_SECONDS, check_same_thread=False)
+    if name != ":memory:" and path.exists() and 0 < path.stat().st_size < _SMALLEST:
+        # SQLite takes a file of one byte for an empty one and would write over it.
+        with explained(name):
+            raise sqlite3.DatabaseError("file is not a database")
+
+
+def _open_read_only(name: str, seconds: float) -> sqlite3.Connection:
+    return sqlite3.connect(f"{Path(name).resolve().as_uri()}?mode=ro", uri=True, timeout=seconds, check_same_thread=False)
 
 
 def check_ours(db: Database, name: str) -> None:
@@ -317,3 +362,30 @@ def step_of(row: Sequence[Any]) -> Step:
         decided_by=decided_by,
         line=line,
     )
+
+
+def load_trajectories(rows: Rows, ids: Sequence[int], *, segments: bool = False) -> list[Trajectory]:
+    """The trajectories of these row ids, all of them stored, in this order."""
+    given, chosen = [json.dumps(ids)], "IN (SELECT value FROM json_each(?))"
+    steps: dict[int, list[Step]] = defaultdict(list)
+    tokens: dict[int, list[Segment]] = defaultdict(list)
+    part = f"WHERE trajectory_id {chosen} ORDER BY trajectory_id, position"
+    for id, *row in rows(f"SELECT trajectory_id, {STEP_COLUMNS} FROM steps {part}", given):
+        steps[id].append(step_of(row))
+    if segments:
+        sql = f"SELECT trajectory_id, {SEGMENT_COLUMNS} FROM segments {part}"
+        for id, *row in rows(sql, given):
+            tokens[id].append(segment_of(row))
+    columns = f"trajectories.id, {TRAJECTORY_COLUMNS}, {TASK_COLUMNS}"
+    sql = f"SELECT {columns} FROM {WITH_TASK} WHERE trajectories.id {chosen}"
+    found = {id: trajectory_of(row, steps[id], tokens[id]) for id, *row in rows(sql, given)}
+    return [found[id] for id in ids]
+
+
+def load_metrics(rows: Rows, run: str) -> list[dict[str, Any]]:
+    """One dict for each iteration that has metrics, in order: `iteration`, and its figures by name."""
+    found: dict[int, dict[str, Any]] = {}
+    sql = "SELECT iteration, name, value FROM metrics WHERE run = ? ORDER BY iteration, name"
+    for iteration, name, value in rows(sql, [run]):
+        found.setdefault(iteration, {"iteration": iteration})[name] = value
+    return list(found.values())

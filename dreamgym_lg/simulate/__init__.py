@@ -6,6 +6,7 @@ from dreamgym_lg.simulate.doctor import Examination, Part, examine
 from dreamgym_lg.simulate.episode import SimulatedEpisode
 from dreamgym_lg.simulate.guard.checks import Allow
 from dreamgym_lg.simulate.guard.guard import Blocked, RealAccessBlocked
+from dreamgym_lg.simulate.route import Route
 
 __all__ = [
     "Allow",
@@ -15,6 +16,7 @@ __all__ = [
     "Examination",
     "Part",
     "RealAccessBlocked",
+    "Route",
     "SimulatedAgent",
     "SimulatedEpisode",
     "examine",

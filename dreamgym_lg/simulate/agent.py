@@ -15,11 +15,12 @@ from langgraph.types import Interrupt
 from dreamgym_lg.actions import render_answer, render_malformed
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFailed
-from dreamgym_lg.simulate.context import ActiveEpisode, Call, active, aiterate_in_episode, iterate_in_episode
+from dreamgym_lg.simulate.context import ActiveEpisode, active, aiterate_in_episode, iterate_in_episode
 from dreamgym_lg.simulate.episode import Invocable, SimulatedEpisode
 from dreamgym_lg.simulate.guard.checks import Allow
 from dreamgym_lg.simulate.guard.guard import RealAccessBlocked
 from dreamgym_lg.simulate.install import install_answering
+from dreamgym_lg.simulate.route import Route, check_route
 from dreamgym_lg.simulate.static_analysis import check_tool_names, nodes_with_own_threads
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Act, Step, StepResult, Task
@@ -43,7 +44,7 @@ episode a world of its own, or take a lock.
 class EpisodeOptions(TypedDict, total=False):
     """The options of `simulated`, which says what each means."""
 
-    select: Callable[[Call], bool] | None
+    route: Route | None
     pass_through: Sequence[str]
     simulate_nodes: Sequence[str]
     allow: Allow | None
@@ -85,7 +86,7 @@ def simulated(
         policy: The chat model that is trained; tools reach it in OpenAI's form.
         environment: Plays the tools; one instance per concurrent episode.
         task: What the environment is reset to; None if it has been.
-        select: Whether a `Call` is the policy's; one that is not goes to its production model. Default: all are.
+        route: The nodes whose models the policy answers for (`Route`); the others keep their production models. Default: all.
         pass_through: Names of tools that really run, under the guard. State tools and sub-agents do by themselves.
         simulate_nodes: Nodes of plain code that the environment answers instead.
         allow: Hosts and paths that may be touched.
@@ -97,6 +98,7 @@ def simulated(
     """
     if environment is None:
         raise ConfigurationError("simulated(environment=None): a dream needs an Environment that plays the tools")
+    check_route(graph, options.get("route"))
     check_tool_names(graph, options.get("pass_through", ()))
     return SimulatedEpisode(graph, policy=policy, environment=environment, task=task, **options)
 
@@ -116,7 +118,7 @@ class SimulatedAgent:
             answer as an action, and its reward and success count.
         real: Only the policy is put in; tools, checkpointer and all else are the graph's own, and no guard stands.
         reset_real: With `real`, the context in which each episode is played and verified.
-        options: `select`, `pass_through`, `simulate_nodes`, `allow`, `respond`, `recursion_limit` of `simulated`.
+        options: `route`, `pass_through`, `simulate_nodes`, `allow`, `respond`, `recursion_limit` of `simulated`.
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class SimulatedAgent:
             )
         if reset_real is not None and not real:
             raise ConfigurationError("reset_real= with real=False: a dreamed episode has no real world to reset; leave it away")
+        check_route(graph, options.get("route"))
         check_tool_names(graph, options.get("pass_through", ()))
         self.graph, self.policy, self.verify, self.real, self.options = graph, policy, verify, real, options
         self.reset_real, self._alone = reset_real, asyncio.Lock()
@@ -265,13 +268,21 @@ def with_policy(
     graph: Graph,
     policy: BaseChatModel,
     *,
-    select: Callable[[Call], bool] | None = None,
+    route: Route | None = None,
     pass_through: Sequence[str] = (),
 ) -> Graph:
     """The graph for production: the same graph, tools and checkpointer, with `policy` in place of its chat models.
 
     Still a graph of its own class: it streams, nests, and is served as before; the original is left as it is. Models that a
     tool asks itself stay its own, as in the dream, unless the tool runs a graph or is named in `pass_through`.
+
+    Args:
+        graph: What `StateGraph.compile` or `create_agent` returns.
+        policy: Any chat model, without bound tools; an exported one by `load_policy`.
+        route: The nodes whose models it answers for; the others keep their own. Default: all.
+        pass_through: Tools whose own models it answers for too.
+
+    Raises `ConfigurationError` for what is no compiled graph, and for unknown names.
 
     Only chat-model and tool classes are patched; the guard of dreams is not installed, and threads are as they were. So a
     model that a node asks in a thread or pool of its own stays the production model (LangGraph's own threads and
@@ -282,6 +293,7 @@ def with_policy(
         raise ConfigurationError(
             f"{type(graph).__name__} is no compiled graph; give what StateGraph.compile or create_agent returns"
         )
+    check_route(graph, route)
     check_tool_names(graph, pass_through)
     if threaded := nodes_with_own_threads(graph):
         logger.warning(
@@ -293,7 +305,7 @@ def with_policy(
     def episode(served: Pregel) -> ActiveEpisode:
         """A dream that this graph is run in goes on as a dream."""
         install_answering()
-        return active() or SimulatedEpisode(served, policy=policy, environment=None, select=select, pass_through=pass_through)
+        return active() or SimulatedEpisode(served, policy=policy, environment=None, route=route, pass_through=pass_through)
 
     kind: type[Any] = type(graph)
 

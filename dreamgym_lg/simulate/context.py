@@ -29,7 +29,7 @@ class EpisodeBroken(BaseException):
 
 
 class Call(NamedTuple):
-    """A production model's call, as a selector sees it."""
+    """A production model's call, as a route sees it."""
 
     node: str
     """Name of the graph's node that made it."""

@@ -30,6 +30,7 @@ from dreamgym_lg.simulate.install import install_episode
 from dreamgym_lg.simulate.interrupts import InterruptedRun, approve
 from dreamgym_lg.simulate.object_graph import changes_state_only, runs_an_agent
 from dreamgym_lg.simulate.return_types import with_returns
+from dreamgym_lg.simulate.route import Route, goes_to_policy
 from dreamgym_lg.types import Act, ActKind, Step, StepResult, Task
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ class SimulatedEpisode:
         policy: BaseChatModel,
         environment: Environment | None,
         task: Task | None = None,
-        select: Callable[[Call], bool] | None = None,
+        route: Route | None = None,
         pass_through: Sequence[str] = (),
         simulate_nodes: Sequence[str] = (),
         allow: Allow | None = None,
@@ -80,7 +81,7 @@ class SimulatedEpisode:
         self.last: StepResult | None = None
         """The world's answer that ended the task before the agent did."""
         self._environment, self._respond = environment, respond
-        self._select, self._pass_through = select, frozenset(pass_through)
+        self._route, self._pass_through = route, frozenset(pass_through)
         self._twins = GraphTwins(self, recursion_limit=recursion_limit, simulate_nodes=simulate_nodes)
         self._pending: list[PendingStep] = []
         self._runs_anyway: dict[int, tuple[BaseTool, bool]] = {}
@@ -102,7 +103,7 @@ class SimulatedEpisode:
         return self._environment
 
     def selects(self, call: Call) -> bool:
-        return self._select is None or self._select(call)
+        return goes_to_policy(self._route, call)
 
     def passes(self, tool: BaseTool) -> bool:
         """Whether this tool really runs: without an environment, every tool does."""

@@ -104,7 +104,7 @@ def _answer(name: str) -> Handler:
 
 
 def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Call:
-    """What a selector may ask of a call: where in the graph it was made, and of which model."""
+    """What a route may ask of a call: where in the graph it was made, and of which model."""
     config: Any = kwargs.get("config") or (args[1] if len(args) > 1 and isinstance(args[1], dict) else None)
     metadata = dict(ensure_config(config).get("metadata") or {})
     metadata |= kwargs.get("metadata") or {}

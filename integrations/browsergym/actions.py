@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple, cast
 
 from langchain_core.tools import create_schema_from_function
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, create_model
 
 from dreamgym_lg.errors import MissingDependency
 
@@ -58,6 +58,14 @@ def arguments_schema(name: str) -> type[BaseModel]:
     return cast(type[BaseModel], create_schema_from_function(name, function))
 
 
+@cache
+def tool_schema(name: str) -> type[BaseModel]:
+    """The arguments of an action that have to be given: half of a tool's text is what has a default, such as modifier keys."""
+    fields = arguments_schema(name).model_fields
+    required: dict[str, Any] = {key: (field.annotation, ...) for key, field in fields.items() if field.is_required()}
+    return create_model(name, **required)
+
+
 def render(name: str, arguments: Mapping[str, Any]) -> str:
     """The text of an action: `fill('19', 'text')`. Arguments that have their default value are left out."""
     schema = arguments_schema(name).model_fields
@@ -103,6 +111,18 @@ def elements(observation: str) -> tuple[Element, ...]:
                 if place in unnamed:
                     found[place] = found[place]._replace(name=f"{found[place].name} {text}".strip())
     return tuple(found)
+
+
+def listed(observation: str) -> str:
+    """An observation whose page is told by its elements alone, the bid behind the name: `button OK: 18, focused`.
+
+    A third as long as the tree, and what a small model can look a bid up in; texts outside an element are lost.
+    """
+    found = _PAGE.search(observation)
+    if found is None:
+        return observation
+    before, page = observation[: found.start()], observation[found.start() :]
+    return before + "\n".join(f"{each.role} {each.name}".strip() + f": {each.bid}{each.attributes}" for each in elements(page))
 
 
 class _Wrong(Exception):

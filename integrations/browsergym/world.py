@@ -38,6 +38,7 @@ class BrowserGymWorld(World):
         names: Of MiniWoB++: the tasks. Default: those that `scripted_policies` solves.
         max_steps: Actions after which an episode is cut short. Default: 15, and 30 for WebArena (as its authors).
         actions: Names of BrowserGym's actions, each a tool of the agent. Default: all that the benchmark allows.
+        short: Whether the agent reads a page as the list of its elements: for a small model (`listed`).
         browsers: The most browsers at a time. Default: the number of processor cores.
 
     Raises `ConfigurationError` for an unknown task of MiniWoB++, names for another benchmark, and an unknown action.
@@ -58,6 +59,7 @@ class BrowserGymWorld(World):
         names: Iterable[str] | None = None,
         max_steps: int | None = None,
         actions: Sequence[str] | None = None,
+        short: bool = False,
         browsers: int | None = None,
     ) -> None:
         if names is not None and benchmark != "miniwob":
@@ -68,7 +70,8 @@ class BrowserGymWorld(World):
             load_tasks(benchmark, names=self.names)  # an unknown one is named at once
         self.max_steps = max_steps or (15 if benchmark == "miniwob" else 30)
         self.actions = None if actions is None else list(chosen_actions(benchmark, actions))
-        given = {"max_steps": self.max_steps, "actions": self.actions}
+        self.short = short
+        given = {"max_steps": self.max_steps, "actions": self.actions, "short": short}
         self.arguments = given | ({"names": self.names} if benchmark == "miniwob" else {})
         self._browsers = Browsers(browsers)
         self._made: dict[range, list[Task]] = {}
@@ -109,7 +112,7 @@ class BrowserGymWorld(World):
         return list(map(as_dreamed, recorded))
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> BrowserAgent:
-        return BrowserAgent(policy, actions=self.actions, max_steps=self.max_steps)
+        return BrowserAgent(policy, actions=self.actions, max_steps=self.max_steps, short=self.short)
 
     def policy_rows(
         self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int

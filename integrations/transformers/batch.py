@@ -78,6 +78,10 @@ class Decoder:
             self._buffer = torch.empty(size, dtype=dtype, device=device)
         return self._buffer[:size]
 
+    def free_buffer(self) -> None:
+        """Give that memory back."""
+        self._buffer = torch.empty(0)
+
 
 def _check_attention(config: PreTrainedConfig, max_tokens: int) -> None:
     """A batch has gaps between its tokens, which a window would count: attention has to be full."""

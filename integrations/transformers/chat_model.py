@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import queue
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -51,6 +52,13 @@ _ELSEWHERE = {
     **dict.fromkeys((*HUB_OPTIONS, *MODEL_OPTIONS, "device", "dtype", "own_process"), _LOADING),
 }
 """What other libraries call an argument, or take as one, and what to do here."""
+_RENDERING = {
+    "tools": "which are given by bind_tools",
+    "messages": "which is what the model is asked",
+    "add_generation_prompt": "which is always so: the model replies",
+    "chat_template": "which is the tokenizer's: set tokenizer.chat_template",
+}
+"""Variables of chat templates that are given already."""
 
 
 class LocalChatModel(TrainablePolicy):
@@ -79,6 +87,8 @@ class LocalChatModel(TrainablePolicy):
     """The most tokens of one reply."""
     stop: list[str] = Field(default_factory=list)
     """A reply ends before the first of these; `stop` of a call takes their place."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the model's chat template, e.g. Qwen3's `{"enable_thinking": False}`."""
     streaming: bool = False
     """Whether `invoke` tells callbacks each piece of text as it comes, as `stream` does."""
     _tools: ToolDialect = PrivateAttr()
@@ -130,6 +140,11 @@ class LocalChatModel(TrainablePolicy):
             raise ConfigurationError(
                 f"the tokenizer of {self.name_or_path or 'this model'} has no chat template; set tokenizer.chat_template"
             )
+        template = str(self.tokenizer.chat_template)
+        for name in self.chat_template_kwargs:
+            if name in _RENDERING or not re.search(rf"\b{re.escape(name)}\b", template):
+                reason = _RENDERING.get(name, "which the chat template does not read: look there for what it is called")
+                raise ConfigurationError(f"chat_template_kwargs has {name!r}, {reason}")
         if self.engine is None:
             if self.model is None:
                 raise ConfigurationError("nothing generates the replies: give model=, engine=, or use LocalChatModel.from_path")
@@ -154,6 +169,10 @@ class LocalChatModel(TrainablePolicy):
     def with_temperature(self, temperature: float) -> "LocalChatModel":
         """The same weights, caches and batches, sampled at another temperature."""
         return self.model_copy(update={"temperature": temperature})
+
+    def free_memory(self) -> None:
+        if isinstance(self.engine, LocalEngine):  # any other has a process, and so a memory, of its own
+            self.engine.clear()
 
     def weights_changed(self) -> None:
         """Drop every cached key and value; called after the model's weights have changed."""
@@ -211,6 +230,7 @@ class LocalChatModel(TrainablePolicy):
             seed=recorder.next_seed() if seed is None and recorder is not None else seed,
             stop=tuple(stop or self.stop),
             owner=id(recorder) if recorder is not None else None,
+            template_kwargs=self.chat_template_kwargs,
         )
         if not plain:
             self._tools.prepare(request, messages, tools=tools, choice=choice, response_format=response_format)

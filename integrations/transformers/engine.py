@@ -72,9 +72,10 @@ class LocalEngine:
         return future
 
     def clear(self) -> None:
-        """Forget every cached key and value: the weights that made them have changed."""
+        """Forget every cached key and value, and give their memory back: the weights that made them have changed."""
         with _one_batch_at_a_time:
             self.prefixes.clear()
+            self._decoder.free_buffer()
 
     @torch.inference_mode()
     def answer(self, asked: Sequence[_Asked]) -> None:

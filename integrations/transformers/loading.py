@@ -56,6 +56,7 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
     except (OSError, ValueError, ImportError) as error:
         raise _not_loaded(path, error) from error
+    model.config._commit_hash = options.get("revision")  # what a learner loads as its reference; never written to a file
     return model if "device_map" in options else model.to(device)
 
 

@@ -32,6 +32,8 @@ class Request:
     tool_names: frozenset[str] | None = None
     """The tools that may be called; None: the reply is text, whatever it looks like."""
     wants_json: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the chat template."""
     splices: Mapping[str, str] = field(default_factory=dict)
     """Rendered text to replace by what was sampled there."""
     forced: str = ""

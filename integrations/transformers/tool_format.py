@@ -44,14 +44,14 @@ Tool = dict[str, Any] | type | Callable[..., Any] | BaseTool
 """What `convert_to_openai_tool` takes."""
 
 
-class _CallFormat(NamedTuple):
+class CallFormat(NamedTuple):
     """How a template writes a call without arguments: `before`, the tool's name, `after`."""
 
     before: str
     after: str
 
 
-HERMES = _CallFormat(CALL_HEAD, f"{CALL_MIDDLE}{{}}{CALL_TAIL}")
+HERMES = CallFormat(CALL_HEAD, f"{CALL_MIDDLE}{{}}{CALL_TAIL}")
 
 
 def has_calls(message: BaseMessage) -> bool:
@@ -74,7 +74,7 @@ class ToolDialect:
         self._lock = threading.Lock()
 
     @cached_property
-    def _call_format(self) -> _CallFormat | None:
+    def template_format(self) -> CallFormat | None:
         """The template's own format; None if it has none that is read here."""
         return _probe(self._tokenizer, [self._tokenizer.decode([end]) for end in self._ends])
 
@@ -103,7 +103,7 @@ class ToolDialect:
         names = frozenset(tool["function"]["name"] for tool in functions)
         forced = _chosen(choice, names)
         sections = []
-        if functions and self._call_format is None:
+        if functions and self.template_format is None:
             sections.append(tools_section(functions))
         elif functions:
             request.tools = functions
@@ -114,7 +114,7 @@ class ToolDialect:
             sections.append(section)
             request.wants_json = True
             request.forced = request.forced or ("" if request.tool_names else "{")
-        write = self._placed if self._call_format is not None else self._plain
+        write = self._placed if self.template_format is not None else self._plain
         request.conversation = _with_sections(write(request, messages), sections)
 
     def read(self, request: Request, generated: Generated) -> dict[str, Any]:
@@ -144,13 +144,13 @@ class ToolDialect:
         parsed = parse_action(action)
         if isinstance(parsed, str):
             return parsed
-        before, after = self._call_format or HERMES
+        before, after = self.template_format or HERMES
         return before + parsed.name + after.replace("{}", json.dumps(dict(parsed.arguments), ensure_ascii=False), 1)
 
     def _beginning(self, forced: str | None, names: frozenset[str]) -> str:
         if forced is None:
             return ""
-        before, after = self._call_format or HERMES
+        before, after = self.template_format or HERMES
         if forced == "any":
             if len(names) > 1:
                 return before
@@ -171,14 +171,14 @@ class ToolDialect:
 
     def _placed(self, request: Request, messages: Sequence[BaseMessage]) -> list[Message]:
         """For a template with tools: placeholders where calls were sampled."""
-        assert self._call_format is not None
+        assert self.template_format is not None
         written, names = [], _called(messages)
         request.splices = {}
         for i, message in enumerate(messages):
             entry = _entry(message, names)
             if (sampled := self._recall(message)) is not None:
                 mark = f"\ue000{i}"
-                request.splices[self._call_format.before + mark + self._call_format.after] = sampled
+                request.splices[self.template_format.before + mark + self.template_format.after] = sampled
                 call = {"type": "function", "id": "000000000", "function": {"name": mark, "arguments": {}}}
                 entry = {"role": "assistant", "content": "", "tool_calls": [call], "sampled": sampled, "parsed": entry}
             written.append(entry)
@@ -204,9 +204,10 @@ class ToolDialect:
 
 def render(tokenizer: PreTrainedTokenizerBase, request: Request) -> str:
     """The conversation as the model reads it, up to the first token to sample."""
-    text = _apply(tokenizer, list(request.conversation), request.tools)
+    text = _apply(tokenizer, list(request.conversation), request.tools, **request.template_kwargs)
     if any(text.count(placeholder) != 1 for placeholder in request.splices):  # the template writes this one otherwise
-        text = _apply(tokenizer, [message.get("parsed", message) for message in request.conversation], request.tools)
+        written = [message.get("parsed", message) for message in request.conversation]
+        text = _apply(tokenizer, written, request.tools, **request.template_kwargs)
     else:
         for placeholder, sampled in request.splices.items():
             text = text.replace(placeholder, sampled)
@@ -224,14 +225,19 @@ def call_text(function: dict[str, Any]) -> str:
 
 
 def _apply(
-    tokenizer: PreTrainedTokenizerBase, conversation: list[Message], tools: list[Any] | None, *, prompt: bool = True
+    tokenizer: PreTrainedTokenizerBase,
+    conversation: list[Message],
+    tools: list[Any] | None,
+    *,
+    prompt: bool = True,
+    **template: Any,
 ) -> str:
-    text = tokenizer.apply_chat_template(conversation, tools=tools, tokenize=False, add_generation_prompt=prompt)
+    text = tokenizer.apply_chat_template(conversation, tools=tools, tokenize=False, add_generation_prompt=prompt, **template)
     assert isinstance(text, str)
     return text
 
 
-def _probe(tokenizer: PreTrainedTokenizerBase, ends: Iterable[str]) -> _CallFormat | None:
+def _probe(tokenizer: PreTrainedTokenizerBase, ends: Iterable[str]) -> CallFormat | None:
     """Render a call and see what stands around its name."""
     name, id = "\ue000", "000000000"  # Mistral's templates take ids of nine letters and digits only
     tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
@@ -251,7 +257,7 @@ def _probe(tokenizer: PreTrainedTokenizerBase, ends: Iterable[str]) -> _CallForm
     before, _, after = whole.removeprefix(begun).partition(name)
     after = after[: min((at for end in ends if (at := after.find(end)) >= 0), default=0)]
     known = whole.startswith(begun) and parse_reply(before + name + after, frozenset([name])).calls == [Call(name, {})]
-    return _CallFormat(before, after) if known and "{}" in after else None
+    return CallFormat(before, after) if known and "{}" in after else None
 
 
 def to_entry(message: BaseMessage) -> Message:

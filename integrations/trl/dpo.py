@@ -21,13 +21,13 @@ from dreamgym_lg.types import Segment
 class _DPOTrainer(LikelihoodTrainer):
     def log_ratios(self, segments: Sequence[Segment]) -> list[float]:
         """How much more probable the policy makes each segment's sampled tokens than the reference: natural logarithm."""
-        found: list[float] = []
+        found = [0.0] * len(segments)
         self.model.eval()
-        for first in range(0, len(segments), self.micro_batch):
-            part = segments[first : first + self.micro_batch]
-            batch = self._batch([TrainingRow(each, [0.0] * len(each.token_ids), 1.0) for each in part])
-            more = self.log_probs(self.model, batch) - self.log_probs(self.ref_model, batch)
-            found += (more * batch["tool_mask"]).sum(dim=1).tolist()
+        for part in self.passes(segments):
+            batch = self._batch([TrainingRow(segments[i], [0.0] * len(segments[i].token_ids), 1.0) for i in part])
+            more = self.log_probs(self.model, batch) - self.reference_log_probs(batch)
+            for i, ratio in zip(part, (more * batch["tool_mask"]).sum(dim=1).tolist(), strict=True):
+                found[i] = ratio
         return found
 
     def note(self, beta: float, margins: Sequence[float]) -> None:

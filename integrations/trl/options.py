@@ -32,15 +32,15 @@ STEP = frozenset(
 CLIPPING = frozenset(("delta", "epsilon", "epsilon_high", "use_bias_correction_kl"))
 """Those that concern the ratio to the probability that a token was sampled with."""
 
-_OWN = frozenset(("beta", "learning_rate", "micro_batch", "seed", "temperature", "updates"))
+_OWN = frozenset(("beta", "learning_rate", "micro_batch_tokens", "peft_config", "save_every", "seed", "temperature", "updates"))
 
 _POLICY = "the policy generates, not TRL: set it where the policy is made"
-_PARTS = "the rows of a forward pass are `micro_batch`, the optimiser steps of an iteration `updates`"
+_PARTS = "how much is in a forward pass is `micro_batch_tokens`, the optimiser steps of an iteration `updates`"
 _SCHEDULE = "how long a run will be is not known to it, so its rate is constant: after `warmup_steps`, if you give them"
 _WHOLE = "it needs an episode as one sequence, and an episode may be several segments"
-_ENTROPY = "it is computed over the rows of one forward pass, so that `micro_batch` would change the gradient"
+_ENTROPY = "it is computed over the rows of one forward pass, so that `micro_batch_tokens` would change the gradient"
 _REWARDS = "rewards and advantages come with the recorded episodes (`dreamgym_lg.learner.group_credit`)"
-_SAVING = "it saves after every update, so that a run can go on after a crash"
+_SAVING = "it saves all that a run needs to go on after a crash, every `save_every` iterations"
 
 _ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("gradient_accumulation_steps", "per_device_train_batch_size", "generation_batch_size"), _PARTS),
@@ -97,13 +97,14 @@ def check_learner(
     kind: str,
     own: Collection[str],
     updates: int,
-    micro_batch: int,
+    micro_batch_tokens: int,
+    save_every: int,
     temperature: float,
     config: Mapping[str, object],
 ) -> None:
     """Raise `ConfigurationError` for what the learner of class `kind`, which takes its `own` options, cannot be given."""
     check_options(kind, config, known={*own, *_OWN}, advice=_ADVICE, config=GRPOConfig)
-    for name, given in (("updates", updates), ("micro_batch", micro_batch)):
+    for name, given in (("updates", updates), ("micro_batch_tokens", micro_batch_tokens), ("save_every", save_every)):
         if given < 1:
             raise ConfigurationError(f"{name}={given}: it has to be at least 1")
     if temperature <= 0:
@@ -143,8 +144,6 @@ def default_rate(model: PreTrainedModel, *, small: float, large: float) -> float
 
 def check_reference(model: PreTrainedModel, beta: float) -> None:
     """Raise `ConfigurationError` where the KL term (`beta` above 0) has no reference policy to be computed against."""
-    if beta and hasattr(model, "peft_config"):
-        raise ConfigurationError(f"beta={beta} needs the policy without its adapters, which is not supported yet: set beta=0")
     if beta and not model.config._name_or_path:
         raise ConfigurationError(
             f"beta={beta} needs the reference policy's weights, and this model was made in memory: save it and load it "
@@ -152,17 +151,20 @@ def check_reference(model: PreTrainedModel, beta: float) -> None:
         )
 
 
-def precision(model: PreTrainedModel, options: Mapping[str, object]) -> dict[str, object]:
+def precision(model: PreTrainedModel, options: Mapping[str, object], *, frozen: bool = False) -> dict[str, object]:
     """The arguments that train float32 weights on the model's device: on a GPU, bf16 autocast and checkpointed activations.
 
     Raises `ConfigurationError` for trainable weights of fewer bits, to which AdamW's small steps are lost by rounding (at a
     learning rate of 1e-6, 98 % of the bf16 weights do not move in five updates), and for a GPU that is not the first visible.
+
+    Args: `frozen`, the weights stay as they are, and what is trained are float32 adapters.
     """
     narrow = {str(p.dtype) for p in model.parameters() if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)}
-    if narrow:
+    if narrow and not frozen:
         raise ConfigurationError(
             f"the model's weights are {', '.join(sorted(narrow))}, to which small optimiser steps are lost by rounding: load "
-            'it with dtype="float32" (on a GPU, forward and backward passes still compute in bfloat16)'
+            'it with dtype="float32" (on a GPU, forward and backward passes still compute in bfloat16), or train adapters '
+            "beside frozen weights (lora=True)"
         )
     device = model.device
     if device.type == "cuda" and device.index:

@@ -5,9 +5,11 @@ schedule. `PolicyLearner.update` hands it an iteration's rows and returns when t
 """
 
 import json
+import logging
 import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +22,7 @@ from dreamgym_lg.types import Trajectory
 
 try:
     from datasets import IterableDataset
+    from peft import LoraConfig
     from transformers import (
         PreTrainedModel,
         PreTrainedTokenizerBase,
@@ -33,8 +36,12 @@ try:
 except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
-from dreamgym_lg.integrations.trl.options import check_learner, check_reference, default_rate, precision
+from dreamgym_lg.integrations.trl.adapters import FASTER, check_adapters
+from dreamgym_lg.integrations.trl.memory import check_memory, estimate_memory
+from dreamgym_lg.integrations.trl.options import SMALL, check_learner, check_reference, default_rate, precision
 from dreamgym_lg.integrations.trl.policy_trainer import PolicyTrainer, Stopped, Update
+
+logger = logging.getLogger(__name__)
 
 _SETTINGS: Mapping[str, Any] = {
     "max_steps": 1_000_000,
@@ -51,10 +58,16 @@ _SETTINGS: Mapping[str, Any] = {
 }
 
 
-class _Results(TrainerCallback):
-    """Reports the metrics of an iteration's optimiser steps once they are saved."""
+_Result = tuple[str | None, dict[str, float]]
+"""The checkpoint written after an iteration, if one was, and the iteration's metrics."""
 
-    def __init__(self, done: "queue.SimpleQueue[tuple[str, dict[str, float]] | BaseException]") -> None:
+
+class _Results(TrainerCallback):
+    """Reports the metrics of an iteration's optimiser steps at its end, once they are saved if they are."""
+
+    trainer: PolicyTrainer
+
+    def __init__(self, done: "queue.SimpleQueue[_Result | BaseException]") -> None:
         self.done = done
         self.logs: list[dict[str, float]] = []
 
@@ -67,13 +80,18 @@ class _Results(TrainerCallback):
         **kwargs: object,
     ) -> None:
         self.logs.append(logs or {})
+        if self.trainer.ends_iteration and not control.should_save:
+            self.report(None)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self.report(f"checkpoint-{state.global_step}")
+
+    def report(self, checkpoint: str | None) -> None:
         names = {name for logs in self.logs for name in logs}
         shown = {name: [logs[name] for logs in self.logs if isinstance(logs.get(name), (int, float))] for name in names}
         self.logs = []
         metrics = {name: sum(values) / len(values) for name, values in shown.items() if values}
-        self.done.put((f"checkpoint-{state.global_step}", metrics))
+        self.done.put((checkpoint, metrics))
 
 
 class PolicyLearner:
@@ -83,19 +101,23 @@ class PolicyLearner:
     episode's weight in the loss, KL term included, does not depend on its number of segments (`dreamgym_lg.learner`).
 
     Args:
-        model: The policy's model, trained in place. Its weights have to be float32.
+        model: The policy's model, trained in place. Its weights have to be float32, but under LoRA.
         tokenizer: Its tokenizer.
         path: Folder of the checkpoints; an unfinished run found there is taken up, optimiser included.
         updates: Optimiser steps per iteration. Each takes its share of the rows (segments; of DPO, pairs), each used once.
-        micro_batch: Rows in one forward and backward pass, at most. It decides the memory that a step needs, not its
-            gradient: the passes of a step are added up.
-        learning_rate: Default: 2e-4 for a model of up to 50 M parameters, 1e-6 for a larger one.
+        micro_batch_tokens: In one forward and backward pass, padding included, at most; a longer row has a pass of its own. It
+            decides the memory that a step needs, not its gradient: the passes of a step are added up.
+        save_every: Iterations between two checkpoints, which hold 12 bytes for each trained number. Updates that a crash loses
+            are repeated by the training graph, from the recorded episodes.
+        learning_rate: Default: 2e-4 for a model of up to 50 M parameters, 1e-6 for a larger one; of adapters, ten times that.
         beta: Coefficient of the KL term against the policy that training began with. Default: 0.02.
         temperature: At which the policy samples; tokens sampled at another one are refused.
+        peft_config: Trains adapters of this kind beside frozen weights, e.g. `adapters.default_adapters()`. The KL term's
+            reference is the model without them, and they alone are in the checkpoints. Default: all weights are trained.
         config: Other arguments of TRL's `GRPOConfig` that concern an optimiser step (`weight_decay`, `max_grad_norm`, ...).
 
     Raises `ConfigurationError` for an option that is unknown, set already or without effect here, and for a model in half
-    precision.
+    precision; also where an update would not fit into the device's memory (`memory.estimate_memory`).
     """
 
     OPTIONS: ClassVar[frozenset[str]]
@@ -114,40 +136,66 @@ class PolicyLearner:
         path: str | Path,
         *,
         updates: int = 1,
-        micro_batch: int = 16,
+        micro_batch_tokens: int = 8192,
+        save_every: int = 1,
         learning_rate: float | None = None,
         beta: float | None = None,
         temperature: float = 1.0,
+        peft_config: LoraConfig | None = None,
         seed: int = 0,
         **config: Any,
     ) -> None:
         beta = self.BETA if beta is None else beta
-        check_learner(type(self).__name__, self.OPTIONS, updates, micro_batch, temperature, config)
-        check_reference(model, beta)
-        self.model, self.path, self.temperature, self._updates = model, Path(path), temperature, updates
-        self._tokenizer, self._micro_batch = tokenizer, micro_batch
-        learning_rate = default_rate(model, small=2e-4, large=self.LARGE_RATE) if learning_rate is None else learning_rate
+        check_learner(type(self).__name__, self.OPTIONS, updates, micro_batch_tokens, save_every, temperature, config)
+        check_adapters(model, peft_config)
+        if peft_config is None:
+            check_reference(model, beta)
+        self.model, self.path, self.temperature = model, Path(path), temperature
+        self._updates, self._save_every = updates, save_every
+        self._tokenizer, self._micro_batch_tokens, self._peft_config = tokenizer, micro_batch_tokens, peft_config
+        if learning_rate is None:
+            learning_rate = default_rate(model, small=2e-4, large=self.LARGE_RATE) * (FASTER if peft_config else 1)
         given = {"learning_rate": learning_rate, "beta": beta, "temperature": temperature, "seed": seed, **self.loss}
-        self._done: queue.SimpleQueue[tuple[str, dict[str, float]] | BaseException] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_Result | BaseException] = queue.SimpleQueue()
         self._trainer = self._create_trainer({**given, **config})
-        self._progress = self._read_progress()
+        self._progress, self._all_saved = self._read_progress(), True
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         if self._progress["checkpoint"]:
             self._start()
 
     def _create_trainer(self, config: dict[str, Any]) -> PolicyTrainer:
+        args = _arguments(self.model, self.path, config, frozen=self._peft_config is not None)
+        self._check_memory(args)
         trainer = self.trainer(
             model=self.model,
             reward_funcs=_scored_elsewhere,
-            args=_arguments(self.model, self.path, config),
+            args=args,
             processing_class=self._tokenizer,
             train_dataset=IterableDataset.from_generator(_prompts),
-            callbacks=[_Results(self._done)],
+            callbacks=[results := _Results(self._done)],
+            peft_config=deepcopy(self._peft_config),  # PEFT writes into it which layers it has found
         )
+        results.trainer = trainer
         trainer.remove_callback(PrinterCallback)
-        trainer.feed, trainer.micro_batch = queue.SimpleQueue(), self._micro_batch
+        trainer.feed, trainer.micro_batch_tokens = queue.SimpleQueue(), self._micro_batch_tokens
         return trainer
+
+    def _check_memory(self, args: GRPOConfig) -> None:
+        """Say what an update needs, and raise `ConfigurationError` if the device has less. Nothing more is loaded before."""
+        estimate = estimate_memory(
+            self.model,
+            dtype=self.model.dtype,
+            peft_config=self._peft_config,
+            tokens=self._micro_batch_tokens,
+            reference=args.beta > 0,
+            autocast=args.bf16 or args.fp16,
+            checkpointing=bool(args.activation_checkpointing),
+        )
+        if self.model.device.type == "cuda" or self.model.num_parameters() > SMALL:
+            logger.warning("an update on %s needs %s", self.model.device, estimate)
+        lora = self._peft_config is not None
+        check_memory(estimate, self.model.device, micro_batch_tokens=self._micro_batch_tokens, lora=lora)
 
     def _parts(self, groups: Groups) -> Sequence[Any]:
         """What the optimiser steps of an iteration divide among themselves; empty where there is nothing to learn."""
@@ -159,7 +207,7 @@ class PolicyLearner:
 
     @property
     def iteration(self) -> int:
-        """How many iterations' updates are in the weights (skipped ones included)."""
+        """How many iterations' updates are in the weights (skipped ones included); after a restart, in the last checkpoint."""
         return int(self._progress["iteration"])
 
     @property
@@ -168,7 +216,7 @@ class PolicyLearner:
         return dict(self._progress.get("metrics", {}))
 
     def update(self, groups: Groups) -> dict[str, float]:
-        """One iteration: train on the groups, save, return the metrics.
+        """One iteration: train on the groups, save if it is the turn (`save_every`), return the metrics.
 
         They are means over its passes and optimiser steps, in which tokens weigh as in the loss (`kl`, `entropy`, ...).
         Groups that teach nothing leave the weights as they are (`skipped` is 1). Raises `NothingToTrain` if no episode
@@ -195,22 +243,31 @@ class PolicyLearner:
         if parts:
             if self._thread is None:
                 self._start()
-            steps = min(self._updates, len(parts))
-            for i in range(steps):
-                self._trainer.feed.put(Update(partial(self._rows, parts[i::steps]), steps, last=i == steps - 1))
-            checkpoint, logs = self._result()
+            saved, logs = self._step(parts, save=(self.iteration + 1) % self._save_every == 0)
+            checkpoint, self._all_saved = saved or checkpoint, saved is not None
             metrics |= logs
-        self._write_progress({"iteration": self.iteration + 1, "checkpoint": checkpoint, "metrics": metrics})
+        self._progress = {"iteration": self.iteration + 1, "checkpoint": checkpoint, "metrics": metrics}
+        if self._all_saved:
+            self._write_progress()
         return metrics
 
+    def _step(self, parts: Sequence[Any], *, save: bool) -> _Result:
+        """All optimiser steps of an iteration."""
+        steps = min(self._updates, len(parts))
+        for i in range(steps):
+            last = i == steps - 1
+            self._trainer.feed.put(Update(partial(self._rows, parts[i::steps]), steps, last=last, save=last and save))
+        return self._result()
+
     def close(self) -> None:
-        """End the trainer's thread; everything is saved already."""
+        """End the trainer's thread; nothing more is saved."""
         if self._thread is not None:
             self._trainer.feed.put(None)
             self._thread.join()
             self._thread = None
+            self._progress = self._read_progress()  # another update would go on from there
 
-    def _result(self) -> tuple[str, dict[str, float]]:
+    def _result(self) -> _Result:
         result = self._done.get()
         if isinstance(result, BaseException):
             self._failure = result
@@ -242,9 +299,9 @@ class PolicyLearner:
         except Stopped:
             pass
         except torch.OutOfMemoryError as error:
-            rows = self._trainer.micro_batch
             error.add_note(
-                f"micro_batch={rows}: so many rows are in one pass; a smaller one needs less memory, for the same gradient"
+                f"micro_batch_tokens={self._micro_batch_tokens}: so many tokens are in one pass; fewer need less memory, for "
+                "the same gradient"
             )
             self._done.put(error)
         except BaseException as error:
@@ -274,20 +331,21 @@ class PolicyLearner:
             return {"iteration": 0, "checkpoint": None}
         return dict(json.loads(self._progress_file.read_text()))
 
-    def _write_progress(self, progress: dict[str, Any]) -> None:
+    def _write_progress(self) -> None:
         """The one moment at which an update counts: a crash before it repeats the update from the checkpoint before."""
         draft = self._progress_file.with_suffix(".tmp")
-        draft.write_text(json.dumps(progress))
+        draft.write_text(json.dumps(self._progress))
         draft.replace(self._progress_file)
-        self._progress = progress
 
 
-def _arguments(model: PreTrainedModel, path: Path, config: Mapping[str, Any]) -> GRPOConfig:
+def _arguments(model: PreTrainedModel, path: Path, config: Mapping[str, Any], *, frozen: bool) -> GRPOConfig:
     arguments: dict[str, Any] = {
         **_SETTINGS,
-        **precision(model, config),
+        **precision(model, config, frozen=frozen),
         "output_dir": str(path),
         "lr_scheduler_type": "constant_with_warmup" if "warmup_steps" in config else "constant",
+        # TRL loads the reference by the model's name: of the hub's revisions it has to be the same
+        "model_init_kwargs": {"revision": commit} if (commit := getattr(model.config, "_commit_hash", None)) else None,
         **config,
     }
     path.mkdir(parents=True, exist_ok=True)

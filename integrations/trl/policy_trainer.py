@@ -16,7 +16,9 @@ try:
 except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
+from dreamgym_lg.integrations.trl.rows import split_passes
 from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix
+from dreamgym_lg.types import Segment
 
 for _name in ("_compute_loss", "_get_per_token_logps_and_entropies"):
     if not hasattr(GRPOTrainer, _name):
@@ -35,14 +37,22 @@ class Update(NamedTuple):
     scale: float
     """The loss is this times the weighted sum over the rows."""
     last: bool
-    """The last of its iteration: a checkpoint follows."""
+    """The last of its iteration."""
+    save: bool
+    """Whether a checkpoint follows."""
+
+
+def _weight(rows: Sequence[TrainingRow]) -> float:
+    return sum(row.weight * row.segment.trainable for row in rows)
 
 
 class PolicyTrainer(GRPOTrainer):
     """Takes rows from a queue where TRL would generate and score, and splits them into forward passes itself."""
 
     feed: "queue.SimpleQueue[Update | None]"
-    micro_batch: int
+    micro_batch_tokens: int
+    ends_iteration: bool = False
+    """Whether the optimiser step at hand is the last of its iteration."""
 
     def training_step(
         self, model: PreTrainedModel, inputs: object, num_items_in_batch: torch.Tensor | int | None = None
@@ -50,16 +60,26 @@ class PolicyTrainer(GRPOTrainer):
         update = self.feed.get()
         if update is None:
             raise Stopped
-        self.control.should_save = update.last
-        rows = sorted(update.rows(), key=lambda row: len(row.segment.token_ids))  # of like length: little padding
-        passes = -(-len(rows) // self.micro_batch)
+        self.control.should_save, self.ends_iteration = update.save, update.last
+        rows = update.rows()
+        parts = [[rows[i] for i in part] for part in self.passes([row.segment for row in rows])]
         # not Trainer's accumulation: that has a fixed number of passes, to which rows would have to be added
-        self._step, self.current_gradient_accumulation_steps = 0, passes
-        bounds = [len(rows) * i // passes for i in range(passes + 1)]
+        self._step, self.current_gradient_accumulation_steps = 0, len(parts)
         loss = torch.zeros((), device=self.accelerator.device)
-        for first, end in zip(bounds, bounds[1:], strict=False):
-            loss += super().training_step(model, self._batch(rows[first:end], update.scale * passes), None)
+        for part in parts:
+            loss += super().training_step(model, self._batch(part, update.scale * len(parts)), None)
+            self._weigh_metrics(_weight(part) / _weight(rows) * len(parts))
         return loss
+
+    def passes(self, segments: Sequence[Segment]) -> list[list[int]]:
+        """Which segments share a forward pass."""
+        return split_passes([len(segment.token_ids) for segment in segments], self.micro_batch_tokens)
+
+    def _weigh_metrics(self, share: float) -> None:
+        """TRL takes the mean over passes of each pass's own means: with this, tokens weigh as in the loss."""
+        for name, values in self._metrics["train"].items():
+            if name in ("kl", "entropy", "value_loss", "cispo_clip_ratio") or name.startswith("clip_ratio/"):
+                values[-1] *= 1.0 if name.endswith(("_min", "_max")) else share
 
     def _prepare_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return inputs
@@ -90,7 +110,7 @@ class PolicyTrainer(GRPOTrainer):
         }
         output = {key: value.to(self.accelerator.device) for key, value in output.items()}
         if self.beta != 0.0:
-            output["ref_per_token_logps"] = self.log_probs(self.ref_model, output)
+            output["ref_per_token_logps"] = self.reference_log_probs(output)
         return output
 
     def _get_per_token_logps_and_entropies(
@@ -114,6 +134,13 @@ class PolicyTrainer(GRPOTrainer):
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         return self._get_per_token_logps_and_entropies(model, ids, mask, batch["completion_ids"].size(1))[0]
+
+    def reference_log_probs(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """As `log_probs`, of the policy that training began with; under LoRA that is the policy without its adapters."""
+        if self.ref_model is not None:
+            return self.log_probs(self.ref_model, batch)
+        with self.model.disable_adapter():
+            return self.log_probs(self.model, batch)
 
 
 class LikelihoodTrainer(PolicyTrainer):

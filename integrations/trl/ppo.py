@@ -43,21 +43,23 @@ class _PPOTrainer(PolicyTrainer):
     @torch.no_grad()
     def values(self, segments: Sequence[Segment]) -> list[list[float]]:
         """A `Critic`: before the first token of a segment, where it has seen nothing, it expects 0."""
-        found: list[list[float]] = []
+        found: list[list[float]] = [[] for _ in segments]
         self.model.eval()
-        for first in range(0, len(segments), self.micro_batch):
-            part = [torch.tensor(segment.token_ids) for segment in segments[first : first + self.micro_batch]]
+        for rows in self.passes(segments):
+            part = [torch.tensor(segments[i].token_ids) for i in rows]
             mask = pad([torch.ones_like(ids) for ids in part], padding_value=0).to(self.model.device)
             ids = pad(part, padding_value=self._tokenizer.pad_token_id).to(self.model.device)
             with self.accelerator.autocast():
                 hidden = self.model.get_decoder()(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
                 values = self._heads(hidden).tolist()
-            found += [[0.0, *row[: len(one) - 1]] for row, one in zip(values, part, strict=True)]
+            for i, row, one in zip(rows, values, part, strict=True):
+                found[i] = [0.0, *row[: len(one) - 1]]
         return found
 
     def _heads(self, hidden: torch.Tensor) -> torch.Tensor:
         """(rows, tokens): what is expected after each token of (rows, tokens, size) last hidden states."""
-        return self.model.value_head(hidden).squeeze(-1).float()
+        head = self.model.value_head
+        return head(hidden.to(head.weight.dtype)).squeeze(-1).float()
 
     def _batch(self, rows: Sequence[TrainingRow], scale: float = 1.0) -> dict[str, torch.Tensor]:
         batch = super()._batch(rows, scale)
@@ -153,10 +155,11 @@ class PPOLearner(PolicyLearner):
         head = torch.nn.Linear(self.model.config.get_text_config().hidden_size, 1)
         torch.nn.init.zeros_(head.weight)
         torch.nn.init.zeros_(head.bias)
-        self.model.value_head = head.to(self.model.device)
         ignored = self.model._keys_to_ignore_on_save or ()
         self.model._keys_to_ignore_on_save = {*ignored, "value_head.weight", "value_head.bias"}
         trainer = super()._create_trainer(config)
         assert isinstance(trainer, _PPOTrainer)
+        # only now: it is neither frozen under LoRA nor given adapters
+        trainer.model.value_head = head.to(self.model.device)
         trainer.value_coef, trainer.value_clip = self._coef, self._clip
         return trainer

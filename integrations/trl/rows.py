@@ -79,6 +79,22 @@ def only_last_reply(rows: Sequence[TokenizedConversation]) -> list[TokenizedConv
     return cut
 
 
+def split_passes(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Which rows share a forward and backward pass: rows of like length, the longest first.
+
+    Args:
+        lengths: Of the rows, in tokens.
+        tokens: The most that a pass holds, padding included; a longer row has one of its own.
+    """
+    passes: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if passes and lengths[passes[-1][0]] * (len(passes[-1]) + 1) <= tokens:
+            passes[-1].append(row)
+        else:
+            passes.append([row])
+    return passes
+
+
 def create_collator(pad_id: int) -> Callable[[list[TokenizedConversation]], dict[str, torch.Tensor]]:
     """A data collator: rows of tokens padded on the right to one batch."""
 

@@ -33,8 +33,16 @@ try:
 except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
+from dreamgym_lg.integrations.trl.adapters import merged_weights
 from dreamgym_lg.integrations.trl.options import SMALL, check_options, default_rate, precision
-from dreamgym_lg.integrations.trl.rows import Conversation, TokenizedConversation, create_collator, tokenize, weigh_first_lines
+from dreamgym_lg.integrations.trl.rows import (
+    Conversation,
+    TokenizedConversation,
+    create_collator,
+    split_passes,
+    tokenize,
+    weigh_first_lines,
+)
 from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix
 
 logger = logging.getLogger(__name__)
@@ -129,7 +137,7 @@ class _WeightedTrainer(SFTTrainer):
     ) -> torch.Tensor:
         """One batch in passes of `_TOKENS_A_PASS` tokens, whose gradients add up: it needs the memory of one pass."""
         total, losses = _total_weight(inputs), []
-        for rows in _passes(inputs["attention_mask"].sum(dim=1)):
+        for rows in split_passes(inputs["attention_mask"].sum(dim=1).tolist(), _TOKENS_A_PASS):
             length = int(inputs["attention_mask"][rows].sum(dim=1).max())
             part = {name: values[rows, :length] for name, values in inputs.items()}
             losses.append(super().training_step(model, {**part, "total": total}, None))
@@ -143,17 +151,6 @@ _TOKENS_A_PASS = 4096
 def _total_weight(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Of all tokens that are learned; never 0."""
     return inputs["weights"][:, 1:][inputs["labels"][:, 1:] != -100].sum().clamp(min=1e-6)
-
-
-def _passes(lengths: torch.Tensor) -> list[list[int]]:
-    """Which rows share a pass: the longest first, as many as fit."""
-    passes: list[list[int]] = []
-    for row in lengths.argsort(descending=True).tolist():
-        if passes and int(lengths[passes[-1][0]]) * (len(passes[-1]) + 1) <= _TOKENS_A_PASS:
-            passes[-1].append(row)
-        else:
-            passes.append([row])
-    return passes
 
 
 class _Progress(TrainerCallback):
@@ -357,14 +354,14 @@ def _check_learning_rate(model: PreTrainedModel, learning_rate: float) -> None:
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """Write a model folder, tokenizer and chat template with it, that is either whole or not there.
+    """Write a model folder, tokenizer and chat template with it, that is either whole or not there; adapters are merged.
 
     Its file `version` names these weights: each time they are written it is another one.
     """
     draft, old = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
     for left in (draft, old):
         shutil.rmtree(left, ignore_errors=True)
-    model.save_pretrained(draft)
+    model.save_pretrained(draft, state_dict=merged_weights(model))
     tokenizer.save_pretrained(draft)
     (draft / "version").write_text(uuid4().hex[:8])
     if path.exists():

@@ -103,6 +103,8 @@ class RecordedShop:
     `recorded`: A product's page, a sub page and a page of results are shown as any trace of a training task showed them. A
     purchase of the same product with the same values, chosen in the same order, for the same instruction, pays what it was
     recorded to pay.
+    `reference`: Of an instruction with a recorded success, any other purchase fails, and pays nothing: that success shows the
+    product and the values that are wanted. Another product may be as good in the shop; here it is not.
     `retrieved`: A search that no trace made finds, with the shop's own kind of search (BM25), those products whose pages are
     recorded, by what these pages say. A product whose page was never opened has the title and price that its result showed,
     and no options; a sub page that was never opened is empty.
@@ -123,6 +125,8 @@ class RecordedShop:
         """Each page's text behind the instruction, by the task whose trace showed it."""
         self._paid: dict[tuple[str, str, tuple[str, ...]], dict[str, float]] = {}
         """What a purchase paid, by instruction, product and values; by task."""
+        self._bought: dict[str, dict[str, Place]] = {}
+        """The purchases that paid in full, by instruction and task."""
         self._asins: list[str] = []
         """Of the products whose pages are recorded, by their numbers in the index."""
         self._index: SearchIndex | None = None
@@ -139,7 +143,7 @@ class RecordedShop:
 
     def _build(self, trajectories: Sequence[Trajectory]) -> None:
         pages, entries = dict[Place, dict[str, str]](), dict[str, list[str]]()
-        paid = dict[tuple[str, str, tuple[str, ...]], dict[str, float]]()
+        paid, bought = dict[tuple[str, str, tuple[str, ...]], dict[str, float]](), dict[str, dict[str, Place]]()
         for trajectory in trajectories:
             if trajectory.source == "synthetic":
                 continue
@@ -147,12 +151,14 @@ class RecordedShop:
             for step in trajectory.steps:
                 if step.terminated and step.valid:
                     paid.setdefault((task.instruction, place.asin, place.chosen), {})[task.id] = step.reward
+                    if step.reward == 1:
+                        bought.setdefault(task.instruction, {})[task.id] = place
                 elif step.valid:
                     place = place.after(step.action)
                     if step.next_observation != SAME_PAGE:
                         entries |= results_on(step.next_observation)
                         pages.setdefault(place.page, {})[task.id] = step.next_observation.removeprefix(self._head(task))
-        self._pages, self._paid, self._entries = pages, paid, entries
+        self._pages, self._paid, self._bought, self._entries = pages, paid, bought, entries
         self._asins = sorted(place.asin for place in pages if place.asin and not place.sub_page and place.asin in entries)
         self._index = load_index([self._text(asin) for asin in self._asins])
 
@@ -167,9 +173,7 @@ class RecordedShop:
         """
         own, place = task.id if unseen else "", place_of(history)
         if _is_purchase(action):
-            known = self._paid.get((task.instruction, place.asin, place.chosen), {})
-            paid = next((reward for id, reward in known.items() if id != own), None)
-            return None if paid is None else Decision(_purchase(action, paid), "recorded")
+            return self._bought_by(place, task, own, action)
         screen = last_page([first_observation(task), *(exchange.prediction.observation for exchange in history)])
         if not _is_clickable(action, screen):
             shown = SAME_PAGE if self._compact else screen
@@ -180,6 +184,19 @@ class RecordedShop:
         shown = SAME_PAGE if self._compact and text == screen else text
         step = Step(observation=screen, action=action, next_observation=shown)
         return Decision(in_hindsight(step, success=False), decided_by)
+
+    def judges(self, task: Task) -> bool:
+        """Whether a recorded success decides every purchase for this task."""
+        return bool(self._bought.get(task.instruction))
+
+    def _bought_by(self, place: Place, task: Task, own: str, action: str) -> Decision | None:
+        known = self._paid.get((task.instruction, place.asin, place.chosen), {})
+        paid = next((reward for id, reward in known.items() if id != own), None)
+        if paid is not None:
+            return Decision(_purchase(action, paid), "recorded")
+        wanted = [each for id, each in self._bought.get(task.instruction, {}).items() if id != own]
+        same = any(each.asin == place.asin and sorted(each.chosen) == sorted(place.chosen) for each in wanted)
+        return Decision(_purchase(action, float(same)), "reference") if wanted else None
 
     def _page(self, place: Place, screen: str, own: str) -> tuple[str, str]:
         """The text of a page behind the instruction, and what decided it. Args: `screen`, the page before it."""

@@ -18,6 +18,7 @@ from dreamgym_lg.integrations.webshop.pages import check_action, compact, first_
 from dreamgym_lg.integrations.webshop.recorded_shop import RecordedShop, shown_of_purchase
 from dreamgym_lg.integrations.webshop.reward import Tagger, load_tagger
 from dreamgym_lg.integrations.webshop.scripted_policies import scripted_trajectories
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Split, Task, Trajectory
 
 
@@ -90,8 +91,8 @@ class WebShop(World):
 
     def create_dream(self, experience: ExperienceModel) -> Environment:
         """Pages are recorded ones (`RecordedShop`); the experience model scores the purchases that no trace made."""
-        if self._recorded is None and experience.replay_buffer is not None:
-            self._recorded = RecordedShop(experience.replay_buffer, compact=self.compact)
+        if experience.replay_buffer is not None:
+            self._shop(experience.replay_buffer)
         return DreamEnvironment(
             experience,
             check_action=self.check_action,
@@ -99,6 +100,15 @@ class WebShop(World):
             full_score_completes=self.full_score_completes,
             grounding=self._recorded,
         )
+
+    def judged_by_traces(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> list[Task]:
+        shop = self._shop(replay_buffer)
+        shop.refresh()
+        return list(filter(shop.judges, tasks))
+
+    def _shop(self, replay_buffer: ReplayBuffer) -> RecordedShop:
+        self._recorded = self._recorded or RecordedShop(replay_buffer, compact=self.compact)
+        return self._recorded
 
     def check_action(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
         return check_action(action, observations)

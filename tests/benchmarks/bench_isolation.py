@@ -53,7 +53,8 @@ async def seconds(agent: Any, episodes: int = 1) -> float:
 
 
 async def overhead() -> dict[str, float]:
-    workers = Workers(f"{__file__}:quick", count=1)
+    workers = Workers(f"{__file__}:quick")
+    workers._count = 1  # one of them, on the core that it has by default
     walled, here = WalledAgent(workers, Instant()), SimulatedAgent(quick, Instant())
     started = await seconds(walled)
     pairs = [(await seconds(here), await seconds(walled)) for _ in range(PAIRS + 10)][10:]

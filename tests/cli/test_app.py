@@ -17,6 +17,7 @@ from dreamgym_lg.cli.experiment import open_experiment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import worlds
 from dreamgym_lg.experiment.worlds import load_world, open_folder
+from dreamgym_lg.manifest import read_manifest
 
 COMMANDS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OF_A_WORLD = {"demo", "collect", "train", "eval", "report", "export", "fidelity", "play"}
@@ -293,14 +294,25 @@ def made(folder: Path) -> Experiment:
     return work
 
 
-def test_export_copies_the_trained_policy_to_a_new_folder(made: Experiment, folder: Path) -> None:
+def test_export_writes_the_trained_policy_to_a_new_folder(made: Experiment, folder: Path) -> None:
+    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+    from dreamgym_lg.integrations.trl.sft import save_model
+
     assert "holds no trained policy: run `dreamgym train made` first" in refused("export", "made", "policies/mine")
-    (made.models / "trained").mkdir()
-    (made.models / "trained" / "config.json").write_text("{}")
+    tokenizer = create_tokenizer(["open the door"], vocab_size=320)
+    save_model(create_model(tokenizer, hidden_size=32, layers=1), tokenizer, made.models / "trained")
     code, shown = run("export", "made", "policies/mine")
     assert code == 0 and "policies/mine" in shown
-    assert [path.name for path in (folder / "policies" / "mine").iterdir()] == ["config.json"]
+    manifest = read_manifest(folder / "policies" / "mine")
+    assert manifest["policy_version"] == (made.models / "trained" / "version").read_text()
+    assert manifest["training"]["world"] == "textworld_express/twc" and manifest["agent"] is None
     assert "policies/mine exists already" in refused("export", "made", "policies/mine")
+
+
+def test_serve_refuses_what_is_no_export_and_listens_on_loopback(folder: Path) -> None:
+    assert "is no exported policy" in refused("serve", "nowhere")
+    told = {option.name: option.default for option in COMMANDS["serve"].params}
+    assert told == {"folder": None, "host": "127.0.0.1", "port": 8000, "device": "auto"}
 
 
 def test_report_and_eval_need_what_comes_before(made: Experiment) -> None:

@@ -11,6 +11,7 @@ import pytest
 from dreamgym_lg import Environment, ExperienceModel, Experiment, Settings, StepResult, Task, World
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.evaluation import count_real_steps
+from dreamgym_lg.experiment.report import _title
 
 pytest.importorskip("trl")
 from dreamgym_lg.integrations.transformers.requests import Generated, Request  # noqa: E402
@@ -101,10 +102,9 @@ def make(tmp_path: Path, scripted: Any) -> Make:
             Doors(),
             tmp_path / "run",
             Settings(evaluate_tasks=0, real_budget=0),
-            experience_model=ExperienceModel(dream, retries=0),
             create_learner=Counts,
             engine=lambda _: Turns(),
-            **options,
+            **{"experience_model": ExperienceModel(dream, retries=0), **options},
         )
         if not (work.out / "settings.json").exists():
             work.collect()
@@ -145,6 +145,18 @@ def test_real_training_ends_when_its_steps_are_spent_and_goes_on_with_more(make:
     again = make()
     again.train(iterations=9, environment="real", real_steps=spent + 1, **NUMBERS)
     assert len(played(again)) == first + 1 and counted(again) > spent
+
+
+def test_a_policy_trained_in_reality_alone_is_proven_without_an_experience_model(make: Make) -> None:
+    work = make(experience_model=None)
+    work.train(iterations=1, environment="real", **NUMBERS)
+    result = work.prove()
+    assert set(result["real"]) == {"base", "trained"} and result["dream"] == {}
+    assert all(found["episodes"] == 4 for modes in result["real"].values() for found in modes.values())
+    metrics = work.replay_buffer.metrics("train")
+    assert metrics[0]["train_success"] == 1, "the door was opened in every episode"
+    title = _title(result)
+    assert title.startswith("Trained in the real environment, ") and work.newest_experience() == ""
 
 
 def test_sim_to_real_dreams_first_and_goes_on_in_the_part_that_was_killed(make: Make) -> None:

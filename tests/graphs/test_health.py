@@ -19,6 +19,12 @@ FINE: dict[str, float] = {"entropy": 0.5, "invalid_action_share": 0.1, "kl": 0.0
         ({"kl": 0.9}, "kl", "KL of 0.90 a token, .*: a larger beta"),
         ({"clip_ratio/region_mean": 0.4}, "clipped", "40% of the tokens are clipped .* fewer updates"),
         ({"entropy": 0.01}, "entropy", "entropy fell from 0.500 to 0.010, .* harder tasks"),
+        (
+            {"segments": 90, "rewritten_segments": 60, "episodes": 30, "reread_share": 0.7},
+            "split",
+            "60 of the 90 segments of 30 episodes read again .* 70% of all tokens. The chat template .*chat_template_kwargs",
+        ),
+        ({"segments": 90, "rewritten_segments": 20, "episodes": 30, "reread_share": 0.2}, None, ""),
         ({"entropy": 2.5}, "noise", "entropy rose from 0.50 to 2.50, .* a lower learning_rate"),
     ],
 )
@@ -26,6 +32,11 @@ def test_every_alarm_says_what_to_do(figures: dict[str, float], name: str | None
     found = check_health([*[FINE] * 3, *[{**FINE, **figures}] * 3])
     assert [alarm.name for alarm in found] == ([name] if name else [])
     assert not found or re.search(told, found[0].text)
+
+
+def test_splits_are_told_at_once() -> None:
+    (alarm,) = check_health([{**FINE, "segments": 8, "rewritten_segments": 4, "episodes": 4, "reread_share": 0.5}])
+    assert alarm.name == "split"
 
 
 def test_a_run_whose_updates_were_skipped_gives_no_alarm() -> None:

@@ -81,11 +81,12 @@ def test_evaluation_and_refresh_may_be_left_out(process: Any, tmp_path: Path) ->
     assert one.nodes == [each for each in EVERY_NODE if each[0] not in ("evaluate", "refresh")]
 
 
-def test_what_was_cached_of_the_old_weights_is_dropped_after_each_update(process: Any, tmp_path: Path) -> None:
+def test_memory_is_free_before_an_update_and_what_old_weights_gave_is_dropped_after_it(process: Any, tmp_path: Path) -> None:
     one, updates = process(tmp_path), []
-    one.training.weights_changed = lambda: updates.append(one.learner.iteration)
+    one.training.free_memory = lambda: updates.append(("before", one.learner.iteration))
+    one.training.weights_changed = lambda: updates.append(("after", one.learner.iteration))
     one.run(tmp_path)
-    assert updates == [1, 2, 3, 4]
+    assert updates == [(when, i + (when == "after")) for i in range(4) for when in ("before", "after")]
 
 
 def test_a_server_may_run_it_asynchronously(process: Any, steady: Any, tmp_path: Path) -> None:
@@ -271,12 +272,14 @@ def test_failed_rollouts_are_counted_and_left_out_of_every_mean() -> None:
         "failed_episodes": 2,
         "first_error": "EnvironmentFailed: java died",
         "reward_mean": 0.25,
-        "dream_success": 0.25,
+        "train_success": 0.25,
         "uniform_groups": 0.5,
         "synthetic_share": 0.5,
         "invalid_action_share": 0.0,
         "steps_mean": 1.5,
         "segments": 3,
+        "rewritten_segments": 0,
+        "reread_share": 0.0,
         "episodes_without_tokens": 3,
     }
 

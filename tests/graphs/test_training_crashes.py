@@ -86,6 +86,26 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert asked == (0 if moment != "amid" or node != "rollout" else len(steady.record()[6 + 3][3]))
 
 
+@pytest.mark.parametrize(("node", "iteration", "finished"), [("rollout", 2, 2), ("update_policy", 2, 2), ("evaluate", 1, 2)])
+def test_updates_that_the_learner_had_not_saved_are_repeated(
+    process: Any, steady: Any, tmp_path: Path, node: str, iteration: int, finished: int
+) -> None:
+    """It saves every third, say, and the crash came before."""
+    killed = process(tmp_path)
+    with crashing(killed, node, iteration, "before"):
+        run_training(killed.training, tmp_path / "training.db", run="r", iterations=4)
+    saved = tmp_path / "updates"
+    assert len(saved.read_text().splitlines()) == finished
+    saved.write_text("".join(saved.read_text().splitlines(keepends=True)[: finished - 2]))
+    said: list[str] = []
+    resumed = process(tmp_path, say=said.append)
+    run_training(resumed.training, tmp_path / "training.db", run="r", iterations=4)
+    assert resumed.nodes == steady.nodes[steady.nodes.index((node, iteration)) :], "no episode is played again"
+    assert resumed.record() == steady.record()
+    assert resumed.learner.updates == steady.learner.updates, "with the same groups, in the same order"
+    assert said[0] == "iterations 0 to 1 are trained again: their updates were not saved"
+
+
 def test_a_run_that_is_over_is_not_begun_again(process: Any, tmp_path: Path) -> None:
     process(tmp_path).run(tmp_path)
     again = process(tmp_path)

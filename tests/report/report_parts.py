@@ -50,7 +50,7 @@ def make_metrics(iterations=60):
         metrics.append(
             {
                 "iteration": i,
-                "dream_success": min(1.0, max(0.0, share + rng.gauss(0, 0.06))),
+                "train_success": min(1.0, max(0.0, share + rng.gauss(0, 0.06))),
                 "uniform_groups": abs(share - 0.45),
                 "curriculum_value": share * (1 - share),
                 "invalid_action_share": 0.4 * (1 - share),

@@ -80,9 +80,9 @@ def test_an_empty_result_without_metrics_and_episodes(tmp_path):
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -0.5, 1.5, "0.5", True])
 def test_impossible_metrics_are_left_out(tmp_path, value):
-    metrics = [{"iteration": 0} | dict.fromkeys(("dream_success", "uniform_groups", "invalid_action_share"), value)]
+    metrics = [{"iteration": 0} | dict.fromkeys(("train_success", "uniform_groups", "invalid_action_share"), value)]
     metrics[0] |= {"curriculum_value": value, "entropy": value, "eval_real_successes": 41, "eval_real_episodes": 40}
-    page = Page(render(tmp_path, metrics=[*metrics, {"iteration": None}, {"dream_success": 0.5}]))
+    page = Page(render(tmp_path, metrics=[*metrics, {"iteration": None}, {"train_success": 0.5}]))
 
     assert "Evaluations during training\nNot recorded." in page.text
 
@@ -91,7 +91,7 @@ def test_order_and_repetition_of_metrics_do_not_matter(tmp_path):
     metrics = make_metrics(30)
     sorted_page = render(tmp_path, metrics=metrics)
 
-    assert render(tmp_path, metrics=[metrics[5] | {"dream_success": 0.0}, *reversed(metrics)]) == sorted_page
+    assert render(tmp_path, metrics=[metrics[5] | {"train_success": 0.0}, *reversed(metrics)]) == sorted_page
 
 
 # --- episodes ---------------------------------------------------------------------------------------------------------
@@ -181,3 +181,9 @@ def test_a_missing_package_is_named_and_nothing_is_written(tmp_path, monkeypatch
     with pytest.raises(MissingDependency, match=rf"{package} is not installed.*'dreamgym-lg\[report\]'"):
         write_report(make_result(), [], [], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("place", "told"), [("real", "the real environment"), ("s2r", "a dream, then the real environment")])
+def test_the_title_says_where_it_trained(tmp_path, place, told):
+    page = Page(render(tmp_path, result=make_result(settings={"environment": place})))
+    assert f"Trained in {told}, proven in the real environment" in page.text

@@ -55,7 +55,7 @@ def test_evaluations_during_training_with_gap_and_recall(tmp_path):
         | {"eval_dream_episodes": 40, "eval_invalid_recall": 0.75, "eval_invalid_count": 12},
         {"iteration": 29, "eval_real_successes": 30, "eval_real_episodes": 40}
         | {"eval_invalid_recall": None, "eval_invalid_count": 0},
-        {"iteration": 30, "dream_success": 0.5},
+        {"iteration": 30, "train_success": 0.5},
     ]
     page = Page(render(tmp_path, metrics=metrics))
 

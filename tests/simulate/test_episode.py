@@ -45,7 +45,7 @@ def two_nodes(world: World) -> Any:
 @pytest.mark.parametrize("trained", ["draft", "polish"])
 def test_one_of_two_nodes_is_trained(trained: str, tmp_path: Path) -> None:
     world, policy = World(folder=tmp_path), ScriptedPolicy()
-    episode, state = dream(two_nodes(world), policy, select=lambda call: call.node == trained)
+    episode, state = dream(two_nodes(world), policy, route=lambda call: call.node == trained)
     assert (policy.calls, world.model_calls) == (1, 1)
     assert [call.node for call in episode.calls] == [trained]
     labels = [message.text.split(":")[0] for message in state["messages"][1:]]
@@ -62,7 +62,7 @@ def test_one_of_two_agents_is_trained(tmp_path: Path) -> None:
         return worker.invoke(ask(topic))["messages"][-1].text
 
     boss = create_agent(world.production(), [research], name="boss")
-    episode, state = dream(boss, policy, select=lambda call: call.agent == "worker")
+    episode, state = dream(boss, policy, route=lambda call: call.agent == "worker")
     assert {call.agent for call in episode.calls} == {"worker"} and policy.calls == 2 and world.model_calls == 2
     assert state["messages"][-1].text.startswith("production: ") and names(episode) == ["pay"] and world.effects == []
     assert all(call.namespace.count("|") for call in episode.calls), "the worker runs inside of the boss"
@@ -77,7 +77,7 @@ def test_the_models_of_one_name_are_trained(tmp_path: Path) -> None:
     models = [Named(label="production", model_name=name) for name in ("small", "large")]
     graph = StateGraph(MessagesState)
     graph.add_node("only", lambda state: {"messages": [model.invoke("hello") for model in models]})
-    episode, state = dream(graph.add_edge(START, "only").compile(), policy, select=lambda call: call.model == "large")
+    episode, state = dream(graph.add_edge(START, "only").compile(), policy, route=lambda call: call.model == "large")
     assert [message.text.split(":")[0] for message in state["messages"][1:]] == ["production", "policy"]
     assert episode.calls == [Call("only", episode.calls[0].namespace, "", "large", False)] and world.model_calls == 0
 

@@ -37,7 +37,8 @@ class Workers:
 
     Args:
         path: `FILE.py:NAME` or `package.module:NAME`; imported in each worker.
-        count: The most processes that take episodes. Default: one for each core of this process.
+        count: The most processes that take episodes. Default: one for each core of this process. Each runs on its share of
+            the cores, one by default: to change the core costs more than it gains, since Python computes on one at a time.
         allow: What may be touched: see `start_walled` for what that means for hosts.
         options: `payload`, `verify` and the options of `simulated`. They are pickled: functions of a module, no lambdas.
 
@@ -54,7 +55,9 @@ class Workers:
         source, _, name = path.rpartition(":")
         self._path = f"{os.path.abspath(source)}:{name}" if source.endswith(".py") else path
         self._options, self._allow = _pickled(options | {"allow": allow}), allow
-        self._count = count or len(os.sched_getaffinity(0))
+        cores = sorted(os.sched_getaffinity(0), reverse=True)  # the last first: this process is more often on the others
+        self._count = count or len(cores)
+        self._shares = [cores[place % len(cores) :: self._count] for place in range(self._count)]
         self._workers, self._lock = list[Worker](), threading.Lock()
         weakref.finalize(self, _close, self._workers)
 
@@ -66,7 +69,8 @@ class Workers:
             able = [each for each in self._workers if not each.retired]
             worker = min(able, key=lambda each: each.playing, default=None)
             if worker is None or (worker.playing and len(able) < self._count):
-                worker = Worker(self._path, self._options, self._allow)
+                taken = [each.cores for each in able]
+                worker = Worker(self._path, self._options, self._allow, min(self._shares, key=taken.count))
                 self._workers.append(worker)
             worker.playing += 1
             worker.taken += 1

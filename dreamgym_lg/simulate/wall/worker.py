@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextvars import copy_context
 from pathlib import Path
@@ -66,9 +66,10 @@ class Worker:
         path: The agent, as `load_agent` takes it.
         options: Those of its `SimulatedAgent`, pickled.
         allow: What may be touched: see `start_walled`.
+        cores: Those that it runs on.
     """
 
-    def __init__(self, path: str, options: bytes, allow: Allow | None) -> None:
+    def __init__(self, path: str, options: bytes, allow: Allow | None, cores: Collection[int]) -> None:
         self._scratch, self._claim = _make_scratch()
         python_path = os.pathsep.join(each or os.getcwd() for each in sys.path)
         try:
@@ -85,6 +86,9 @@ class Worker:
         except BaseException:
             _remove_scratch(self._scratch, self._claim)
             raise
+        self.cores = cores
+        with contextlib.suppress(OSError):  # a core that has been taken away: the worker runs on any
+            os.sched_setaffinity(self._process.pid, cores)
         self.playing = self.taken = 0
         """Episodes that it has to play, now and in all: of `Workers`."""
         self.retired = False

@@ -3,12 +3,22 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 pytest.importorskip("browsergym", reason="browsergym is not installed: pip install 'dreamgym-lg[browsergym]'")
 
 
 from dreamgym_lg.experience.prompt_formats import JsonFormat, Question
-from dreamgym_lg.integrations.browsergym.actions import allowed_actions, check_action, elements, last_page, normalized, render
+from dreamgym_lg.integrations.browsergym.actions import (
+    allowed_actions,
+    check_action,
+    elements,
+    last_page,
+    listed,
+    normalized,
+    render,
+    tool_schema,
+)
 from dreamgym_lg.types import Task
 
 PAGE = """RootWebArea 'Search', focused
@@ -42,8 +52,8 @@ def test_elements_of_a_page() -> None:
     ],
 )
 def test_a_valid_action_passes_and_means_the_same(action: str) -> None:
-    listed = f"{PAGE}\t[21] listbox ''\n\t\t[22] option 'a'\n\t\t[23] option 'b'\n"
-    assert check_action("miniwob", action, [listed]) is None
+    page = f"{PAGE}\t[21] listbox ''\n\t\t[22] option 'a'\n\t\t[23] option 'b'\n"
+    assert check_action("miniwob", action, [page]) is None
     assert eval(normalized("miniwob", action), {action.split("(")[0]: lambda *args, **named: (args, named)}) == eval(
         action, {action.split("(")[0]: lambda *args, **named: (args, named)}
     )
@@ -105,3 +115,22 @@ def test_a_page_is_a_value_to_the_experience_model() -> None:
     asked = JsonFormat().ask(task, Question("click('20')", [hostile], 0.0, (), "", ""))
     assert json.loads(asked) == {"score": 0.0, "observation": hostile, "action": "click('20')"}
     assert not any(line.startswith(("reward", "valid", "invalid", ">")) for line in hostile.splitlines())
+
+
+def test_a_page_as_the_list_of_its_elements() -> None:
+    shown = listed(f"Error: no such thing\n{PAGE}")
+    assert shown.splitlines() == [
+        "Error: no such thing",
+        "paragraph Name: it's: 14",
+        "textbox it's: 16 value='it\\'s', focused",
+        "clickable more: 17",
+        "button Don't: 20",
+    ]
+    assert listed("The task has ended.") == "The task has ended."
+
+
+def test_a_tool_takes_what_has_to_be_given() -> None:
+    assert list(tool_schema("click").model_fields) == ["bid"]
+    assert list(tool_schema("select_option").model_fields) == ["bid", "options"]
+    with pytest.raises(ValidationError):
+        tool_schema("fill")(bid="16")

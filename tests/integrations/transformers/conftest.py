@@ -183,6 +183,7 @@ TEMPLATES: dict[str, tuple[str | None, str]] = {
     "qwen3": (_trl("qwen3"), "<|im_end|>"),
     "llama3.1": (_trl("llama3_1"), "<|eot_id|>"),
     "mistral": (MISTRAL_TEMPLATE, "</s>"),
+    "gemma3": (_trl("gemma3"), "<end_of_turn>"),
 }
 
 

@@ -188,6 +188,18 @@ async def test_a_conversation_goes_on_after_the_weights_have_changed(
     assert len(recorder.segments()) == 1
 
 
+def test_memory_is_given_back_before_an_update(policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]) -> None:
+    engine = policy.engine
+    assert isinstance(engine, LocalEngine)
+    expected = policy.with_temperature(0).invoke(opening(1)).text
+    slab = weakref.ref(engine._decoder._buffer.untyped_storage())
+    assert engine.prefixes.cached_bytes > 0 and slab() is not None
+    policy.free_memory()
+    gc.collect()
+    assert slab() is None and engine.prefixes.cached_bytes == 0 and engine._decoder._buffer.numel() == 0
+    assert policy.with_temperature(0).invoke(opening(1)).text == expected
+
+
 def test_an_engine_goes_with_its_model(tokenizer: PreTrainedTokenizerFast, opening: Callable[[int], list[BaseMessage]]) -> None:
     """Its thread, weights and cache: an evaluation makes a model each time."""
     before = threading.enumerate()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
@@ -76,6 +77,17 @@ def groups_of(model: Any, seed: int, *, n: int = 2) -> list[list[Trajectory]]:
     ]
 
 
+def adapters(rank: int = 4) -> LoraConfig:
+    """LoRA on every layer; its second matrices are not 0, so that the first have a gradient and the reference is another."""
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+
+
+def trained(learner: PolicyLearner) -> torch.Tensor:
+    """What the learner's optimiser changes: all weights, or the adapters."""
+    found = [parameter for parameter in learner._trainer.model.parameters() if parameter.requires_grad]
+    return torch.cat([parameter.detach().flatten().clone() for parameter in found])
+
+
 def weights(model: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
 
@@ -87,9 +99,10 @@ def gradient(
     model, rate = deepcopy(start), 100.0
     plain = {"optim": "sgd", "learning_rate": rate, "max_grad_norm": 0.0, "weight_decay": 0.0}
     learner = learner_of(model, tokenizer, path, **plain, **options)
+    before = trained(learner)
     learner.update(groups)
     learner.close()
-    return (weights(start) - weights(model)) / rate
+    return (before - trained(learner)) / rate
 
 
 def moments(learner: PolicyLearner) -> torch.Tensor:

@@ -1,6 +1,8 @@
 """What an episode's gradient amounts to: TRL's own for one segment, and the same however it is cut, batched or filled up."""
 
+import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -8,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from grpo_parts import cut, gradient, learner_of, model_of, segment, trajectory, weights
+from grpo_parts import adapters, cut, gradient, learner_of, model_of, segment, trajectory, weights
+from peft import LoraConfig
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import pad
+from trl.trainer.utils import pad, use_adapter
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.options import LOSS_TYPES
+from dreamgym_lg.integrations.trl.rows import split_passes
 from dreamgym_lg.learner import group_advantages
 from dreamgym_lg.types import Trajectory
 
@@ -30,9 +34,15 @@ def _group(tokenizer: PreTrainedTokenizerFast) -> list[Trajectory]:
 
 
 def raw_gradient(
-    start: Any, tokenizer: PreTrainedTokenizerFast, path: Path, group: list[Trajectory], **options: Any
-) -> tuple[torch.Tensor, float]:
-    """The gradient and loss of one update by TRL's trainer as it is, of rows such as it makes itself."""
+    start: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    path: Path,
+    group: list[Trajectory],
+    *,
+    peft_config: LoraConfig | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The gradient of one update by TRL's trainer as it is, of rows such as it makes itself, and what it logs of it."""
     segments = [one.segments[0] for one in group]
     starts = [list(one.sampled).index(1) for one in segments]
     prompts = [torch.tensor(one.token_ids[:n]) for one, n in zip(segments, starts, strict=True)]
@@ -52,11 +62,12 @@ def raw_gradient(
                 "advantages": torch.tensor(group_advantages([one.reward for one in group])),
                 "num_items_in_batch": masks.sum(),
             }
-            if self.ref_model is not None:
+            if self.beta:
                 ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
                 mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-                with torch.no_grad():
-                    found = self._get_per_token_logps_and_entropies(self.ref_model, ids, mask, masks.size(1))
+                with torch.no_grad(), use_adapter(self.model, None) if peft_config else nullcontext():
+                    reference = self.ref_model or self.model
+                    found = self._get_per_token_logps_and_entropies(reference, ids, mask, masks.size(1))
                 batch["ref_per_token_logps"] = found[0]
             return batch
 
@@ -64,32 +75,46 @@ def raw_gradient(
     plain = {"use_cpu": True, "bf16": False, "activation_checkpointing": False, "report_to": "none", "disable_tqdm": True}
     step = {"optim": "sgd", "learning_rate": rate, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "weight_decay": 0.0}
     once = {"max_steps": 1, "per_device_train_batch_size": 4, "num_generations": 4, "save_strategy": "no", "logging_steps": 1}
-    args = GRPOConfig(output_dir=str(path), **plain, **step, **once, **options)
+    args = GRPOConfig(output_dir=str(path), seed=0, **plain, **step, **once, **options)
     trainer = Raw(
         model=model,
         reward_funcs=lambda **_: [0.0],
         args=args,
         processing_class=tokenizer,
         train_dataset=Dataset.from_list([{"prompt": ""}] * 4),
+        peft_config=peft_config,
     )
+    changed = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    before = torch.cat([parameter.detach().flatten().clone() for parameter in changed])
     trainer.train()
-    return (weights(start) - weights(model)) / rate, trainer.state.log_history[0]["loss"]
+    return (before - torch.cat([parameter.detach().flatten() for parameter in changed])) / rate, trainer.state.log_history[0]
 
 
 def off(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
+@pytest.mark.parametrize("lora", [False, True], ids=["all weights", "lora"])
 @pytest.mark.parametrize(("loss_type", "beta"), [*((name, 0.5) for name in LOSS_TYPES), ("grpo", 0.0)])
 def test_one_update_is_raw_trls(
-    moved: Any, group: list[Trajectory], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, loss_type: str, beta: float
+    moved: Any,
+    group: list[Trajectory],
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    loss_type: str,
+    beta: float,
+    lora: bool,
 ) -> None:
     options = {"loss_type": loss_type, "beta": beta, **LENGTH.get(loss_type, {})}
-    expected, loss = raw_gradient(moved, tokenizer, tmp_path / "raw", group, **options)
-    for micro_batch in (1, 4):
-        path = tmp_path / str(micro_batch)
-        assert off(gradient(moved, tokenizer, path, [group], micro_batch=micro_batch, **options), expected) < 1e-4
-        assert learner_of(deepcopy(moved), tokenizer, path, **options).metrics["loss"] == pytest.approx(loss, rel=1e-3)
+    options |= {"peft_config": adapters()} if lora else {}
+    expected, logged = raw_gradient(moved, tokenizer, tmp_path / "raw", group, **options)
+    # TRL logs a mean over tokens whatever the loss is; ours weighs them as the loss does
+    names = ["loss", "grad_norm", *(["kl"] if beta and LOSS_TYPES[loss_type] != "episodes" else [])]
+    for tokens in (1, 1000):
+        path = tmp_path / str(tokens)
+        assert off(gradient(moved, tokenizer, path, [group], micro_batch_tokens=tokens, **options), expected) < 1e-4
+        metrics = json.loads((path / "progress.json").read_text())["metrics"]
+        assert {name: metrics[name] for name in names} == pytest.approx({name: logged[name] for name in names}, rel=1e-6)
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
@@ -110,11 +135,17 @@ def test_an_episode_weighs_the_same_however_it_is_cut(
 def test_the_number_of_passes_does_not_matter(
     moved: Any, group: list[Trajectory], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, beta: float
 ) -> None:
-    """Five rows, which no micro batch but 1 divides, and one that is larger than all of them."""
+    """Five rows, in five passes to one; neither for the gradient nor for what is measured."""
     five = [[*group, trajectory(0.5, segment(model_of(tokenizer), 77), index=4)]]
-    found = {n: gradient(moved, tokenizer, tmp_path / str(n), five, micro_batch=n, beta=beta) for n in (1, 2, 4, 16)}
+    lengths = [len(one.segments[0].token_ids) for one in five[0]]
+    sizes = (1, 60, 100, 1000)
+    assert [len(split_passes(lengths, size)) for size in sizes] == [5, 3, 2, 1]
+    found = {n: gradient(moved, tokenizer, tmp_path / str(n), five, micro_batch_tokens=n, beta=beta) for n in sizes}
     assert found[1].norm() > 1e-3
-    assert max(off(each, found[1]) for each in found.values()) < 1e-4
+    assert max(off(each, found[1]) for each in found.values()) < 1e-6
+    metrics = [json.loads((tmp_path / str(n) / "progress.json").read_text())["metrics"] for n in sizes]
+    for name in ("loss", "grad_norm", "entropy", "clip_ratio/region_mean", *(["kl"] if beta else [])):
+        assert [each[name] for each in metrics] == pytest.approx([metrics[0][name]] * 4, rel=1e-6), name
 
 
 def test_more_updates_than_rows_make_no_empty_steps(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

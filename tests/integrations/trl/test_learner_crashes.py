@@ -14,9 +14,11 @@ from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
-from dreamgym_lg.integrations.trl.learners import LEARNERS
+from dreamgym_lg.integrations.trl.adapters import default_adapters
+from dreamgym_lg.integrations.trl.dpo import DPOLearner
+from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+from dreamgym_lg.integrations.trl.ppo import PPOLearner
 from dreamgym_lg.integrations.trl.sft import save_model
-from dreamgym_lg.learner import LearnerName
 
 
 def test_a_resumed_learner_goes_on_as_if_never_interrupted(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -72,6 +74,37 @@ def test_an_update_that_was_saved_but_not_counted_is_repeated(tokenizer: PreTrai
     assert (weights(again) - weights(model)).abs().max() < 1e-5
 
 
+def test_updates_that_were_not_saved_are_asked_for_again(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    groups = [groups_of(model_of(tokenizer), i) for i in range(5)]
+    models = [model_of(tokenizer) for _ in range(2)]
+    whole = learner_of(models[0], tokenizer, tmp_path / "whole")
+    losses = [whole.update(each)["loss"] for each in groups]
+    whole.close()
+    rare = learner_of(model_of(tokenizer), tokenizer, tmp_path / "rare", save_every=2)
+    assert [rare.update(each)["loss"] for each in groups[:3]] == losses[:3] and rare.iteration == 3
+    assert [path.name for path in (tmp_path / "rare").glob("checkpoint-*")] == ["checkpoint-2"]
+    rare.close()
+    resumed = learner_of(models[1], tokenizer, tmp_path / "rare", save_every=2)
+    assert resumed.iteration == rare.iteration == 2
+    assert [resumed.update(each)["loss"] for each in groups[2:]] == losses[2:]
+    resumed.close()
+    assert torch.equal(weights(models[1]), weights(models[0]))
+
+
+def test_an_iteration_that_teaches_nothing_is_not_counted_before_what_came_before_it(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = model_of(tokenizer)
+    learner = learner_of(model, tokenizer, tmp_path, save_every=3)
+    uniform = [[trajectory(1.0, some(i)) for i in range(4)]]
+    learner.update(uniform)
+    assert '"iteration": 1' in (tmp_path / "progress.json").read_text(), "there is nothing to save yet"
+    learner.update(groups_of(model, 0))
+    learner.update(uniform)
+    assert learner.iteration == 3 and '"iteration": 1' in (tmp_path / "progress.json").read_text()
+    learner.close()
+
+
 def test_an_error_of_the_trainer_reaches_the_caller_and_stays(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,14 +135,14 @@ def test_an_error_of_the_trainer_reaches_the_caller_and_stays(
 def test_a_lack_of_memory_names_the_cure(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = learner_of(model_of(tokenizer), tokenizer, tmp_path, micro_batch=3)
+    learner = learner_of(model_of(tokenizer), tokenizer, tmp_path, micro_batch_tokens=3)
 
     def fail(rows: Any, scale: float) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(learner._trainer, "_batch", fail)
     error = promptly(lambda: learner.update(groups_of(learner.model, 0)))
-    assert isinstance(error, torch.OutOfMemoryError) and "micro_batch=3" in error.__notes__[0]
+    assert isinstance(error, torch.OutOfMemoryError) and "micro_batch_tokens=3" in error.__notes__[0]
 
 
 def test_a_trainer_that_ended_by_itself_does_not_hang_the_caller(
@@ -136,6 +169,7 @@ KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.trl.adapters import default_adapters
 from dreamgym_lg.integrations.trl.learners import LEARNERS
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
@@ -146,7 +180,9 @@ def episode(i):
 
 def train(name, kill):
     policy = LocalChatModel.from_path(sys.argv[1])
-    learner = LEARNERS[name](policy.model, policy.tokenizer, Path(sys.argv[1]) / name)
+    kind, _, lora = name.partition("+")
+    options = {"peft_config": default_adapters()} if lora else {}
+    learner = LEARNERS[kind](policy.model, policy.tokenizer, Path(sys.argv[1]) / name, **options)
     print(name, "begun", learner.iteration, learner._trainer.state.global_step, flush=True)
     if kill:
         os.write(told, b"x")
@@ -177,9 +213,9 @@ for name in sys.argv[2:]:
 def test_kills_at_any_moment_lose_no_counted_update(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """Killed twice, each time going on in the same folder. (RLOO and RFT have nothing to keep that GRPO has not.)"""
     save_model(create_model(tokenizer, hidden_size=32, layers=1, max_tokens=64), tokenizer, tmp_path)
-    names: list[LearnerName] = ["grpo", "ppo", "dpo"]
+    names = {"grpo": GRPOLearner, "ppo+lora": PPOLearner, "dpo": DPOLearner}
     done = subprocess.run([sys.executable, "-c", KILLER, tmp_path, *names], capture_output=True, text=True, timeout=200)
-    for name in names:
+    for name, kind in names.items():
         lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith(name)]
         assert [word for word, *_ in lines].count("begun") == 2, done.stderr[-2000:]
         count = 0
@@ -192,7 +228,8 @@ def test_kills_at_any_moment_lose_no_counted_update(tokenizer: PreTrainedTokeniz
             count = int(iteration)
         assert count > 0
         policy = LocalChatModel.from_path(tmp_path)
-        resumed = LEARNERS[name](policy.model, policy.tokenizer, tmp_path / name)
+        options: dict[str, Any] = {"peft_config": default_adapters()} if "lora" in name else {}
+        resumed = kind(policy.model, policy.tokenizer, tmp_path / name, **options)
         assert count <= resumed.iteration <= count + 1
         assert promptly(partial(resumed.update, [[trajectory(float(i % 2), some(i + 5)) for i in range(4)]])) is None
         resumed.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from grpo_parts import cut, gradient, groups_of, learner_of, model_of, promptly, segment, trajectory, weights
+from grpo_parts import adapters, cut, gradient, groups_of, learner_of, model_of, promptly, segment, trajectory, weights
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedTokenizerFast
 
@@ -19,6 +19,7 @@ from dreamgym_lg.experiment.experiment import create_trl_learner
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.learners import LEARNERS
+from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
 from dreamgym_lg.integrations.trl.ppo import PPOLearner, clipped_value_loss
 from dreamgym_lg.integrations.trl.sft import save_model
 from dreamgym_lg.learner import LearnerName
@@ -79,17 +80,35 @@ def dpo(model: Any, groups: list[list[Trajectory]], *, reference: Any, beta: flo
     return -torch.stack([logsigmoid(beta * (more(chosen) - more(rejected))) for chosen, rejected in pairs]).mean()
 
 
+def prepared(moved: Any, tokenizer: PreTrainedTokenizerFast, path: Path, kind: type[PolicyLearner], options: Any) -> Any:
+    """A copy of the model, under LoRA with the adapters that a learner gives it."""
+    model = deepcopy(moved)
+    if options:
+        learner_of(model, tokenizer, path, kind, **{"beta": 0.5}, **options)
+    return model.eval()
+
+
+LORA = pytest.mark.parametrize("lora", [{}, {"peft_config": adapters()}], ids=["all weights", "lora"])
+
+
+@LORA
 @pytest.mark.parametrize("name", ["rloo", "rft", "dpo"])
 def test_one_update_has_the_gradient_of_the_loss_written_out(
-    moved: Any, groups: list[list[Trajectory]], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: LearnerName
+    moved: Any,
+    groups: list[list[Trajectory]],
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    name: LearnerName,
+    lora: dict[str, Any],
 ) -> None:
-    reference = LocalChatModel.from_path(moved.config._name_or_path).model.eval()
-    written = {"rloo": rloo, "rft": rft, "dpo": partial(dpo, reference=reference)}[name]
-    model = deepcopy(moved).eval()
+    reference = deepcopy(moved) if lora else LocalChatModel.from_path(moved.config._name_or_path).model
+    written = {"rloo": rloo, "rft": rft, "dpo": partial(dpo, reference=reference.eval())}[name]
+    model = prepared(moved, tokenizer, tmp_path / "written", LEARNERS[name], lora)
     loss = written(model, groups)
-    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
-    options = BETA.get(name, {})
-    found = gradient(moved, tokenizer, tmp_path, groups, kind=LEARNERS[name], micro_batch=3, **options)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, trainable)])
+    options = {**BETA.get(name, {}), **lora}
+    found = gradient(moved, tokenizer, tmp_path, groups, kind=LEARNERS[name], micro_batch_tokens=70, **options)
     assert float((found - expected).norm() / expected.norm()) < 1e-4
     metrics = json.loads((tmp_path / "progress.json").read_text())["metrics"]
     assert metrics["dpo_loss" if name == "dpo" else "loss"] == pytest.approx(loss.item(), rel=1e-3)
@@ -99,7 +118,7 @@ def critic_of(learner: Any) -> None:
     """Give the critic weights: a new one expects 0 everywhere."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for parameter in learner.model.value_head.parameters():
+        for parameter in learner._trainer.model.value_head.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
 
 
@@ -125,6 +144,12 @@ def ppo(model: Any, groups: list[list[Trajectory]], gamma: float, gae_lambda: fl
     return clipped(torch.cat(ratio), normalised).mean() + coef * ((expected_all - returns) ** 2 / 2).mean()
 
 
+def trunk_of(model: Any) -> torch.Tensor:
+    """What is trained below the heads."""
+    found = [parameter for parameter in model.get_decoder().parameters() if parameter.requires_grad]
+    return torch.cat([parameter.detach().flatten().clone() for parameter in found])
+
+
 def after_a_prompt(one: Segment) -> Segment:
     """The segment behind a beginning that all share, which is computed once."""
     prompt = list(range(50, 90))
@@ -132,26 +157,29 @@ def after_a_prompt(one: Segment) -> Segment:
     return replace(one, token_ids=prompt + list(one.token_ids), **given)
 
 
+@LORA
 def test_ppos_gradient_is_the_clipped_losss_and_the_critics(
-    moved: Any, groups: list[list[Trajectory]], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    moved: Any, groups: list[list[Trajectory]], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, lora: dict[str, Any]
 ) -> None:
     groups = [[replace(one, segments=[after_a_prompt(s) for s in one.segments]) for one in group] for group in groups]
     rate, model = 1.0, deepcopy(moved)
-    options = {"gamma": 0.95, "gae_lambda": 0.9, "value_coef": 0.5, "micro_batch": 3}
+    options = {"gamma": 0.95, "gae_lambda": 0.9, "value_coef": 0.5, "micro_batch_tokens": 150}
     plain = {"optim": "sgd", "learning_rate": rate, "max_grad_norm": 0.0, "weight_decay": 0.0}
-    learner = learner_of(model, tokenizer, tmp_path, PPOLearner, **plain, **options)
+    learner = learner_of(model, tokenizer, tmp_path, PPOLearner, **plain, **options, **lora)
     critic_of(learner)
-    start = deepcopy(moved).eval()  # not of `model`, whose forward TRL has bound to it
-    start.value_head = deepcopy(model.value_head)
-    trunk = weights(model.get_decoder())
+    head = learner._trainer.model.value_head
+    start = prepared(moved, tokenizer, tmp_path / "written", PPOLearner, lora)  # `model` has its forward bound by TRL
+    start.value_head = deepcopy(head)
+    trunk = trunk_of(model)
     loss = ppo(start, groups, 0.95, 0.9, 0.5)
     loss.backward()
     metrics = learner.update(groups)
     learner.close()
-    gradients = [torch.cat([p.grad.flatten() for p in part.parameters()]) for part in (start.get_decoder(), start.value_head)]
-    found = (trunk - weights(model.get_decoder())) / rate
+    trainable = [parameter for parameter in start.get_decoder().parameters() if parameter.requires_grad]
+    gradients = [torch.cat([p.grad.flatten() for p in part]) for part in (trainable, list(start.value_head.parameters()))]
+    found = (trunk - trunk_of(model)) / rate
     assert float((found - gradients[0]).norm() / gradients[0].norm()) < 1e-3
-    head = (weights(start.value_head) - weights(model.value_head)) / (10 * rate)
+    head = (weights(start.value_head) - weights(head)) / (10 * rate)
     assert torch.allclose(head, gradients[1], rtol=1e-3, atol=1e-6)
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-3) and metrics["value_loss"] > 0
 
@@ -222,31 +250,33 @@ def test_the_same_seed_gives_the_same_trajectories_and_losses(
     assert found[0][0][0] != found[0][0][2], "the policy has changed, or the test would say nothing"
 
 
+@LORA
 @pytest.mark.parametrize("name", ["ppo", pytest.param("dpo", marks=pytest.mark.slow)])
 def test_a_learner_goes_on_after_a_crash_as_if_there_had_been_none(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: LearnerName
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: LearnerName, lora: dict[str, Any]
 ) -> None:
     """The critic's weights and its share of the optimiser included."""
+    options = {"beta": 0.5, **lora}
     save_model(model_of(tokenizer), tokenizer, tmp_path / "base")
     models = [LocalChatModel.from_path(tmp_path / "base").model for _ in range(2)]
     groups, kind = [groups_of(models[0], i) for i in range(3)], LEARNERS[name]
-    whole = learner_of(models[0], tokenizer, tmp_path / "whole", kind, **BETA.get(name, {}))
-    for each in groups:
-        whole.update(each)
+    whole = learner_of(models[0], tokenizer, tmp_path / "whole", kind, **options)
+    losses = [whole.update(each)["loss"] for each in groups]
     whole.close()
-    killed = learner_of(models[1], tokenizer, tmp_path / "killed", kind, **BETA.get(name, {}))
+    killed = learner_of(models[1], tokenizer, tmp_path / "killed", kind, **options)
     killed.update(groups[0])
     counted = (tmp_path / "killed" / "progress.json").read_text()
     killed.update(groups[1])
     killed.close()
     (tmp_path / "killed" / "progress.json").write_text(counted)  # it was saved, but not counted
     again = LocalChatModel.from_path(tmp_path / "base").model
-    resumed = learner_of(again, tokenizer, tmp_path / "killed", kind, **BETA.get(name, {}))
+    resumed = learner_of(again, tokenizer, tmp_path / "killed", kind, **options)
     assert resumed.iteration == 1
-    for each in groups[1:]:
+    for each, loss in zip(groups[1:], losses[1:], strict=True):
         assert promptly(partial(resumed.update, each)) is None
+        assert resumed.metrics["loss"] == loss
     resumed.close()
-    assert (weights(again) - weights(models[0])).abs().max() < 1e-5
+    assert torch.equal(weights(again), weights(models[0]))
 
 
 def test_a_policy_that_is_saved_for_use_has_no_critic(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dreamgym_lg.experiment.experiment import create_trl_learner
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.options import precision
-from dreamgym_lg.integrations.trl.sft import train_sft
+from dreamgym_lg.integrations.trl.sft import save_model, train_sft
 from dreamgym_lg.types import Trajectory
 
 
@@ -25,8 +25,8 @@ from dreamgym_lg.types import Trajectory
         ({"lerning_rate": 1e-3}, "no option 'lerning_rate'; did you mean 'learning_rate'"),
         ({"epsilonn_high": 0.3}, "no option 'epsilonn_high'; did you mean 'epsilon_high'"),
         ({"xyzzy": 1}, "no option 'xyzzy'; .*GRPOConfig"),
-        ({"gradient_accumulation_steps": 8}, "does not take gradient_accumulation_steps: .*`micro_batch`"),
-        ({"per_device_train_batch_size": 8}, "`micro_batch`"),
+        ({"gradient_accumulation_steps": 8}, "does not take gradient_accumulation_steps: .*`micro_batch_tokens`"),
+        ({"per_device_train_batch_size": 8}, "`micro_batch_tokens`"),
         ({"num_iterations": 3}, "does not take num_iterations: .*`updates`"),
         ({"steps_per_generation": 8}, "does not take steps_per_generation: .*`updates`"),
         ({"num_generations": 8}, "does not take num_generations: the rollouts"),
@@ -35,15 +35,17 @@ from dreamgym_lg.types import Trajectory
         ({"warmup_steps": 0.1}, "warmup_steps=0.1: .*number of steps"),
         ({"top_p": 0.9}, "does not take top_p: the policy generates"),
         ({"importance_sampling_level": "sequence"}, "importance_sampling_level: .*several segments"),
-        ({"entropy_coef": 0.1}, "entropy_coef: .*`micro_batch`"),
+        ({"entropy_coef": 0.1}, "entropy_coef: .*`micro_batch_tokens`"),
         ({"eval_steps": 2}, "does not take TRL's eval_steps: .*leave it out"),
         ({"loss_type": "sapo"}, "loss_type='sapo' .*grpo, dapo, bnpo, cispo, dr_grpo"),
         ({"loss_type": "vespo"}, "loss_type='vespo'"),
         ({"loss_type": "luspo"}, "loss_type='luspo'"),
         ({"loss_type": "drgrpo"}, "unknown loss_type 'drgrpo'.*Did you mean 'dr_grpo'"),
         ({"max_completion_length": 64}, "max_completion_length .*'dr_grpo'.*max_new_tokens"),
-        ({"micro_batch": 0}, "micro_batch=0"),
+        ({"micro_batch_tokens": 0}, "micro_batch_tokens=0"),
         ({"updates": 0}, "updates=0"),
+        ({"save_every": 0}, "save_every=0"),
+        ({"save_steps": 5}, "does not take save_steps: .*`save_every`"),
         ({"temperature": 0}, r"temperature=0: .*with_temperature\(1.0\)"),
     ],
 )
@@ -59,9 +61,18 @@ def test_a_reference_that_cannot_be_had_is_refused(tokenizer: PreTrainedTokenize
     model = model_of(tokenizer)
     with pytest.raises(ConfigurationError, match="beta=0.1 .*made in memory.*beta=0"):
         learner_of(model, tokenizer, tmp_path, beta=0.1)
-    model.peft_config = {}
-    with pytest.raises(ConfigurationError, match="beta=0.1 .*adapters.*beta=0"):
-        learner_of(model, tokenizer, tmp_path, beta=0.1)
+
+
+@pytest.mark.parametrize("revision", [None, "5b8e4e4"])
+def test_the_reference_is_of_the_policys_revision(
+    moved: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, revision: str | None
+) -> None:
+    options = {"revision": revision} if revision else {}
+    policy = LocalChatModel.from_path(moved.config._name_or_path, **options)
+    found = learner_of(policy.model, tokenizer, tmp_path / "run", beta=0.1)._trainer.args.model_init_kwargs
+    assert found == (options or None)
+    save_model(policy.model, tokenizer, tmp_path / "saved")
+    assert "5b8e4e4" not in (tmp_path / "saved" / "config.json").read_text()
 
 
 def test_an_experiment_with_groups_of_one_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

@@ -128,17 +128,26 @@ def test_a_purchase_pays_what_was_recorded_for_the_same_instruction_product_and_
     (*_, paid) = results(setting.dream(model), task, [*SHIRTS, "click[red]", "click[large | tall]", "click[buy now]"])
     assert (paid.reward, paid.terminated, paid.info["success"], paid.info["decided_by"]) == (1, True, True, "recorded")
     assert model.asked == []
-    for asked, actions in (
-        (task, ["click[red]"]),
-        (other, ["click[red]", "click[large | tall]"]),
-        (task, ["click[large | tall]", "click[red]"]),
-    ):
-        (*_, judged) = results(setting.dream(model), asked, [*SHIRTS, *actions, "click[buy now]"])
-        assert (judged.reward, judged.info["success"], judged.info["decided_by"]) == (0.5, False, "model"), actions
+    (*_, judged) = results(setting.dream(model), other, [*SHIRTS, "click[red]", "click[large | tall]", "click[buy now]"])
+    assert (judged.reward, judged.info["success"], judged.info["decided_by"]) == (0.5, False, "model")
     dream = setting.dream(model)
     exchanges = recorded_exchanges(dream.experience, recorded)
     dream.resume(task, exchanges[:-1])
     assert dream.step("click[buy now]").info["decided_by"] == "model", "measured on its own trace, it does not confirm itself"
+
+
+def test_a_recorded_success_decides_every_purchase_for_its_instruction(setting: Setting, scripted: Any) -> None:
+    task, other = setting.task("color: red, and size: large"), setting.task("color: red, and size: small")
+    setting.record(task, RED)
+    setting.record(other, RED)  # a failure
+    turned = ["click[large | tall]", "click[red]"]
+    for actions in (["click[red]"], turned, [*turned, "click[navy blue]"]):
+        bought = [*SHIRTS, *actions, "click[buy now]"]
+        (*_, judged) = results(setting.dream(scripted(reply=never)), task, bought)
+        real = setting.play(task, bought)
+        assert (judged.info["success"], judged.reward) == (real.success, float(real.success)), actions
+        assert judged.info["decided_by"] == "reference"
+    assert setting.world.judged_by_traces([task, other, setting.task("boxes")], setting.buffer) == [task]
 
 
 def test_traces_of_evaluation_tasks_show_nothing(setting: Setting, scripted: Any) -> None:

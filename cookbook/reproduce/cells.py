@@ -1,0 +1,117 @@
+"""The cells of the comparison: methods, worlds, seeds, budgets, and in which order they are run."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from itertools import product
+from typing import Literal, NamedTuple
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment.settings import Place
+from dreamgym_lg.learner import LearnerName
+
+Without = Literal["replay", "generation", "check", "hidden"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """How a policy is trained, from the base policy of its world and seed."""
+
+    name: str
+    title: str
+    stage: int
+    """Of which round: the lower ones are run first, for all seeds."""
+    learner: LearnerName | None = None
+    """None: supervised alone."""
+    place: Place = "dream"
+    without: Without | None = None
+    """What of the method is left out."""
+    trajectories: int | None = None
+    """How many offline trajectories the experience model has. None: all."""
+    worlds: Sequence[str] = ("peckingorder", "twc", "sorting", "desk")
+    """Those in which the method means anything."""
+
+
+GAMES = ("peckingorder", "twc", "sorting")
+WORLDS = (*GAMES, "desk")
+"""Three games of TextWorld-Express, and the support desk of this cookbook."""
+SIZES = (100, 200, 400, 800)
+"""Offline trajectories of the experience model, of about five steps each."""
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(name="sft", title="SFT: the base policy", stage=0),
+        Method(name="sft-more", title="SFT, 300 steps more on every success", stage=0),
+        Method(name="real-grpo", title="GRPO, real", stage=0, learner="grpo", place="real"),
+        Method(name="dream-grpo", title="DreamGym GRPO", stage=0, learner="grpo"),
+        Method(name="s2r-grpo", title="DreamGym-S2R GRPO", stage=0, learner="grpo", place="s2r"),
+        Method(name="dream-ppo", title="DreamGym PPO", stage=1, learner="ppo"),
+        Method(name="real-ppo", title="PPO, real", stage=1, learner="ppo", place="real"),
+        Method(name="s2r-ppo", title="DreamGym-S2R PPO", stage=1, learner="ppo", place="s2r"),
+        Method(name="real-rft", title="RFT, real", stage=1, learner="rft", place="real"),
+        Method(name="real-dpo", title="DPO, real", stage=1, learner="dpo", place="real"),
+        Method(name="no-check", title="without the action check", stage=2, learner="grpo", without="check", worlds=GAMES),
+        Method(name="no-replay", title="without replay", stage=2, learner="grpo", without="replay"),
+        Method(name="no-generation", title="without task generation", stage=2, learner="grpo", without="generation",
+               worlds=("peckingorder", "twc", "desk")),
+        Method(name="no-hidden", title="without hidden facts", stage=2, learner="grpo", without="hidden",
+               worlds=("peckingorder",)),
+        *(
+            Method(name=f"data-{n}", title=f"{n} trajectories", stage=3, learner="grpo", trajectories=n, worlds=GAMES)
+            for n in SIZES
+        ),
+    )
+}  # fmt: skip
+
+
+class Cell(NamedTuple):
+    """One figure of the comparison: a method on a world, with a seed and a budget."""
+
+    world: str
+    method: str
+    seed: int
+    iterations: int
+    """Of training; a supervised cell is the same in every budget and has 0."""
+
+    def __str__(self) -> str:
+        budget = f"i{self.iterations}." if self.iterations else ""
+        return f"{self.world}.{self.method}.{budget}seed{self.seed}"
+
+    def of(self, method: str) -> "Cell":
+        """The cell of another method beside it."""
+        return create_cell(self.world, method, self.seed, self.iterations)
+
+
+def create_cell(world: str, method: str, seed: int, iterations: int) -> Cell:
+    """The cell of these. Raises `ConfigurationError` for an unknown method, and for a world that it has no cell of."""
+    if method not in METHODS:
+        raise ConfigurationError.unknown("method", method, METHODS)
+    if world not in METHODS[method].worlds:
+        raise ConfigurationError.unknown("world", world, METHODS[method].worlds)
+    return Cell(world, method, seed, iterations if METHODS[method].learner else 0)
+
+
+def all_cells(worlds: Iterable[str], seeds: Iterable[int], iterations: int) -> list[Cell]:
+    """Every cell, in the order in which they are run: the comparison first, for every seed, then ablations and data sizes."""
+    order, wanted = list(METHODS), list(worlds)
+    chosen = [
+        create_cell(world, name, seed, iterations)
+        for seed, world, (name, method) in product(seeds, wanted, METHODS.items())
+        if world in method.worlds
+    ]
+    return sorted(chosen, key=lambda c: (METHODS[c.method].stage, c.seed, wanted.index(c.world), order.index(c.method)))
+
+
+def matching(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
+    """The cells whose name fits one of the patterns (`*` stands for anything), or has one of them between its dots.
+
+    Raises `ConfigurationError` for a pattern that fits none.
+    """
+    found: dict[Cell, None] = {}
+    for pattern in patterns:
+        fitting = [cell for cell in cells if fnmatch(str(cell), pattern) or pattern in str(cell).split(".")]
+        if not fitting:
+            raise ConfigurationError(f"--only {pattern!r} fits none of the {len(cells)} cells; --list shows their names")
+        found |= dict.fromkeys(fitting)
+    return [cell for cell in cells if not patterns or cell in found]

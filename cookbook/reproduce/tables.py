@@ -1,0 +1,306 @@
+"""RESULTS.md, results.csv and results.png from the figures of finished cells, with intervals and paired tests."""
+
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import comb
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from cells import METHODS, WORLDS
+
+from dreamgym_lg.statistics import wilson
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Figures = Mapping[str, Any]
+"""What `results/CELL.json` holds."""
+MODES = {"greedy": "greedy", "sampled": "temperature 1"}
+COMPARISONS = (
+    ("real-grpo", "sft"), ("dream-grpo", "sft"), ("dream-grpo", "sft-more"), ("dream-grpo", "real-grpo"),
+    ("s2r-grpo", "real-grpo"), ("s2r-grpo", "dream-grpo"),
+    ("dream-ppo", "real-ppo"), ("s2r-ppo", "real-ppo"), ("dream-ppo", "dream-grpo"),
+    ("real-rft", "real-grpo"), ("real-dpo", "real-grpo"),
+    ("no-check", "dream-grpo"), ("no-replay", "dream-grpo"), ("no-generation", "dream-grpo"), ("no-hidden", "dream-grpo"),
+)  # fmt: skip
+"""Which pairs of methods are tested."""
+_DRAWS = 4000
+
+
+# --- statistics ------------------------------------------------------------------------------------------------------------
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    seeds: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def over_seeds(outcomes: Sequence[Sequence[float]]) -> Estimate:
+    """The mean of the seeds' means, with a bootstrap over seeds and, within each, over its held-out worlds.
+
+    A single seed says nothing of the spread between seeds: of its outcomes 0 and 1 the interval is Wilson's, else
+    (differences) that of the worlds alone. Of two or three seeds the interval is too narrow.
+
+    Args: `outcomes`, of every seed the values of its worlds. Raises `ValueError` unless all have as many, one at least.
+    """
+    if len(counts := {len(each) for each in outcomes}) != 1 or counts == {0}:
+        raise ValueError(f"{len(outcomes)} seeds with {sorted(counts)} worlds: every seed needs as many as the others, and one")
+    values = np.array([list(each) for each in outcomes], float)
+    seeds, worlds = values.shape
+    if seeds == 1 and set(values.flat) <= {0.0, 1.0}:
+        return Estimate(float(values.mean()), *wilson(float(values.sum()), worlds), 1)
+    rng = np.random.default_rng(0)
+    drawn = np.zeros(_DRAWS)
+    for _ in range(seeds):  # each time a seed, and then so many of its worlds
+        seed, chosen = rng.integers(seeds, size=(_DRAWS, 1)), rng.integers(worlds, size=(_DRAWS, worlds))
+        drawn += values[seed, chosen].mean(axis=1) / seeds
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Estimate(float(values.mean()), float(low), float(high), seeds)
+
+
+def mcnemar(only_a: int, only_b: int) -> float:
+    """The exact two-sided p of McNemar's test: of paired outcomes, how many only the first and only the second solved."""
+    n, least = only_a + only_b, min(only_a, only_b)
+    return min(1.0, 2 * sum(comb(n, i) for i in range(least + 1)) / 2**n)
+
+
+class Comparison(NamedTuple):
+    """One method minus another on the same held-out worlds of the same seeds."""
+
+    difference: Estimate
+    only_first: int
+    only_second: int
+
+    @property
+    def p(self) -> float:
+        return mcnemar(self.only_first, self.only_second)
+
+
+def compare(first: Iterable[Figures], second: Iterable[Figures], mode: str) -> Comparison | None:
+    """Two methods on one world, by the seeds that both have; None where they share none."""
+    others = {each["seed"]: each["real"][mode]["outcomes"] for each in second}
+    pairs = [(each["real"][mode]["outcomes"], others[each["seed"]]) for each in first if each["seed"] in others]
+    pairs = [(a, b) for a, b in pairs if len(a) == len(b)]
+    if not pairs:
+        return None
+    both = [(x, y) for a, b in pairs for x, y in zip(a, b, strict=True)]
+    difference = over_seeds([[int(x) - int(y) for x, y in zip(a, b, strict=True)] for a, b in pairs])
+    return Comparison(difference, both.count(("1", "0")), both.count(("0", "1")))
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------------
+
+
+def load_results(folder: Path) -> list[Figures]:
+    """The figures of every finished cell, in the order of the methods."""
+    found = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    order = list(METHODS)
+    return sorted(found, key=lambda f: (WORLDS.index(f["world"]), order.index(f["method"]), f["seed"]))
+
+
+Budget = tuple[str, int]
+"""World and iterations."""
+
+
+def by_budget(results: Iterable[Figures]) -> dict[Budget, dict[str, list[Figures]]]:
+    """The cells of each world and budget by method; supervised ones, which have no budget, are in each of their world."""
+    found: dict[Budget, dict[str, list[Figures]]] = {}
+    listed = list(results)
+    for each in listed:
+        if each["iterations"]:
+            found.setdefault((each["world"], each["iterations"]), {})
+    for world in dict.fromkeys(each["world"] for each in listed):
+        if not any(key[0] == world for key in found):
+            found[world, 0] = {}
+    for (world, iterations), methods in found.items():
+        for each in listed:
+            if each["world"] == world and each["iterations"] in (0, iterations):
+                methods.setdefault(each["method"], []).append(each)
+    return found
+
+
+def success(cells: Iterable[Figures], mode: str, place: str = "real") -> Estimate | None:
+    """Success of a method over its seeds; None where it was not played."""
+    played = [each[place][mode]["outcomes"] for each in cells if mode in each[place]]
+    return over_seeds([[int(x) for x in outcomes] for outcomes in played]) if played else None
+
+
+def write_tables(folder: Path) -> list[Path]:
+    """Write RESULTS.md, results.csv and, where matplotlib is installed, results.png beside the figures in `folder`."""
+    results = load_results(folder)
+    written = [folder / "RESULTS.md", folder / "results.csv"]
+    written[0].write_text(_markdown(results))
+    with written[1].open("w", newline="") as file:
+        rows = [_flat(each) for each in results]
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    if results and (picture := _picture(results)) is not None:
+        (folder / "results.png").write_bytes(picture)
+        written.append(folder / "results.png")
+    return written
+
+
+def _flat(each: Figures) -> dict[str, Any]:
+    row = {key: each[key] for key in ("cell", "world", "method", "seed", "iterations", "episodes")}
+    for place, mode in (("real", "greedy"), ("real", "sampled"), ("dream", "sampled")):
+        if played := each[place].get(mode):
+            low, high = wilson(played["successes"], played["episodes"])
+            row |= {f"{place}_{mode}_{key}": played[key] for key in ("successes", "episodes", "reward")}
+            row |= {f"{place}_{mode}_low": round(low, 4), f"{place}_{mode}_high": round(high, 4)}
+    row |= {f"real_steps_{kind}": steps for kind, steps in each["real_steps"].items()}
+    row |= {"dreamed_steps": each["dreamed_steps"], "best_iteration": each["best_iteration"]}
+    row |= {f"seconds_{stage}": seconds for stage, seconds in each["seconds"].items()}
+    return row | {"machine": each["machine"]}
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    lines = [" | ".join(map(str, row)) for row in (head, ["---"] * len(head), *rows)]
+    return [f"| {line} |" for line in lines] + [""]
+
+
+NOTE = """\
+Real success on held-out worlds. Of several seeds: the mean, with the 95 % interval of a bootstrap over seeds and over the
+worlds of each (of two or three seeds it is too narrow). Of one seed: Wilson's interval of that policy, which says nothing of
+other seeds. Real steps: every step that reached the real environment, on average over the seeds. *Training*: the policy's
+rollouts. *Choosing*: validation episodes, by which base and policy are chosen. *Offline*: recorded before training by scripted
+policies; every method begins at the same base policy, which was supervised on the successes among them. Those of the final
+evaluation come on top. Minutes are wall time on a machine that had other work too.
+"""
+
+
+def _markdown(results: Sequence[Figures]) -> str:
+    lines = ["# Results", "", f"Made from the {len(results)} finished cells in this folder by `run.py`; do not edit.", "", NOTE]
+    for (world, iterations), methods in by_budget(results).items():
+        lines += _world(world, iterations, methods)
+    return "\n".join([*lines, "## Every policy", "", *_policies(results)])
+
+
+def _world(world: str, iterations: int, methods: Mapping[str, Sequence[Figures]]) -> list[str]:
+    trained = [each for cells in methods.values() for each in cells if each["episodes"]]
+    episodes = "/".join(str(n) for n in sorted({each["episodes"] for each in trained}))
+    budget = f"Every trained policy: {iterations} iterations, {episodes} episodes; S2R has its real steps on top."
+    lines = [f"## {world}, {iterations} iterations", "", budget, ""] if iterations else [f"## {world}", ""]
+    main = {name: cells for name, cells in methods.items() if METHODS[name].stage < 2}
+    ablated = {name: cells for name, cells in methods.items() if METHODS[name].stage == 2}
+    sizes = {name: cells for name, cells in methods.items() if METHODS[name].stage == 3}
+    lines += _methods(main)
+    for title, chosen in (("Ablations of DreamGym GRPO", ablated), ("Data of the experience model", sizes)):
+        if chosen:
+            whole = {"dream-grpo": methods["dream-grpo"]} if "dream-grpo" in methods else {}
+            lines += [f"### {title}", "", *_methods({**whole, **chosen})]
+    compared = [
+        (METHODS[a].title, METHODS[b].title, MODES[mode], found)
+        for a, b in COMPARISONS
+        for mode in MODES
+        if a in methods and b in methods and (found := compare(methods[a], methods[b], mode)) is not None
+    ]
+    if not compared:
+        return lines
+    rows = [
+        (a, b, mode, f"{_signed(found.difference)}", found.difference.seeds, f"{found.only_first}, {found.only_second}",
+         f"{found.p:.2g}")
+        for a, b, mode, found in compared
+    ]  # fmt: skip
+    head = ("first", "second", "mode", "first − second", "seeds", "worlds that only one solves", "p (McNemar, exact)")
+    return [
+        *lines,
+        "### On the same worlds",
+        "",
+        "p is of these policies; it says nothing of other seeds.",
+        "",
+        *_table(head, rows),
+    ]
+
+
+def _signed(estimate: Estimate) -> str:
+    return f"{estimate.value:+.2f} [{estimate.low:+.2f}, {estimate.high:+.2f}]"
+
+
+def _methods(methods: Mapping[str, Sequence[Figures]]) -> list[str]:
+    head = ("method", "seeds", "greedy", "temperature 1", "dreamed, temperature 1", "real steps: training", "choosing",
+            "offline", "dreamed steps", "training, minutes")  # fmt: skip
+    rows = []
+    for name, cells in methods.items():
+        steps: dict[str, float] = defaultdict(float)
+        for each in cells:
+            for kind, count in each["real_steps"].items():
+                steps[kind] += count / len(cells)
+        dreamed = sum(each["dreamed_steps"] for each in cells) / len(cells)
+        minutes = sum(each["seconds"]["train"] for each in cells) / len(cells) / 60
+        shown = [success(cells, "greedy"), success(cells, "sampled"), success(cells, "sampled", "dream")]
+        counts = [f"{count:,.0f}" for count in (steps["training"], steps["validation"], steps["offline"], dreamed)]
+        rows.append(
+            (METHODS[name].title, len(cells), *("–" if e is None else str(e) for e in shown), *counts, f"{minutes:.0f}")
+        )
+    return _table(head, rows)
+
+
+def _policies(results: Iterable[Figures]) -> list[str]:
+    head = ("cell", "greedy", "temperature 1", "dreamed", "kept after iteration", "real steps: training", "machine")
+    rows = []
+    for each in results:
+        shown = [
+            _counted(each["real"].get("greedy")),
+            _counted(each["real"].get("sampled")),
+            _counted(each["dream"].get("sampled")),
+        ]
+        best = each["best_iteration"] if each["best_iteration"] is not None else "–"
+        rows.append((f"`{each['cell']}`", *shown, best, f"{each['real_steps']['training']:,}", each["machine"]))
+    return _table(head, rows)
+
+
+def _counted(played: Mapping[str, Any] | None) -> str:
+    if not played:
+        return "–"
+    low, high = wilson(played["successes"], played["episodes"])
+    return f"{played['successes']}/{played['episodes']} [{low:.2f}, {high:.2f}]"
+
+
+# --- picture -----------------------------------------------------------------------------------------------------------------
+
+
+def _picture(results: Sequence[Figures]) -> bytes | None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return None
+    from dreamgym_lg.plots import draw_png
+
+    columns = by_budget(results)
+    most = max(len(methods) for methods in columns.values())
+    return draw_png(
+        lambda figure: _draw(figure, columns), width=4 + 6 * len(columns), height=2.5 + 0.5 * most, layout="constrained"
+    )
+
+
+def _draw(figure: "Figure", columns: Mapping[Budget, Mapping[str, Sequence[Figures]]]) -> None:
+    from dreamgym_lg.plots import DREAM, FAINT, REAL, TICKS, whiskers
+
+    shown = [name for name in METHODS if any(name in methods for methods in columns.values())]
+    panels: Any = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+    for axes, ((world, iterations), methods) in zip(panels, columns.items(), strict=True):
+        axes.set(title=f"{world}, {iterations} iterations", xlim=(0, 1.02), xticks=TICKS, xlabel="real success, temperature 1")
+        axes.grid(axis="x")
+        for y, name in enumerate(shown):
+            if not (cells := methods.get(name)):
+                continue
+            method, found = METHODS[name], success(cells, "sampled")
+            assert found is not None
+            color = FAINT if method.learner is None else REAL if method.place == "real" else DREAM
+            axes.barh(y, found.value, 0.62, color=color, alpha=0.35)
+            axes.errorbar([found.value], [y], xerr=whiskers([found]), fmt="o", color=color, capsize=4)
+            rates = [each["real"]["sampled"]["successes"] / each["real"]["sampled"]["episodes"] for each in cells]
+            axes.plot(rates, [y] * len(rates), "|", color=color, ms=12)
+        axes.set_yticks(range(len(shown)), [METHODS[name].title for name in shown])
+    panels[0].invert_yaxis()

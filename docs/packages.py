@@ -1,0 +1,23 @@
+"""MkDocs hook: the shipped package as one folder, build/docs/dreamgym_lg, which mkdocstrings reads.
+
+`graphs/` and `integrations/` lie at the top of the repository and ship inside `dreamgym_lg`.
+"""
+
+import shutil
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "build/docs/dreamgym_lg"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    shutil.rmtree(PACKAGE, ignore_errors=True)
+    for folder, target in {
+        "dreamgym_lg": PACKAGE,
+        "graphs": PACKAGE / "graphs",
+        "integrations": PACKAGE / "integrations",
+    }.items():
+        shutil.copytree(ROOT / folder, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    return config

@@ -1,0 +1,47 @@
+"""`dreamgym serve`: an exported policy over HTTP."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dreamgym_lg.cli.console import console, errors_shown, quiet_libraries
+from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.manifest import read_manifest
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="An exported policy: what [b]dreamgym export[/b] has written.")
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address it listens at. The default is reached from this machine alone.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port it listens at.")] = 8000,
+    device: Annotated[
+        str, typer.Option(help="[b]auto[/b]: the GPU if there is one; or [b]cpu[/b], [b]cuda:1[/b], ...")
+    ] = "auto",
+) -> None:
+    """Serve an exported policy as OpenAI's chat completions, tool calls included (transformers' own server).
+
+    The folder's name is the model's: ChatOpenAI(model="mine", base_url="http://127.0.0.1:8000/v1", api_key="none").
+    """
+    with errors_shown():
+        read_manifest(folder)
+        quiet_libraries(offline=True)
+        try:
+            from transformers.cli.serve import Serve
+            from transformers.utils.import_utils import is_serve_available
+        except ImportError as error:
+            raise MissingDependency.extra("transformers", "serve") from error
+        if not is_serve_available():
+            raise MissingDependency.extra("fastapi or uvicorn", "serve")
+        if host not in _LOOPBACK:
+            console.print(f"{host} is reached from outside, and the server asks nobody for a key", style="yellow")
+        folder = folder.resolve()
+        os.chdir(folder.parent)  # the server answers to the path that it was given alone: from here that is the name
+        console.print(f"serving the model {folder.name} at http://{host}:{port}/v1", soft_wrap=True)
+        Serve(force_model=folder.name, host=host, port=port, device=device)

@@ -1,0 +1,196 @@
+"""A policy as a folder for production: `export_policy` writes it, `load_policy` reads it back and refuses a changed one."""
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment.model_card import model_card
+from dreamgym_lg.manifest import read_manifest, write_manifest
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+
+logger = logging.getLogger(__name__)
+
+_SUFFIXES = {".json", ".safetensors", ".jinja", ".txt", ".model"}
+"""Of the files that a model without code of its own is saved as: weights, settings, vocabularies."""
+
+
+def export_policy(
+    policy: "LocalChatModel", folder: str | Path, *, provenance: Mapping[str, Any], agent: Mapping[str, Any] | None = None
+) -> None:
+    """Write a policy to a new folder, from which it is loaded, served and audited in production.
+
+    It holds safetensors weights, tokenizer, chat template, generation settings, `manifest.json`, a model card, and a
+    `langgraph.json` that `langgraph dev` starts. It is whole or not there. No file is a program: nothing of it runs when it is
+    loaded, but for the chat template in transformers' sandbox. What the policy was trained on is told by counts and hashes.
+
+    Args:
+        provenance: JSON that is known of the policy (`experiment.provenance`).
+        agent: What `langgraph dev` serves: `path`, where the agent is written (`FILE.py:NAME` or `package.module:NAME`), and
+            `route` and `pass_through` of `with_policy`. None: the policy alone, as a chat.
+
+    Raises `ConfigurationError` for a folder that exists, for a policy without weights in this process, and for a model with
+    code of its own.
+    """
+    folder = Path(folder)
+    if getattr(policy, "model", None) is None or not hasattr(policy, "tokenizer"):
+        raise ConfigurationError(
+            f"{type(policy).__name__} has no weights in this process: export a LocalChatModel loaded without own_process"
+        )
+    if hasattr(policy.model, "peft_config"):
+        raise ConfigurationError("the policy's model is an adapter: export a LocalChatModel of model.merge_and_unload()")
+    if folder.exists():
+        raise ConfigurationError(f"{folder} exists already: name a folder that does not, e.g. policies/support-v2")
+    draft = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        _write(policy, draft, folder, provenance, agent)
+        draft.rename(folder)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder} cannot be written ({error}): free space or permissions, or another folder"
+        ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def load_policy(folder: str | Path, **options: Any) -> "LocalChatModel":
+    """Load an exported policy as a chat model that samples as it was exported: temperature, length, stop texts.
+
+    Args: `options`, those of `LocalChatModel.from_path`, e.g. `device`, `dtype`, `temperature=0`.
+
+    Raises `ConfigurationError` for a folder that is no export, of a newer format, incomplete, or changed since.
+    """
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+
+    folder = Path(folder)
+    read_manifest(folder)
+    saved = json.loads((folder / "generation_config.json").read_text())
+    sampling = {
+        "temperature": saved["temperature"] if saved["do_sample"] else 0.0,
+        "max_new_tokens": saved["max_new_tokens"],
+        "stop": saved.get("stop_strings") or [],
+    }
+    for name in ("trust_remote_code", "revision"):
+        if name in options:
+            raise ConfigurationError(f"{name}= is given, and an exported policy has neither code nor revisions: leave it out")
+    return LocalChatModel.from_path(folder, **{**sampling, **options})
+
+
+def _write(
+    policy: "LocalChatModel", draft: Path, folder: Path, provenance: Mapping[str, Any], agent: Mapping[str, Any] | None
+) -> None:
+    model, tokenizer = policy.model, policy.tokenizer
+    draft.mkdir(parents=True)
+    model.save_pretrained(draft)  # type: ignore[operator,union-attr]
+    tokenizer.save_pretrained(draft)
+    _generation_config(policy).save_pretrained(draft)
+    _edit(draft / "config.json", {"_name_or_path": None})
+    # the server reads calls by it; of paths on this machine nothing stays
+    template = _response_template(policy)
+    _edit(draft / "tokenizer_config.json", {"response_template": template, "name_or_path": None, "tokenizer_file": None})
+    if code := _code(draft):
+        raise ConfigurationError(
+            f"the model {policy.name_or_path!r} brings code of its own ({code}), and an export holds none: train a model of an "
+            "architecture that transformers has"
+        )
+    if template is None:
+        logger.warning(
+            "the chat template of %s writes tool calls in no format that `transformers serve` is told of: load_policy reads "
+            "them, an OpenAI-compatible server may return them as text",
+            policy.name_or_path,
+        )
+    record = {
+        **provenance,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "parameters": model.num_parameters(),  # type: ignore[operator,union-attr]
+        "agent": None if agent is None else {**agent, "path": _from(folder, str(agent["path"]))},
+    }
+    (draft / "version").write_text(str(record["policy_version"]))
+    project = {"dependencies": ["."], "graphs": {"agent": "dreamgym_lg.graphs.exported:agent"}}
+    (draft / "langgraph.json").write_text(json.dumps(project, indent=2) + "\n")
+    (draft / "README.md").write_text(model_card(folder.name, record))
+    write_manifest(draft, record)
+
+
+def _generation_config(policy: "LocalChatModel") -> "GenerationConfig":
+    """How the policy samples: from the whole distribution, without the base model's own cuts and penalties."""
+    from transformers import GenerationConfig
+
+    tokenizer, ends = policy.tokenizer, sorted(policy.engine.ends)
+    settings: dict[str, Any] = {"do_sample": policy.temperature > 0, "max_new_tokens": policy.max_new_tokens}
+    if policy.temperature > 0:
+        settings |= {"temperature": policy.temperature, "top_k": 0, "top_p": 1.0}
+    if policy.stop:
+        settings["stop_strings"] = policy.stop
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
+    return GenerationConfig(**settings, eos_token_id=ends, pad_token_id=pad, bos_token_id=tokenizer.bos_token_id)
+
+
+def _response_template(policy: "LocalChatModel") -> dict[str, Any] | None:
+    """How `transformers serve` reads the policy's replies, tool calls included; None for a format it is not told of.
+
+    What transformers knows of this model, else Hermes' format where the chat template writes calls in it.
+    """
+    from transformers.cli.serving.utils import get_response_template
+
+    from dreamgym_lg.integrations.transformers.tool_format import ToolDialect
+
+    tokenizer = policy.tokenizer
+    if (known := get_response_template(tokenizer, policy.model)) is not None:
+        return dict(known)
+    ends = "|".join(re.escape(tokenizer.decode([end])) for end in sorted(policy.engine.ends))
+    before, _ = ToolDialect(tokenizer, policy.engine.ends).template_format or ("", "")
+    if not re.fullmatch(r'\s*<tool_call>\s*\{"name": "', before):
+        return None
+    return {
+        "defaults": {"role": "assistant"},
+        "start_anchor": _generation_prompt(tokenizer),
+        "fields": {
+            "tool_calls": {
+                "open_pattern": r"\s*<tool_call>",
+                "close": "</tool_call>",
+                "repeats": True,
+                "content": "json",
+                "transform": {"type": "function", "function": "{content}"},
+            },
+            "content": {"close_pattern": rf"\s*(?:{ends})", "content": "text"},
+        },
+    }
+
+
+def _generation_prompt(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """What the chat template writes before a reply."""
+    asked = [{"role": "user", "content": "?"}]
+    without = str(tokenizer.apply_chat_template(asked, tokenize=False))
+    return str(tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)).removeprefix(without)
+
+
+def _edit(file: Path, values: Mapping[str, Any]) -> None:
+    """Set values of a JSON file; None takes one out."""
+    kept = {**json.loads(file.read_text()), **values}
+    kept = {name: value for name, value in kept.items() if name not in values or value is not None}
+    file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+
+
+def _code(draft: Path) -> str:
+    """The files by which loading would run code, or that are no part of a model; "" if there are none."""
+    foreign = [path.name for path in draft.rglob("*") if path.is_file() and path.suffix not in _SUFFIXES]
+    mapped = [name for name in ("config.json", "tokenizer_config.json") if "auto_map" in json.loads((draft / name).read_text())]
+    return ", ".join([*foreign, *mapped])
+
+
+def _from(folder: Path, agent: str) -> str:
+    """Where an agent is written, seen from the folder: a project moves as a whole."""
+    source, _, name = agent.rpartition(":")
+    return f"{os.path.relpath(Path(source).resolve(), folder.resolve())}:{name}" if source.endswith(".py") else agent

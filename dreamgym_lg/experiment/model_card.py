@@ -1,0 +1,82 @@
+"""The model card of an exported policy: its README.md."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- dreamgym-lg
+- langgraph
+- agent
+{base_line}---
+
+# {name}
+
+The policy of a LangGraph agent: the chat model that decides which tool it calls next. {origin}
+
+* Weights `{policy_version}`, {parameters:,} parameters, safetensors; written {created} with dreamgym-lg {release}.
+* Data: {data}.
+* Experience model: {experience}.
+
+## Evaluation
+
+{evaluation}
+
+## Use
+
+```python
+from dreamgym_lg import load_policy, with_policy
+
+policy = load_policy("{name}")
+agent = with_policy(graph, policy)  # your compiled graph, its real tools, this policy as its model
+```
+
+`dreamgym serve {name}` is an OpenAI-compatible server of it, `langgraph dev` in this folder serves {served}.
+
+## Limits
+
+The policy was trained for the tools and tasks of one agent and is of little use elsewhere. The folder holds no text of the
+traces it was trained on, but a model can repeat what it was trained on: who must not read the traces must not ask the model.
+`manifest.json` has the hash of every file, what the policy was trained from, and all library versions.
+"""
+
+
+def model_card(name: str, record: Mapping[str, Any]) -> str:
+    """The card of the policy that `record`, the content of its manifest, tells of."""
+    base, training, data = record["base_model"], record["training"], record["data"]
+    experience, agent = record["experience_model"], record["agent"]
+    origin = f"Base model: {base}."
+    if training is not None:
+        where = {"dream": "in a dream", "real": "in the real environment", "s2r": "in a dream, then in the real environment"}
+        origin = (
+            f"Trained from {base} by {training['learner'].upper()} {where[training['environment']]} of the world "
+            f"`{training['world']}` (iterations: {training['iterations']}, seed: {training['seed']})."
+        )
+    return _CARD.format(
+        name=name,
+        base_line=f"base_model: {json.dumps(base)}\n" if "/" in base else "",
+        origin=origin,
+        policy_version=record["policy_version"],
+        parameters=record["parameters"],
+        created=record["created"],
+        release=record["versions"]["dreamgym-lg"],
+        data=f"{data['trajectories']:,} real trajectories, {data['steps']:,} steps (SHA-256 `{data['sha256'][:16]}…`)",
+        experience=f"`{experience['version']}`" if experience else "none",
+        evaluation=_evaluation(record["evaluation"]),
+        served=f"the agent `{agent['path']}` with it" if agent else "it as a chat",
+    )
+
+
+def _evaluation(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "This policy was not evaluated on held-out tasks before it was exported."
+    lines = ["| environment | tasks | sampling | success | 95 % interval |", "| --- | --- | --- | --- | --- |"]
+    for row in rows:
+        low, high = row["interval"]
+        success = f"{row['successes']} of {row['episodes']}"
+        tasks = f"{row['split']}, {row['panel']}" if row["panel"] else row["split"]
+        lines.append(f"| {row['environment']} | {tasks} | {row['mode'] or 'as set'} | {success} | {low:.0%} to {high:.0%} |")
+    return "\n".join(lines)

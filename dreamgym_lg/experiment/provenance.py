@@ -1,0 +1,126 @@
+"""Where a policy comes from, for the manifest of its export: numbers, names and hashes, never a text of the traces."""
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+
+from dreamgym_lg.experiment.workspace import Workspace, policy_version
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.replay.schema import FAILED
+from dreamgym_lg.statistics import wilson
+
+_PACKAGES = (
+    *("dreamgym-lg", "langgraph", "langchain-core", "torch", "transformers", "tokenizers", "safetensors", "trl", "accelerate"),
+    "datasets",
+)
+_SMALL_BASE = "the small base of dreamgym-lg"
+
+
+def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
+    """What is known of a policy: base model, training, data, buffer, experience model, evaluation and library versions.
+
+    `training` is None for a policy that this experiment did not train.
+    """
+    own = policy_version(policy)
+    trained = own == policy_version(work.models / "trained")
+    return {
+        "policy_version": Path(own).name,
+        "base_model": _base_model(work) if trained else _model_name(own),
+        "training": _training(work) if trained else None,
+        "data": _data(work.replay_buffer),
+        "replay_buffer": {
+            "run": work.run_name("").strip("/").rpartition("-")[2],  # what is before it is the name of a folder
+            "trajectories": {
+                source: work.replay_buffer.count("trajectories", source=source) for source in ("offline", "synthetic", "real")
+            },
+        },
+        "experience_model": _experience_model(work) if trained else None,
+        "evaluation": _evaluation(work, own),
+        "versions": {"python": python_version(), **_versions()},
+    }
+
+
+def _training(work: Workspace) -> dict[str, Any]:
+    s = work.settings
+    chosen = {"world": work.world.name, "environment": s.environment, "learner": s.learner, "seed": s.seed}
+    done = next(iter(work.replay_buffer.metrics(work.run_name("stage/train"))), {})
+    return {**chosen, "iterations": done.get("iterations", s.iterations), "settings": asdict(s)}
+
+
+def _base_model(work: Workspace) -> str:
+    """The name of the model whose weights the training began with, supervised training included."""
+    for stage, column in (("base", "model"), ("train", "name")):
+        for row in work.replay_buffer.metrics(work.run_name(f"stage/{stage}/from")):
+            return _model_name(row[column]) if row[column] != "None" else _SMALL_BASE
+    return _SMALL_BASE
+
+
+def _model_name(name: str) -> str:
+    """A hub name as it is; of a folder its own name alone, for the way to it is nobody's business."""
+    return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
+
+
+def _experience_model(work: Workspace) -> dict[str, str] | None:
+    """The experience model that the policy was trained with; None where it played no part."""
+    name = work.experience_version
+    if work.settings.environment == "real" or not work.world.asks_experience or not name:
+        return None
+    stamp = work.models / name / "version"
+    return {"version": _model_name(name), **({"weights": stamp.read_text()} if stamp.is_file() else {})}
+
+
+def _data(buffer: ReplayBuffer) -> dict[str, Any]:
+    """How many real episodes the buffer holds, and one hash of them all, whatever their order."""
+    records = buffer.records()
+    told = ((each.task_id, each.instruction, each.success, [step[:3] for step in each.steps]) for each in records)
+    hashes = sorted(hashlib.sha256(json.dumps(each).encode()).digest() for each in told)
+    steps = sum(len(each.steps) for each in records)
+    return {"trajectories": len(records), "steps": steps, "sha256": hashlib.sha256(b"".join(hashes)).hexdigest()}
+
+
+def _evaluation(work: Workspace, own: str) -> list[dict[str, Any]]:
+    """The stored episodes of this policy on held-out tasks, each evaluation with its 95 % Wilson interval."""
+    played, succeeded = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+    prefix = work.run_name("")
+    for split in ("test", "validation"):
+        for source in ("real", "synthetic"):
+            for each in work.replay_buffer.trajectories(source=source, split=split):
+                parts = each.run.split("/")
+                if not each.run.startswith(prefix) or FAILED in each.run or own not in (each.policy_version, *parts):
+                    continue
+                mode = next((mode for mode in ("greedy", "sampled") if mode in parts), "")
+                panel = str(each.task.metadata.get("panel", ""))
+                key = (each.run, source, split, mode, panel, each.experience_version)
+                played[key] += 1
+                succeeded[key] += each.success
+    return [
+        {
+            "environment": "real" if source == "real" else "dream",
+            "split": split,
+            "mode": mode,
+            "panel": panel,
+            "experience_model": experience,
+            "successes": succeeded[key],
+            "episodes": n,
+            "interval": wilson(succeeded[key], n),
+        }
+        for key, n in played.items()
+        for _, source, split, mode, panel, experience in [key]
+    ]
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,34 @@
+"""The HTML pages that this library writes and serves: all from `templates/`, on one base and one style."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.types import DECIDERS
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def check_installed(*packages: str, extra: str) -> None:
+    """Raise `MissingDependency` for a package that is not there, with the extra that brings it."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingDependency.extra(package, extra)
+
+
+def create_templates(**filters: Callable[..., Any]) -> "Environment":
+    """The templates, with these filters beside their own; they escape whatever is put into them."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("dreamgym_lg", "templates")
+    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    found.filters.update(text=text, **filters)
+    found.globals["deciders"] = DECIDERS
+    return found
+
+
+def text(value: Any, spec: str = "") -> str:
+    """The value in a page; a dash where there is none."""
+    return "–" if value is None else format(value, spec)

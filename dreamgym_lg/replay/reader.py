@@ -1,0 +1,248 @@
+"""What a page shows of a replay buffer: its runs, iterations, groups and episodes, read without ever writing to the file."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self
+
+from dreamgym_lg.errors import ReplayBufferError
+from dreamgym_lg.replay import schema
+from dreamgym_lg.replay.schema import WITH_TASK
+from dreamgym_lg.types import Origin, Source, Split, Trajectory
+
+Outcome = Literal["success", "no success", "failed"]
+Event = Literal["invalid action", "blocked", "passed through", "raised"]
+"""What can happen in an episode: an action that was refused, or one of `ActKind`."""
+
+_OUTCOMES: Mapping[Outcome, str] = {
+    "success": "error IS NULL AND success",
+    "no success": "error IS NULL AND NOT success",
+    "failed": "error IS NOT NULL",
+}
+_OF_ITS_STEPS = "SELECT 1 FROM steps WHERE trajectory_id = trajectories.id AND"
+_WINDOW = 500
+_EPISODE = "trajectories.id, run, iteration, rollout_index, source, success, error, task_id, instruction, origin, split"
+
+
+class Run(NamedTuple):
+    """All episodes that one run stored from one source."""
+
+    name: str
+    source: Source
+    episodes: int
+    """Those that failed to be played included."""
+    successes: int
+    failed: int
+    last_iteration: int
+    newest: int
+    """Id of its newest episode."""
+
+
+class Iteration(NamedTuple):
+    """The episodes of one iteration of a run, all from one source."""
+
+    number: int
+    source: Source
+    groups: int
+    varied: int
+    """Groups of tasks that the curriculum varied."""
+    episodes: int
+    successes: int
+    failed: int
+
+
+class Episode(NamedTuple):
+    """A line of a list of episodes."""
+
+    id: int
+    run: str
+    iteration: int
+    rollout_index: int
+    source: Source
+    success: bool
+    error: str | None
+    task_id: str
+    instruction: str
+    origin: Origin
+    split: Split
+    steps: int
+    reward: float
+    invalid: int
+    """Actions that were refused."""
+
+
+class Filters(NamedTuple):
+    """Which episodes are wanted; None is any."""
+
+    run: str | None = None
+    iteration: int | None = None
+    source: Source | None = None
+    split: Split | None = None
+    outcome: Outcome | None = None
+    happened: Event | None = None
+    decided_by: str | None = None
+    """A part of the dream that decided one of its steps, as `Step.decided_by`."""
+    task_id: str | None = None
+    text: str | None = None
+    """Part of the instruction, the error, or of what was seen, done or reasoned in a step; of ASCII letters in any case."""
+
+
+class Page(NamedTuple):
+    """Episodes that were found, newest first."""
+
+    episodes: Sequence[Episode]
+    older: int | None
+    """Give it as `before` to go on; None at the end."""
+    complete: bool
+    """False where the search ran out of time before the page was full."""
+
+
+class ReplayReader:
+    """Reads a replay buffer's file as it was when it was opened, and writes nothing to it.
+
+    A run may go on writing meanwhile: the next reader sees it. Opening takes a millisecond; one is not for several threads at
+    once. Raises `ReplayBufferError` for a file that is missing, empty, foreign, damaged, locked, or made by
+    another release.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._name = os.fspath(path)
+        self._connection = schema.connect_read_only(self._name)
+        with schema.explained(self._name):
+            self._connection.execute("BEGIN")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._connection.close()
+
+    def runs(self) -> list[Run]:
+        """Every run, by source, the one that stored an episode last first."""
+        found = self._rows(
+            "SELECT run, source, count(*), coalesce(sum(success AND error IS NULL), 0), count(error), max(iteration), "
+            "max(id) AS newest FROM trajectories GROUP BY run, source ORDER BY newest DESC",
+            (),
+        )
+        return [Run(*row) for row in found]
+
+    def metrics(self, run: str) -> list[dict[str, Any]]:
+        """As `ReplayBuffer.metrics`."""
+        return schema.load_metrics(self._rows, run)
+
+    def names(self) -> list[str]:
+        """The names of all runs, in order, without a look at each of their episodes."""
+        following = "SELECT min(run) FROM trajectories WHERE run > names.run"
+        found = self._rows(
+            "WITH RECURSIVE names (run) AS (SELECT min(run) FROM trajectories UNION ALL "
+            f"SELECT ({following}) FROM names WHERE run IS NOT NULL) SELECT run FROM names WHERE run IS NOT NULL",
+            (),
+        )
+        return [name for (name,) in found]
+
+    def iterations(self, run: str) -> list[Iteration]:
+        """The run's iterations that have episodes, in order."""
+        groups = (
+            "SELECT iteration, task_id, min(source) AS source, count(*) AS episodes, "
+            "sum(success AND error IS NULL) AS successes, count(error) AS failed "
+            "FROM trajectories WHERE run = ? GROUP BY iteration, task_id"
+        )
+        found = self._rows(
+            "SELECT iteration, min(source), count(*), sum(origin = 'synthetic'), sum(episodes), sum(successes), sum(failed) "
+            f"FROM ({groups}) JOIN tasks ON tasks.id = task_id GROUP BY iteration",
+            [run],
+        )
+        return [Iteration(*row) for row in found]
+
+    def groups(self, run: str, iteration: int, *, most: int) -> list[list[Episode]]:
+        """The first `most` groups of an iteration, each the rollouts of one task in order."""
+        where = "run = ?1 AND iteration = ?2"
+        first = f"SELECT DISTINCT task_id FROM trajectories WHERE {where} ORDER BY task_id LIMIT ?3"
+        sql = f"SELECT {_EPISODE} FROM {WITH_TASK} WHERE {where} AND task_id IN ({first}) ORDER BY task_id, rollout_index"
+        groups: dict[str, list[Episode]] = {}
+        for episode in self._episodes(self._rows(sql, [run, iteration, most])):
+            groups.setdefault(episode.task_id, []).append(episode)
+        return list(groups.values())
+
+    def group(self, run: str, iteration: int, task_id: str, *, most: int) -> list[tuple[int, Trajectory]]:
+        """The first `most` rollouts of a group, each with its id."""
+        sql = "SELECT id FROM trajectories WHERE run = ? AND iteration = ? AND task_id = ? ORDER BY rollout_index LIMIT ?"
+        ids = [id for (id,) in self._rows(sql, [run, iteration, task_id, most])]
+        return list(zip(ids, schema.load_trajectories(self._rows, ids), strict=True))
+
+    def trajectory(self, id: int) -> Trajectory | None:
+        """The episode of this id, without its tokens; None where there is none."""
+        stored = self._rows("SELECT 1 FROM trajectories WHERE id = ?", [id])
+        return schema.load_trajectories(self._rows, [id])[0] if stored else None
+
+    def find(self, filters: Filters, *, before: int | None = None, most: int = 50, seconds: float = 0.4) -> Page:
+        """Episodes with an id below `before`, newest first, looked for until `seconds` are over.
+
+        However few they are, some episodes are looked at, so that going on from `older` comes to an end.
+        """
+        ((last,),) = self._rows("SELECT coalesce(max(id), 0) FROM trajectories", ())
+        top = min(last + 1, before or last + 1)
+        where, values = _conditions(filters)
+        where = f"WHERE trajectories.id BETWEEN :low AND :high{where}"
+        sql = f"SELECT {_EPISODE} FROM {WITH_TASK} {where} ORDER BY trajectories.id DESC LIMIT :most"
+        found: list[tuple[Any, ...]] = []
+        begun, end = top, time.monotonic() + seconds
+        while top > 1 and len(found) < most and (top == begun or time.monotonic() < end):
+            low = max(1, top - _WINDOW)
+            found += self._rows(sql, values | {"low": low, "high": top - 1, "most": most - len(found)})
+            top = low
+        full = len(found) == most
+        older = int(found[-1][0]) if full else top
+        return Page(self._episodes(found), older if older > 1 else None, full or older <= 1)
+
+    def _episodes(self, rows: Sequence[tuple[Any, ...]]) -> list[Episode]:
+        sql = (
+            "SELECT trajectory_id, count(*), sum(reward), sum(NOT valid) FROM steps "
+            f"WHERE trajectory_id IN ({','.join(str(int(row[0])) for row in rows)}) GROUP BY trajectory_id"
+        )
+        sums = {id: figures for id, *figures in self._rows(sql, ())}
+        return [Episode._make((*row[:5], bool(row[5]), *row[6:], *sums.get(row[0], (0, 0.0, 0)))) for row in rows]
+
+    def _rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        with schema.explained(self._name):
+            return self._connection.execute(sql, values).fetchall()
+
+
+def stamp(path: str | os.PathLike[str]) -> str:
+    """Another text whenever the file may hold something else; takes microseconds.
+
+    Raises `ReplayBufferError` where the file is missing.
+    """
+    name = os.fspath(path)
+    found = []
+    for each in (name, f"{name}-wal"):
+        try:
+            seen = os.stat(each)
+            found.append(f"{seen.st_mtime_ns:x}.{seen.st_size:x}")
+        except FileNotFoundError:
+            found.append("")
+    if not found[0]:
+        raise ReplayBufferError(f"{name} does not exist any more; put it back, or end this and name another one")
+    return "-".join(found)
+
+
+def _conditions(filters: Filters) -> tuple[str, dict[str, Any]]:
+    """The further conditions of a query, and their values."""
+    columns = {"run": "run", "iteration": "iteration", "source": "source", "split": "split", "task_id": "task_id"}
+    given = {name: value for name, value in filters._asdict().items() if value is not None}
+    parts = [f"{columns[name]} = :{name}" for name in given if name in columns]
+    if filters.outcome is not None:
+        parts.append(_OUTCOMES[filters.outcome])
+    if filters.happened == "invalid action":
+        parts.append(f"EXISTS ({_OF_ITS_STEPS} NOT valid)")
+    elif filters.happened is not None:
+        parts.append("EXISTS (SELECT 1 FROM json_each(acts) WHERE json_extract(value, '$.kind') = :happened)")
+    if filters.decided_by is not None:
+        parts.append(f"EXISTS ({_OF_ITS_STEPS} decided_by = :decided_by)")
+    if filters.text is not None:
+        given["text"] = "%" + "".join(f"\\{each}" if each in "\\%_" else each for each in filters.text) + "%"
+        of_step = ("action", "next_observation", "reasoning", "position = 0 AND observation")
+        texts = " OR ".join(f"{column} LIKE :text ESCAPE '\\'" for column in of_step)
+        own = " OR ".join(f"{column} LIKE :text ESCAPE '\\'" for column in ("instruction", "error", "acts"))
+        parts.append(f"({own} OR EXISTS ({_OF_ITS_STEPS} ({texts})))")
+    return "".join(f" AND {part}" for part in parts), given

@@ -1,0 +1,1 @@
+"""`dreamgym ui`: a local page over a replay buffer, which it only reads."""

@@ -1,0 +1,141 @@
+"""The server of `dreamgym ui`: pages over one replay buffer, for this machine's user alone."""
+
+import json
+import socket
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from threading import Lock
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
+from dreamgym_lg.experiment.curves import by_iteration, draw_curves, read_number
+from dreamgym_lg.pages import create_templates
+from dreamgym_lg.plots import draw_png
+from dreamgym_lg.replay.reader import ReplayReader, stamp
+from dreamgym_lg.ui import views
+
+HOST = "127.0.0.1"
+HOSTS = [HOST, "localhost"]
+"""Names under which the page answers: another one in a request's Host is a foreign site's that was pointed here."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+PAGES: dict[str, Callable[[ReplayReader, views.Query], views.Values]] = {
+    "/": views.runs,
+    "/run": views.run,
+    "/group": views.group,
+    "/episodes": views.episodes,
+    "/episode": views.episode,
+}
+_STATUS = {views.NotStored: 404, ConfigurationError: 400, ReplayBufferError: 503}
+_drawing = Lock()  # matplotlib's style is the process's
+
+
+def create_app(path: Path) -> Starlette:
+    """The pages over the replay buffer at `path`, which is opened for each of them and never written to.
+
+    A file that cannot be read is told in the page, and may be there at the next request.
+    """
+    templates = create_templates(success=views.success, number=read_number)
+    templates.globals |= {"link": views.link, "database": path.name}
+    static = {"/style.css": ("text/css", ("style.css", "ui.css")), "/live.js": ("text/javascript", ("live.js",))}
+
+    def page(request: Request) -> Response:
+        shown = PAGES[request.url.path]
+        seen = stamp(path)  # before the file is read: what is stored meanwhile is shown next
+        with ReplayReader(path) as reader:
+            values = shown(reader, request.query_params)
+        return HTMLResponse(templates.get_template(f"ui_{shown.__name__}.html.j2").render(values, stamp=seen))
+
+    def failed(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            status, text = error.status_code, error.detail
+        else:
+            status, text = next(status for kind, status in _STATUS.items() if isinstance(error, kind)), str(error)
+        template = templates.get_template("ui_error.html.j2")
+        return HTMLResponse(template.render(status=status, text=text, stamp=""), status_code=status)
+
+    def curves(request: Request) -> Response:
+        with ReplayReader(path) as reader:
+            metrics = reader.metrics(request.query_params.get("run", ""))
+        kept = {"Cache-Control": "private, max-age=3600"}  # its address changes with the figures
+        return Response(_curves(json.dumps(metrics)), media_type="image/png", headers=kept)
+
+    def changed(request: Request) -> Response:
+        return PlainTextResponse(stamp(path))
+
+    def file(request: Request) -> Response:
+        kind, names = static[request.url.path]
+        folder = files("dreamgym_lg") / "templates"
+        return Response("\n".join((folder / name).read_text(encoding="utf-8") for name in names), media_type=kind)
+
+    routes = [Route(each, page) for each in PAGES] + [Route(each, file) for each in static]
+    return Starlette(
+        routes=[*routes, Route("/curves.png", curves), Route("/stamp", changed)],
+        middleware=[Middleware(_Headers), Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)],
+        exception_handlers={kind: failed for kind in (*_STATUS, HTTPException)},
+    )
+
+
+def serve(path: Path, port: int, *, say: Callable[[str], None]) -> None:
+    """Serve the pages on this machine's loopback until the user ends it.
+
+    Args: `port`, 0 for any free one; `say`, told the address.
+
+    Raises `ReplayBufferError` for a file that cannot be read, `ConfigurationError` for a port that is taken.
+    """
+    with ReplayReader(path):
+        pass  # what cannot be read is told here, and not at the first page
+    try:
+        listening = socket.create_server((HOST, port))
+    except OSError as error:
+        raise ConfigurationError(
+            f"port {port} cannot be listened on ({error.strerror}); give another one with --port"
+        ) from None
+    _curves("[]")  # matplotlib takes a second or two to begin with
+    with listening:
+        say(f"http://{HOST}:{listening.getsockname()[1]}")
+        uvicorn.Server(uvicorn.Config(create_app(path), log_level="warning")).run(sockets=[listening])
+
+
+@lru_cache(maxsize=32)
+def _curves(metrics: str) -> bytes:
+    history = by_iteration(json.loads(metrics))
+    began = {iteration for iteration, _ in views.alarms(history)}
+    with _drawing:
+        return draw_png(lambda figure: draw_curves(figure, history, began), width=16.5, height=9)
+
+
+class _Headers:
+    """Adds `HEADERS` to every answer, but for what it has already."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self.app(scope, receive, told)

@@ -1,0 +1,1 @@
+"""LangChain's own way to put a policy into an agent: middleware of `create_agent`."""

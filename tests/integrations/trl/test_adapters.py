@@ -1,0 +1,149 @@
+"""LoRA: what is trained, what is saved, and what a policy with merged adapters says."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from grpo_parts import adapters, gradient, groups_of, learner_of, model_of, trained, weights
+from peft import LoraConfig, get_peft_model
+from transformers import PreTrainedTokenizerFast
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment.experiment import create_trl_learner
+from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.trl.learners import LEARNERS
+from dreamgym_lg.integrations.trl.sft import save_model
+from dreamgym_lg.learner import LearnerName
+from dreamgym_lg.token_recorder import TokenRecorder
+from dreamgym_lg.types import Trajectory
+
+
+def greedy(policy: LocalChatModel) -> list[list[int]]:
+    """The tokens that the policy says to some questions."""
+    found = []
+    for words in ("say a colour", "the kitchen", "a longer observation"):
+        with TokenRecorder() as recorder:
+            policy.with_temperature(0).invoke(words)
+        found += [list(call.sampled_ids) for call in recorder.calls]
+    return found
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_a_saved_policy_says_what_the_adapted_one_says(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: LearnerName, play: Callable[..., list[list[Trajectory]]]
+) -> None:
+    model = model_of(tokenizer)
+    policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=12)
+    before, base = greedy(policy), weights(model)
+    learner = create_trl_learner(policy, tmp_path / "run", Settings(learner=name, lora=True, learning_rate=5e-2))
+    for _ in range(3):
+        learner.update(play(policy))
+        policy.weights_changed()
+    learner.close()
+    adapted = weights(model)
+    save_model(model, tokenizer, tmp_path / "policy")
+    loaded = LocalChatModel.from_path(tmp_path / "policy", max_new_tokens=12)
+    assert greedy(loaded) == greedy(policy) != before
+    assert weights(loaded.model).shape == base.shape and not torch.equal(weights(loaded.model), base)
+    assert torch.equal(weights(model), adapted), "saving changes nothing"
+
+
+def test_adapters_alone_are_trained_and_saved(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    model = model_of(tokenizer)
+    learner = learner_of(model, tokenizer, tmp_path, peft_config=adapters(), beta=0.5)
+    frozen = {name: value.clone() for name, value in model.state_dict().items() if "lora_" not in name}
+    before = trained(learner)
+    learner.update(groups_of(model_of(tokenizer), 0))
+    learner.close()
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in frozen.items())
+    assert not torch.equal(trained(learner), before)
+    files = {file.name: file.stat().st_size for file in (tmp_path / "checkpoint-1").iterdir()}
+    assert not [name for name in files if name.startswith("model")]
+    # a header, and each parameter; Adam keeps two numbers a parameter
+    assert 4 * len(before) < files["adapter_model.safetensors"] < 4 * len(before) + 4096
+    assert 8 * len(before) < files["optimizer.pt"] < 8 * len(before) + 32768
+
+
+def test_a_new_learner_takes_the_place_of_one_in_the_same_process(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """As the real part of a training does after the dreamed one: adapters are not put on adapters."""
+    options: Any = {"peft_config": adapters(), "beta": 0.5}
+    groups = [groups_of(model_of(tokenizer), i) for i in range(3)]
+    models = [model_of(tokenizer), model_of(tokenizer)]
+    whole = learner_of(models[0], tokenizer, tmp_path / "whole", **options)
+    losses = [whole.update(each)["loss"] for each in groups]
+    whole.close()
+    found = []
+    for part in (groups[:1], groups[1:]):
+        learner = learner_of(models[1], tokenizer, tmp_path / "parts", **options)
+        found += [learner.update(each)["loss"] for each in part]
+        learner.close()
+    assert found == losses
+    assert models[1].state_dict().keys() == models[0].state_dict().keys()
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_bfloat16_weights_are_trained_by_float32_adapters(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: LearnerName
+) -> None:
+    model = model_of(tokenizer).to(torch.bfloat16)
+    learner = learner_of(model, tokenizer, tmp_path, LEARNERS[name], peft_config=adapters(), beta=0.1)
+    before = trained(learner)
+    assert before.dtype == torch.float32
+    metrics = learner.update(groups_of(model_of(tokenizer), 0))
+    learner.close()
+    assert (trained(learner) != before).float().mean() > 0.9 and metrics["loss"] == metrics["loss"]
+    assert model.get_input_embeddings().weight.dtype == torch.bfloat16
+
+
+def test_checkpointed_activations_give_the_same_gradient(
+    moved: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    groups = groups_of(model_of(tokenizer), 0)
+    options: Any = {"peft_config": adapters(), "beta": 0.5}
+    expected = gradient(moved, tokenizer, tmp_path / "kept", groups, **options)
+    found = gradient(moved, tokenizer, tmp_path / "again", groups, activation_checkpointing=True, **options)
+    assert expected.norm() > 1e-3 and (found - expected).norm() / expected.norm() < 1e-6
+
+
+def test_the_default_rate_of_adapters_is_ten_times_that_of_whole_weights(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    rates = []
+    for lora in (False, True):
+        policy = LocalChatModel(model=model_of(tokenizer), tokenizer=tokenizer)
+        learner: Any = create_trl_learner(policy, tmp_path / str(lora), Settings(lora=lora, beta=0))
+        rates.append(learner._trainer.args.learning_rate)
+    assert rates[1] == pytest.approx(10 * rates[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"r": 8}, r"peft_config=\{'r': 8\} is no peft.LoraConfig.*lora=True"),
+        (LoraConfig(bias="all"), "peft_config has bias='all', .*leave it out"),
+        (LoraConfig(modules_to_save=["embed_tokens"]), "peft_config has modules_to_save="),
+    ],
+)
+def test_what_is_more_than_adapters_is_refused(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, given: Any, told: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        learner_of(model_of(tokenizer), tokenizer, tmp_path / "new", peft_config=given)
+    assert not (tmp_path / "new").exists(), "nothing was begun"
+
+
+def test_a_model_that_cannot_have_new_adapters_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    model = model_of(tokenizer)
+    with pytest.raises(ConfigurationError, match=r"has adapters.*merge_and_unload\(\).*lora=True"):
+        learner_of(get_peft_model(deepcopy(model), adapters()), tokenizer, tmp_path, peft_config=adapters())
+    learner_of(model, tokenizer, tmp_path, peft_config=adapters())
+    with pytest.raises(ConfigurationError, match="adapters of an earlier training: give lora=True"):
+        learner_of(model, tokenizer, tmp_path)
+    quantized = model_of(tokenizer)
+    quantized.is_quantized = True
+    with pytest.raises(ConfigurationError, match='quantized.*dtype="bfloat16".*lora=True'):
+        learner_of(quantized, tokenizer, tmp_path, peft_config=adapters())

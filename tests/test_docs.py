@@ -1,0 +1,302 @@
+"""The documentation: the site builds without a warning, every block of it runs, and its list of names is the code's.
+
+The same holds for README.md, whose Python blocks are blocks of the site.
+"""
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from unittest.mock import create_autospec
+
+import pytest
+import typer.main
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+
+from dreamgym_lg import AgentWorld, DreamGym, ReplayBuffer
+from dreamgym_lg.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+NAMED = {str(page.relative_to(ROOT)): page for page in [README, ROOT / "CONTRIBUTING.md", *PAGES]}
+PLAIN = {"text", "json"}
+"""Kinds of blocks that are shown and not run."""
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    return [text for named, text in all_blocks(page) if named == kind]
+
+
+def all_blocks(page: Path) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return found
+
+
+COMMANDS = sorted(
+    {line.partition(" #")[0].strip() for page in NAMED.values() for text in blocks(page, "bash") for line in text.splitlines()}
+)
+WITH_PYTHON = [name for name, page in NAMED.items() if page != README and blocks(page, "python")]
+OF_A_RUN = [name for name in WITH_PYTHON if any("runs/mine" in text for text in blocks(NAMED[name], "python"))]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_block_is_of_a_kind_that_is_run_or_plain(name: str) -> None:
+    assert {kind for kind, _ in all_blocks(NAMED[name])} <= {"bash", "python", *PLAIN}
+
+
+def test_the_pages_have_blocks() -> None:
+    assert len(COMMANDS) >= 20 and len(WITH_PYTHON) >= 6
+    assert blocks(README, "bash") and blocks(README, "python")
+
+
+def test_the_readme_shows_no_python_that_the_site_does_not_run() -> None:
+    assert set(blocks(README, "python")) <= {text for page in PAGES for text in blocks(page, "python")}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_exists_with_these_options(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("replay.db", "traces.jsonl", "my_app.py"):
+        (tmp_path / name).touch()
+    program, name, *arguments = shlex.split(command)
+    if program == "make":
+        assert subprocess.run(["make", "-n", name], cwd=ROOT, capture_output=True).returncode == 0
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert name == "install" and set(re.fullmatch(r"dreamgym-lg\[(.+)\]", arguments[-1])[1].split(",")) <= set(extras)  # type: ignore[index]
+    else:
+        assert program == "dreamgym"
+        group = typer.main.get_command(app)
+        group.commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
+
+
+# --- Python -----------------------------------------------------------------------------------------------------------------
+
+MY_APP = """
+from pathlib import Path
+
+from langchain.agents import create_agent
+from langchain_core.language_models import FakeListChatModel
+
+
+class Production(FakeListChatModel):
+    def bind_tools(self, tools, **kwargs):
+        return self.bind(tools=tools, **kwargs)
+
+
+def book(city: str) -> str:
+    'Book a room.'
+    Path("booked.txt").touch()
+    return "booked"
+
+
+graph = create_agent(Production(responses=["production"]), [book])
+"""
+ANSWER = "valid, it completes the task\nreward 1, success\nYou take the orange."
+
+
+def replies(*texts: str) -> GenericFakeChatModel:
+    return GenericFakeChatModel(messages=iter([AIMessage(text) for text in texts * 99]))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy in place of Qwen."""
+    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+    from dreamgym_lg.integrations.trl.sft import save_model
+
+    tokenizer = create_tokenizer(["Book a room in Rome. done"] * 9, vocab_size=320)
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    save_model(create_model(tokenizer, hidden_size=32, layers=1), tokenizer, folder)
+    return folder
+
+
+@pytest.fixture
+def scene(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an agent and its traces. Of a hosted model the replies are scripted; training is one short iteration."""
+    import langchain.chat_models
+
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+
+    train = DreamGym.train
+    policy = LocalChatModel.from_path(tiny, max_new_tokens=8)
+    world = replies("valid, it ends\nreward 0, failure\n(nothing)")
+    monkeypatch.setattr(langchain.chat_models, "init_chat_model", lambda *_, **__: world)
+    monkeypatch.setattr(DreamGym, "train", lambda gym, *_, **__: train(gym, policy, 1, num_tasks=1, num_generations=2))
+    # tests/test_gym_supervised.py runs these two
+    monkeypatch.setattr(DreamGym, "train_base", create_autospec(DreamGym.train_base))
+    trained = create_autospec(DreamGym.train_experience, side_effect=lambda gym, *_, **__: setattr(gym, "_given", world))
+    monkeypatch.setattr(DreamGym, "train_experience", trained)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-none")
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "my_app.py").write_text(MY_APP)
+    (tmp_path / "traces.jsonl").write_text("".join(json.dumps(trace(city)) + "\n" for city in ("Rome", "Oslo")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def trace(city: str) -> dict[str, Any]:
+    call = {"id": "c1", "type": "function", "function": {"name": "book", "arguments": json.dumps({"city": city})}}
+    messages = [
+        {"role": "user", "content": f"Book a room in {city}."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "booked"},
+        {"role": "assistant", "content": "done"},
+    ]
+    return {"messages": messages, "reward": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("scene")
+@pytest.mark.parametrize("name", [name for name in WITH_PYTHON if name not in OF_A_RUN])
+def test_python_blocks_run(name: str) -> None:
+    run_blocks(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_A_RUN)
+def test_python_blocks_of_a_finished_experiment_run(
+    name: str, finished_run: Path, scene: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stages have nothing left to do."""
+    from dreamgym_lg.experiment.worlds import open_folder
+
+    (scene / "runs").mkdir()
+    (scene / "runs" / "mine").symlink_to(finished_run)
+    settings = open_folder(finished_run).settings
+    monkeypatch.setattr("dreamgym_lg.integrations.textworld_express.world.TextWorldExpressWorld.settings", settings)
+    run_blocks(name)
+
+
+def run_blocks(name: str) -> None:
+    """A page's blocks, in order, in one namespace, in which `model` and `policy` are chat models."""
+    namespace: dict[str, Any] = {"model": replies(ANSWER), "policy": replies("take orange")}
+    for text in blocks(NAMED[name], "python"):
+        exec(compile(text, name, "exec"), namespace)
+    if check := CHECKS.get(name):
+        check(namespace)
+
+
+def check_agent(namespace: dict[str, Any]) -> None:
+    from langgraph.pregel import Pregel
+
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+
+    assert isinstance(namespace["agent"], Pregel)
+    assert LocalChatModel.from_path("policies/support-v1").invoke("hi").usage_metadata
+    with ReplayBuffer("replay.db") as buffer:
+        episode, _ = buffer.trajectories(iteration=0, segments=True, source="synthetic")
+    assert episode.source == "synthetic" and episode.segments[0].trainable > 0
+    assert not Path("booked.txt").exists(), "nothing real runs in the dream"
+    (episode,) = namespace["episodes"]
+    assert episode.source == "real" and namespace["rate"].episodes == 1
+
+
+def check_hosted(namespace: dict[str, Any]) -> None:
+    assert namespace["hosted"].limits["cost"] == 20.0 and namespace["experience"].hosted is namespace["hosted"]
+
+
+def check_local(namespace: dict[str, Any]) -> None:
+    assert isinstance(namespace["gym"].world, AgentWorld)
+    assert DreamGym.train_experience.call_count == DreamGym.train_base.call_count == 1  # type: ignore[attr-defined]
+
+
+def check_world(namespace: dict[str, Any]) -> None:
+    assert namespace["state"]["success"]
+    assert namespace["policy"].invoke("read").text is not None
+
+
+CHECKS = {
+    "docs/how-to/agent.md": check_agent,
+    "docs/how-to/hosted-model.md": check_hosted,
+    "docs/how-to/local-model.md": check_local,
+    "docs/how-to/world.md": check_world,
+}
+"""What holds after a page's blocks have run."""
+
+
+# --- names ------------------------------------------------------------------------------------------------------------------
+
+
+def public_names() -> dict[str, set[str]]:
+    """Module -> names, as docs/reference/index.md lists them."""
+    text = (ROOT / "docs/reference/index.md").read_text()
+    own, _, modules = text.partition("## From its modules")
+    rows = [
+        [re.findall(r"`(\w[\w.]*)`", cell) for cell in row.split("|")[1:3]] for row in modules.splitlines() if row[:3] == "| `"
+    ]
+    return {"dreamgym_lg": set(re.findall(r"^\| `(\w+)`", own, re.M))} | {module: set(names) for (module,), names in rows}
+
+
+PUBLIC = public_names()
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_public_names_are_those_of_the_code(module: str) -> None:
+    found = pytest.importorskip(module, reason=f"{module} needs an extra", exc_type=ImportError)
+    assert PUBLIC[module] and all(hasattr(found, name) for name in PUBLIC[module])
+    assert PUBLIC[module] == set(getattr(found, "__all__", PUBLIC[module]))
+
+
+def test_the_reference_describes_every_public_name_and_no_other() -> None:
+    described = {name for page in PAGES for name in re.findall(r"^::: ([\w.]+)", page.read_text(), re.M)}
+    errors = {name for name in described if name.startswith("dreamgym_lg.errors.")}
+    assert {name.rpartition(".")[2] for name in errors} == {
+        node.name for node in ast.parse((ROOT / "dreamgym_lg/errors.py").read_text()).body if isinstance(node, ast.ClassDef)
+    }
+    listed = {name for names in PUBLIC.values() for name in names}
+    described_names = {name.rpartition(".")[2] for name in described - errors}
+    assert described_names <= listed
+    aliases = {"DreamGymError", "Format", "Reward", "Route", "LEARNERS", "as_tool_agent"}
+    aliases |= PUBLIC["dreamgym_lg.integrations.bfcl"]
+    assert listed - described_names <= aliases, "described in the list alone"
+
+
+@pytest.mark.parametrize("name", WITH_PYTHON)
+def test_the_documentation_imports_public_names_only(name: str) -> None:
+    for text in blocks(NAMED[name], "python"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dreamgym_lg"):
+                assert {alias.name for alias in node.names} <= PUBLIC[node.module or ""]
+
+
+# --- the site ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("material", "mkdocstrings")), reason="needs pip install 'dreamgym-lg[docs]'"
+)
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    reference = (tmp_path / "reference/agents/index.html").read_text()
+    assert "Trains the policy of a LangGraph agent as it is" in reference, "docstrings are missing"
+    missing = [page for page in PAGES if not built(tmp_path, page).exists()]
+    assert not missing
+
+
+def built(site: Path, page: Path) -> Path:
+    name = page.relative_to(ROOT / "docs").with_suffix("")
+    return site / (name.parent if name.name == "index" else name) / "index.html"
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    targets = [target for target in re.findall(r"\]\(([^)#]+)", page.read_text()) if "://" not in target]
+    assert targets and not [target for target in targets if not (ROOT / target).exists()]
+
+
+def test_every_command_is_documented() -> None:
+    shown = {name for command in COMMANDS for name in re.findall(r"^dreamgym (\S+)", command)}
+    assert set(typer.main.get_command(app).commands) == shown  # type: ignore[attr-defined]

@@ -1,0 +1,246 @@
+"""cookbook/reproduce: which cells there are, what each is given, what is counted, and the statistics of its tables."""
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dreamgym_lg import Experiment, ReplayBuffer, Step, Task, Trajectory
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.statistics import wilson
+
+pytest.importorskip("trl")
+pytest.importorskip("textworld_express")
+
+FOLDER = Path(__file__).parent.parent / "cookbook" / "reproduce"
+
+
+@pytest.fixture(scope="module")
+def reproduce() -> Iterator[Any]:
+    sys.path.insert(0, str(FOLDER))
+    try:
+        import cells
+        import play
+        import tables
+
+        yield SimpleNamespace(cells=cells, play=play, tables=tables)
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+# --- cells -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_comparison_comes_first_for_every_seed_and_nothing_before_what_it_goes_on_from(reproduce: Any) -> None:
+    c = reproduce.cells
+    cells = c.all_cells(["twc", "peckingorder"], [0, 1], 10)
+    names = [str(cell) for cell in cells]
+    assert names[0] == "twc.sft.seed0" and len(set(names)) == len(names)
+    stages = [c.METHODS[cell.method].stage for cell in cells]
+    assert stages == sorted(stages) and names.index("peckingorder.real-grpo.i10.seed1") < names.index("twc.dream-ppo.i10.seed0")
+    for place, cell in enumerate(cells):
+        if c.METHODS[cell.method].place == "s2r":
+            assert cells.index(cell.of(cell.method.replace("s2r", "dream"))) < place
+    assert "twc.no-hidden.i10.seed0" not in names, "nothing is hidden there"
+    assert c.create_cell("twc", "sft", 0, 10) == c.create_cell("twc", "sft", 0, 40), "no budget changes it"
+
+
+def test_cells_by_pattern(reproduce: Any) -> None:
+    c = reproduce.cells
+    cells = c.all_cells(["peckingorder", "twc"], [0], 10)
+    assert c.matching(cells, []) == cells
+    assert {cell.world for cell in c.matching(cells, ["twc"])} == {"twc"}
+    assert [str(cell) for cell in c.matching(cells, ["twc.dream-*", "sft"])] == [
+        "peckingorder.sft.seed0",
+        "twc.sft.seed0",
+        "twc.dream-grpo.i10.seed0",
+        "twc.dream-ppo.i10.seed0",
+    ]
+    with pytest.raises(ConfigurationError, match="--only 'dream' fits none"):
+        c.matching(cells, ["dream"])
+    with pytest.raises(ConfigurationError, match="unknown method 'grpo'"):
+        c.create_cell("twc", "grpo", 0, 10)
+    with pytest.raises(ConfigurationError, match="unknown world 'twc'; known: peckingorder"):
+        c.create_cell("twc", "no-hidden", 0, 10)
+
+
+def test_every_trained_cell_has_the_same_budget_and_differs_in_what_its_name_says(reproduce: Any) -> None:
+    c, play = reproduce.cells, reproduce.play
+    found = {}
+    for cell in c.all_cells(["peckingorder"], [3], 7):
+        if c.METHODS[cell.method].learner:
+            found[cell.method] = play.settings_of(cell, play.create_world(cell).settings, play.Scale())
+    assert {(s.iterations, s.num_tasks * s.num_generations, s.seed, s.max_gap) for s in found.values()} == {(7, 64, 3, None)}
+    assert (found["dream-ppo"].num_generations, found["dream-ppo"].learner) == (1, "ppo")
+    assert {name for name, s in found.items() if s.environment == "real"} == {n for n in found if n.startswith("real-")}
+    assert {name for name, s in found.items() if s.real_steps == 800} == {"s2r-grpo", "s2r-ppo"}
+    assert {name for name, s in found.items() if not s.retrieved} == {"no-replay"}
+    assert {name for name, s in found.items() if not s.synthetic_share} == {"no-generation"}
+
+
+def test_what_an_ablation_leaves_out_of_its_world(reproduce: Any) -> None:
+    create, cell = reproduce.play.create_world, reproduce.cells.create_cell
+    task = Task(id="t", instruction="", environment="", metadata={"observation": "You are in the kitchen. "})
+    whole, unchecked, open_book = (create(cell("peckingorder", m, 0, 1)) for m in ("dream-grpo", "no-check", "no-hidden"))
+    assert whole.check_action(task, "fly", ["You are in the kitchen. "]) and whole.hidden_facts is not None
+    assert unchecked.check_action(task, "fly", ["You are in the kitchen. "]) is None and unchecked.check == whole.check
+    assert open_book.hidden_facts is None and unchecked.hidden_facts is not None
+
+
+# --- folders and counts ------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_goes_on_in_a_copy_of_what_it_shares(reproduce: Any, tmp_path: Path) -> None:
+    source, target = tmp_path / "base", tmp_path / "cell"
+    (source / "models").mkdir(parents=True)
+    for name in ("settings.json", "replay.db", "models/base"):
+        (source / name).write_text("shared")
+    (tmp_path / "cell.draft").mkdir()
+    (tmp_path / "cell.draft" / "half").write_text("of a copy that was killed")
+    reproduce.play.copied(source, target)
+    assert sorted(path.name for path in target.rglob("*")) == ["base", "models", "replay.db"]
+    (target / "replay.db").write_text("own")
+    assert (reproduce.play.copied(source, target) / "replay.db").read_text() == "own"
+
+
+def episode(run: str, actions: Sequence[str], **values: Any) -> Trajectory:
+    seen = "You are in the kitchen. "
+    values = {"source": "real", "task": Task(id=run, instruction="", environment="", metadata={"observation": seen}), **values}
+    steps = [Step(observation=seen, action=action, next_observation=seen) for action in actions]
+    return Trajectory(steps=steps, run=run, success=False, **values)
+
+
+@pytest.mark.parametrize("method", ["dream-grpo", "no-check"])
+def test_every_real_step_is_counted_by_what_it_was_spent_on(reproduce: Any, tmp_path: Path, method: str) -> None:
+    cell = reproduce.cells.create_cell("peckingorder", method, 0, 1)
+    run = Experiment(reproduce.play.create_world(cell), tmp_path)
+    run.replay_buffer.extend(
+        [
+            episode("offline", ["look around"] * 5, source="offline"),
+            episode("train", ["look around", "fly", "look around"]),
+            episode("train", ["look around"] * 9, source="synthetic", iteration=1),
+            episode("train", ["look around"], iteration=2, error="EnvironmentFailed: it broke"),
+            episode("validate/real", ["look around"] * 2),
+            episode("validate/base-12ab", ["look around"] * 4),
+            episode("proof/real/greedy/ab", ["look around"] * 7),
+        ]
+    )
+    assert reproduce.play.count_real(cell, run) == {"offline": 5, "training": 3, "validation": 6, "proof": 7}
+
+
+def test_a_part_of_the_data_keeps_the_tasks_and_the_base_policy(reproduce: Any, tmp_path: Path) -> None:
+    run = Experiment(reproduce.play.create_world(reproduce.cells.create_cell("twc", "sft", 0, 0)), tmp_path / "base")
+    with run.stage("base"):
+        (run.models / "base").mkdir()
+    tasks = [Task(id=str(n), instruction="", environment=run.world.name, split="train") for n in range(20)]
+    run.replay_buffer.extend(episode("offline", ["look around"], source="offline", task=task) for task in tasks)
+    first = [each.task.id for each in run.offline()[:5]]
+    reproduce.play.copy_part(run, tmp_path / "part", 5)
+    with ReplayBuffer(tmp_path / "part" / "replay.db") as buffer:
+        assert [each.task.id for each in buffer.trajectories()] == first and len(buffer.tasks()) == 20
+        assert buffer.metrics("stage/base") and not buffer.metrics("stage/experience")
+    assert (tmp_path / "part" / "models" / "base").exists()
+
+
+# --- statistics and tables ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("only_a", "only_b", "p"), [(0, 0, 1.0), (5, 5, 1.0), (10, 2, 158 / 4096), (0, 6, 2 / 64), (6, 0, 2 / 64)]
+)
+def test_mcnemar(reproduce: Any, only_a: int, only_b: int, p: float) -> None:
+    assert reproduce.tables.mcnemar(only_a, only_b) == pytest.approx(p)
+
+
+def test_the_interval_over_seeds(reproduce: Any) -> None:
+    over_seeds, half = reproduce.tables.over_seeds, [1, 0] * 50
+    assert over_seeds([[1] * 3 + [0] * 7])[:3] == pytest.approx((0.3, *wilson(3, 10)))
+    assert over_seeds([[1] * 10, [1] * 10])[:3] == pytest.approx((1, 1, 1))
+    assert over_seeds([[1] * 10, [0] * 10])[:3] == (0.5, 0, 1), "two seeds that disagree say nothing"
+    alike = over_seeds([half] * 30)  # only the worlds vary: sqrt(0.25 / 100 / 30) = 0.0091
+    assert alike.value == 0.5 and (alike.high - alike.low) / 2 == pytest.approx(1.96 * 0.0091, rel=0.1)
+    apart = over_seeds([[1] * 9 + [0]] * 15 + [[0] * 9 + [1]] * 15)  # seeds too: sqrt((0.16 + 0.09 / 10) / 30) = 0.0751
+    assert apart.value == 0.5 and (apart.high - apart.low) / 2 == pytest.approx(1.96 * 0.0751, rel=0.1)
+    assert over_seeds([[1, 0, 0, -1]])[:1] == (0,) and over_seeds([[1] * 6])[0] == 1
+    for wrong in ([], [[]], [[1], [1, 0]]):
+        with pytest.raises(ValueError, match="every seed needs as many"):
+            over_seeds(wrong)
+
+
+def figures(method: str, seed: int, sampled: str, iterations: int = 10, **values: Any) -> dict[str, Any]:
+    def played(outcomes: str) -> dict[str, Any]:
+        return {"successes": outcomes.count("1"), "episodes": len(outcomes), "reward": 0.5, "outcomes": outcomes}
+
+    dreamed = {"sampled": played("1" * len(sampled))} if method.startswith(("dream", "s2r")) else {}
+    return {
+        "cell": f"twc.{method}.seed{seed}.{iterations}", "world": "twc", "method": method, "seed": seed,
+        "iterations": iterations, "episodes": 64 * iterations, "dream": dreamed,
+        "real": {"greedy": played("1" * len(sampled)), "sampled": played(sampled)},
+        "best_iteration": None, "real_steps": {"offline": 9000, "training": 1000 * seed, "validation": 50, "proof": 99},
+        "dreamed_steps": 300, "seconds": {"train": 120}, "machine": "x86_64", **values,
+    }  # fmt: skip
+
+
+def test_pairs_are_of_the_same_worlds_and_seeds(reproduce: Any) -> None:
+    compare = reproduce.tables.compare
+    first = [figures("dream-grpo", 0, "1110"), figures("dream-grpo", 1, "1100"), figures("dream-grpo", 2, "1111")]
+    second = [figures("sft", 0, "1001"), figures("sft", 1, "0000"), figures("sft", 5, "1111")]
+    found = compare(first, second, "sampled")
+    assert (found.only_first, found.only_second, found.difference.seeds) == (4, 1, 2)
+    assert found.difference.value == pytest.approx((0.25 + 0.5) / 2) and found.p == pytest.approx(0.375)
+    assert compare(first, first, "sampled").difference[:3] == (0, 0, 0)
+    assert compare(first, [figures("sft", 7, "1001")], "sampled") is None
+    assert compare(first[:1], [figures("sft", 0, "1")], "sampled") is None, "not the same worlds"
+
+
+def test_tables_are_made_from_the_figures(reproduce: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    cells = [figures("sft", seed, "1100", iterations=0, episodes=0) for seed in (0, 1)]
+    cells += [figures("dream-grpo", seed, "1111") for seed in (0, 1)]
+    cells += [figures("dream-grpo", 0, "1110", iterations=40), figures("no-check", 0, "0000", iterations=40)]
+    for cell in cells:
+        (tmp_path / f"{cell['cell']}.json").write_text(json.dumps(cell))
+    written = reproduce.tables.write_tables(tmp_path)
+    assert [path.name for path in written] == ["RESULTS.md", "results.csv", "results.png"]
+    assert written[2].read_bytes().startswith(b"\x89PNG")
+    told, ten, forty = written[0].read_text().split("\n## twc")
+    assert "from the 6 finished cells" in told and ten.startswith(", 10 iterations") and "no-check" not in ten
+    assert (
+        "| DreamGym GRPO | 2 | 1.00 [1.00, 1.00] | 1.00 [1.00, 1.00] | 1.00 [1.00, 1.00] | 500 | 50 | 9,000 | 300 | 2 |" in ten
+    )
+    assert "| DreamGym GRPO | SFT: the base policy | temperature 1 | +0.50 [+0.12, +0.88] | 2 | 4, 0 | 0.12 |" in ten
+    assert "SFT: the base policy" in forty and "Ablations" in forty and "Ablations" not in ten
+    assert "| without the action check | DreamGym GRPO | temperature 1 | -0.75 [-1.00, -0.25] | 1 | 0, 3 | 0.25 |" in forty
+    assert "| `twc.dream-grpo.seed0.40` | 4/4 [0.51, 1.00] | 3/4 [0.30, 0.95] | 4/4 [0.51, 1.00] | – | 0 | x86_64 |" in forty
+    rows = list(csv.DictReader(written[1].open()))
+    assert len(rows) == 6 and {row["real_steps_offline"] for row in rows} == {"9000"}
+    assert [row["real_sampled_successes"] for row in rows] == ["2", "2", "4", "3", "4", "0"]
+
+
+# --- the command -------------------------------------------------------------------------------------------------------------
+
+
+def call(*arguments: str, seconds: int = 60) -> str:
+    done = subprocess.run([sys.executable, FOLDER / "run.py", *arguments], capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_one_cell_from_nothing_and_then_none(tmp_path: Path) -> None:
+    chosen = ["--only", "real-grpo", "--worlds", "peckingorder", "--seeds", "0", "--iterations", "1"]
+    cell = ["--quick", *chosen, "--runs", str(tmp_path)]  # no experience model, whose training is most of another cell's time
+    assert "0 of 1 cells are done" in call(*cell, seconds=280)
+    results = tmp_path / "quick" / "results"
+    found = json.loads((results / "peckingorder.real-grpo.i1.seed0.json").read_text())
+    assert len(found["real"]["greedy"]["outcomes"]) == 6 and found["dream"] == {}
+    assert found["dreamed_episodes"] == found["dreamed_steps"] == 0
+    assert all(found["real_steps"].values())
+    assert "GRPO, real" in (results / "RESULTS.md").read_text()
+    assert "1 of 1 cells are done" in call(*cell) and "1 of 1 cells are done" in call(*cell, "--list")
