@@ -7,11 +7,13 @@ import shutil
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "build/docs/dreamgym_lg"
 
 
+@event_priority(100)  # before mkdocstrings, which leaves out a search path that does not exist yet
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     shutil.rmtree(PACKAGE, ignore_errors=True)
     for folder, target in {

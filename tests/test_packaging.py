@@ -99,8 +99,8 @@ def test_all_installs_what_a_user_wants_and_no_development_tool() -> None:
                 found.add(re.split(r"[<>=]", requirement)[0])
         return found
 
-    extras = ("demo", "openai", "serve", "ui", "bfcl", "browsergym", "webshop")
-    wanted = {name for each in extras for name in packages(each)}
+    chosen = ("demo", "openai", "serve", "ui", "bfcl", "browsergym", "webshop")
+    wanted = {name for each in chosen for name in packages(each)}
     assert packages("all") == wanted and {"trl", "langchain-openai", "openai", "langchain"} <= wanted
     assert not {"pytest", "mypy", "ruff", "deepagents", "langchain-tests", "mkdocs-material"} & packages("all")
     assert {"pytest", "langchain-openai", "mkdocs-material"} <= packages("dev")

@@ -30,9 +30,10 @@ def export_policy(
 ) -> None:
     """Write a policy to a new folder, from which it is loaded, served and audited in production.
 
-    It holds safetensors weights, tokenizer, chat template, generation settings, `manifest.json`, a model card, and a
-    `langgraph.json` that `langgraph dev` starts. It is whole or not there. No file is a program: nothing of it runs when it is
-    loaded, but for the chat template in transformers' sandbox. What the policy was trained on is told by counts and hashes.
+    It holds safetensors weights (LoRA adapters merged into them), tokenizer, chat template, generation settings,
+    `manifest.json`, a model card, and a `langgraph.json` that `langgraph dev` starts. It is whole or not there. No file is a
+    program: nothing of it runs when it is loaded, but for the chat template in transformers' sandbox. What the policy was
+    trained on is told by counts and hashes.
 
     Args:
         provenance: JSON that is known of the policy (`experiment.provenance`).
@@ -47,8 +48,8 @@ def export_policy(
         raise ConfigurationError(
             f"{type(policy).__name__} has no weights in this process: export a LocalChatModel loaded without own_process"
         )
-    if hasattr(policy.model, "peft_config"):
-        raise ConfigurationError("the policy's model is an adapter: export a LocalChatModel of model.merge_and_unload()")
+    if hasattr(policy.model, "merge_and_unload"):
+        raise ConfigurationError("the policy's model is a PeftModel: export a LocalChatModel of model.merge_and_unload()")
     if folder.exists():
         raise ConfigurationError(f"{folder} exists already: name a folder that does not, e.g. policies/support-v2")
     draft = folder.with_name(f".{folder.name}.tmp")
@@ -92,7 +93,7 @@ def _write(
 ) -> None:
     model, tokenizer = policy.model, policy.tokenizer
     draft.mkdir(parents=True)
-    model.save_pretrained(draft)  # type: ignore[operator,union-attr]
+    model.save_pretrained(draft, state_dict=_merged(model))  # type: ignore[operator,union-attr]
     tokenizer.save_pretrained(draft)
     _generation_config(policy).save_pretrained(draft)
     _edit(draft / "config.json", {"_name_or_path": None})
@@ -113,7 +114,7 @@ def _write(
     record = {
         **provenance,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "parameters": model.num_parameters(),  # type: ignore[operator,union-attr]
+        "parameters": sum(weights.numel() for name, weights in model.named_parameters() if ".lora_" not in name),
         "agent": None if agent is None else {**agent, "path": _from(folder, str(agent["path"]))},
     }
     (draft / "version").write_text(str(record["policy_version"]))
@@ -121,6 +122,15 @@ def _write(
     (draft / "langgraph.json").write_text(json.dumps(project, indent=2) + "\n")
     (draft / "README.md").write_text(model_card(folder.name, record))
     write_manifest(draft, record)
+
+
+def _merged(model: Any) -> dict[str, Any] | None:
+    """The weights of a model trained with `lora=True`, its adapters merged into them; None for one without adapters."""
+    if not hasattr(model, "peft_config"):
+        return None
+    from dreamgym_lg.integrations.trl.adapters import merged_weights
+
+    return merged_weights(model)
 
 
 def _generation_config(policy: "LocalChatModel") -> "GenerationConfig":

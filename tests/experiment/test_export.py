@@ -199,7 +199,7 @@ def test_what_cannot_be_exported(tmp_path: Path, scripted: Any, exported: Path) 
     with pytest.raises(ConfigurationError, match="brings code of its own .config.json."):
         export_policy(with_code, tmp_path / "mine", provenance=RECORD)
     adapter = tiny()
-    adapter.model.peft_config = {}
+    adapter.model.merge_and_unload = None
     with pytest.raises(ConfigurationError, match="merge_and_unload"):
         export_policy(adapter, tmp_path / "mine", provenance=RECORD)
     with pytest.raises(ConfigurationError, match="trust_remote_code= is given"):
