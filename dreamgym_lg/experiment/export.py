@@ -91,9 +91,10 @@ def load_policy(folder: str | Path, **options: Any) -> "LocalChatModel":
 def _write(
     policy: "LocalChatModel", draft: Path, folder: Path, provenance: Mapping[str, Any], agent: Mapping[str, Any] | None
 ) -> None:
-    model, tokenizer = policy.model, policy.tokenizer
+    model: Any = policy.model
+    tokenizer = policy.tokenizer
     draft.mkdir(parents=True)
-    model.save_pretrained(draft, state_dict=_merged(model))  # type: ignore[operator,union-attr]
+    model.save_pretrained(draft, state_dict=_merged(model))
     tokenizer.save_pretrained(draft)
     _generation_config(policy).save_pretrained(draft)
     _edit(draft / "config.json", {"_name_or_path": None})
