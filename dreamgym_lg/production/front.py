@@ -83,12 +83,13 @@ class Front:
         if not isinstance(policy, BaseChatModel):
             raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
         self._episodes = production_episodes(graph, policy, route=route, pass_through=pass_through)
-        self._graph, self._policy, self._options = graph, policy, {"route": route, "pass_through": pass_through}
+        self._graph, self._policy = graph, policy
+        self._options: dict[str, Any] = {"route": route, "pass_through": pass_through}
         self._share, self._verify, self._kill_switch, self._simulated = share, verify, kill_switch, 0.0
         self._log = log if isinstance(log, CanaryLog) else CanaryLog(log)
         version = policy_version(policy)
         self._name = name or version
-        self._begin = {"policy_version": version, "share": share, "alpha": alpha}
+        self._entry: dict[str, Any] = {"policy_version": version, "share": share, "alpha": alpha}
 
     def simulate(self, share: float, options: SimulationOptions) -> None:
         """From now on, simulate the other side of this share of the threads. Raises what `AgentWorld` raises."""
@@ -113,7 +114,7 @@ class Front:
 
     def begin(self) -> None:
         """Enter it in the log."""
-        self._log.begin(self._name, **self._begin)
+        self._log.begin(self._name, **self._entry)
 
     # --- one run ----------------------------------------------------------------------------------------------------------
 

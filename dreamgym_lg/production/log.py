@@ -3,7 +3,7 @@
 import json
 import logging
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -161,7 +161,8 @@ class CanaryLog:
             row = db.execute(f"SELECT {columns} FROM canaries WHERE name = ?", (name,)).fetchone()
             tested = _tested(db, name)
             served = {side: _served(db, name, side) for side in SIDES}
-        return CanaryState(name, *row, served, tested, sequential_evidence(*(tested[side] for side in SIDES)))
+        evidence = sequential_evidence(tested["policy"], tested["production"])
+        return CanaryState._make((name, *row, served, tested, evidence))
 
     def pairs(self, name: str | None = None) -> tuple[list[Pair], int]:
         """What was simulated, oldest first, and how many runs were not since too many waited."""
@@ -169,8 +170,7 @@ class CanaryLog:
             name = self._name(db, name)
             rows = db.execute(f"SELECT {', '.join(Pair._fields)} FROM pairs WHERE canary = ? ORDER BY id", (name,)).fetchall()
             dropped: int = db.execute("SELECT dropped FROM canaries WHERE name = ?", (name,)).fetchone()[0]
-        flags = (None if value is None else bool(value) for row in rows for value in row[3:8])
-        return [Pair(*row[:3], *(next(flags) for _ in range(5)), json.loads(row[8])) for row in rows], dropped
+        return [_pair(row) for row in rows], dropped
 
     # --- what the graph in front tells ------------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class CanaryLog:
 
     def _decide(self, db: sqlite3.Connection, name: str) -> None:
         tested = _tested(db, name)
-        evidence = sequential_evidence(*(tested[side] for side in SIDES))
+        evidence = sequential_evidence(tested["policy"], tested["production"])
         (alpha,) = db.execute("SELECT alpha FROM canaries WHERE name = ?", (name,)).fetchone()
         if evidence.worse >= 1 / alpha:
             told = (f"{side} {successes} of {outcomes}" for side, (successes, outcomes) in tested.items())
@@ -332,6 +332,11 @@ def _served(db: sqlite3.Connection, name: str, side: Side) -> Served:
     threads, runs, errors, successes, outcomes = db.execute(sql, (name, side)).fetchone()
     rate = Rate(successes, outcomes, *wilson(successes, outcomes)) if outcomes else None
     return Served(threads, runs, errors, rate)
+
+
+def _pair(row: Sequence[Any]) -> Pair:
+    thread, chosen, status, *flags, details = row
+    return Pair._make((thread, chosen, status, *(None if flag is None else bool(flag) for flag in flags), json.loads(details)))
 
 
 def _now() -> str:

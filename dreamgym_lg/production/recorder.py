@@ -30,7 +30,7 @@ class Recorder(BaseCallbackHandler):
     """Listens to one run; nothing of the graph, its models and its tools is replaced."""
 
     run_inline = True
-    ignore_llm = ignore_chat_model = ignore_retriever = True  # type: ignore[assignment]  # `ignore_agent` is of tools, too
+    ignore_llm = ignore_chat_model = ignore_retriever = True  # `ignore_agent` is of tools, too
 
     def __init__(self) -> None:
         self.state: Any = None
