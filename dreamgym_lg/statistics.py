@@ -18,6 +18,7 @@ _ALTERNATIVES = _RATES[np.triu_indices(24, 1)[0]], _RATES[np.triu_indices(24, 1)
 """Pairs of a lower and a higher rate between 1 % and 99 %, as `sequential_evidence` expects them."""
 _LARGEST_LOG = 600.0
 """Keeps `exp` finite."""
+_Count = int | NDArray[np.int64]
 
 
 def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -141,17 +142,20 @@ def sequential_evidence(first: tuple[int, int], second: tuple[int, int]) -> Evid
         return Evidence(1.0, 1.0)
     if not first[1] or not second[1]:
         raise ConfigurationError(f"both sides need trials, got {first[1]} and {second[1]}")
-    return Evidence(_lower_rate(first, second), _lower_rate(second, first))
+    return Evidence(float(_lower_rate(first, second)), float(_lower_rate(second, first)))
 
 
-def _lower_rate(first: tuple[int, int], second: tuple[int, int]) -> float:
-    """The e-value against "the first rate is not lower than the second"."""
+def _lower_rate(first: tuple[_Count, _Count], second: tuple[_Count, _Count]) -> NDArray[np.float64]:
+    """The e-value against "the first rate is not lower than the second"; of each place, where the counts are arrays."""
+    (won, trials), (others_won, others_trials) = (
+        tuple(np.asarray(n, float)[..., None] for n in side) for side in (first, second)
+    )
     low, high = _ALTERNATIVES
-    between = (first[1] * low + second[1] * high) / (first[1] + second[1])
-    logs = np.zeros(low.shape)
-    for (successes, trials), rate in ((first, low), (second, high)):
-        logs += successes * np.log(rate / between) + (trials - successes) * np.log((1 - rate) / (1 - between))
-    return float(np.exp(np.minimum(logs, _LARGEST_LOG)).mean())
+    between = (trials * low + others_trials * high) / (trials + others_trials)
+    logs = won * np.log(low / between) + (trials - won) * np.log((1 - low) / (1 - between))
+    logs += others_won * np.log(high / between) + (others_trials - others_won) * np.log((1 - high) / (1 - between))
+    found: NDArray[np.float64] = np.exp(np.minimum(logs, _LARGEST_LOG)).mean(axis=-1)
+    return found
 
 
 def intervals_apart(a: tuple[float, float], b: tuple[float, float]) -> bool:

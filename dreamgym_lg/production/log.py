@@ -2,12 +2,13 @@
 
 import json
 import logging
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from hashlib import blake2b
-from os import PathLike, fspath
+from threading import RLock
 from typing import Any, Literal, NamedTuple
 
 from dreamgym_lg.errors import CanaryLogError, ConfigurationError
@@ -108,8 +109,9 @@ class CanaryLog:
     Raises `CanaryLogError` for a file that is no canary log, and later wherever SQLite fails.
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = fspath(path)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._lock, self._connections = RLock(), list[tuple[int, sqlite3.Connection]]()
         with self._transaction() as db:
             known = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
             if known == [0, 0] and not db.execute("SELECT 1 FROM sqlite_master").fetchone():
@@ -123,22 +125,24 @@ class CanaryLog:
     # --- the user's side --------------------------------------------------------------------------------------------------
 
     def record_outcome(self, thread_id: str, success: bool, *, name: str | None = None) -> bool:
-        """Say how a thread has ended. The first outcome counts: False, and nothing changed, if there is one.
+        """Say how a thread has ended. The first outcome counts: False, and nothing changed, if there is one, and for a thread
+        that began after the canary's end.
 
         Once whole blocks of outcomes say so, it ends the canary. Record the outcomes of both sides by the same rule.
 
         Args: `name`, of the canary; needed if the log holds several.
 
-        Raises `ConfigurationError` for an unknown name, and for a thread that the canary has not served.
+        Raises `ConfigurationError` for an unknown name, and for a thread that a running canary has not served.
         """
         with self._transaction() as db:
             name = self._name(db, name)
             found = db.execute("SELECT success FROM threads WHERE canary = ? AND thread = ?", (name, str(thread_id))).fetchone()
-            if found is None:
+            (ended,) = db.execute("SELECT ended FROM canaries WHERE name = ?", (name,)).fetchone()
+            if found is None and ended is None:
                 raise ConfigurationError(
                     f"thread {thread_id!r} was not served by canary {name!r}: give the thread_id of the runs' configurable"
                 )
-            if found[0] is not None:
+            if found is None or found[0] is not None:
                 return False
             self._set_outcome(db, name, str(thread_id), bool(success))
         return True
@@ -195,15 +199,19 @@ class CanaryLog:
                 db.execute("UPDATE canaries SET share = ? WHERE name = ?", (share, name))
 
     def choose(self, name: str, thread: str, *, switched_off: bool) -> Side:
-        """The side that serves the next run of a thread, and count it. A thread stays at its side while the canary is on."""
+        """The side that serves the next run of a thread, which is counted. It stays at its side while the canary is on.
+
+        Threads that begin after the canary's end are not entered.
+        """
         with self._transaction() as db:
             share, ended = db.execute("SELECT share, ended FROM canaries WHERE name = ?", (name,)).fetchone()
-            off, key = switched_off or ended is not None, (name, thread)
+            key, off = (name, thread), switched_off or ended is not None
             found = db.execute("SELECT side, taken_back FROM threads WHERE canary = ? AND thread = ?", key).fetchone()
-            if found is None:
-                side: Side = "policy" if not off and draw(name, thread) < share else "production"
+            side: Side = "policy" if not off and draw(name, thread) < share else "production"
+            if found is None and ended is None:
                 sql = "INSERT INTO threads (canary, thread, side, counted, runs) VALUES (?, ?, ?, ?, 1)"
                 db.execute(sql, (*key, side, not off))
+            if found is None:
                 return side
             side, taken_back = found
             if side == "policy" and off and not taken_back:  # for good: to go to and fro helps nobody
@@ -262,11 +270,10 @@ class CanaryLog:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """A connection of its own: it is a matter of 0.1 ms, and needs no care of threads and forks."""
+        """One writer at a time, in all processes together."""
         try:
-            with closing(sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)) as db:
-                db.execute("PRAGMA journal_mode = WAL")
-                db.execute("PRAGMA synchronous = NORMAL")
+            with self._lock:
+                db = self._connected()
                 db.execute("BEGIN IMMEDIATE")
                 try:
                     yield db
@@ -279,6 +286,16 @@ class CanaryLog:
                 f"{self.path}: SQLite says {str(error)!r}; a canary log is a file on a local disk, in a folder that this "
                 "process may write to"
             ) from error
+
+    def _connected(self) -> sqlite3.Connection:
+        """The connection of this process. A fork must not use its parent's, nor close it."""
+        if self._connections and self._connections[-1][0] == os.getpid():
+            return self._connections[-1][1]
+        db = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        self._connections.append((os.getpid(), db))
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")  # a crash of the machine may lose the last moments, and nothing else
+        return db
 
     def _name(self, db: sqlite3.Connection, name: str | None) -> str:
         known: list[str] = [each for (each,) in db.execute("SELECT name FROM canaries ORDER BY rowid")]
