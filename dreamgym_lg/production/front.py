@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 from uuid import uuid4
 
+from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import merge_configs, var_child_runnable_config
+from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
 from langgraph.pregel import Pregel
 
@@ -21,7 +22,7 @@ from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.workspace import policy_version
 from dreamgym_lg.production.log import CanaryLog, Side, draw
 from dreamgym_lg.production.recorder import Recorder
-from dreamgym_lg.production.shadows import Shadows, Snapshot
+from dreamgym_lg.production.shadows import Shadows, Snapshot, is_langgraphs
 from dreamgym_lg.production.simulation import Simulation, Verify, judged
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate import Allow, Route
@@ -54,7 +55,7 @@ class _Run(NamedTuple):
     thread: str
     """Its `thread_id`; of a run without one, an id of its own."""
     config: RunnableConfig
-    """The graph's own and the run's."""
+    """What is configurable: the graph's own, the run's, and that of a run around it."""
     recorder: Recorder
     side: Side
     snapshot: Snapshot | None
@@ -119,20 +120,20 @@ class Front:
     # --- one run ----------------------------------------------------------------------------------------------------------
 
     def stream(
-        self, graph: Pregel, play: Callable[..., Iterator[Any]], given: Any, config: RunnableConfig | None = None, **more: Any
+        self, graph: Pregel, play: Callable[..., Iterator[Any]], input: Any, config: RunnableConfig | None = None, **more: Any
     ) -> Iterator[Any]:
         """A run of `graph`, which `play` plays."""
         if active() is not None:  # of a dream, or of another graph's policy
-            yield from play(given, config, **more)
+            yield from play(input, config, **more)
             return
         run = self._watch(graph, config)
         run = run._replace(side=self._choose(run))
         if self.shadows is not None and self._is_simulated(run):
-            run = run._replace(snapshot=self.shadows.snapshot(graph, given, run.config, more))
-        chunks = play(given, _listened(config, run.recorder), **more)
+            run = run._replace(snapshot=self.shadows.snapshot(graph, input, run.config, more))
+        chunks = play(input, _listened(config, run.recorder), **more)
         with self._errors_counted(run):
             yield from chunks if run.side == "production" else iterate_in_episode(chunks, self._episodes(graph))
-        success = self._record_outcome(run, given)
+        success = self._record_outcome(run, input)
         if self.shadows is not None and run.snapshot is not None:
             self.shadows.submit(run.snapshot, run.side, run.recorder, success)
 
@@ -140,34 +141,39 @@ class Front:
         self,
         graph: Pregel,
         play: Callable[..., AsyncIterator[Any]],
-        given: Any,
+        input: Any,
         config: RunnableConfig | None = None,
         **more: Any,
     ) -> AsyncIterator[Any]:
         """As `stream`; the log is read and written in other threads."""
         if active() is not None:
-            async for chunk in play(given, config, **more):
+            async for chunk in play(input, config, **more):
                 yield chunk
             return
         run = self._watch(graph, config)
         run = run._replace(side=await asyncio.to_thread(self._choose, run))
         if self.shadows is not None and self._is_simulated(run):
-            run = run._replace(snapshot=await self.shadows.asnapshot(graph, given, run.config, more))
-        chunks: Any = play(given, _listened(config, run.recorder), **more)
+            run = run._replace(snapshot=await self.shadows.asnapshot(graph, input, run.config, more))
+        chunks: Any = play(input, _listened(config, run.recorder), **more)
         if run.side == "policy":
             chunks = aiterate_in_episode(chunks, self._episodes(graph))
         with self._errors_counted(run):
             async with aclosing(chunks):
                 async for chunk in chunks:
                     yield chunk
-        success = await asyncio.to_thread(self._record_outcome, run, given)
+        success = await asyncio.to_thread(self._record_outcome, run, input)
         if self.shadows is not None and run.snapshot is not None:
             self.shadows.submit(run.snapshot, run.side, run.recorder, success)
 
     def _watch(self, graph: Pregel, config: RunnableConfig | None) -> _Run:
-        merged = merge_configs(var_child_runnable_config.get(), graph.config, config)
-        thread = (merged.get("configurable") or {}).get("thread_id")
-        return _Run(uuid4().hex if thread is None else str(thread), merged, Recorder(), "production", None)
+        outer, *own = (
+            (each or {}).get("configurable") or {} for each in (var_child_runnable_config.get(), graph.config, config)
+        )
+        given = {**own[0], **own[1]}
+        thread = given.get("thread_id", outer.get("thread_id"))
+        merged = {**{key: value for key, value in outer.items() if not is_langgraphs(key)}, **given}
+        key = uuid4().hex if thread is None else str(thread)
+        return _Run(key, {"configurable": merged}, Recorder(), "production", None)
 
     def _is_simulated(self, run: _Run) -> bool:
         return draw(f"{self._name}/simulated", run.thread) < self._simulated
@@ -214,7 +220,14 @@ class Front:
 
 
 def _listened(config: RunnableConfig | None, recorder: Recorder) -> RunnableConfig:
-    return merge_configs(config, {"callbacks": [recorder]})
+    """The run's own config, with one more listener; LangGraph merges it with the others."""
+    given: RunnableConfig = {} if config is None else config
+    callbacks = given.get("callbacks") or []
+    if isinstance(callbacks, BaseCallbackManager):
+        callbacks = callbacks.copy()
+        callbacks.add_handler(recorder)
+        return {**given, "callbacks": callbacks}
+    return {**given, "callbacks": [*callbacks, recorder]}
 
 
 @contextmanager

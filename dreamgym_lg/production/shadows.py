@@ -167,11 +167,12 @@ def _snapshot(graph: Pregel, given: Any, config: RunnableConfig, arguments: Mapp
     if given is None or isinstance(given, Command):
         return Snapshot(thread, unusable="resumed")
     payload = copy.deepcopy(_behind(graph, before, given) if before else given)
-    own = {key: value for key, value in (config.get("configurable") or {}).items() if not _is_langgraphs(key)}
+    own = {key: value for key, value in (config.get("configurable") or {}).items() if not is_langgraphs(key)}
     return Snapshot(thread, payload, {"configurable": own}, {key: arguments[key] for key in ("context",) if key in arguments})
 
 
-def _is_langgraphs(key: str) -> bool:
+def is_langgraphs(key: str) -> bool:
+    """Whether it is LangGraph's own: whose checkpoints a run reads and writes."""
     return key.startswith("__") or key in ("thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from desk import Desk, Model, ask, broken, careful, in_thread, policy, rash
 from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
@@ -257,6 +258,21 @@ def test_the_original_graph_is_as_it_was_and_a_dream_of_the_canary_is_a_dream(tm
     assert with_policy(graph, policy(says("dream"))).invoke(ask("A1"))["messages"][-1].text == "dream"
     assert CanaryLog(tmp_path / "log.db").state().served["policy"].threads == 0
     assert graph.with_config(tags=["x"]).invoke(ask("A1"), in_thread(1))["messages"][-1].text == "policy"
+
+
+def test_a_canary_within_another_graph_serves_the_threads_of_that_one(tmp_path: Path) -> None:
+    inner = canary(talker(), policy(says("policy")), log=tmp_path / "log.db", share=1.0)
+    outer = StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner").compile(checkpointer=InMemorySaver())
+    heard: list[str] = []
+
+    class Listener(BaseCallbackHandler):
+        def on_chat_model_start(self, serialized: Any, messages: Any, **_: Any) -> None:
+            heard.append(messages[0][-1].text)
+
+    state = outer.invoke(input=ask("A1"), config={**in_thread("7"), "callbacks": [Listener()]})
+    assert state["messages"][-1].text == "policy" and heard == ["Please cancel order A1"]
+    assert CanaryLog(tmp_path / "log.db").record_outcome("7", True)
+    assert next(inner.stream(input=ask("A1"), config=in_thread("8"), stream_mode="values"))["messages"]
 
 
 def test_wrong_arguments_and_another_policys_name_are_refused(tmp_path: Path) -> None:

@@ -113,32 +113,28 @@ def test_no_secret_is_in_log_page_or_messages(
 ) -> None:
     """Planted in the environment, the system prompt, the request, a tool's argument and answer, and an error."""
     monkeypatch.setenv("SUPPORT_KEY", SECRET)
-    made = Desk(tmp_path, system_prompt=f"The key is {SECRET}.")
-    seen: list[Any] = []
+    desk = Desk(tmp_path, system_prompt=f"The key is {SECRET}.")
 
-    def leaks(messages: list[Any]) -> Any:
-        seen.extend(messages)
-        if len(messages) > 40:
-            raise ValueError(SECRET)
-        return careful(messages)
+    def fails(messages: list[Any]) -> Any:
+        raise ValueError(str(messages))
 
-    for reply, order in ((leaks, f"A1-{SECRET}"), (rash, SECRET), (lambda _: 1 / 0, SECRET)):
-        name = f"v{len(caplog.records)}-{order[:2]}-{id(reply)}"
-        for graph in (
-            shadow(made.graph, policy(reply), log=tmp_path / "log.db", name=name),
-            canary(made.graph, policy(reply), log=tmp_path / "log.db", name=f"{name}-canary", share=0.5, shadow=1.0),
+    seen = ""
+    for number, reply in enumerate((careful, rash, fails)):
+        options: dict[str, Any] = {"log": tmp_path / "log.db", "share": 1.0}
+        for kind, graph in (
+            ("shadow", shadow(desk.graph, policy(reply), name=f"{number} shadow", **options)),
+            ("canary", canary(desk.graph, policy(reply), name=f"{number} canary", shadow=1.0, **options)),
         ):
-            for number in range(4):
-                try:
-                    graph.invoke({"messages": [("human", f"Key {SECRET}. Cancel {order}")]}, in_thread(number))
-                except ZeroDivisionError:
-                    pass
+            try:
+                seen += str(graph.invoke({"messages": [("human", f"Cancel {SECRET}")]}, in_thread(kind)))
+            except ValueError as error:
+                assert kind == "canary" and SECRET in str(error)
             assert wait_for_shadows(graph, 30)
-    assert any(SECRET in str(message.content) for message in seen)
+    assert SECRET in seen
     log = CanaryLog(tmp_path / "log.db")
     for name in log.names():
         write_page(create_report(log, name), tmp_path / f"{name}.html")
     output = CliRunner().invoke(app, ["canary", str(tmp_path / "log.db")]).output
     kept = b"".join(file.read_bytes() for file in [*tmp_path.glob("log.db*"), *tmp_path.glob("*.html")])
     assert b"cancel_order" in kept and SECRET.encode() not in kept
-    assert SECRET not in output and SECRET not in caplog.text
+    assert "cancel_order" in output and SECRET not in output and SECRET not in caplog.text
