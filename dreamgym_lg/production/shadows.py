@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import logging
+import os
 import queue
 import threading
 import weakref
@@ -50,6 +51,8 @@ class Shadows:
         self._waiting = self._dropped = 0
         self._queue: queue.SimpleQueue[RealRun | Pair] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._process: int | None = None
+        """That of the thread."""
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
         self._tasks = set[asyncio.Task[None]]()
 
@@ -106,13 +109,15 @@ class Shadows:
         else:
             task = loop.create_task(self._aplay(run), context=Context())  # not a part of the run, nor of its traces
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._ended)
 
     def _start(self) -> "queue.SimpleQueue[RealRun | Pair]":
         """The queue of the thread, which is started by the first run of a process: a fork has none."""
         with self._changed:
-            if self._thread is None or not self._thread.is_alive():
+            if self._process not in (None, os.getpid()):
                 self._queue, self._waiting = queue.SimpleQueue(), 1
+            if self._thread is None or self._process != os.getpid():
+                self._process = os.getpid()
                 self._thread = threading.Thread(target=self._work, name="dreamgym-shadows", daemon=True)
                 self._thread.start()
             return self._queue
@@ -138,8 +143,11 @@ class Shadows:
             raise
         except BaseException as error:
             logger.warning("the simulated side of a run is lost: %s", type(error).__name__)
-        finally:
-            self._done()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Also of a task that its loop's end has cancelled before it began."""
+        self._tasks.discard(task)
+        self._done()
 
     def _done(self) -> None:
         with self._changed:

@@ -190,6 +190,21 @@ def test_production_does_not_wait_for_a_slow_policy_and_what_does_not_fit_is_cou
     assert len(pairs) == 3 and dropped == 3
 
 
+def test_a_loop_that_ends_ends_its_simulated_sides_and_the_next_one_is_as_good(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    graph = shadow(desk.graph, policy(careful), log=tmp_path / "log.db")
+    asyncio.run(graph.ainvoke(ask("A2"), in_thread(1)))
+    assert wait_for_shadows(graph, 30), "whether it was played or not"
+
+    async def run() -> None:
+        await graph.ainvoke(ask("A2"), in_thread(2))
+        assert await asyncio.to_thread(wait_for_shadows, graph, 30)
+
+    asyncio.run(run())
+    pair = CanaryLog(tmp_path / "log.db").pairs()[0][-1]
+    assert (pair.thread, pair.status, pair.same_answer) == ("2", "compared", True)
+
+
 def test_a_node_that_touches_the_world_is_stopped_in_the_policys_run_alone(tmp_path: Path) -> None:
     file, model = tmp_path / "effects.txt", Model(label="production", reply=lambda _: AIMessage("said"))
 
