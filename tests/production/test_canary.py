@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import sqlite3
 from collections import Counter
-from contextlib import closing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +113,10 @@ async def test_every_stream_mode_is_the_policys_own(asynchronous: bool, tmp_path
 async def test_who_reads_a_part_of_the_stream_leaves_the_rest_unplayed(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     graph = canary(desk.graph, policy(rash), log=tmp_path / "log.db", share=1.0)
-    async for _ in graph.astream(ask("A1"), in_thread(1), stream_mode="updates"):
-        break
-    next(iter(graph.stream(ask("A1"), in_thread(2), stream_mode="updates")))
+    async with aclosing(graph.astream(ask("A1"), in_thread(1), stream_mode="updates")) as chunks:
+        await anext(chunks)
+    with closing(graph.stream(ask("A1"), in_thread(2), stream_mode="updates")) as read:
+        next(read)
     assert desk.cancelled == [] and CanaryLog(tmp_path / "log.db").state().served["policy"].errors == 0
 
 
