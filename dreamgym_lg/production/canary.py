@@ -9,6 +9,7 @@ from langchain_core.language_models import BaseChatModel
 from langgraph.pregel import Pregel
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment.workspace import policy_version
 from dreamgym_lg.production.front import Front, KillSwitch, SimulationOptions
 from dreamgym_lg.production.log import CanaryLog
 from dreamgym_lg.production.simulation import Verify
@@ -43,7 +44,7 @@ def shadow(
         graph: What `StateGraph.compile` or `create_agent` returns.
         policy: Any chat model, without bound tools.
         log: A file, shared by all processes.
-        name: Under which the log keeps it. Default: the policy's version.
+        name: Under which the log keeps it. Default: `shadow of ` and the policy's version.
         share: Of the threads (`thread_id`; without one, of the runs) that the policy plays too.
         route: As of `with_policy`.
         pass_through: Tools that really run in the simulated side too, under the guard.
@@ -53,6 +54,7 @@ def shadow(
     Raises `ConfigurationError` as `AgentWorld` does: the graph has to be one that a dream can play.
     """
     _check_share("share", share)
+    name = name or f"shadow of {policy_version(policy)}"
     front = Front(graph, policy, log=log, name=name, route=route, pass_through=pass_through, verify=verify)
     front.simulate(share, simulation)
     return _in_front(graph, front)
@@ -82,7 +84,8 @@ def canary(
     proven better, log and report say so, and the canary goes on. If the log cannot be written, production serves.
 
     Args:
-        graph, policy, log, name, route, pass_through: As of `shadow`. Another policy needs another name.
+        graph, policy, log, route, pass_through: As of `shadow`.
+        name: Under which the log keeps it; another policy needs another one. Default: the policy's version.
         share: Of the threads that the policy serves. It may be changed; threads of production stay there.
         kill_switch: Turns the canary off from the next run on; threads of the policy go back to production for good.
         alpha: The probability of ending a canary whose policy is as good as production; the same for a wrong "better".

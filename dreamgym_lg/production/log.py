@@ -185,15 +185,17 @@ class CanaryLog:
             (1, min(max(int(ratio), 1), MOST_TRIALS_IN_BLOCK)) if ratio >= 1 else (min(int(1 / ratio), MOST_TRIALS_IN_BLOCK), 1)
         )
         with self._transaction() as db:
-            known = db.execute("SELECT alpha, policy_version FROM canaries WHERE name = ?", (name,)).fetchone()
+            known = db.execute("SELECT alpha, policy_version, share > 0 FROM canaries WHERE name = ?", (name,)).fetchone()
             if known is None:
                 values = (name, policy_version, share, alpha, *block, _now())
                 columns = "name, policy_version, share, alpha, block_policy, block_production, started"
                 db.execute(f"INSERT INTO canaries ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-            elif known != (alpha, policy_version):
+            elif known != (alpha, policy_version, share > 0):
+                kinds = ("a shadow", "a canary")
                 raise ConfigurationError(
-                    f"canary {name!r} of {self.path} was begun with alpha={known[0]:g} and policy {known[1]!r}, and is given "
-                    f"alpha={alpha:g} and {policy_version!r}: its outcomes say nothing of another one; give another name="
+                    f"{name!r} of {self.path} was begun as {kinds[known[2]]} with alpha={known[0]:g} of policy {known[1]!r}, and is "
+                    f"given as {kinds[share > 0]} with alpha={alpha:g} of {policy_version!r}: its outcomes say nothing of another "
+                    "one; give another name="
                 )
             else:
                 db.execute("UPDATE canaries SET share = ? WHERE name = ?", (share, name))

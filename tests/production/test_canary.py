@@ -19,7 +19,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 
 from dreamgym_lg.errors import CanaryLogError, ConfigurationError
-from dreamgym_lg.production import CanaryLog, canary
+from dreamgym_lg.production import CanaryLog, canary, shadow
 
 
 def says(text: str) -> Any:
@@ -281,7 +281,7 @@ def test_wrong_arguments_and_another_policys_name_are_refused(tmp_path: Path) ->
     graph = talker()
     canary(graph, policy(), **options)
     for wrong, match in (
-        ({"alpha": 0.01}, "was begun with alpha=0.05"),
+        ({"alpha": 0.01}, "was begun as a canary with alpha=0.05"),
         ({"alpha": 0}, "alpha=0: give the probability"),
         ({"share": 1.5}, "share=1.5"),
         ({"share": 0}, "share=0"),
@@ -295,8 +295,10 @@ def test_wrong_arguments_and_another_policys_name_are_refused(tmp_path: Path) ->
     class Other(Model):
         pass
 
-    with pytest.raises(ConfigurationError, match="policy 'Model', and is given alpha=0.05 and 'Other'"):
+    with pytest.raises(ConfigurationError, match="of policy 'Model', and is given as a canary with alpha=0.05 of 'Other'"):
         canary(graph, Other(label="other", reply=careful), **options)
+    with pytest.raises(ConfigurationError, match="is given as a shadow"):
+        shadow(Desk(tmp_path).graph, policy(), **options)
     log = CanaryLog(tmp_path / "log.db")
     with pytest.raises(ConfigurationError, match="thread '7' was not served by canary 'v2'"):
         log.record_outcome("7", True)
