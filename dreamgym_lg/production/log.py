@@ -184,18 +184,18 @@ class CanaryLog:
         block = (
             (1, min(max(int(ratio), 1), MOST_TRIALS_IN_BLOCK)) if ratio >= 1 else (min(int(1 / ratio), MOST_TRIALS_IN_BLOCK), 1)
         )
+        given = alpha, policy_version, share > 0
         with self._transaction() as db:
             known = db.execute("SELECT alpha, policy_version, share > 0 FROM canaries WHERE name = ?", (name,)).fetchone()
             if known is None:
                 values = (name, policy_version, share, alpha, *block, _now())
                 columns = "name, policy_version, share, alpha, block_policy, block_production, started"
                 db.execute(f"INSERT INTO canaries ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-            elif known != (alpha, policy_version, share > 0):
-                kinds = ("a shadow", "a canary")
+            elif known != given:
+                before, now = map(_described, (known, given))
                 raise ConfigurationError(
-                    f"{name!r} of {self.path} was begun as {kinds[known[2]]} with alpha={known[0]:g} of policy {known[1]!r}, and is "
-                    f"given as {kinds[share > 0]} with alpha={alpha:g} of {policy_version!r}: its outcomes say nothing of another "
-                    "one; give another name="
+                    f"{name!r} of {self.path} was begun as {before}, and is given as {now}: the outcomes of one say nothing of "
+                    "the other; give another name="
                 )
             else:
                 db.execute("UPDATE canaries SET share = ? WHERE name = ?", (share, name))
@@ -356,6 +356,11 @@ def _served(db: sqlite3.Connection, name: str, side: Side) -> Served:
 def _pair(row: Sequence[Any]) -> Pair:
     thread, chosen, status, *flags, details = row
     return Pair._make((thread, chosen, status, *(None if flag is None else bool(flag) for flag in flags), json.loads(details)))
+
+
+def _described(entry: tuple[float, str, bool]) -> str:
+    alpha, policy_version, serves = entry
+    return f"{'a canary' if serves else 'a shadow'} of policy {policy_version!r} with alpha={alpha:g}"
 
 
 def _now() -> str:

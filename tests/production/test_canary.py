@@ -281,7 +281,7 @@ def test_wrong_arguments_and_another_policys_name_are_refused(tmp_path: Path) ->
     graph = talker()
     canary(graph, policy(), **options)
     for wrong, match in (
-        ({"alpha": 0.01}, "was begun as a canary with alpha=0.05"),
+        ({"alpha": 0.01}, "was begun as a canary of policy 'Model' with alpha=0.05, and"),
         ({"alpha": 0}, "alpha=0: give the probability"),
         ({"share": 1.5}, "share=1.5"),
         ({"share": 0}, "share=0"),
@@ -295,7 +295,7 @@ def test_wrong_arguments_and_another_policys_name_are_refused(tmp_path: Path) ->
     class Other(Model):
         pass
 
-    with pytest.raises(ConfigurationError, match="of policy 'Model', and is given as a canary with alpha=0.05 of 'Other'"):
+    with pytest.raises(ConfigurationError, match="given as a canary of policy 'Other'"):
         canary(graph, Other(label="other", reply=careful), **options)
     with pytest.raises(ConfigurationError, match="is given as a shadow"):
         shadow(Desk(tmp_path).graph, policy(), **options)
