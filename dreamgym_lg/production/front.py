@@ -23,7 +23,7 @@ from dreamgym_lg.experiment.workspace import policy_version
 from dreamgym_lg.production.log import CanaryLog, Side, draw
 from dreamgym_lg.production.recorder import Recorder
 from dreamgym_lg.production.shadows import Shadows, Snapshot, is_langgraphs
-from dreamgym_lg.production.simulation import Simulation, Verify, judged
+from dreamgym_lg.production.simulation import NoModel, Simulation, Verify, judged
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate import Allow, Route
 from dreamgym_lg.simulate.agent import production_episodes
@@ -106,7 +106,7 @@ class Front:
             graph=self._graph,
             policy=self._policy,
             grounding=grounding,
-            experience=experience,
+            experience=experience or NoModel(),
             environment=stored.pop() if len(stored) == 1 else "production",
             options=world.options,  # type: ignore[arg-type]
             verify=self._verify,

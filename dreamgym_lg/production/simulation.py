@@ -21,7 +21,7 @@ from dreamgym_lg.production.log import Pair, Side
 from dreamgym_lg.production.recorder import RecordedCall
 from dreamgym_lg.simulate import EpisodeOptions, RealAccessBlocked, SimulatedEpisode, simulated
 from dreamgym_lg.simulate.agent import final_answer
-from dreamgym_lg.types import Step, Task, Trajectory
+from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -56,17 +56,29 @@ class Unanswered(PredictionFailed):
         self.action = action
 
 
+class NoModel(ExperienceModel):
+    """In place of an experience model: it answers nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def predict(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step] = ()) -> Prediction:
+        raise Unanswered(action)
+
+    async def apredict(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step] = ()) -> Prediction:
+        raise Unanswered(action)
+
+
 class ThisRun:
     """Answers a call as it was answered in the real run after the same writing calls, else as recorded in other runs.
 
     The n-th identical call gets the n-th answer, and the last one from then on. See `Grounds`.
     """
 
-    def __init__(self, calls: Sequence[RecordedCall], grounding: Grounding, *, asks_model: bool) -> None:
-        self._grounding, self._asks_model = grounding, asks_model
+    def __init__(self, calls: Sequence[RecordedCall], grounding: Grounding) -> None:
+        self._grounding = grounding
         self._answers: dict[Any, list[RecordedCall]] = {}
         self._asked = Counter[Any]()
-        self.decided = Counter[str]()
         made = list[Asked]()
         for call in calls:
             self._answers.setdefault(self._key(call.action, made), []).append(call)
@@ -81,13 +93,8 @@ class ThisRun:
             call = known[min(self._asked[key], len(known) - 1)]
             self._asked[key] += 1
             step = Step(observation="", action=action, next_observation=call.answer, valid=call.valid)
-            found: Decision | None = Decision(in_hindsight(step, success=False), "this run")
-        else:
-            found = self._grounding.decide(task, history, action, unseen=unseen)
-        if found is None and not self._asks_model:
-            raise Unanswered(action)
-        self.decided["experience model" if found is None else "this run" if known else "other runs"] += 1
-        return found
+            return Decision(in_hindsight(step, success=False), "this run")
+        return self._grounding.decide(task, history, action, unseen=unseen)
 
     def _key(self, action: str, made: Sequence[Asked]) -> Any:
         return self._grounding.comparable(action), self._grounding.effects(made)
@@ -100,43 +107,42 @@ class Simulation:
     graph: Pregel
     policy: BaseChatModel
     grounding: Grounding
-    experience: ExperienceModel | None
+    experience: ExperienceModel
     environment: str
     """The name under which the grounding's traces are stored."""
     options: EpisodeOptions
     verify: Verify | None
 
-    def episode(self, run: RealRun) -> tuple[SimulatedEpisode, ThisRun]:
+    def _episode(self, run: RealRun) -> SimulatedEpisode:
         """The episode of the side that was not chosen: of the policy, or of production's own models."""
-        grounds = ThisRun(run.calls, self.grounding, asks_model=self.experience is not None)
-        world = DreamEnvironment(self.experience or ExperienceModel(None), grounding=grounds)
+        world = DreamEnvironment(self.experience, grounding=ThisRun(run.calls, self.grounding))
         options = self.options if run.chosen == "production" else EpisodeOptions(**{**self.options, "route": _no_call})
-        return simulated(self.graph, policy=self.policy, environment=world, task=self._task(run), **options), grounds
+        return simulated(self.graph, policy=self.policy, environment=world, task=self._task(run), **options)
 
     def _task(self, run: RealRun) -> Task:
         return Task(id=run.thread or "", instruction=_request(run.payload) or "-", environment=self.environment)
 
     def play(self, run: RealRun) -> Pair:
         """Play it where a run without an event loop was played: in a thread."""
-        episode, grounds = self.episode(run)
+        episode = self._episode(run)
         try:
             with episode:
                 state = episode.invoke(run.payload, run.config, **run.arguments)  # type: ignore[arg-type]
         except (Exception, RealAccessBlocked, BaseExceptionGroup) as error:
-            return self._ended(run, episode, grounds, error)
-        return self._compare(run, episode, grounds, state)
+            return self._ended(run, episode, error)
+        return self._compare(run, episode, state)
 
     async def aplay(self, run: RealRun) -> Pair:
         """Play it in the event loop of the real run: an async client of a model belongs to one loop."""
-        episode, grounds = self.episode(run)
+        episode = self._episode(run)
         try:
             async with episode:
                 state = await episode.ainvoke(run.payload, run.config, **run.arguments)  # type: ignore[arg-type]
         except (Exception, RealAccessBlocked, BaseExceptionGroup) as error:
-            return self._ended(run, episode, grounds, error)
-        return self._compare(run, episode, grounds, state)
+            return self._ended(run, episode, error)
+        return self._compare(run, episode, state)
 
-    def _ended(self, run: RealRun, episode: SimulatedEpisode, grounds: ThisRun, error: BaseException) -> Pair:
+    def _ended(self, run: RealRun, episode: SimulatedEpisode, error: BaseException) -> Pair:
         """The pair of an episode that was not played to its end."""
         if isinstance(error, Unanswered):
             call = parse_call(error.action)
@@ -144,20 +150,20 @@ class Simulation:
             asked = [*made(episode, self._task(run)), (error.action, True)]
             return Pair(
                 run.thread, run.chosen, "unanswered", False, False if writes else None, None, run.success, None,
-                self._details(run, asked, grounds),
+                self._details(run, episode, asked),
             )  # fmt: skip
         blocked = isinstance(error, RealAccessBlocked | AccessBlocked)
-        details = {"error": type(error).__name__, "answered_by": dict(grounds.decided)}
+        details = {"error": type(error).__name__, "answered_by": answered_by(episode)}
         return Pair(run.thread, run.chosen, "blocked" if blocked else "failed", real_success=run.success, details=details)
 
-    def _compare(self, run: RealRun, episode: SimulatedEpisode, grounds: ThisRun, state: Any) -> Pair:
+    def _compare(self, run: RealRun, episode: SimulatedEpisode, state: Any) -> Pair:
         real, other = [(call.action, call.valid) for call in run.calls], made(episode, self._task(run))
         calls, effects = ([Counter(map(self._call, each)) for each in (real, other)], [*map(self._effects, (real, other))])
         answers = [" ".join(final_answer(each).casefold().split()) for each in (run.state, state)]
         simulated_success = judged(self.verify, run.payload, state)
         return Pair(
             run.thread, run.chosen, "compared", calls[0] == calls[1], effects[0] == effects[1], answers[0] == answers[1],
-            run.success, simulated_success, self._details(run, other, grounds),
+            run.success, simulated_success, self._details(run, episode, other),
         )  # fmt: skip
 
     def _call(self, asked: Asked) -> Any:
@@ -166,13 +172,13 @@ class Simulation:
     def _effects(self, asked: Sequence[Asked]) -> Any:
         return unordered(self.grounding.effects(asked))
 
-    def _details(self, run: RealRun, other: Sequence[Asked], grounds: ThisRun) -> dict[str, Any]:
+    def _details(self, run: RealRun, episode: SimulatedEpisode, other: Sequence[Asked]) -> dict[str, Any]:
         """Names of tools and counts alone: what users and tools say is not kept."""
         real = Counter(map(self._call, ((call.action, call.valid) for call in run.calls)))
         found = Counter(map(self._call, other))
         only = {"only_real": real - found, "only_simulated": found - real}
         names = {key: sorted(call.tool for call in calls.elements() if call is not None) for key, calls in only.items()}
-        return {**{key: tools for key, tools in names.items() if tools}, "answered_by": dict(grounds.decided)}
+        return {**{key: tools for key, tools in names.items() if tools}, "answered_by": answered_by(episode)}
 
 
 def made(episode: SimulatedEpisode, task: Task) -> list[Asked]:
@@ -183,6 +189,11 @@ def made(episode: SimulatedEpisode, task: Task) -> list[Asked]:
         for each in found
         if isinstance(each, Step) or each.kind == "passed through"
     ]
+
+
+def answered_by(episode: SimulatedEpisode) -> dict[str, int]:
+    """How many calls were decided by what: "this run", or as of `Step.decided_by`."""
+    return Counter(step.decided_by for step in episode.steps if step.decided_by)
 
 
 def _no_call(_: object) -> bool:

@@ -1,6 +1,6 @@
-"""Helper modules of this folder: pytest's importlib mode puts no folder on the path, so `import desk` needs this."""
+"""Helper modules of this folder and of tests/simulate: pytest's importlib mode puts no folder on the path."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "simulate")]

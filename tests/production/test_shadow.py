@@ -79,7 +79,7 @@ def test_what_this_run_does_not_answer_traces_answer_then_the_experience_model(t
             graph.invoke(ask(order), in_thread(order))
         assert wait_for_shadows(graph, 30)
     pairs, _ = CanaryLog(tmp_path / "log.db").pairs()
-    assert [pair.details["answered_by"] for pair in pairs] == [{"other runs": 1}, {"experience model": 1}]
+    assert [pair.details["answered_by"] for pair in pairs] == [{"recorded": 1}, {"model": 1}]
     assert [(pair.status, pair.same_writes) for pair in pairs] == [("compared", False), ("compared", False)]
     assert len(model.asked) == 1 and desk.cancelled == [("A9", "asked for")], "by production"
 
