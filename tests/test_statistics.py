@@ -147,31 +147,33 @@ def test_difference_of_rates_has_newcombes_published_interval():
 
 def looks(first, second, others, *, canaries, blocks, seed=0):
     """The e-values of many canaries after each block of one trial of the first side and `others` of the second."""
-    rng, number = np.random.default_rng(seed), np.arange(1, blocks + 1)
+    rng = np.random.default_rng(seed)
     won = rng.binomial(1, first, (canaries, blocks)).cumsum(axis=1)
     others_won = rng.binomial(others, second, (canaries, blocks)).cumsum(axis=1)
-    sides = (won, number), (others_won, others * number)
-    return statistics._lower_rate(*sides), statistics._lower_rate(*sides[::-1])
+    found = []
+    for start in range(0, blocks, 10):  # each value is an average over 276 alternatives: all at once take gigabytes
+        part, number = slice(start, start + 10), np.arange(1, blocks + 1)[start : start + 10]
+        sides = (won[:, part], number), (others_won[:, part], others * number)
+        found.append([statistics._lower_rate(*sides), statistics._lower_rate(*sides[::-1])])
+    return np.concatenate(found, axis=2)
 
 
-@pytest.mark.parametrize(("rate", "others"), [(0.05, 9), (0.5, 1), (0.5, 9), (0.8, 9), (0.95, 3)])
+@pytest.mark.parametrize(("rate", "others"), [(0.05, 9), (0.5, 1), (0.8, 9), (0.95, 3)])
 def test_a_canary_as_good_as_production_is_rarely_ended_though_looked_at_all_the_time(rate, others):
     """At most alpha, 0.05, by Ville's inequality; that of a test at every look would be several times that."""
-    worse, better = looks(rate, rate, others, canaries=800, blocks=300)
+    worse, better = looks(rate, rate, others, canaries=600, blocks=120)
     for evidence in (worse, better):
         assert (evidence >= 20).any(axis=1).mean() <= 0.05
 
 
-def test_a_better_canary_is_ended_even_less_and_equal_rates_earn_nothing_on_average():
-    worse, _ = looks(0.9, 0.8, 9, canaries=500, blocks=300)
-    assert (worse >= 20).any(axis=1).mean() <= 0.01
-    at_ten, _ = looks(0.5, 0.5, 1, canaries=20_000, blocks=10)
-    assert at_ten[:, -1].mean() == pytest.approx(1, abs=0.1), "the expectation of an e-value is 1 at most"
+def test_a_better_canary_is_ended_even_less():
+    worse, better = looks(0.9, 0.8, 9, canaries=500, blocks=100)
+    assert (worse >= 20).any(axis=1).mean() <= 0.01 < (better >= 20).any(axis=1).mean()
 
 
 @pytest.mark.parametrize(("first", "half_by"), [(0.0, 5), (0.2, 8), (0.5, 32)])
 def test_a_worse_canary_is_ended_soon(first, half_by):
-    worse, better = looks(first, 0.8, 9, canaries=300, blocks=150)
+    worse, better = looks(first, 0.8, 9, canaries=300, blocks=120)
     reached = worse >= 20
     assert reached[:, half_by - 1].mean() >= 0.5 and reached.any(axis=1).mean() >= 0.99
     assert not (better >= 20).any()
