@@ -5,7 +5,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import blake2b
 from threading import RLock
@@ -121,6 +121,8 @@ class CanaryLog:
                 db.execute(f"PRAGMA user_version = {_VERSION}")
             elif known != [APPLICATION_ID, _VERSION]:
                 raise CanaryLogError(f"{self.path} is no canary log of this release: name another file")
+        with suppress(sqlite3.OperationalError):  # another process does so at this moment; it lasts
+            self._connected().execute("PRAGMA journal_mode = WAL")
 
     # --- the user's side --------------------------------------------------------------------------------------------------
 
@@ -295,7 +297,6 @@ class CanaryLog:
             return self._connections[-1][1]
         db = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         self._connections.append((os.getpid(), db))
-        db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")  # a crash of the machine may lose the last moments, and nothing else
         return db
 

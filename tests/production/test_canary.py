@@ -311,8 +311,10 @@ def test_wrong_arguments_and_another_policys_name_are_refused(tmp_path: Path) ->
         CanaryLog(tmp_path / "notes.txt")
     with closing(sqlite3.connect(tmp_path / "foreign.db")) as foreign, foreign:
         foreign.execute("CREATE TABLE theirs (x)")
+    before = (tmp_path / "foreign.db").read_bytes()
     with pytest.raises(CanaryLogError, match="no canary log of this release"):
         CanaryLog(tmp_path / "foreign.db")
+    assert (tmp_path / "foreign.db").read_bytes() == before
 
 
 async def test_many_runs_at_once_do_not_mix(tmp_path: Path) -> None:
