@@ -51,7 +51,8 @@ def shadow(
         verify: (input, final state) -> success, or None if it is not known yet: judges both sides.
         simulation: `SimulationOptions`.
 
-    Raises `ConfigurationError` as `AgentWorld` does: the graph has to be one that a dream can play.
+    Raises `ConfigurationError` as `AgentWorld` does, since the graph has to be one that a dream can play, and for one whose
+    nodes hand work to threads of their own.
     """
     _check_share("share", share)
     name = name or f"shadow of {policy_version(policy)}"

@@ -28,6 +28,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate import Allow, Route
 from dreamgym_lg.simulate.agent import production_episodes
 from dreamgym_lg.simulate.context import active, aiterate_in_episode, iterate_in_episode
+from dreamgym_lg.simulate.static_analysis import nodes_with_own_threads
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,15 @@ class Front:
         self._entry: dict[str, Any] = {"policy_version": version, "share": share, "alpha": alpha}
 
     def simulate(self, share: float, options: SimulationOptions) -> None:
-        """From now on, simulate the other side of this share of the threads. Raises what `AgentWorld` raises."""
+        """From now on, simulate the other side of this share of the threads.
+
+        Raises what `AgentWorld` raises, and `ConfigurationError` for a graph that hands work to threads of its own.
+        """
+        if threaded := nodes_with_own_threads(self._graph):
+            raise ConfigurationError(
+                f"the nodes {', '.join(threaded)} hand work to threads of their own: a simulated side could end those of "
+                "production, and what production does there is not seen; use a canary without shadow="
+            )
         given: dict[str, Any] = dict(options)
         most_waiting = given.pop("most_waiting", 100)
         buffer: ReplayBuffer = given.pop("replay_buffer", None) or ReplayBuffer(":memory:")

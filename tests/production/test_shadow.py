@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -264,6 +265,19 @@ def test_a_canary_simulates_the_side_that_was_not_chosen(tmp_path: Path) -> None
     pair = only_pair(tmp_path / "log.db")
     assert pair.chosen == "policy" and pair.status == "unanswered" and pair.details["only_simulated"] == ["get_order"]
     assert desk.cancelled == [("A2", "at once")], "by the side that was chosen"
+
+
+def test_a_graph_that_hands_work_to_threads_of_productions_is_not_simulated(tmp_path: Path) -> None:
+    """The world's end of an unanswered call is no `Exception`: it would end a worker that catches those."""
+    pool, model = ThreadPoolExecutor(1), Model(label="production", reply=lambda _: AIMessage("ok"))
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [pool.submit(model.invoke, state["messages"]).result()]}
+
+    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+    with pytest.raises(ConfigurationError, match="the nodes node hand work to threads of their own"):
+        shadow(graph, policy(), log=tmp_path / "log.db")
+    pool.shutdown()
 
 
 def test_wrong_arguments_are_said(tmp_path: Path) -> None:
