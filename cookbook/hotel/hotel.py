@@ -12,10 +12,9 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-CITIES = (
-    "Bern Oslo Rome Lima Kyiv Riga Lyon Bonn Cork Bari Faro Graz Kiel Lodz Metz Nice Pisa Sion Turin Ulm Vaduz Wels York Zug "
-    "Basel Delft Essen Ghent Linz Malmo Narva Porto"
-).split()
+_CITIES = """Bern Oslo Rome Lima Kyiv Riga Lyon Bonn Cork Bari Faro Graz Kiel Lodz Metz Nice Pisa Sion Turin Ulm Vaduz Wels
+    York Zug Basel Delft Essen Ghent Linz Malmo Narva Porto"""
+CITIES = _CITIES.split()
 ROOMS = {city: f"R{number}" for city, number in zip(CITIES, Random(0).sample(range(100, 1000), len(CITIES)), strict=True)}
 """The free room of each city: what the chain's database would say."""
 bookings: ContextVar[list[str]] = ContextVar("bookings")
