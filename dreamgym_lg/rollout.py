@@ -5,11 +5,13 @@ import contextvars
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from dreamgym_lg.environment import CheckAction, CreateEnvironment, EpisodeContext, unrefused_steps
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, PredictionFailed, RunStopped
+from dreamgym_lg.redaction import redact_environment
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Act, Source, Step, Task, Trajectory
@@ -47,7 +49,8 @@ async def rollout(
     Each episode runs in a context of its own, with its own sampling seed (from `seed`, iteration, task and index), and is
     stored in `replay_buffer` the moment it ends. An exception is a trajectory with an `error`. An episode that is stored
     under the same (run, iteration, task, index) is read instead of played, so that a killed run repeats nothing; one that is
-    stored with an `error` is played again and replaced.
+    stored with an `error` is played again and replaced. Secrets of the environment (`redact_environment`) are left out of its
+    texts.
 
     Args:
         create_environment: None for an agent that acts on its own real tools.
@@ -79,7 +82,8 @@ async def rollout(
                 played = await _play(graph, task, create_environment, recorder, recursion_limit)
             except RunStopped as stopped:
                 return stopped
-        trajectory = record(task=task, rollout_index=index, segments=recorder.segments(), **played._asdict())
+        segments = recorder.segments()
+        trajectory = _without_secrets(record(task=task, rollout_index=index, segments=segments, **played._asdict()))
         if replay_buffer is not None:
             replay_buffer.add(trajectory)
         if on_episode is not None:
@@ -129,6 +133,23 @@ def check_played(episodes: list[Trajectory], again: str = "the same command") ->
 def real_steps(episodes: Iterable[Trajectory], check_action: CheckAction | None = None) -> int:
     """How many steps reached the environment: all but those that its own `check_action` refused beforehand."""
     return sum(len(unrefused_steps(episode, check_action)) for episode in episodes)
+
+
+def _without_secrets(trajectory: Trajectory) -> Trajectory:
+    """An agent's own errors, and what real tools answer, quote keys: as part of an address, of a command, of a header."""
+
+    def clean(step: Step) -> Step:
+        texts = {name: redact_environment(getattr(step, name)) for name in ("observation", "action", "next_observation")}
+        return replace(step, **texts)
+
+    return replace(
+        trajectory,
+        error=trajectory.error and redact_environment(trajectory.error),
+        steps=[clean(step) for step in trajectory.steps],
+        acts=[
+            act._replace(text=redact_environment(act.text), answer=redact_environment(act.answer)) for act in trajectory.acts
+        ],
+    )
 
 
 class _PlayedBy(NamedTuple):

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from dreamgym_lg.errors import DreamGymError
+from dreamgym_lg.redaction import redact_environment
 
 console = Console()
 
@@ -25,7 +26,7 @@ def errors_shown(*, resumes: bool = False) -> Iterator[None]:
     try:
         yield
     except DreamGymError as error:
-        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        console.print(f"[bold red]error:[/] {escape(redact_environment(str(error)))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from here" if resumes else "stopped", style="yellow")

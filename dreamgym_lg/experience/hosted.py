@@ -4,7 +4,7 @@ import asyncio
 import re
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from os import PathLike, fspath
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, TypeVar
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.runnables import Runnable
-from pydantic import BaseModel, SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, DreamGymError, ModelUnavailable
 from dreamgym_lg.event_loop import lasting_loop
+from dreamgym_lg.redaction import redact, secrets
 
 T = TypeVar("T")
 
@@ -31,8 +31,6 @@ _STARTS_A_TURN = 8
 """Calls that begin in one turn of the event loop. Of hundreds at once each would else wait until all are made ready."""
 
 _APPLICATION_ID = 0x44476D68
-_SHORTEST_KEY = 8
-"""Shorter secrets ("EMPTY", for a server of one's own) are no secrets, and occur in ordinary text."""
 
 
 class Usage(NamedTuple):
@@ -235,40 +233,6 @@ def _status(error: BaseException) -> int:
     told = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, Mapping) else None
     found = (getattr(error, "status_code", None), getattr(response, "status_code", None), getattr(error, "code", None), told)
     return next((status for status in found if isinstance(status, int)), 0)
-
-
-# --- keys -------------------------------------------------------------------------------------------------------------------
-
-
-def secrets(model: object) -> set[str]:
-    """The keys that a model holds: its `SecretStr` fields and those of what it is bound to, and authorising headers."""
-    return {key for key in _secrets(model, 0) if len(key) >= _SHORTEST_KEY}
-
-
-def _secrets(value: Any, depth: int) -> Iterator[str]:
-    parts: Iterable[Any] = ()
-    if isinstance(value, SecretStr):
-        yield value.get_secret_value()
-    elif depth > 4:
-        return
-    elif isinstance(value, BaseModel):
-        parts = vars(value).values()
-    elif isinstance(value, Mapping):
-        parts = value.values()
-        for name, text in value.items():
-            if isinstance(text, str) and re.search(r"(?i)authorization|api.?key|token$|secret|password", str(name)):
-                yield text.split()[-1] if text.split() else ""
-    elif isinstance(value, list | tuple):
-        parts = value
-    for part in parts:
-        yield from _secrets(part, depth + 1)
-
-
-def redact(text: str, keys: Iterable[str]) -> str:
-    """The text without the keys, and without what an address holds of a user and password."""
-    for key in sorted(keys, key=len, reverse=True):
-        text = text.replace(key, "[key]")
-    return re.sub(r"(?<=://)[^/\s@]+(?=@)", "[key]", text)
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from langsmith.run_helpers import tracing_context
 from dreamgym_lg import errors
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import DreamGymError, EnvironmentFailed
+from dreamgym_lg.redaction import redact_environment
 from dreamgym_lg.simulate.agent import AgentState
 from dreamgym_lg.simulate.guard.checks import Allow
 from dreamgym_lg.simulate.wall.wall import start_walled
@@ -153,7 +154,7 @@ class Worker:
     def _read_errors(self) -> None:
         with contextlib.suppress(ValueError, OSError):
             while line := cast(IO[bytes], self._process.stderr).readline(10_000):
-                self._errors.append(line.decode(errors="replace").rstrip())
+                self._errors.append(redact_environment(line.decode(errors="replace").rstrip()))
                 logger.info("worker: %s", self._errors[-1])
 
     def _write(self) -> None:
