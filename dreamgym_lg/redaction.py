@@ -38,7 +38,14 @@ def _secrets(value: Any, depth: int) -> Iterator[str]:
 
 def redact(text: str, keys: Iterable[str]) -> str:
     """The text without the keys, and without what an address holds of a user and password."""
-    return re.sub(r"(?<=://)[^/\s@]+(?=@)", "[key]", _without(text, keys))
+    return re.sub(r"(?<=://)[^/\s@]+(?=@)", "[key]", without_keys(text, keys))
+
+
+def without_keys(text: str, keys: Iterable[str]) -> str:
+    """The text with `[key]` in the place of each."""
+    for key in sorted(keys, key=len, reverse=True):
+        text = text.replace(key, "[key]")
+    return text
 
 
 def environment_secrets() -> set[str]:
@@ -48,10 +55,4 @@ def environment_secrets() -> set[str]:
 
 def redact_environment(text: str) -> str:
     """The text without `environment_secrets`."""
-    return _without(text, environment_secrets())
-
-
-def _without(text: str, keys: Iterable[str]) -> str:
-    for key in sorted(keys, key=len, reverse=True):
-        text = text.replace(key, "[key]")
-    return text
+    return without_keys(text, environment_secrets())

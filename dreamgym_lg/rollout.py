@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from dreamgym_lg.environment import CheckAction, CreateEnvironment, EpisodeContext, unrefused_steps
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, PredictionFailed, RunStopped
-from dreamgym_lg.redaction import redact_environment
+from dreamgym_lg.redaction import environment_secrets, without_keys
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Act, Source, Step, Task, Trajectory
@@ -49,7 +49,7 @@ async def rollout(
     Each episode runs in a context of its own, with its own sampling seed (from `seed`, iteration, task and index), and is
     stored in `replay_buffer` the moment it ends. An exception is a trajectory with an `error`. An episode that is stored
     under the same (run, iteration, task, index) is read instead of played, so that a killed run repeats nothing; one that is
-    stored with an `error` is played again and replaced. Secrets of the environment (`redact_environment`) are left out of its
+    stored with an `error` is played again and replaced. Secrets of the environment (`environment_secrets`) are left out of its
     texts.
 
     Args:
@@ -136,19 +136,20 @@ def real_steps(episodes: Iterable[Trajectory], check_action: CheckAction | None 
 
 
 def _without_secrets(trajectory: Trajectory) -> Trajectory:
-    """An agent's own errors, and what real tools answer, quote keys: as part of an address, of a command, of a header."""
+    """Without the keys of the environment, which an agent's errors and its real tools' answers may quote."""
+    if not (keys := environment_secrets()):
+        return trajectory
+    clean = partial(without_keys, keys=keys)
 
-    def clean(step: Step) -> Step:
-        texts = {name: redact_environment(getattr(step, name)) for name in ("observation", "action", "next_observation")}
-        return replace(step, **texts)
+    def cleaned(step: Step) -> Step:
+        observation, action, answer = map(clean, (step.observation, step.action, step.next_observation))
+        return replace(step, observation=observation, action=action, next_observation=answer)
 
     return replace(
         trajectory,
-        error=trajectory.error and redact_environment(trajectory.error),
-        steps=[clean(step) for step in trajectory.steps],
-        acts=[
-            act._replace(text=redact_environment(act.text), answer=redact_environment(act.answer)) for act in trajectory.acts
-        ],
+        error=trajectory.error and clean(trajectory.error),
+        steps=[cleaned(step) for step in trajectory.steps],
+        acts=[act._replace(text=clean(act.text), answer=clean(act.answer)) for act in trajectory.acts],
     )
 
 

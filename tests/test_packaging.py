@@ -193,11 +193,9 @@ def test_the_installed_wheel_runs_the_readme(installed: Path, readers_folder: Pa
         server.stop()
     assert server.requests and (readers_folder / "policies/support-v1/manifest.json").exists()
     lines = [line for block in commands for line in block.splitlines() if line.startswith("dreamgym ")]
-    shown = {}
     for line in lines:
-        name, *arguments = shlex.split(line, comments=True)[1:]
-        shown[name] = run(installed / "bin/dreamgym", name, *arguments, cwd=readers_folder)
-    assert set(shown) == {"doctor", "play", "import"}
+        run(installed / "bin/dreamgym", *shlex.split(line, comments=True)[1:], cwd=readers_folder)
+    assert len(lines) == 3
     assert not (readers_folder / "booked.txt").exists()
 
 
