@@ -16,6 +16,7 @@ DreamGymError
 │   ├── ProcessLost         a model's own process has died: the run goes on with a new one
 │   └── EpisodesMissing     episodes of an evaluation could not be played: no verdict is given without them
 ├── ReplayBufferError       the SQLite file is not ours, is damaged, or holds too little
+├── CanaryLogError          the SQLite file of a canary is not ours, or cannot be written
 └── NothingToTrain          no policy token was sampled, or every episode failed: training would change nothing
 
 A message names what was given, the rule it broke and what to do.
@@ -99,6 +100,10 @@ class EpisodesMissing(RunStopped):
 
 class ReplayBufferError(DreamGymError):
     """The replay buffer's file is foreign, damaged, newer than this library, or empty where data is needed."""
+
+
+class CanaryLogError(DreamGymError):
+    """The file of a `CanaryLog` is foreign, of another format, locked, or cannot be written."""
 
 
 class NothingToTrain(DreamGymError):

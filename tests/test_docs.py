@@ -201,6 +201,13 @@ def check_agent(namespace: dict[str, Any]) -> None:
     assert episode.source == "real" and namespace["rate"].episodes == 1
 
 
+def check_canary(namespace: dict[str, Any]) -> None:
+    log = namespace["log"]
+    (pair,), _ = log.pairs("support-v1 shadow")
+    assert pair.thread == "41" and pair.status == "compared" and pair.same_answer is False
+    assert sum(side.success is not None for side in log.state("support-v1").served.values()) == 1
+
+
 def check_hosted(namespace: dict[str, Any]) -> None:
     assert namespace["hosted"].limits["cost"] == 20.0 and namespace["experience"].hosted is namespace["hosted"]
 
@@ -217,6 +224,7 @@ def check_world(namespace: dict[str, Any]) -> None:
 
 CHECKS = {
     "docs/how-to/agent.md": check_agent,
+    "docs/how-to/canary.md": check_canary,
     "docs/how-to/hosted-model.md": check_hosted,
     "docs/how-to/local-model.md": check_local,
     "docs/how-to/world.md": check_world,
@@ -256,7 +264,7 @@ def test_the_reference_describes_every_public_name_and_no_other() -> None:
     listed = {name for names in PUBLIC.values() for name in names}
     described_names = {name.rpartition(".")[2] for name in described - errors}
     assert described_names <= listed
-    aliases = {"DreamGymError", "Format", "Reward", "Route", "LEARNERS", "as_tool_agent"}
+    aliases = {"DreamGymError", "Format", "KillSwitch", "Reward", "Route", "LEARNERS", "as_tool_agent"}
     aliases |= PUBLIC["dreamgym_lg.integrations.bfcl"]
     assert listed - described_names <= aliases, "described in the list alone"
 

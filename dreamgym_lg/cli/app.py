@@ -5,6 +5,7 @@ import sys
 import typer
 
 from dreamgym_lg.cli.agent import doctor, import_traces
+from dreamgym_lg.cli.canary import canary
 from dreamgym_lg.cli.experiment import collect, demo, evaluate, export, report, train
 from dreamgym_lg.cli.fidelity import fidelity
 from dreamgym_lg.cli.play import play
@@ -30,6 +31,7 @@ app.command("eval", epilog=_examples("eval peckingorder --seed 1", "eval runs/pe
 app.command(epilog=_examples("report runs/peckingorder-seed1", "report my_app.py:experiment"))(report)
 app.command(epilog=_examples("export runs/peckingorder-seed1 policies/mine"))(export)
 app.command(epilog=_examples("serve policies/mine", "serve policies/mine --port 8100 --device cpu"))(serve)
+app.command(epilog=_examples("canary canary.db", "canary canary.db --html canary.html"))(canary)
 app.command(epilog=_examples("doctor my_app.py:graph", "doctor my_app.agents:create_agent --json"))(doctor)
 app.command("import", epilog=_examples("import traces.jsonl --to replay.db"))(import_traces)
 app.command(

@@ -6,7 +6,7 @@ database another environment's name.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from threading import Lock
@@ -154,6 +154,14 @@ class Grounding:
         if tool not in self.uses:  # the graph makes it as it runs, and no trace holds it
             return use_by_name(tool).writes if self._told is None else tool in self._told
         return self.uses[tool].writes
+
+    def comparable(self, action: str) -> Call | None:
+        """The call that an action is, in the form in which calls are compared; None for anything else."""
+        return self._call(action)
+
+    def effects(self, steps: Iterable[tuple[str, bool]]) -> Effects:
+        """The writing calls among (action, valid), in their order, without the wording of free text."""
+        return self._index.effects((self._call(action), valid) for action, valid in steps)
 
     def judges(self, task: Task) -> bool:
         """Whether recorded successes decide every outcome of the task, so that the experience model never judges it."""

@@ -289,6 +289,18 @@ def with_policy(
     `asyncio.to_thread` are fine); nodes that start threads are named in a warning. There, submit
     `contextvars.copy_context().run` with the call.
     """
+    episode = production_episodes(graph, policy, route=route, pass_through=pass_through)
+    return derive(
+        graph,
+        lambda served, run, *args, **kwargs: iterate_in_episode(run(*args, **kwargs), active() or episode(served)),
+        lambda served, run, *args, **kwargs: aiterate_in_episode(run(*args, **kwargs), active() or episode(served)),
+    )
+
+
+def production_episodes(
+    graph: Pregel, policy: BaseChatModel, *, route: Route | None = None, pass_through: Sequence[str] = ()
+) -> Callable[[Pregel], ActiveEpisode]:
+    """What creates the episode of one real run in which `policy` answers, given the graph that runs; see `with_policy`."""
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
             f"{type(graph).__name__} is no compiled graph; give what StateGraph.compile or create_agent returns"
@@ -303,20 +315,28 @@ def with_policy(
         )
 
     def episode(served: Pregel) -> ActiveEpisode:
-        """A dream that this graph is run in goes on as a dream."""
         install_answering()
-        return active() or SimulatedEpisode(served, policy=policy, environment=None, route=route, pass_through=pass_through)
+        return SimulatedEpisode(served, policy=policy, environment=None, route=route, pass_through=pass_through)
 
+    return episode
+
+
+def derive(graph: Graph, stream: Callable[..., Iterator[Any]], astream: Callable[..., AsyncIterator[Any]]) -> Graph:
+    """A graph of the same class that shares all parts of `graph` and whose runs, of whatever kind, go through two functions.
+
+    Args: `stream` and `astream`, given the new graph, what `graph` runs by, and the arguments of the run. They have to leave
+    a run alone that is part of a dream (`active()`).
+    """
     kind: type[Any] = type(graph)
 
-    class Served(kind):
+    class Derived(kind):
         def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            return iterate_in_episode(super().stream(*args, **kwargs), episode(self))
+            return stream(self, super().stream, *args, **kwargs)
 
         def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-            return aiterate_in_episode(super().astream(*args, **kwargs), episode(self))
+            return astream(self, super().astream, *args, **kwargs)
 
-    Served.__name__, Served.__qualname__, Served.__module__ = kind.__name__, kind.__qualname__, kind.__module__
-    served = object.__new__(Served)
-    served.__dict__ = dict(graph.__dict__)
-    return served
+    Derived.__name__, Derived.__qualname__, Derived.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    derived = object.__new__(Derived)
+    derived.__dict__ = dict(graph.__dict__)
+    return derived

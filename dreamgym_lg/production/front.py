@@ -1,0 +1,239 @@
+"""What stands in front of a graph in production: it chooses the side of each run, and tells the log and the simulated sides."""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+from uuid import uuid4
+
+from langchain_core.callbacks import BaseCallbackManager
+from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
+from langgraph.errors import GraphBubbleUp
+from langgraph.pregel import Pregel
+
+from dreamgym_lg.errors import CanaryLogError, ConfigurationError
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experiment.agent_world import AgentWorld
+from dreamgym_lg.experiment.workspace import policy_version
+from dreamgym_lg.production.log import CanaryLog, Side, draw
+from dreamgym_lg.production.recorder import Recorder
+from dreamgym_lg.production.shadows import Shadows, Snapshot, is_langgraphs
+from dreamgym_lg.production.simulation import NoModel, Simulation, Verify, judged
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.simulate import Allow, Route
+from dreamgym_lg.simulate.agent import production_episodes
+from dreamgym_lg.simulate.context import active, aiterate_in_episode, iterate_in_episode
+
+logger = logging.getLogger(__name__)
+
+KillSwitch = str | os.PathLike[str] | Callable[[], bool]
+"""A file that turns a canary off while it exists, or a function that does while it returns True, or raises."""
+
+
+class SimulationOptions(TypedDict, total=False):
+    """How the side that is not chosen is simulated."""
+
+    replay_buffer: ReplayBuffer | None
+    """Real traces, whose recorded answers stand in for calls that the real side did not make."""
+    experience_model: ExperienceModel | None
+    """Answers the rest. Without one, the simulated side ends at a call that nothing recorded answers."""
+    writes: Sequence[str] | None
+    """Names of the tools that change the world. Default: as of `AgentWorld`."""
+    simulate_nodes: Sequence[str]
+    allow: Allow | None
+    recursion_limit: int | None
+    most_waiting: int
+    """How many simulated sides may wait; further ones are dropped and counted. Default: 100."""
+
+
+class _Run(NamedTuple):
+    thread: str
+    """Its `thread_id`; of a run without one, an id of its own."""
+    config: RunnableConfig
+    """What is configurable: the graph's own, the run's, and that of a run around it."""
+    recorder: Recorder
+    side: Side
+    snapshot: Snapshot | None
+    """None: its other side is not simulated."""
+
+
+class Front:
+    """Plays the runs of one graph. Args: as of `canary`."""
+
+    shadows: Shadows | None = None
+
+    def __init__(
+        self,
+        graph: Pregel,
+        policy: BaseChatModel,
+        *,
+        log: CanaryLog | str | os.PathLike[str],
+        name: str | None,
+        route: Route | None,
+        pass_through: Sequence[str],
+        verify: Verify | None,
+        share: float = 0.0,
+        alpha: float = 0.05,
+        kill_switch: KillSwitch | None = None,
+    ) -> None:
+        if not isinstance(policy, BaseChatModel):
+            raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
+        self._episodes = production_episodes(graph, policy, route=route, pass_through=pass_through)
+        self._graph, self._policy = graph, policy
+        self._options: dict[str, Any] = {"route": route, "pass_through": pass_through}
+        self._share, self._verify, self._kill_switch, self._simulated = share, verify, kill_switch, 0.0
+        self._log = log if isinstance(log, CanaryLog) else CanaryLog(log)
+        version = policy_version(policy)
+        self._name = name or version
+        self._entry: dict[str, Any] = {"policy_version": version, "share": share, "alpha": alpha}
+
+    def simulate(self, share: float, options: SimulationOptions) -> None:
+        """From now on, simulate the other side of this share of the threads. Raises what `AgentWorld` raises."""
+        given: dict[str, Any] = dict(options)
+        most_waiting = given.pop("most_waiting", 100)
+        buffer: ReplayBuffer = given.pop("replay_buffer", None) or ReplayBuffer(":memory:")
+        experience: ExperienceModel | None = given.pop("experience_model", None)
+        world = AgentWorld(self._graph, isolation="guard", **self._options, **given)
+        stored = {task.environment for task in buffer.tasks(origin="real")}
+        grounding = world.ground(buffer)
+        grounding.refresh()  # a name in writes= that no tool has is said now
+        simulation = Simulation(
+            graph=self._graph,
+            policy=self._policy,
+            grounding=grounding,
+            experience=experience or NoModel(),
+            environment=stored.pop() if len(stored) == 1 else "production",
+            options=world.options,  # type: ignore[arg-type]
+            verify=self._verify,
+        )
+        self._simulated, self.shadows = share, Shadows(simulation, self._log, self._name, most_waiting=most_waiting)
+
+    def begin(self) -> None:
+        """Enter it in the log."""
+        self._log.begin(self._name, **self._entry)
+
+    # --- one run ----------------------------------------------------------------------------------------------------------
+
+    def stream(
+        self, graph: Pregel, play: Callable[..., Iterator[Any]], input: Any, config: RunnableConfig | None = None, **more: Any
+    ) -> Iterator[Any]:
+        """A run of `graph`, which `play` plays."""
+        if active() is not None:  # of a dream, or of another graph's policy
+            yield from play(input, config, **more)
+            return
+        run = self._watch(graph, config)
+        run = run._replace(side=self._choose(run))
+        if self.shadows is not None and self._is_simulated(run):
+            run = run._replace(snapshot=self.shadows.snapshot(graph, input, run.config, more))
+        chunks = play(input, _listened(config, run.recorder), **more)
+        with self._errors_counted(run):
+            yield from chunks if run.side == "production" else iterate_in_episode(chunks, self._episodes(graph))
+        success = self._record_outcome(run, input)
+        if self.shadows is not None and run.snapshot is not None:
+            self.shadows.submit(run.snapshot, run.side, run.recorder, success)
+
+    async def astream(
+        self,
+        graph: Pregel,
+        play: Callable[..., AsyncIterator[Any]],
+        input: Any,
+        config: RunnableConfig | None = None,
+        **more: Any,
+    ) -> AsyncIterator[Any]:
+        """As `stream`; the log is read and written in other threads."""
+        if active() is not None:
+            async for chunk in play(input, config, **more):
+                yield chunk
+            return
+        run = self._watch(graph, config)
+        run = run._replace(side=await asyncio.to_thread(self._choose, run))
+        if self.shadows is not None and self._is_simulated(run):
+            run = run._replace(snapshot=await self.shadows.asnapshot(graph, input, run.config, more))
+        chunks: Any = play(input, _listened(config, run.recorder), **more)
+        if run.side == "policy":
+            chunks = aiterate_in_episode(chunks, self._episodes(graph))
+        with self._errors_counted(run):
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
+        success = await asyncio.to_thread(self._record_outcome, run, input)
+        if self.shadows is not None and run.snapshot is not None:
+            self.shadows.submit(run.snapshot, run.side, run.recorder, success)
+
+    def _watch(self, graph: Pregel, config: RunnableConfig | None) -> _Run:
+        outer, *own = (
+            (each or {}).get("configurable") or {} for each in (var_child_runnable_config.get(), graph.config, config)
+        )
+        given = {**own[0], **own[1]}
+        thread = given.get("thread_id", outer.get("thread_id"))
+        merged = {**{key: value for key, value in outer.items() if not is_langgraphs(key)}, **given}
+        key = uuid4().hex if thread is None else str(thread)
+        return _Run(key, {"configurable": merged}, Recorder(), "production", None)
+
+    def _is_simulated(self, run: _Run) -> bool:
+        return draw(f"{self._name}/simulated", run.thread) < self._simulated
+
+    def _choose(self, run: _Run) -> Side:
+        if not self._share:
+            return "production"
+        try:
+            return self._log.choose(self._name, run.thread, switched_off=self._is_off())
+        except CanaryLogError as error:
+            logger.warning("production serves this run: %s", error)
+            return "production"
+
+    def _is_off(self) -> bool:
+        if not callable(self._kill_switch):
+            return self._kill_switch is not None and Path(self._kill_switch).exists()
+        try:
+            return bool(self._kill_switch())
+        except Exception as error:
+            logger.warning("kill_switch raised %s: the canary is off", type(error).__name__)
+            return True
+
+    @contextmanager
+    def _errors_counted(self, run: _Run) -> Iterator[None]:
+        """A run that raises has failed; one that stops for a person has not."""
+        try:
+            yield
+        except GraphBubbleUp:
+            raise
+        except Exception:
+            if self._share:
+                with _never_raising():
+                    self._log.add_error(self._name, run.thread)
+            raise
+
+    def _record_outcome(self, run: _Run, given: Any) -> bool | None:
+        if not run.recorder.ended or run.recorder.interrupted:
+            return None
+        success = judged(self._verify, given, run.recorder.state)
+        if self._share and success is not None:
+            with _never_raising():
+                self._log.record_outcome(run.thread, success, name=self._name)
+        return success
+
+
+def _listened(config: RunnableConfig | None, recorder: Recorder) -> RunnableConfig:
+    """The run's own config, with one more listener; LangGraph merges it with the others."""
+    given: RunnableConfig = {} if config is None else config
+    callbacks = given.get("callbacks") or []
+    if isinstance(callbacks, BaseCallbackManager):
+        callbacks = callbacks.copy()
+        callbacks.add_handler(recorder)
+        return {**given, "callbacks": callbacks}
+    return {**given, "callbacks": [*callbacks, recorder]}
+
+
+@contextmanager
+def _never_raising() -> Iterator[None]:
+    """What the log cannot take is said, and is no concern of the run."""
+    try:
+        yield
+    except (CanaryLogError, ConfigurationError) as error:
+        logger.warning("%s", error)

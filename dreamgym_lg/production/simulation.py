@@ -1,0 +1,219 @@
+"""The side of a run that was not chosen: played in a dream of the very same run, and compared with what really happened."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import convert_to_messages
+from langgraph.pregel import Pregel
+
+from dreamgym_lg.actions import parse_call
+from dreamgym_lg.errors import AccessBlocked, PredictionFailed
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.grounding import Decision, Grounding
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.predictions import Exchange, in_hindsight
+from dreamgym_lg.experience.recorded_index import unordered
+from dreamgym_lg.production.log import Pair, Side
+from dreamgym_lg.production.recorder import RecordedCall
+from dreamgym_lg.simulate import EpisodeOptions, RealAccessBlocked, SimulatedEpisode, simulated
+from dreamgym_lg.simulate.agent import final_answer
+from dreamgym_lg.types import Prediction, Step, Task, Trajectory
+
+logger = logging.getLogger(__name__)
+
+Verify = Callable[[Any, Any], bool | None]
+"""(the run's input, the graph's final state) -> whether it is a success; None: not known yet."""
+
+Asked = tuple[str, bool]
+"""A tool call as an action, and whether it was valid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealRun:
+    """A run that was played for real, and all that is needed to play its other side."""
+
+    thread: str | None
+    chosen: Side
+    payload: Any
+    """Its input, behind the state that its thread had before: a copy."""
+    config: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+    """`context=`, where it was given."""
+    calls: Sequence[RecordedCall]
+    state: Any
+    success: bool | None
+
+
+class Unanswered(PredictionFailed):
+    """No record holds the answer to a call, and there is no experience model."""
+
+    def __init__(self, action: str) -> None:
+        super().__init__("no record answers this call of the simulated side, and there is no experience model")
+        self.action = action
+
+
+class NoModel(ExperienceModel):
+    """In place of an experience model: it answers nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def predict(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step] = ()) -> Prediction:
+        raise Unanswered(action)
+
+    async def apredict(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step] = ()) -> Prediction:
+        raise Unanswered(action)
+
+
+class ThisRun:
+    """Answers a call as it was answered in the real run after the same writing calls, else as recorded in other runs.
+
+    The n-th identical call gets the n-th answer, and the last one from then on. See `Grounds`.
+    """
+
+    def __init__(self, calls: Sequence[RecordedCall], grounding: Grounding) -> None:
+        self._grounding = grounding
+        self._answers: dict[Any, list[RecordedCall]] = {}
+        self._asked = Counter[Any]()
+        made = list[Asked]()
+        for call in calls:
+            self._answers.setdefault(self._key(call.action, made), []).append(call)
+            made.append((call.action, call.valid))
+
+    def refresh(self) -> None:
+        self._grounding.refresh()
+
+    def decide(self, task: Task, history: Sequence[Exchange], action: str, *, unseen: bool = False) -> Decision | None:
+        key = self._key(action, [(each.action, each.prediction.valid) for each in history])
+        if known := self._answers.get(key):
+            call = known[min(self._asked[key], len(known) - 1)]
+            self._asked[key] += 1
+            step = Step(observation="", action=action, next_observation=call.answer, valid=call.valid)
+            return Decision(in_hindsight(step, success=False), "this run")
+        return self._grounding.decide(task, history, action, unseen=unseen)
+
+    def _key(self, action: str, made: Sequence[Asked]) -> Any:
+        return self._grounding.comparable(action), self._grounding.effects(made)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """How the other side of a run is played. The graph is the user's own; nothing of it is touched for real."""
+
+    graph: Pregel
+    policy: BaseChatModel
+    grounding: Grounding
+    experience: ExperienceModel
+    environment: str
+    """The name under which the grounding's traces are stored."""
+    options: EpisodeOptions
+    verify: Verify | None
+
+    def _episode(self, run: RealRun) -> SimulatedEpisode:
+        """The episode of the side that was not chosen: of the policy, or of production's own models."""
+        world = DreamEnvironment(self.experience, grounding=ThisRun(run.calls, self.grounding))
+        options = self.options if run.chosen == "production" else EpisodeOptions(**{**self.options, "route": _no_call})
+        return simulated(self.graph, policy=self.policy, environment=world, task=self._task(run), **options)
+
+    def _task(self, run: RealRun) -> Task:
+        return Task(id=run.thread or "", instruction=_request(run.payload) or "-", environment=self.environment)
+
+    def play(self, run: RealRun) -> Pair:
+        """Play it where a run without an event loop was played: in a thread."""
+        episode = self._episode(run)
+        try:
+            with episode:
+                state = episode.invoke(run.payload, run.config, **run.arguments)  # type: ignore[arg-type]
+        except (Exception, RealAccessBlocked, BaseExceptionGroup) as error:
+            return self._ended(run, episode, error)
+        return self._compare(run, episode, state)
+
+    async def aplay(self, run: RealRun) -> Pair:
+        """Play it in the event loop of the real run: an async client of a model belongs to one loop."""
+        episode = self._episode(run)
+        try:
+            async with episode:
+                state = await episode.ainvoke(run.payload, run.config, **run.arguments)  # type: ignore[arg-type]
+        except (Exception, RealAccessBlocked, BaseExceptionGroup) as error:
+            return self._ended(run, episode, error)
+        return self._compare(run, episode, state)
+
+    def _ended(self, run: RealRun, episode: SimulatedEpisode, error: BaseException) -> Pair:
+        """The pair of an episode that was not played to its end."""
+        if isinstance(error, Unanswered):
+            call = parse_call(error.action)
+            writes = call is not None and self.grounding.writes(call.name)
+            asked = [*made(episode, self._task(run)), (error.action, True)]
+            return Pair(
+                run.thread, run.chosen, "unanswered", False, False if writes else None, None, run.success, None,
+                self._details(run, episode, asked),
+            )  # fmt: skip
+        blocked = isinstance(error, RealAccessBlocked | AccessBlocked)
+        details = {"error": type(error).__name__, "answered_by": answered_by(episode)}
+        return Pair(run.thread, run.chosen, "blocked" if blocked else "failed", real_success=run.success, details=details)
+
+    def _compare(self, run: RealRun, episode: SimulatedEpisode, state: Any) -> Pair:
+        real, other = [(call.action, call.valid) for call in run.calls], made(episode, self._task(run))
+        calls, effects = ([Counter(map(self._call, each)) for each in (real, other)], [*map(self._effects, (real, other))])
+        answers = [" ".join(final_answer(each).casefold().split()) for each in (run.state, state)]
+        simulated_success = judged(self.verify, run.payload, state)
+        return Pair(
+            run.thread, run.chosen, "compared", calls[0] == calls[1], effects[0] == effects[1], answers[0] == answers[1],
+            run.success, simulated_success, self._details(run, episode, other),
+        )  # fmt: skip
+
+    def _call(self, asked: Asked) -> Any:
+        return self.grounding.comparable(asked[0])
+
+    def _effects(self, asked: Sequence[Asked]) -> Any:
+        return unordered(self.grounding.effects(asked))
+
+    def _details(self, run: RealRun, episode: SimulatedEpisode, other: Sequence[Asked]) -> dict[str, Any]:
+        """Names of tools and counts alone: what users and tools say is not kept."""
+        real = Counter(map(self._call, ((call.action, call.valid) for call in run.calls)))
+        found = Counter(map(self._call, other))
+        only = {"only_real": real - found, "only_simulated": found - real}
+        names = {key: sorted(call.tool for call in calls.elements() if call is not None) for key, calls in only.items()}
+        return {**{key: tools for key, tools in names.items() if tools}, "answered_by": answered_by(episode)}
+
+
+def made(episode: SimulatedEpisode, task: Task) -> list[Asked]:
+    """The tool calls of an episode, those that really ran in it included."""
+    found = Trajectory(task=task, steps=episode.steps, acts=episode.acts).in_order
+    return [
+        (each.action, each.valid) if isinstance(each, Step) else (each.text, True)
+        for each in found
+        if isinstance(each, Step) or each.kind == "passed through"
+    ]
+
+
+def answered_by(episode: SimulatedEpisode) -> dict[str, int]:
+    """How many calls were decided by what: "this run", or as of `Step.decided_by`."""
+    return Counter(step.decided_by for step in episode.steps if step.decided_by)
+
+
+def _no_call(_: object) -> bool:
+    return False
+
+
+def judged(verify: Verify | None, payload: Any, state: Any) -> bool | None:
+    """The user's own verdict on a run; None where there is none, as where it raises."""
+    try:
+        found = None if verify is None else verify(payload, state)
+    except Exception as error:
+        logger.warning("verify raised %s: the run has no outcome of it", type(error).__name__)
+        return None
+    return None if found is None else bool(found)
+
+
+def _request(payload: Any) -> str:
+    """What the user asks: the last human message, else the input as text."""
+    try:
+        texts = [each.text for each in convert_to_messages(payload["messages"]) if each.type == "human"]
+        return texts[-1]
+    except Exception:  # another kind of input
+        return str(payload)
