@@ -38,7 +38,7 @@ def serve(
             from transformers.cli.serving.model_manager import ModelManager
             from transformers.utils.import_utils import is_serve_available
         except ImportError as error:
-            raise MissingDependency.extra("transformers", "serve") from error
+            raise MissingDependency.extra((error.name or "transformers").partition(".")[0], "serve") from error
         if not is_serve_available():
             raise MissingDependency.extra("fastapi or uvicorn", "serve")
         from dreamgym_lg.integrations.transformers.loading import resolve_device
