@@ -50,7 +50,7 @@ def serve(
         folder = folder.resolve()
         os.chdir(folder.parent)  # the server answers to the path that it was given alone: from here that is the name
         # transformers would list what is in the hub's cache, and fail where there is none
-        ModelManager.get_gen_models = staticmethod(lambda *_: [_listed(folder)])  # type: ignore[method-assign]
+        ModelManager.get_gen_models = staticmethod(lambda *_: [_listed(folder)])
         console.print(f"serving the model {folder.name} at http://{host}:{port}/v1", soft_wrap=True)
         Serve(force_model=folder.name, host=host, port=port, device=device)
 
