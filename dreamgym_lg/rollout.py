@@ -111,6 +111,12 @@ def _may_end_otherwise(trajectory: Trajectory) -> bool:
     return is_missing(trajectory) and kind not in {each.__name__ for each in (AccessBlocked, ConfigurationError)}
 
 
+def missing_episodes(episodes: list[Trajectory]) -> list[Trajectory]:
+    """Those without which an evaluation gives no verdict: what could not be played, or all if every one failed somehow."""
+    failed = [episode for episode in episodes if episode.error]
+    return failed if len(failed) == len(episodes) else [episode for episode in failed if is_missing(episode)]
+
+
 def check_played(episodes: list[Trajectory], again: str = "the same command") -> list[Trajectory]:
     """The episodes of an evaluation as given, if a verdict may be based on them.
 
@@ -119,13 +125,13 @@ def check_played(episodes: list[Trajectory], again: str = "the same command") ->
 
     Raises `EpisodesMissing` if an episode could not be played, or if every one failed in whatever way.
     """
-    failed = [episode for episode in episodes if episode.error]
-    missing = failed if len(failed) == len(episodes) else [episode for episode in failed if is_missing(episode)]
-    if missing:
+    if missing := missing_episodes(episodes):
         causes = "; ".join(dict.fromkeys(str(episode.error) for episode in missing[:3]))
+        unreadable = "Train the experience model longer or on more traces, or take another one"
+        mend = "Mend that" if any(map(is_missing, missing)) else unreadable
         raise EpisodesMissing(
             f"{len(missing)} of {len(episodes)} episodes (run {missing[0].run!r}) could not be played, and there is no verdict "
-            f"without them; the first causes: {causes}. Mend that; then {again} plays only these {len(missing)} again"
+            f"without them; the first causes: {causes}. {mend}; then {again} plays only these {len(missing)} again"
         )
     return episodes
 

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 Metrics = Mapping[str, float | int | str | None]
 
-_UNIFORM = "all episodes of a task had the same reward (learner='rft': none succeeded)"
+_UNIFORM = "all episodes of a task had the same reward (under learner='rft': no episode succeeded)"
 
 
 class TrainingState(TypedDict, total=False):

@@ -156,6 +156,11 @@ class LocalChatModel(TrainablePolicy):
         return "dreamgym-local"
 
     @property
+    def model_name(self) -> str:
+        """What LangChain's `create_agent` asks for the name of a model by; without one it would read `model`, which is none."""
+        return self.name_or_path or self._llm_type
+
+    @property
     def _identifying_params(self) -> dict[str, Any]:
         return {"model": self.name_or_path, "temperature": self.temperature, "max_new_tokens": self.max_new_tokens}
 

@@ -274,6 +274,11 @@ def test_an_object_that_is_no_graph_is_refused() -> None:
         with_policy(object(), ScriptedPolicy())  # type: ignore[arg-type]
 
 
+def test_a_path_in_place_of_the_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="policy='policies/v1' is no chat model: .*load_policy.folder. reads"):
+        with_policy(react(World(folder=tmp_path).model, toolbox(World(folder=tmp_path))), "policies/v1")  # type: ignore[arg-type]
+
+
 MODES: Any = ["values", "updates", "messages", "debug", "tasks", "checkpoints", "custom"]
 
 
