@@ -68,16 +68,19 @@ class Server:
         self.avoided_until = 0.0
         self.answered = -math.inf
         """When it answered last."""
+        self.doubted = True
+        """Whether a call has failed since it was last asked what it serves."""
         self.held: str | None = None
-        """The version of the policy's weights that it had then."""
+        """The version of the policy's weights that it had when it was last asked."""
         self.checked = False
         """Whether its log-probabilities have been compared with the policy's."""
         self.lock = asyncio.Lock()
         self.session: aiohttp.ClientSession
 
     def is_confirmed(self, version: str) -> bool:
-        """Whether it surely has these weights: it had them, and has not been silent for long enough to restart."""
-        return self.checked and self.held == version and time.monotonic() - self.answered < RESTART_SECONDS
+        """Whether it surely has these weights: it had them, and has neither failed since nor been silent long enough to restart."""
+        fresh = time.monotonic() - self.answered < RESTART_SECONDS
+        return self.checked and not self.doubted and self.held == version and fresh
 
     async def get(self, path: str) -> Any:
         return await self._ask(self.session.get(self.url + path, timeout=_QUICK))
@@ -87,6 +90,7 @@ class Server:
 
     async def describe(self) -> None:
         """Ask what it serves. Raises `ConfigurationError` if that is not the model wanted."""
+        self.doubted = False
         cards = (await self.get("/v1/models"))["data"]
         base = {card["id"]: card for card in cards if not card.get("parent")}
         self.adapters = {card["id"] for card in cards if card.get("parent")}
@@ -115,4 +119,4 @@ class Server:
         return answer
 
     def _avoid(self) -> None:
-        self.avoided_until, self.answered = time.monotonic() + AVOIDED_SECONDS, -math.inf
+        self.avoided_until, self.doubted = time.monotonic() + AVOIDED_SECONDS, True

@@ -115,7 +115,7 @@ class AdapterSync:
 
 
 def _not_loaded(refused: Refused, path: Path) -> ConfigurationError:
-    if refused.status == 404:
+    if refused.status == 404 and '"error"' not in refused.text:  # no such address
         return ConfigurationError(
             f"{refused}: it takes no LoRA adapters while it runs. Start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 "
             "vllm serve ... --enable-lora --max-lora-rank 16 (or the rank of peft_config)"

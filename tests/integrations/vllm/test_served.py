@@ -133,9 +133,9 @@ async def test_the_context_is_the_smaller_of_server_and_model(here: LocalChatMod
     server = serve(max_model_len=100)
     policy = served(here, server)
     with pytest.raises(ContextExceeded, match="may grow by 8; the model takes 100: shorten"):
-        await policy.ainvoke("kitchen " * 60)
+        await policy.ainvoke("kitchen " * 100)
     with pytest.raises(ContextExceeded, match="the model takes 512"):
-        await policy.ainvoke("kitchen " * 400)
+        await policy.ainvoke("kitchen " * 600)
     assert (await policy.ainvoke("say a colour")).text
     assert {len(body["prompt"]) > 100 for body in server.requests} == {False}, "it was not even asked"
 
