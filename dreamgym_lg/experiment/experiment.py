@@ -1,7 +1,7 @@
 """`Experiment`: the stages `collect, train_experience, train_base, train, prove` on any world."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial

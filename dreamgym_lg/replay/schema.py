@@ -324,9 +324,7 @@ def segment_of(row: Sequence[Any]) -> Segment:
     *blobs, temperature, version = row
     arrays = (np.frombuffer(blob, kind) for blob, kind in zip(blobs, ("<i4", "u1", "<f4"), strict=True))
     token_ids, sampled, logprobs = (tuple(array.tolist()) for array in arrays)
-    return Segment(
-        token_ids=token_ids, sampled=sampled, logprobs=logprobs, temperature=temperature, policy_version=version
-    )
+    return Segment(token_ids=token_ids, sampled=sampled, logprobs=logprobs, temperature=temperature, policy_version=version)
 
 
 def task_of(row: Sequence[Any]) -> Task:

@@ -91,7 +91,9 @@ class ServedEngine:
     ) -> None:
         addresses = [servers] if isinstance(servers, str) else list(servers)
         if not addresses or attempts < 1:
-            raise ConfigurationError(f"servers={servers!r}, attempts={attempts}: give one server or more, and one attempt or more")
+            raise ConfigurationError(
+                f"servers={servers!r}, attempts={attempts}: give one server or more, and one attempt or more"
+            )
         self.servers = [Server(address, name) for address in addresses]
         self.ends = end_tokens(tokenizer, model)
         self._tokenizer, self._model, self._attempts = tokenizer, model, attempts
@@ -135,7 +137,9 @@ class ServedEngine:
     # --- in the loop's thread: nothing below needs a lock -------------------------------------------------------------------
 
     async def _confirm_all(self) -> None:
-        confirmed = await asyncio.gather(*(self._retried(lambda s=s: self._confirm(s)) for s in self.servers), return_exceptions=True)
+        confirmed = await asyncio.gather(
+            *(self._retried(lambda s=s: self._confirm(s)) for s in self.servers), return_exceptions=True
+        )
         failed = [each for each in confirmed if isinstance(each, BaseException)]
         wrong = [each for each in failed if not isinstance(each, ServersUnavailable)]
         if wrong or len(failed) == len(self.servers):
@@ -282,7 +286,9 @@ def _read(server: Server, ids: Sequence[int], answer: Any) -> tuple[list[int], l
     if reason not in ("stop", "length"):  # "abort": it is about to end
         raise Unanswered(f"{server.url} ended a reply early ({reason})")
     if not sampled or logprobs is None or len(sampled) != len(logprobs):
-        raise ConfigurationError(f"{server.url} returns no token ids with their log-probabilities: it has to be vLLM 0.10.2 or later")
+        raise ConfigurationError(
+            f"{server.url} returns no token ids with their log-probabilities: it has to be vLLM 0.10.2 or later"
+        )
     if given is not None and given != list(ids):
         raise ConfigurationError(f"{server.url} read other tokens than it was sent, so that a reply cannot be trained on")
     return sampled, logprobs, reason

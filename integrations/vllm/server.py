@@ -78,7 +78,7 @@ class Server:
         self.session: aiohttp.ClientSession
 
     def is_confirmed(self, version: str) -> bool:
-        """Whether it surely has these weights: it had them, and has neither failed since nor been silent long enough to restart."""
+        """Whether it surely has these weights: it had them, and neither failed since nor was silent long enough to restart."""
         fresh = time.monotonic() - self.answered < RESTART_SECONDS
         return self.checked and not self.doubted and self.held == version and fresh
 

@@ -1,6 +1,7 @@
 """How vLLM servers get the weights of a policy in training: its LoRA adapters by name, or all weights by vLLM's transfer."""
 
 import asyncio
+import contextlib
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator
@@ -108,10 +109,8 @@ class AdapterSync:
                     raise _not_loaded(refused, path) from refused
         server.held = version
         if before in server.adapters and before != version:
-            try:
+            with contextlib.suppress(Refused, Unanswered):  # it takes up a place, no more
                 await server.post("/v1/unload_lora_adapter", {"lora_name": before})
-            except (Refused, Unanswered):
-                pass  # it takes up a place, no more
 
 
 def _not_loaded(refused: Refused, path: Path) -> ConfigurationError:
@@ -187,7 +186,8 @@ class TRLTransfer:
                 f"all weights are sent to {url} by vLLM's own transfer: run pip install vllm (as trl[vllm] wants it), or train "
                 "with lora=True, which needs no vLLM here"
             ) from error
-        self._server, self._client = VLLMClient(url), None
+        self._server: Any = VLLMClient(url)
+        self._client: Any = None
 
     def __call__(self, model: PreTrainedModel) -> None:
         from trl.experimental.async_grpo.weight_transfer import WeightTransferClient

@@ -1,4 +1,4 @@
-"""What every engine keeps to: in this process, in a process of its own, on a server. Segments are those of the one in process."""
+"""What every engine keeps to, in this process, in one of its own or on a server: segments are those of the one in process."""
 
 import asyncio
 import sys
@@ -55,7 +55,9 @@ def policy(request: pytest.FixtureRequest, folder: Path, here: LocalChatModel) -
 
 async def test_it_is_an_engine(policy: LocalChatModel) -> None:
     assert isinstance(policy.engine, Engine)
-    said = await asyncio.wrap_future(policy.engine.submit(Request([{"role": "user", "content": "hm"}], max_new_tokens=5, seed=1)))
+    said = await asyncio.wrap_future(
+        policy.engine.submit(Request([{"role": "user", "content": "hm"}], max_new_tokens=5, seed=1))
+    )
     assert len(said.sampled_ids) == len(said.logprobs) == 5 and said.finish_reason == "length"
     assert policy.engine.ends == {policy.tokenizer.eos_token_id}
 
@@ -89,7 +91,10 @@ async def test_replies_end_alike(
 
 
 async def test_a_conversation_goes_on_from_what_was_sampled(
-    policy: LocalChatModel, here: LocalChatModel, opening: Callable[[int], list[BaseMessage]], forward_error: Callable[..., float]
+    policy: LocalChatModel,
+    here: LocalChatModel,
+    opening: Callable[[int], list[BaseMessage]],
+    forward_error: Callable[..., float],
 ) -> None:
     word = (await here.ainvoke(opening(0), seed=3)).text[4:6]
     with TokenRecorder() as recorder:

@@ -9,12 +9,12 @@ import torch
 from langchain_core.messages import BaseMessage, HumanMessage
 from peft import LoraConfig, inject_adapter_in_model
 from test_served import episode, served, tokens_of
+from vllm_server import VLLMServer
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.vllm.weights import AdapterSync
 from dreamgym_lg.token_recorder import TokenRecorder
-from vllm_server import VLLMServer
 
 Serve = Callable[..., VLLMServer]
 
@@ -57,7 +57,9 @@ async def test_each_update_is_what_the_servers_sample_from(adapted: LocalChatMod
     assert policy.engine.policy_version == versions[-1], "the same weights have the same version"
 
 
-async def test_a_server_that_restarts_is_given_its_adapters_again(adapted: LocalChatModel, serve: Serve, tmp_path: Path) -> None:
+async def test_a_server_that_restarts_is_given_its_adapters_again(
+    adapted: LocalChatModel, serve: Serve, tmp_path: Path
+) -> None:
     server = serve()
     policy = served(adapted, server, adapters=tmp_path)
     change(adapted.model, 1)
