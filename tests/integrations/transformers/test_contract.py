@@ -83,8 +83,8 @@ async def test_replies_end_alike(
     policy: LocalChatModel, here: LocalChatModel, opening: Callable[[int], list[BaseMessage]]
 ) -> None:
     stop = [(await here.ainvoke(opening(0), seed=3)).text[4:6], "never said"]
-    for seed in range(6):
-        for options in ({"stop": stop}, {"max_new_tokens": 200}, {}):
+    for seed in (1, 3):
+        for options in ({"stop": stop}, {"max_new_tokens": 60}, {}):
             mine, other = [await each.ainvoke(opening(0), seed=seed, **options) for each in (here, policy)]
             assert mine.text == other.text and mine.usage_metadata == other.usage_metadata
             assert mine.response_metadata["finish_reason"] == other.response_metadata["finish_reason"]

@@ -13,6 +13,7 @@ from vllm_server import VLLMServer
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.vllm import server as vllm_client
 from dreamgym_lg.integrations.vllm.weights import AdapterSync
 from dreamgym_lg.token_recorder import TokenRecorder
 
@@ -69,10 +70,24 @@ async def test_a_server_that_restarts_is_given_its_adapters_again(
     server.restart()
     assert set(server.engines) == {"tiny"}
     assert await tokens_of(policy) == expected
-    server.engines.pop(policy.engine.policy_version)  # and where it has been lost since it was asked
-    policy.engine.servers[0].is_confirmed = lambda version: server.engines.keys() >= {version} or not server.requests.clear()
-    with pytest.raises(Exception, match="does not exist"):
-        await policy.model_copy(update={"engine": policy.engine}).ainvoke("say a colour")
+
+
+async def test_weights_lost_since_they_were_asked_for_are_noticed_by_the_call(
+    adapted: LocalChatModel, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+    policy = served(adapted, server, adapters=tmp_path)
+    change(adapted.model, 1)
+    policy.weights_changed()
+    adapted.weights_changed()
+    expected = await tokens_of(adapted)
+    monkeypatch.setattr(vllm_client, "RESTART_SECONDS", 60.0)
+    asked = len(server.paths)
+    assert await tokens_of(policy) == expected and len(server.paths) <= asked + 1, "it is not asked at every call"
+    server.engines.pop(policy.engine.policy_version)
+    assert await tokens_of(policy) == expected
+    server.restart()
+    assert await tokens_of(policy) == expected
 
 
 async def test_all_weights_are_sent_again_to_a_server_that_restarts(here: LocalChatModel, serve: Serve) -> None:
