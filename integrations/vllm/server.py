@@ -91,8 +91,11 @@ class Server:
     async def describe(self) -> None:
         """Ask what it serves. Raises `ConfigurationError` if that is not the model wanted."""
         self.doubted = False
-        cards = (await self.get("/v1/models"))["data"]
+        listed = await self.get("/v1/models")
+        cards = listed.get("data", ()) if isinstance(listed, dict) else ()
         base = {card["id"]: card for card in cards if not card.get("parent")}
+        if not base:
+            raise ConfigurationError(f"{self.url} lists no model at /v1/models: is it a vLLM server?")
         self.adapters = {card["id"] for card in cards if card.get("parent")}
         if self.wanted is not None and self.wanted not in base:
             raise ConfigurationError.unknown(f"model of {self.url}", self.wanted, base)

@@ -78,19 +78,21 @@ class AdapterSync:
 
     def publish(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        draft = self.folder / ".draft"
-        shutil.rmtree(draft, ignore_errors=True)
+        draft = self.folder / f".draft-{uuid4().hex[:8]}"
         self.model.peft_config[_ADAPTER].save_pretrained(draft)
         state = get_peft_model_state_dict(self.model, adapter_name=_ADAPTER)
         named = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         save_file(named, draft / "adapter_model.safetensors", metadata={"format": "pt"})
         with (draft / "adapter_model.safetensors").open("rb") as file:
             version = f"dreamgym-{hashlib.file_digest(file, 'blake2b').hexdigest()[:16]}"
+        path = self.folder / version
+        if path.exists():
+            shutil.rmtree(draft)
+        else:
+            draft.rename(path)
         if version == self.version:
             return
-        self.version, path = version, self.folder / version
-        shutil.rmtree(path, ignore_errors=True)
-        draft.rename(path)
+        self.version = version
         self._folders.append(path)
         if len(self._folders) > 2:  # vLLM reads an adapter when it first uses it, and dies if it is not there
             shutil.rmtree(self._folders.pop(0), ignore_errors=True)
