@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,12 @@ def here(model: Any, tokenizer: PreTrainedTokenizerFast) -> LocalChatModel:
 
 @pytest.fixture
 def serve(model: Any, tokenizer: PreTrainedTokenizerFast) -> Iterator[Callable[..., VLLMServer]]:
-    """Starts servers of the policy's model that stop with the test."""
+    """Starts servers of the policy's model, as it is now, that stop with the test."""
     running: list[VLLMServer] = []
+    base = deepcopy(model)
 
     def start(served: Any = None, **options: Any) -> VLLMServer:
-        running.append(VLLMServer(model if served is None else served, tokenizer, **options).start())
+        running.append(VLLMServer(base if served is None else served, tokenizer, **options).start())
         return running[-1]
 
     yield start

@@ -30,7 +30,8 @@ def change(model: Any, seed: int) -> None:
 
 
 @pytest.fixture
-def adapted(here: LocalChatModel) -> LocalChatModel:
+def adapted(here: LocalChatModel, serve: Serve) -> LocalChatModel:
+    """The servers' model has none."""
     config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     inject_adapter_in_model(config, here.model)
     here.model.peft_config = {"default": config}  # as TRL's trainers leave it
