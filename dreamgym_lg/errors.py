@@ -14,6 +14,7 @@ DreamGymError
 ├── RunStopped              no episode can be played on; nothing is lost, the same call goes on later
 │   ├── BudgetExceeded      the budget of hosted calls is spent: the run goes on with a larger one
 │   ├── ProcessLost         a model's own process has died: the run goes on with a new one
+│   ├── ServersUnavailable  no server of the policy answers: the run goes on once one does
 │   └── EpisodesMissing     episodes of an evaluation could not be played: no verdict is given without them
 ├── ReplayBufferError       the SQLite file is not ours, is damaged, or holds too little
 ├── CanaryLogError          the SQLite file of a canary is not ours, or cannot be written
@@ -92,6 +93,10 @@ class BudgetExceeded(RunStopped):
 
 class ProcessLost(RunStopped):
     """The process of a local model has died: killed, out of memory."""
+
+
+class ServersUnavailable(RunStopped):
+    """None of the servers that a local policy is sampled from has answered within the attempts of a call."""
 
 
 class EpisodesMissing(RunStopped):

@@ -1,7 +1,7 @@
 """`Experiment`: the stages `collect, train_experience, train_base, train, prove` on any world."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -188,7 +188,12 @@ class Experiment(Workspace):
     # --- training ----------------------------------------------------------------------------------------------------------
 
     def train(
-        self, policy: "LocalChatModel | str | Path | None" = None, iterations: int | None = None, **options: Any
+        self,
+        policy: "LocalChatModel | str | Path | None" = None,
+        iterations: int | None = None,
+        *,
+        servers: str | Sequence[str] = (),
+        **options: Any,
     ) -> "LocalChatModel":
         """Train the policy by the cyclic training graph, in the dream or where `Settings.environment` says.
 
@@ -201,6 +206,8 @@ class Experiment(Workspace):
             policy: A local chat model, or the path or hub name of one: the weights that training begins with. Default: the
                 experiment's policy, or the base policy of `train_base`.
             iterations: How many there shall be in all. Default: the settings'.
+            servers: Addresses of vLLM servers that serve the policy's model: they generate its replies, with the new weights
+                after each update (`ServedEngine`). Default: the weights in this process.
             options: Other values of `Settings` (`learner`, `lora`, `num_tasks`, ...), and arguments of the learner
                 (`peft_config`, which implies `lora`, ...).
 
@@ -231,6 +238,7 @@ class Experiment(Workspace):
             self.trained = self._like(self._policy, self.policy("trained"))
         else:
             learner = partial(self.create_learner, **{name: value for name, value in options.items() if name not in known})
+            start = self._served(start, servers) if servers else start
             self.trained = self._train(start, learner, float(done.get("seconds", 0)))
         return self.trained
 
@@ -263,6 +271,13 @@ class Experiment(Workspace):
         if local.model is None:
             raise ConfigurationError("the policy has a process of its own, which trains nothing: load it without own_process")
         return local
+
+    def _served(self, policy: "LocalChatModel", servers: str | Sequence[str]) -> "LocalChatModel":
+        """The same weights, to be trained here, with replies from these servers."""
+        from dreamgym_lg.integrations.vllm.engine import ServedEngine
+
+        engine = ServedEngine(servers, policy.tokenizer, model=policy.model, adapters=self.models / "adapters")
+        return policy.model_copy(update={"engine": engine})
 
     def _train(self, policy: "LocalChatModel", create_learner: CreateLearner, before: float) -> "LocalChatModel":
         """Run the training graph to its end, and keep the policy. Args: `before`, seconds of earlier, shorter trainings."""

@@ -21,6 +21,12 @@ PASSES = 10_000
 """Forward passes of a model whose times are remembered."""
 
 
+def end_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None) -> frozenset[int]:
+    """The tokens that end a reply: the tokenizer's, and those of the model's generation settings."""
+    ends = model.generation_config.eos_token_id if model is not None else None
+    return frozenset({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
+
+
 class Decoder:
     """A causal language model with its tokenizer, as batches decode with it.
 
@@ -46,8 +52,7 @@ class Decoder:
                 f"the model is spread over {', '.join(devices)}, and a batch keeps its keys and values on one device: load it "
                 "with device='auto', or with a device_map that names one device"
             )
-        ends = self.model.generation_config.eos_token_id
-        self.ends = frozenset({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
+        self.ends = end_tokens(tokenizer, model)
         self._buffer = torch.empty(0)
 
     @property
@@ -228,12 +233,6 @@ class Batch:
             tokens[warm] = drawn.clamp(max=logprobs.shape[1] - 1)
         return tokens
 
-    def _text(self, row: Row) -> str:
-        skipped, decode = row.request.skipped_ids, self.decoder.tokenizer.decode
-        if skipped is None:
-            return row.request.forced + decode(row.sampled, skip_special_tokens=True)
-        return row.request.forced + decode([token for token in row.sampled if token not in skipped])
-
     def _finished(self, i: int, row: Row) -> bool:
         """Answer the row if it is at its end; its place in the batch is given up at the next shrinking."""
         if row.future.done():
@@ -241,11 +240,8 @@ class Batch:
         ended, request = row.sampled[-1] in self.decoder.ends, row.request
         if not (ended or request.on_text or request.stop or len(row.sampled) >= request.max_new_tokens):
             return False
-        text = self._text(row)
-        cut = min((at for stop in request.stop if (at := text.find(stop, len(request.forced))) >= 0), default=-1)
-        if cut >= 0:
-            text = text[:cut]
-        over = ended or cut >= 0 or len(row.sampled) >= request.max_new_tokens
+        text, cut = request.reply(self.decoder.tokenizer, row.sampled)
+        over = ended or cut or len(row.sampled) >= request.max_new_tokens
         _show(row, text, over=over)
         if not over:
             return False
@@ -260,7 +256,7 @@ class Batch:
             known=own[..., self.known - row.known : self.known, :],
             new=own[..., new : self.filled, :],
         )
-        reason = "stop" if ended or cut >= 0 else "length"
+        reason = "stop" if ended or cut else "length"
         row.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason))
         return True
 

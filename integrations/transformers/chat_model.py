@@ -246,7 +246,7 @@ class LocalChatModel(TrainablePolicy):
         if recorder is not None:
             run_id = run_manager.run_id if run_manager else None
             tokens = generated.given_ids, generated.sampled_ids, generated.logprobs
-            recorder.record(TokenCall(run_id, *tokens, temperature=request.temperature))
+            recorder.record(TokenCall(run_id, *tokens, request.temperature, generated.policy_version))
         return AIMessage(
             **self._tools.read(request, generated),
             response_metadata={"model_name": self.name_or_path, "finish_reason": generated.finish_reason},

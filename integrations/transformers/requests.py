@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from langchain_core.messages.ai import UsageMetadata
+from transformers import PreTrainedTokenizerBase
 
 ToolChoice = str | bool | dict[str, Any] | None
 """Which tool a reply has to call, as OpenAI and LangChain write it; `LocalChatModel.bind_tools` says what each value means."""
@@ -43,6 +44,16 @@ class Request:
     on_text: Callable[[str], None] | None = None
     """Called from the engine's thread with each new piece of text."""
 
+    def reply(self, tokenizer: PreTrainedTokenizerBase, sampled: Sequence[int]) -> tuple[str, bool]:
+        """The text of a reply of these tokens, cut before the first stop string; and whether it was cut."""
+        skipped = self.skipped_ids
+        if skipped is None:
+            text = self.forced + tokenizer.decode(sampled, skip_special_tokens=True)
+        else:
+            text = self.forced + tokenizer.decode([token for token in sampled if token not in skipped])
+        cut = min((at for stop in self.stop if (at := text.find(stop, len(self.forced))) >= 0), default=-1)
+        return (text, False) if cut < 0 else (text[:cut], True)
+
 
 @dataclass(slots=True, frozen=True)
 class Generated:
@@ -56,6 +67,8 @@ class Generated:
     """Natural log-probability of each sampled token at the request's temperature (at 0: at temperature 1)."""
     finish_reason: str
     """`stop` at an end token or stop string, `length` at `max_new_tokens`."""
+    policy_version: str = ""
+    """Of the weights that sampled it, as the server names them; "" in process."""
 
     @property
     def usage(self) -> UsageMetadata:
