@@ -84,6 +84,8 @@ class DreamGym(Experiment):
             progress=progress,
             say=say,
         )
+        if self.serves:  # rank 0 alone writes
+            return
         # traces tell the tools by name at best; in a shared buffer, tasks of text games have none
         given = {task.id for task in own.all_tasks}
         traced = (own.with_tools(task) for task in stored if "tools" in task.metadata and task.id not in given)

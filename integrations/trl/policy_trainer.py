@@ -16,6 +16,7 @@ try:
 except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
+from dreamgym_lg.integrations.trl.ranks import Ranks
 from dreamgym_lg.integrations.trl.rows import split_passes
 from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix
 from dreamgym_lg.types import Segment
@@ -42,6 +43,12 @@ class Update(NamedTuple):
     """Whether a checkpoint follows."""
 
 
+def _share(rows: Sequence[TrainingRow], ranks: Ranks) -> list[TrainingRow]:
+    """The rows of this rank, about as many tokens as those of any other."""
+    ordered = sorted(rows, key=lambda row: -len(row.segment.token_ids))
+    return ordered[ranks.rank :: ranks.size]
+
+
 def _weight(rows: Sequence[TrainingRow]) -> float:
     return sum(row.weight * row.segment.trainable for row in rows)
 
@@ -53,23 +60,55 @@ class PolicyTrainer(GRPOTrainer):
     micro_batch_tokens: int
     ends_iteration: bool = False
     """Whether the optimiser step at hand is the last of its iteration."""
+    ranks: Ranks | None = None
+    """The processes that share the rows of an optimiser step, which rank 0 has; None: this one alone."""
+    _joined = False
 
     def training_step(
         self, model: PreTrainedModel, inputs: object, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        update = self.feed.get()
-        if update is None:
-            raise Stopped
+        if self.ranks is None:
+            if (update := self.feed.get()) is None:
+                raise Stopped
+            rows = mine = update.rows()
+        else:
+            update, rows = self._receive(self.ranks)
+            mine = _share(rows, self.ranks)
         self.control.should_save, self.ends_iteration = update.save, update.last
-        rows = update.rows()
-        parts = [[rows[i] for i in part] for part in self.passes([row.segment for row in rows])]
+        parts = [[mine[i] for i in part] for part in self.passes([row.segment for row in mine])]
+        passes = len(parts) if self.ranks is None else sum(self.ranks.gather(len(parts)))
         # not Trainer's accumulation: that has a fixed number of passes, to which rows would have to be added
         self._step, self.current_gradient_accumulation_steps = 0, len(parts)
         loss = torch.zeros((), device=self.accelerator.device)
         for part in parts:
             loss += super().training_step(model, self._batch(part, update.scale * len(parts)), None)
-            self._weigh_metrics(_weight(part) / _weight(rows) * len(parts))
+            self._weigh_metrics(_weight(part) / _weight(rows) * passes)
+        if self.ranks is not None:
+            self._add_up(self.ranks, loss)
         return loss
+
+    def _receive(self, ranks: Ranks) -> tuple[Update, Sequence[TrainingRow]]:
+        """The next optimiser step's rows, as rank 0 has them; with the first, its weights."""
+        update, rows = None, None
+        if ranks.rank == 0 and (update := self.feed.get()) is not None:
+            rows = update.rows()
+            update = update._replace(rows=tuple)  # theirs are sent beside it
+        update, rows = ranks.broadcast((update, rows))
+        if update is None:
+            raise Stopped
+        if not self._joined:
+            ranks.copy(self.model.parameters())
+            self._joined = True
+        return update._replace(save=update.save and ranks.rank == 0), rows
+
+    def _add_up(self, ranks: Ranks, loss: torch.Tensor) -> None:
+        """The loss, its gradients and, on rank 0, the metrics of all ranks in place of the own share's."""
+        ranks.add_up([loss])
+        ranks.add_up_gradients(each for each in self.model.parameters() if each.requires_grad)
+        _, *others = ranks.gather(dict(self._metrics["train"]))
+        if ranks.rank == 0:
+            for name, values in (pair for metrics in others for pair in metrics.items()):
+                self._metrics["train"][name] += values
 
     def passes(self, segments: Sequence[Segment]) -> list[list[int]]:
         """Which segments share a forward pass."""

@@ -1,0 +1,123 @@
+"""What the processes of one training say to each other: rows of an update from rank 0, and gradients added up.
+
+Not by accelerate's DDP: TRL's trainer would gather metrics of equal numbers of rows at each forward pass, and passes have as many
+as fit; a shared beginning is a forward pass more, and a critic's is outside of the wrapper. So each process has a trainer of its
+own, which knows of no other, and gradients are added up once, before the optimiser's step.
+"""
+
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo, Work, rendezvous
+
+from dreamgym_lg.errors import ProcessLost
+from dreamgym_lg.launch import Launch, launched
+
+_PATIENCE = timedelta(days=7)
+"""Other ranks wait while rank 0 plays. A process that dies is noticed at once, by its closed connections or by the launcher."""
+
+
+class Ranks:
+    """The joined processes of a training. All of them have to make the same calls in the same order.
+
+    Every method raises `ProcessLost` where another process has died or cannot be reached.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self.rank, self.size = launch
+        where = f"env://?rank={self.rank}&world_size={self.size}"
+        self._store = self._waited(lambda: next(rendezvous(where, timeout=_PATIENCE))[0])
+        # no default process group, by which other libraries would think that they are to take part
+        own = PrefixStore("dreamgym/cpu", self._store)
+        self._group = self._waited(lambda: ProcessGroupGloo(own, self.rank, self.size, _PATIENCE))
+
+    def broadcast(self, value: object = None, *, source: int = 0) -> Any:
+        """The value that rank `source` gives."""
+        message = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        length = torch.tensor([len(message)])
+        self._send(self._group, length, source)
+        if self.rank != source:
+            message = torch.empty(int(length), dtype=torch.uint8)
+        self._send(self._group, message, source)
+        return pickle.loads(message.numpy().tobytes())
+
+    def gather(self, value: object) -> list[Any]:
+        """What each rank gives, in their order."""
+        return [self.broadcast(value, source=source) for source in range(self.size)]
+
+    @torch.no_grad()
+    def copy(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Make the tensors those of rank 0."""
+        for tensor in tensors:
+            own = tensor.contiguous()
+            self._send(self._of(tensor), own, 0)
+            tensor.copy_(own)
+
+    def add_up(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Replace each tensor by its sum over all ranks."""
+        for work in self._waited(lambda: [self._of(tensor).allreduce([tensor]) for tensor in tensors]):
+            self._waited(work.wait)
+
+    def add_up_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """As `add_up`, of the gradients of those parameters that have one on any rank."""
+        found = list(parameters)
+        used = torch.tensor([int(each.grad is not None) for each in found])
+        self.add_up([used])
+        for each, count in zip(found, used.tolist(), strict=True):
+            if count and each.grad is None:
+                each.grad = torch.zeros_like(each)
+        self.add_up(each.grad for each in found if each.grad is not None)
+
+    def _of(self, tensor: torch.Tensor) -> Any:
+        return self._gpu_group() if tensor.is_cuda else self._group
+
+    @cache  # noqa: B019 there is one object, and it lasts as long as the process
+    def _gpu_group(self) -> Any:
+        from torch.distributed import ProcessGroupNCCL  # PyTorch for the CPU has none
+
+        return ProcessGroupNCCL(PrefixStore("dreamgym/gpu", self._store), self.rank, self.size)
+
+    def _send(self, group: Any, tensor: torch.Tensor, source: int) -> None:
+        work: Work = self._waited(lambda: group.broadcast(tensor, source))
+        self._waited(work.wait)
+
+    def _waited(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except RuntimeError as error:
+            raise ProcessLost(
+                f"rank {self.rank} of {self.size}: another process of this training has died or cannot be reached; the launcher "
+                "names it. The same command goes on from the last checkpoint"
+            ) from error
+
+
+@cache
+def join_ranks() -> Ranks | None:
+    """The joined processes of this training; None where this is the only one. Returns once all of them are there."""
+    launch = launched()
+    if launch is None:
+        return None
+    if launch.rank == 0:
+        _explain_end()
+    elif threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C lets rank 0 finish what it does, with the others
+    return Ranks(launch)
+
+
+def _explain_end() -> None:
+    """When the launcher ends rank 0 since another process has died, say so and that nothing is lost."""
+
+    def end(*_: Any) -> None:
+        raise SystemExit(
+            "rank 0 was ended (SIGTERM), as a launcher does when another rank has died: it names that rank. The same command "
+            "goes on from the last checkpoint"
+        )
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)
