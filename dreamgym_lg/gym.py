@@ -84,7 +84,7 @@ class DreamGym(Experiment):
             progress=progress,
             say=say,
         )
-        if self.serves:  # rank 0 alone writes
+        if self._serves:  # rank 0 alone writes
             return
         # traces tell the tools by name at best; in a shared buffer, tasks of text games have none
         given = {task.id for task in own.all_tasks}

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dreamgym_lg.experiment.workspace import CreateEngine
     from dreamgym_lg.graphs.training import Training
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+    from dreamgym_lg.integrations.trl.ranks import Ranks
 
 _ENDS = ("stop_after_uniform", "stop_after_collapse", "max_gap", "environment", "real_steps")
 """Settings that decide where a training ends: one that has ended goes on with others."""
@@ -175,7 +176,7 @@ class Experiment(Workspace):
     def _stage_from(self, name: str, model: "StartModel") -> Iterator[bool]:
         """`stage`, of a training that begins with these weights. Raises `ConfigurationError` if it has begun with others."""
         given = str(getattr(model, "name_or_path", model))
-        if self.serves:
+        if self._serves:
             yield False
             return
         with self.stage(name) as todo:
@@ -220,7 +221,7 @@ class Experiment(Workspace):
         if options.get("peft_config") is not None:
             given.setdefault("lora", True)
         learner = partial(self.create_learner, **{name: value for name, value in options.items() if name not in known})
-        if self.serves:
+        if self._serves:
             self._serve(policy if policy is not None else self._policy, learner)
         self.open(replace(self.settings, **given))
         self._policy = policy if policy is not None else self._policy
@@ -239,23 +240,23 @@ class Experiment(Workspace):
             self.trained = self._like(self._policy, self.policy("trained"))
         else:
             self.trained = self._train(start, learner, float(done.get("seconds", 0)))
-        self._tell_ranks(None)
+        if (ranks := self._ranks()) is not None:
+            ranks.close()
         return self.trained
 
-    def _tell_ranks(self, settings: Settings | None) -> None:
-        """To the other processes of a launch: a learner with these settings begins; None: the training is over."""
-        if launched() is not None:
-            from dreamgym_lg.integrations.trl.ranks import join_ranks
+    def _ranks(self) -> "Ranks | None":
+        """The other processes of this launch."""
+        if launched() is None:
+            return None
+        from dreamgym_lg.integrations.trl.ranks import join_ranks
 
-            assert (ranks := join_ranks()) is not None
-            ranks.broadcast(settings)
+        return join_ranks()
 
     def _serve(self, policy: "LocalChatModel | str | Path | None", create_learner: CreateLearner) -> NoReturn:
         """Take a share of each update of rank 0's learner until its training is over; then the process ends."""
         from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
-        from dreamgym_lg.integrations.trl.ranks import join_ranks
 
-        assert (ranks := join_ranks()) is not None
+        assert (ranks := self._ranks()) is not None
         self._policy, self.engine = policy, None
         while (told := ranks.broadcast()) is not None:
             self.settings = told
@@ -356,7 +357,8 @@ class Experiment(Workspace):
 
         s, experience = self.settings, None if real else self.experience()
         self._check_training(policy, real=real)
-        self._tell_ranks(s)
+        if (ranks := self._ranks()) is not None:
+            ranks.broadcast(s)
         learner = (create_learner or self.create_learner)(policy, self.models / "policy", s)
         policy.weights_changed()  # those of a checkpoint may be in place now
         training = Training(

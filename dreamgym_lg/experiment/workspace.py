@@ -93,7 +93,7 @@ class Workspace:
     ) -> None:
         self.world, self.out, self.settings = world, Path(out), settings or world.settings
         # the other ranks of a launch serve rank 0's learner, and touch neither folder nor replay buffer
-        self.serves = (launch := launched()) is not None and launch.rank > 0
+        self._serves = (launch := launched()) is not None and launch.rank > 0
         if settings is None and (found := self._stored_settings()) is not None and found.pop("world", "") == world.name:
             found.pop("arguments", None)  # compared by `open`
             try:
@@ -162,7 +162,7 @@ class Workspace:
     @contextmanager
     def stage(self, name: str) -> Iterator[bool]:
         """Whether the stage is still to do; its wall time is recorded when it ends."""
-        if self.serves:
+        if self._serves:
             yield False
             return
         self.open()
@@ -261,7 +261,7 @@ class Workspace:
         return found
 
     def _check_rank(self) -> None:
-        if self.serves:
+        if self._serves:
             raise ConfigurationError(
                 "several processes run this script, and each of them would play and measure what stands before train(): do "
                 "that after train(), where rank 0 is alone, or in a run with one process"

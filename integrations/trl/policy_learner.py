@@ -56,6 +56,7 @@ _SETTINGS: Mapping[str, Any] = {
     "report_to": "none",
     "disable_tqdm": True,
     "ignore_data_skip": True,
+    "vllm_importance_sampling_correction": False,
 }
 
 
@@ -188,6 +189,7 @@ class PolicyLearner:
         trainer.remove_callback(PrinterCallback)
         trainer.feed, trainer.micro_batch_tokens = queue.SimpleQueue(), self._micro_batch_tokens
         trainer.ranks = self._ranks
+        trainer.use_vllm = trainer.vllm_importance_sampling_correction  # what TRL asks besides; it generates nothing here
         return trainer
 
     def _check_memory(self, args: GRPOConfig) -> None:
@@ -267,7 +269,8 @@ class PolicyLearner:
         steps = min(self._updates, len(parts))
         for i in range(steps):
             last = i == steps - 1
-            self._trainer.feed.put(Update(partial(self._rows, parts[i::steps]), steps, last=last, save=last and save))
+            rows = partial(self._rows, parts[i::steps])
+            self._trainer.feed.put(Update(rows, steps, first=i == 0, last=last, save=last and save))
         return self._result()
 
     def serve(self) -> None:
@@ -372,11 +375,6 @@ def _arguments(model: PreTrainedModel, path: Path, config: Mapping[str, Any], *,
     }
     path.mkdir(parents=True, exist_ok=True)
     args = GRPOConfig(**arguments)
-    if args.world_size > 1:
-        raise ConfigurationError(
-            "accelerate has joined the processes of this launch already: make the DreamGym, the Experiment or the learner before "
-            "any Accelerator, PartialState or TrainingArguments"
-        )
     args._n_gpu = min(args.n_gpu, 1)  # one process trains on one GPU, whatever else is visible
     return args
 

@@ -37,8 +37,9 @@ class Update(NamedTuple):
     """Called with the weights of the steps before in place."""
     scale: float
     """The loss is this times the weighted sum over the rows."""
+    first: bool
+    """The first of its iteration: the weights are those that the episodes were sampled with."""
     last: bool
-    """The last of its iteration."""
     save: bool
     """Whether a checkpoint follows."""
 
@@ -63,6 +64,8 @@ class PolicyTrainer(GRPOTrainer):
     ranks: Ranks | None = None
     """The processes that share the rows of an optimiser step, which rank 0 has; None: this one alone."""
     _joined = False
+    _measures = False
+    _inputs: dict[str, torch.Tensor] | None = None
 
     def training_step(
         self, model: PreTrainedModel, inputs: object, num_items_in_batch: torch.Tensor | int | None = None
@@ -74,7 +77,7 @@ class PolicyTrainer(GRPOTrainer):
         else:
             update, rows = self._receive(self.ranks)
             mine = _share(rows, self.ranks)
-        self.control.should_save, self.ends_iteration = update.save, update.last
+        self.control.should_save, self.ends_iteration, self._measures = update.save, update.last, update.first
         parts = [[mine[i] for i in part] for part in self.passes([row.segment for row in mine])]
         passes = len(parts) if self.ranks is None else sum(self.ranks.gather(len(parts)))
         # not Trainer's accumulation: that has a fixed number of passes, to which rows would have to be added
@@ -117,7 +120,7 @@ class PolicyTrainer(GRPOTrainer):
     def _weigh_metrics(self, share: float) -> None:
         """TRL takes the mean over passes of each pass's own means: with this, tokens weigh as in the loss."""
         for name, values in self._metrics["train"].items():
-            if name in ("kl", "entropy", "value_loss", "cispo_clip_ratio") or name.startswith("clip_ratio/"):
+            if name in ("kl", "entropy", "value_loss", "cispo_clip_ratio") or name.startswith(("clip_ratio/", "sampling/")):
                 values[-1] *= 1.0 if name.endswith(("_min", "_max")) else share
 
     def _prepare_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -143,11 +146,13 @@ class PolicyTrainer(GRPOTrainer):
             "completion_ids": pad(completions, padding_value=token),
             "completion_mask": pad([torch.ones_like(ids) for ids in completions], padding_value=0),
             "tool_mask": pad(masks, padding_value=0.0),
-            "old_per_token_logps": pad(logprobs, padding_value=0.0),
+            "sampling_per_token_logps": pad(logprobs, padding_value=0.0),
             "advantages": pad(advantages, padding_value=0.0),
             "num_items_in_batch": torch.tensor(largest),
         }
         output = {key: value.to(self.accelerator.device) for key, value in output.items()}
+        if not self.vllm_importance_sampling_correction:  # with it, TRL takes the present ones, and `_compare` weighs them
+            output["old_per_token_logps"] = output["sampling_per_token_logps"]
         if self.beta != 0.0:
             output["ref_per_token_logps"] = self.reference_log_probs(output)
         return output
@@ -165,7 +170,28 @@ class PolicyTrainer(GRPOTrainer):
             return model(**inputs, attention_mask=whole, past_key_values=prefix.past)
 
         ids, mask = input_ids[:, prefix.length :], attention_mask[:, prefix.length :]
-        return super()._get_per_token_logps_and_entropies(after_prefix, ids, mask, logits_to_keep, **options)
+        found = super()._get_per_token_logps_and_entropies(after_prefix, ids, mask, logits_to_keep, **options)
+        if self._inputs is not None:
+            self._compare(self._inputs, found[0].detach())
+        return found
+
+    def _compute_loss(self, model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        self._inputs = inputs
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self._inputs = None
+
+    def _compare(self, inputs: dict[str, torch.Tensor], log_probs: torch.Tensor) -> None:
+        """How far the trainer's probabilities are from those sampled with, and importance weights for it, by TRL's names."""
+        more, mask = log_probs - inputs["sampling_per_token_logps"], inputs["tool_mask"]
+        figures = {"sampling_logp_difference/mean": more.abs()}
+        if self.vllm_importance_sampling_correction:
+            inputs["importance_sampling_ratio"] = more.exp().clamp(max=self.vllm_importance_sampling_clip_max)
+            figures["importance_sampling_ratio/mean"] = inputs["importance_sampling_ratio"]
+        for name, values in figures.items():
+            if self._measures:
+                self._metrics["train"][f"sampling/{name}"].append(((values * mask).sum() / mask.sum()).item())
 
     @torch.no_grad()
     def log_probs(self, model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -190,5 +216,5 @@ class LikelihoodTrainer(PolicyTrainer):
 
     def _batch(self, rows: Sequence[TrainingRow], scale: float = 1.0) -> dict[str, torch.Tensor]:
         batch = super()._batch(rows, scale)
-        del batch["old_per_token_logps"]  # TRL takes the present ones then
+        batch.pop("old_per_token_logps", None)  # TRL takes the present ones then
         return batch

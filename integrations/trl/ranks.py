@@ -1,22 +1,23 @@
 """What the processes of one training say to each other: rows of an update from rank 0, and gradients added up.
 
-Not by accelerate's DDP: TRL's trainer would gather metrics of equal numbers of rows at each forward pass, and passes have as many
-as fit; a shared beginning is a forward pass more, and a critic's is outside of the wrapper. So each process has a trainer of its
-own, which knows of no other, and gradients are added up once, before the optimiser's step.
+Not by accelerate's DDP: TRL's trainer would gather metrics of equally many rows at each forward pass, and a pass has as many as
+fit; the beginning that rows share is a forward pass more, and a critic is outside of the wrapper. So each process has a trainer
+of its own, which knows of no other, and gradients are added up once, before the optimiser's step.
 """
 
+import os
 import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Work, rendezvous
 
-from dreamgym_lg.errors import ProcessLost
+from dreamgym_lg.errors import ConfigurationError, ProcessLost
 from dreamgym_lg.launch import Launch, launched
 
 _PATIENCE = timedelta(days=7)
@@ -30,15 +31,24 @@ class Ranks:
     """
 
     def __init__(self, launch: Launch) -> None:
-        self.rank, self.size = launch
+        self.rank, self.size, self._closed = *launch, False
         where = f"env://?rank={self.rank}&world_size={self.size}"
-        self._store = self._waited(lambda: next(rendezvous(where, timeout=_PATIENCE))[0])
+        store = self._waited(lambda: next(rendezvous(where, timeout=_PATIENCE))[0])
+        # the launcher's store outlives its processes, and holds the addresses of those that it has started anew
+        self._store = PrefixStore(f"dreamgym/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
         # no default process group, by which other libraries would think that they are to take part
-        own = PrefixStore("dreamgym/cpu", self._store)
-        self._group = self._waited(lambda: ProcessGroupGloo(own, self.rank, self.size, _PATIENCE))
+        cpu = PrefixStore("cpu", self._store)
+        self._group = self._waited(lambda: ProcessGroupGloo(cpu, self.rank, self.size, _PATIENCE))
+
+    def close(self) -> None:
+        """On rank 0, give the others None, with which they end."""
+        self.broadcast(None)
+        self._closed = True
 
     def broadcast(self, value: object = None, *, source: int = 0) -> Any:
-        """The value that rank `source` gives."""
+        """The value that rank `source` gives. Raises `ConfigurationError` once closed."""
+        if self._closed:
+            raise ConfigurationError("the other processes of this launch have ended with its first training: launch anew")
         message = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         length = torch.tensor([len(message)])
         self._send(self._group, length, source)
@@ -75,13 +85,14 @@ class Ranks:
         self.add_up(each.grad for each in found if each.grad is not None)
 
     def _of(self, tensor: torch.Tensor) -> Any:
-        return self._gpu_group() if tensor.is_cuda else self._group
+        return self._gpu_group if tensor.is_cuda else self._group
 
-    @cache  # noqa: B019 there is one object, and it lasts as long as the process
+    @cached_property
     def _gpu_group(self) -> Any:
         from torch.distributed import ProcessGroupNCCL  # PyTorch for the CPU has none
 
-        return ProcessGroupNCCL(PrefixStore("dreamgym/gpu", self._store), self.rank, self.size)
+        gpu = PrefixStore("gpu", self._store)
+        return ProcessGroupNCCL(gpu, self.rank, self.size, ProcessGroupNCCL.Options())
 
     def _send(self, group: Any, tensor: torch.Tensor, source: int) -> None:
         work: Work = self._waited(lambda: group.broadcast(tensor, source))
@@ -92,17 +103,25 @@ class Ranks:
             return call()
         except RuntimeError as error:
             raise ProcessLost(
-                f"rank {self.rank} of {self.size}: another process of this training has died or cannot be reached; the launcher "
-                "names it. The same command goes on from the last checkpoint"
+                f"rank {self.rank} of {self.size}: another process of this training has died or cannot be reached; the "
+                "launcher names it. The same command goes on from the last checkpoint"
             ) from error
 
 
 @cache
 def join_ranks() -> Ranks | None:
-    """The joined processes of this training; None where this is the only one. Returns once all of them are there."""
+    """The joined processes of this training; None where this is the only one. Returns once all of them are there.
+
+    Raises `ConfigurationError` where something else has joined them before.
+    """
     launch = launched()
     if launch is None:
         return None
+    if torch.distributed.is_initialized():
+        raise ConfigurationError(
+            "the processes of this launch are joined already, by accelerate or torch.distributed: make the DreamGym, the "
+            "Experiment or the learner before any Accelerator, TrainingArguments or process group"
+        )
     if launch.rank == 0:
         _explain_end()
     elif threading.current_thread() is threading.main_thread():

@@ -18,7 +18,7 @@ from dreamgym_lg.types import Trajectory
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "micro_batch_tokens": 64},
     "dapo": {"loss_type": "dapo", "updates": 2},
-    "cispo": {"loss_type": "cispo", "micro_batch_tokens": 1},
+    "cispo": {"loss_type": "cispo", "vllm_importance_sampling_correction": True, "micro_batch_tokens": 1},
     "dr_grpo": {"loss_type": "dr_grpo", "max_completion_length": 64},
     "lora": {"peft_config": adapters(), "micro_batch_tokens": 64, "beta": 0.1},
     "ppo": {"kind": PPOLearner, "micro_batch_tokens": 64},
@@ -30,7 +30,10 @@ def episodes(model: Any, seed: int) -> list[list[Trajectory]]:
     """Three groups of four, of which every second episode is two segments; with an odd number of rows."""
     groups = groups_of(model, seed, n=3)
     return [
-        [trajectory(each.reward, *cut(each.segments[0], 1 + i % 2 - (i == 3)), task=each.task.id, index=i) for i, each in enumerate(g)]
+        [
+            trajectory(each.reward, *cut(each.segments[0], 1 + i % 2 - (i == 3)), task=each.task.id, index=i)
+            for i, each in enumerate(g)
+        ]
         for g in groups
     ]
 
