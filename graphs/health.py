@@ -47,8 +47,8 @@ def check_health(rows: Sequence[Row]) -> list[Alarm]:
     differs = _mean(rows[-WINDOW:], "sampling/sampling_logp_difference/mean")
     if differs is not None and differs > 0.1:
         told["sampler"] = (
-            f"the trainer's log-probabilities differ by {differs:.2f} a token from those that were sampled with: the engine has "
-            "other weights, or other arithmetic (vllm_importance_sampling_correction=True weighs tokens for that)"
+            f"the trainer's log-probabilities differ by {differs:.2f} a token from those that were sampled with: the engine "
+            "has other weights, or other arithmetic (vllm_importance_sampling_correction=True weighs tokens for that)"
         )
     return found + [Alarm(name, text) for name, text in told.items()]
 

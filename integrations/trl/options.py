@@ -111,8 +111,8 @@ def check_learner(
     check_options(kind, config, known={*own, *_OWN}, advice=_ADVICE, config=GRPOConfig)
     if config.get("vllm_importance_sampling_correction") and updates > 1:
         raise ConfigurationError(
-            f"updates={updates} with vllm_importance_sampling_correction: its weights are of the policy before the update, from "
-            "which only the first step begins; give updates=1, or leave it out: tokens are clipped by that ratio then"
+            f"updates={updates} with vllm_importance_sampling_correction: its weights are of the policy before the update, "
+            "from which only the first step begins; give updates=1, or leave it out: tokens are clipped by that ratio then"
         )
     for name, given in (("updates", updates), ("micro_batch_tokens", micro_batch_tokens), ("save_every", save_every)):
         if given < 1:
