@@ -138,6 +138,7 @@ class DreamGym(Experiment):
         Raises `ConfigurationError` without a policy, without tasks, and with `real` if nothing verifies the outcome;
         `EpisodesMissing` if episodes still could not be played: the error says how only these are played again.
         """
+        self._check_rank()
         wanted = policy or self._trained()
         if wanted is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")

@@ -4,6 +4,7 @@ Rank 0 plays, records and trains; the other ranks only take their share of its u
 """
 
 import os
+import sys
 from functools import cache
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ def launched() -> Launch | None:
     The launcher's variables are taken out of the environment, and the process's own GPU is the only one left visible: libraries
     that would join the processes by themselves (accelerate), and what rank 0 starts, see one process on one GPU.
 
-    Raises `ConfigurationError` for sharded weights, and where a machine has fewer GPUs than processes.
+    Raises `ConfigurationError` for sharded weights, and where the process cannot have a GPU of its own.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) < 2 or "RANK" not in os.environ:
         return None
@@ -37,19 +38,23 @@ def launched() -> Launch | None:
                 f"accelerate is configured for {name}, and a policy is whole on every GPU here: launch with torchrun, or with "
                 "`accelerate launch --multi_gpu`; a model that is too large for one GPU is trained with lora=True"
             )
+    _keep_own_gpu(int(os.environ.get("LOCAL_RANK", 0)))
     told = {name: int(os.environ.pop(name, 0)) for name in _TOLD}
-    _keep_own_gpu(told["LOCAL_RANK"])
     return Launch(told["RANK"], told["WORLD_SIZE"])
 
 
 def _keep_own_gpu(local_rank: int) -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible is not None else None
-    if gpus is None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(local_rank)
-    elif len(gpus) > 1:  # one, or none, is what the launcher has chosen
-        if local_rank >= len(gpus):
-            raise ConfigurationError(
-                f"CUDA_VISIBLE_DEVICES={visible}: process {local_rank + 1} of this machine has no GPU; start {len(gpus)} here"
-            )
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[local_rank]
+    gpus = visible.split(",") if visible is not None else []
+    if visible is not None and len(gpus) < 2:  # one, or none, is what the launcher has chosen
+        return
+    if gpus and local_rank >= len(gpus):
+        raise ConfigurationError(
+            f"CUDA_VISIBLE_DEVICES={visible}: process {local_rank + 1} of this machine has no GPU; start {len(gpus)} here"
+        )
+    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+        raise ConfigurationError(
+            "CUDA was in use before this process could choose its own GPU: make the DreamGym, the Experiment or the "
+            "LocalChatModel first, or give each process one GPU by CUDA_VISIBLE_DEVICES"
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus[local_rank] if gpus else str(local_rank)

@@ -164,6 +164,7 @@ class PolicyLearner:
         self._done: queue.SimpleQueue[_Result | BaseException] = queue.SimpleQueue()
         self._ranks = join_ranks()
         self._serves = self._ranks is not None and self._ranks.rank > 0
+        self._leads = not self._serves
         self._trainer = self._create_trainer({**given, **config})
         self._progress, self._all_saved = self._read_progress(), True
         self._thread: threading.Thread | None = None
@@ -284,8 +285,9 @@ class PolicyLearner:
 
     def close(self) -> None:
         """End the trainer's thread, and the other ranks' `serve`; nothing more is saved."""
-        if self._ranks is not None and self._thread is None and not self._serves and self._failure is None:
-            self._start()  # the others wait for its word
+        leads, self._leads = self._leads, False
+        if self._ranks is not None and leads and self._thread is None:
+            self._ranks.broadcast((None, None))  # as the trainer does at its end
         if self._thread is not None:
             self._trainer.feed.put(None)
             self._thread.join(None if self._ranks is None else _LAST_WORD)

@@ -95,7 +95,7 @@ class PolicyTrainer(GRPOTrainer):
         update, rows = None, None
         if ranks.rank == 0 and (update := self.feed.get()) is not None:
             rows = update.rows()
-            update = update._replace(rows=tuple)  # theirs are sent beside it
+            update = update._replace(rows=tuple)  # a function of this process: what it gives is sent beside it
         update, rows = ranks.broadcast((update, rows))
         if update is None:
             raise Stopped
