@@ -30,7 +30,7 @@ def launched() -> Launch | None:
 
     Raises `ConfigurationError` for sharded weights, and where the process cannot have a GPU of its own.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) < 2 or "RANK" not in os.environ:
+    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return None
     for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
         if os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() in ("true", "1"):
@@ -40,7 +40,7 @@ def launched() -> Launch | None:
             )
     _keep_own_gpu(int(os.environ.get("LOCAL_RANK", 0)))
     told = {name: int(os.environ.pop(name, 0)) for name in _TOLD}
-    return Launch(told["RANK"], told["WORLD_SIZE"])
+    return Launch(told["RANK"], told["WORLD_SIZE"]) if told["WORLD_SIZE"] > 1 else None
 
 
 def _keep_own_gpu(local_rank: int) -> None:

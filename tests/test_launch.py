@@ -31,8 +31,10 @@ def _tell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
 
 
 def test_a_process_alone_has_no_launch(tell: Tell) -> None:
-    tell(0, 1)
     assert launched() is None
+    launched.cache_clear()
+    tell(0, 1)
+    assert launched() is None and "RANK" not in os.environ
 
 
 def test_no_library_sees_the_other_processes(tell: Tell) -> None:

@@ -51,21 +51,15 @@ def test_two_processes_learn_what_one_does(by_one: Callable[[str, Path], Any], t
     assert done.returncode == 0, done.stderr
     found = {path.stem: [torch.load(folder / path.name) for folder in folders] for path in one.glob("*.pt")}
     assert {"grpo", "dapo", "cispo", "dr_grpo", "lora", "ppo", "dpo"} == found.keys()
-    for name, (one, two) in found.items():
-        assert distance(one["moved"], two["moved"]) <= 1e-5, name
-        for before, after in zip(one["metrics"], two["metrics"], strict=True):
-            assert before.keys() == after.keys()
-            for metric in (
-                "loss",
-                "grad_norm",
-                "kl",
-                "entropy",
-                "clip_ratio/region_mean",
-                "sampling/sampling_logp_difference/mean",
-                "value_loss",
-                "dpo_loss",
-            ):
-                assert before.get(metric) == pytest.approx(after.get(metric), rel=1e-4, abs=1e-6), (name, metric)
+    for name, (alone, shared) in found.items():
+        assert distance(alone["moved"], shared["moved"]) <= 1e-5, name
+        for expected, metrics in zip(alone["metrics"], shared["metrics"], strict=True):
+            assert comparable(metrics) == pytest.approx(comparable(expected), rel=1e-4, abs=1e-6), name
+
+
+def comparable(metrics: dict[str, float]) -> dict[str, float]:
+    """Without the seconds, and without means of what each forward pass had at least or at most."""
+    return {name: value for name, value in metrics.items() if not name.endswith(("_time", "_min", "_max"))}
 
 
 def weights(folder: Path) -> torch.Tensor:

@@ -17,7 +17,7 @@ from dreamgym_lg.types import Trajectory
 
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "micro_batch_tokens": 64},
-    "dapo": {"loss_type": "dapo", "updates": 2},
+    "dapo": {"loss_type": "dapo", "updates": 12},
     "cispo": {"loss_type": "cispo", "vllm_importance_sampling_correction": True, "micro_batch_tokens": 1},
     "dr_grpo": {"loss_type": "dr_grpo", "max_completion_length": 64},
     "lora": {"peft_config": adapters(), "micro_batch_tokens": 64, "beta": 0.1},
@@ -44,7 +44,8 @@ def main(folder: Path) -> None:
         torch.manual_seed(0)
         model = model_of(tokenizer)
         groups = [episodes(model, i) for i in range(2)]
-        learner = learner_of(model, tokenizer, folder / name, **options)
+        # by Adam's usual epsilon, what is rounding alone moves weights as much as a gradient does
+        learner = learner_of(model, tokenizer, folder / name, adam_epsilon=1e-6, **options)
         if learner._serves:
             learner.serve()
             continue
