@@ -162,7 +162,7 @@ class PolicyLearner:
             learning_rate = default_rate(model, small=2e-4, large=self.LARGE_RATE) * (FASTER if peft_config else 1)
         given = {"learning_rate": learning_rate, "beta": beta, "temperature": temperature, "seed": seed, **self.loss}
         self._done: queue.SimpleQueue[_Result | BaseException] = queue.SimpleQueue()
-        self._ranks = join_ranks()
+        self._ranks = join_ranks(model.device)
         self._serves = self._ranks is not None and self._ranks.rank > 0
         self._leads = not self._serves
         self._trainer = self._create_trainer({**given, **config})

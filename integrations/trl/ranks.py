@@ -108,12 +108,21 @@ class Ranks:
             ) from error
 
 
-@cache
-def join_ranks() -> Ranks | None:
+def join_ranks(device: torch.device | None = None) -> Ranks | None:
     """The joined processes of this training; None where this is the only one. Returns once all of them are there.
 
-    Raises `ConfigurationError` where something else has joined them before.
+    Args: `device`, that this one trains on.
+
+    Raises `ConfigurationError` where something else has joined them before, and for devices of different kinds.
     """
+    ranks = _join()
+    if ranks is not None and device is not None and len(kinds := set(ranks.gather(device.type))) > 1:
+        raise ConfigurationError(f"the processes train on {' and '.join(sorted(kinds))}: launch no more than there are GPUs")
+    return ranks
+
+
+@cache
+def _join() -> Ranks | None:
     launch = launched()
     if launch is None:
         return None
