@@ -26,7 +26,7 @@ def by_two(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """The script run by two processes; fails instead of hanging."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SCRIPTS), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", script, *arguments]
-    return subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(name="by_one")
