@@ -13,7 +13,7 @@ DreamGymError
 ├── OwnerUnknown            code that an episode left behind asks a model or tool, and nobody knows for whom
 ├── RunStopped              no episode can be played on; nothing is lost, the same call goes on later
 │   ├── BudgetExceeded      the budget of hosted calls is spent: the run goes on with a larger one
-│   ├── ProcessLost         a model's own process has died: the run goes on with a new one
+│   ├── ProcessLost         a process of a model or of a training has died: the run goes on with a new one
 │   ├── ServersUnavailable  no server of the policy answers: the run goes on once one does
 │   └── EpisodesMissing     episodes of an evaluation could not be played: no verdict is given without them
 ├── ReplayBufferError       the SQLite file is not ours, is damaged, or holds too little
@@ -92,7 +92,7 @@ class BudgetExceeded(RunStopped):
 
 
 class ProcessLost(RunStopped):
-    """The process of a local model has died: killed, out of memory."""
+    """The process of a local model, or another process of a training, has died: killed, out of memory."""
 
 
 class ServersUnavailable(RunStopped):

@@ -84,6 +84,8 @@ class DreamGym(Experiment):
             progress=progress,
             say=say,
         )
+        if self._serves:  # rank 0 alone writes
+            return
         # traces tell the tools by name at best; in a shared buffer, tasks of text games have none
         given = {task.id for task in own.all_tasks}
         traced = (own.with_tools(task) for task in stored if "tools" in task.metadata and task.id not in given)
@@ -136,6 +138,7 @@ class DreamGym(Experiment):
         Raises `ConfigurationError` without a policy, without tasks, and with `real` if nothing verifies the outcome;
         `EpisodesMissing` if episodes still could not be played: the error says how only these are played again.
         """
+        self._check_rank()
         wanted = policy or self._trained()
         if wanted is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from langchain_core.language_models import BaseChatModel
 
@@ -21,6 +21,7 @@ from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import OFFLINE, REFRESH, TRAIN, Workspace, logger, policy_version, show_progress
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
+from dreamgym_lg.launch import launched
 from dreamgym_lg.learner import Learner
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, real_steps
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dreamgym_lg.experiment.workspace import CreateEngine
     from dreamgym_lg.graphs.training import Training
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+    from dreamgym_lg.integrations.trl.ranks import Ranks
 
 _ENDS = ("stop_after_uniform", "stop_after_collapse", "max_gap", "environment", "real_steps")
 """Settings that decide where a training ends: one that has ended goes on with others."""
@@ -174,6 +176,9 @@ class Experiment(Workspace):
     def _stage_from(self, name: str, model: "StartModel") -> Iterator[bool]:
         """`stage`, of a training that begins with these weights. Raises `ConfigurationError` if it has begun with others."""
         given = str(getattr(model, "name_or_path", model))
+        if self._serves:
+            yield False
+            return
         with self.stage(name) as todo:
             run = self.run_name(f"stage/{name}/from")
             began = next((row["model"] for row in self.replay_buffer.metrics(run)), given)
@@ -200,7 +205,8 @@ class Experiment(Workspace):
         It is stored as `models/trained` and returned: with real validation episodes (`real_budget`) the policy with the highest
         real success, never one chosen by the dream; otherwise the newest. Killed at any moment, the same call goes on; with
         more `iterations` or `real_steps`, a finished training goes on too, and so does one that a gap to reality ended with a
-        wider or no `max_gap`.
+        wider or no `max_gap`. Where `torchrun` or `accelerate launch` started several processes, rank 0 does all this, and the
+        others take a share of each update; there the call ends the process once the training is over.
 
         Args:
             policy: A local chat model, or the path or hub name of one: the weights that training begins with. Default: the
@@ -221,6 +227,9 @@ class Experiment(Workspace):
             given["iterations"] = iterations
         if options.get("peft_config") is not None:
             given.setdefault("lora", True)
+        learner = partial(self.create_learner, **{name: value for name, value in options.items() if name not in known})
+        if self._serves:
+            self._serve(policy if policy is not None else self._policy, learner)
         self.open(replace(self.settings, **given))
         self._policy = policy if policy is not None else self._policy
         if not self.tasks("train"):
@@ -237,10 +246,33 @@ class Experiment(Workspace):
         if start is None:
             self.trained = self._like(self._policy, self.policy("trained"))
         else:
-            learner = partial(self.create_learner, **{name: value for name, value in options.items() if name not in known})
             start = self._served(start, servers) if servers else start
             self.trained = self._train(start, learner, float(done.get("seconds", 0)))
+        if (ranks := self._ranks()) is not None:
+            ranks.close()
         return self.trained
+
+    def _ranks(self) -> "Ranks | None":
+        """The other processes of this launch."""
+        if launched() is None:
+            return None
+        from dreamgym_lg.integrations.trl.ranks import join_ranks
+
+        return join_ranks()
+
+    def _serve(self, policy: "LocalChatModel | str | Path | None", create_learner: CreateLearner) -> NoReturn:
+        """Take a share of each update of rank 0's learner until its training is over; then the process ends."""
+        from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
+
+        assert (ranks := self._ranks()) is not None
+        self._policy, self.engine = policy, None
+        while (told := ranks.broadcast()) is not None:
+            self.settings = told
+            learner = create_learner(self.base_policy(), self.models / "policy", told)
+            if not isinstance(learner, PolicyLearner):
+                raise ConfigurationError(f"{type(learner).__name__} trains in one process: start the script without a launcher")
+            learner.serve()
+        raise SystemExit(0)
 
     def _check_policy(self, given: "LocalChatModel | str | Path") -> None:
         """Raise `ConfigurationError` for another policy than the one that training in this folder began with."""
@@ -340,6 +372,8 @@ class Experiment(Workspace):
 
         s, experience = self.settings, None if real else self.experience()
         self._check_training(policy, real=real)
+        if (ranks := self._ranks()) is not None:
+            ranks.broadcast(s)
         learner = (create_learner or self.create_learner)(policy, self.models / "policy", s)
         policy.weights_changed()  # those of a checkpoint may be in place now
         training = Training(

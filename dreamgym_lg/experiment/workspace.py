@@ -26,6 +26,7 @@ from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experience_models import as_trained, is_local_model, local_experience_model
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
+from dreamgym_lg.launch import launched
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import Split, Task, Trajectory
@@ -91,6 +92,8 @@ class Workspace:
         say: Callable[[str], None] = logger.warning,
     ) -> None:
         self.world, self.out, self.settings = world, Path(out), settings or world.settings
+        # the other ranks of a launch serve rank 0's learner, and touch neither folder nor replay buffer
+        self._serves = (launch := launched()) is not None and launch.rank > 0
         if settings is None and (found := self._stored_settings()) is not None and found.pop("world", "") == world.name:
             found.pop("arguments", None)  # compared by `open`
             try:
@@ -159,6 +162,9 @@ class Workspace:
     @contextmanager
     def stage(self, name: str) -> Iterator[bool]:
         """Whether the stage is still to do; its wall time is recorded when it ends."""
+        if self._serves:
+            yield False
+            return
         self.open()
         if self.seconds(name) is not None:
             yield False
@@ -249,9 +255,17 @@ class Workspace:
         In a process of its own a local one computes beside the policy. `name=""` is one without weights, which prepares
         training data.
         """
+        self._check_rank()
         found = self._experience(name, own_process)
         found.shown = self.world.shown or found.shown
         return found
+
+    def _check_rank(self) -> None:
+        if self._serves:
+            raise ConfigurationError(
+                "several processes run this script, and each of them would play and measure what stands before train(): do "
+                "that after train(), where rank 0 is alone, or in a run with one process"
+            )
 
     def _experience(self, name: str | None, own_process: bool) -> ExperienceModel:
         given, buffer, world = self._given, self.replay_buffer, self.world
@@ -331,6 +345,7 @@ class Workspace:
         iteration: int = 0,
     ) -> list[Trajectory]:
         """As `play`."""
+        self._check_rank()
         dreamed = experience is not None
         return await rollout(
             self.world.agent(policy, real=not dreamed),
