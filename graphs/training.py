@@ -70,8 +70,8 @@ class Training:
     learner: Learner
     agent: Agent | None = None
     """What plays the episodes, e.g. a `SimulatedAgent`; None: the episode graph with `policy`."""
-    create_environment: CreateEnvironment
-    """Creates the environments of the rollouts: dreams of `experience`, or real ones."""
+    create_environment: CreateEnvironment | None
+    """Creates the environments of the rollouts: dreams of `experience`, or real ones. None: `agent` has its own."""
     source: Source
     """Who answers there, as each trajectory says: `synthetic` for the experience model, `real` for the real environment.
     The steps of real rollouts are counted in the metric `real_steps`, those of failed episodes too."""
