@@ -25,6 +25,7 @@ from langsmith.run_helpers import tracing_context
 
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, WorkerLost
+from dreamgym_lg.event_loop import lasting_loop
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.agent import AgentInput, AgentState
@@ -54,7 +55,10 @@ _MOST_CALLS = 100_000
 
 
 class _Actor:
-    """What runs in an actor: its own copy of the world, and the episodes that it is told to play."""
+    """What runs in an actor: its own copy of the world, and the episodes that it is told to play.
+
+    They are played in another thread than the calls of Ray, so that one that waits for an answer gets it.
+    """
 
     def __init__(self, create_world: Callable[[], World]) -> None:
         self._parents: dict[int, Parent] = {}
@@ -74,12 +78,12 @@ class _Actor:
 
         Args: `world`, of the driver; `first`, the first observation of an environment that the driver has; None: real.
         """
-        loop, lines = asyncio.get_running_loop(), asyncio.Queue[bytes | None]()
-        parent = Parent(lambda line: loop.call_soon_threadsafe(lines.put_nowait, line), number)
-        create = partial(self._create, parent, world, first)
-        self._parents[number] = parent
-        playing = loop.create_task(play_episode(parent, task, create, **config), context=Context())
-        playing.add_done_callback(lambda _: lines.put_nowait(None))
+        lines = asyncio.Queue[bytes | None]()
+        put = partial(asyncio.get_running_loop().call_soon_threadsafe, lines.put_nowait)
+        self._parents[number] = parent = Parent(put, number)
+        coroutine = play_episode(parent, task, partial(self._create, parent, world, first), **config)
+        playing = Context().run(asyncio.run_coroutine_threadsafe, coroutine, lasting_loop("dreamgym-episodes"))
+        playing.add_done_callback(lambda _: put(None))
         try:
             while (line := await lines.get()) is not None:
                 yield line
@@ -110,6 +114,9 @@ class _Identity(NamedTuple):
 
     name: str
     arguments: Mapping[str, object]
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{name}={given!r}' for name, given in self.arguments.items())})"
 
     @classmethod
     def of(cls, world: World) -> "_Identity":
@@ -237,7 +244,9 @@ class _RayAgent:
             try:
                 async for line in played:
                     hearing.run(episode.hear, json.loads(await line))
-                message = await episode.ended
+                if not episode.ended.done():
+                    raise WorkerLost("a Ray actor ended an episode before its last message")
+                message = episode.ended.result()
             finally:
                 episode.end()
                 ray.cancel(played)  # an episode that is not waited for any more; else nothing

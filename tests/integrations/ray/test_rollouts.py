@@ -1,7 +1,9 @@
 """Episodes in Ray actors: the same as in this process, each exactly once, whatever dies. On a local cluster."""
 
 import asyncio
+import json
 import os
+import secrets
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,9 +23,11 @@ from dreamgym_lg.rollout import rollout
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
 from dreamgym_lg.types import StepResult, Task, Trajectory
 
-ray = pytest.importorskip("ray", reason="needs: pip install 'dreamgym-lg[ray]'")
+pytest.importorskip("ray", reason="needs: pip install 'dreamgym-lg[ray]'")
 
-from dreamgym_lg.integrations.ray.rollouts import RayRollouts
+import ray
+
+from dreamgym_lg.integrations.ray.rollouts import RayRollouts, _Actor, _Identity
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +38,7 @@ TASKS = [Task(id=f"t{number}", instruction="add numbers up to 10", environment="
 def cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray writes one into the home folder
         ray.init(
             num_cpus=2,
             include_dashboard=False,
@@ -143,49 +147,42 @@ class Dream(Environment):
 
 
 def test_an_experiment_plays_dreams_of_this_process_and_real_episodes_of_the_actors(
-    policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: Any, scripted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def broke(_: Any) -> str:
+        raise BudgetExceeded("spent")
+
     create = create_adding(pids=tmp_path)
     world = create()
     monkeypatch.setattr(world, "create_dream", lambda experience: Dream(), raising=False)
-    rollouts = RayRollouts(create, num_actors=1)
-    run = Experiment(world, tmp_path / "run", rollouts=rollouts, experience_model="none")
-    asyncio.run(run.aplay("real", policy, TASKS))
+    run = Experiment(world, tmp_path / "run", rollouts=RayRollouts(create, num_actors=1), experience_model="none")
+    assert all(each.error is None for each in asyncio.run(run.aplay("real", policy, TASKS)))
     assert str(os.getpid()) not in os.listdir(tmp_path)
     agent, create_environment = run.players(policy, object())  # type: ignore[arg-type]
     (dreamed,) = asyncio.run(rollout(agent, TASKS[:1], create_environment, source="synthetic"))
     assert dreamed.error is None and dreamed.success and dreamed.steps[0].observation == "dreamed t0"
     assert dreamed.steps[0].next_observation.endswith(f"in {os.getpid()}") and dreamed.steps[0].reasoning == "so"
-    rollouts.close()
+    (unfit,) = asyncio.run(rollout(agent, TASKS[:1], source="synthetic"))
+    assert "create_environment= with real=False: give rollout one for dreams alone" in str(unfit.error)
+    with pytest.raises(BudgetExceeded, match="spent"):
+        asyncio.run(run.aplay("broke", scripted(reply=broke), TASKS))
 
 
-def test_what_fails_is_told_as_in_process(policy: Any, scripted: Any) -> None:
-    def broke(_: Any) -> str:
-        raise BudgetExceeded("spent")
-
-    def error_of(create: Callable[[], World]) -> str:
-        rollouts = RayRollouts(create, num_actors=1)
-        agent = rollouts.agent(create_adding()(), policy, real=True)
-        (episode,) = asyncio.run(rollout(agent, TASKS[:1], source="real"))
-        rollouts.close()
-        return str(episode.error)
-
+def test_a_world_that_is_not_there_or_another_one_is_said() -> None:
     def raising() -> World:
         raise FileNotFoundError("no products")
 
-    create = create_adding()
-    assert error_of(raising) == "ConfigurationError: create_world failed in a Ray actor: FileNotFoundError: no products"
-    assert "another world in a Ray actor, adding({'most': 3}), than the experiment's, adding({'most': 9}" in error_of(
-        partial(create, most=3)
+    async def end_of(create: Callable[[], World]) -> Any:
+        played = _Actor(create).play(1, _Identity.of(create_adding()()), TASKS[0], None, {})
+        (message,) = [json.loads(line) async for line in played]
+        return message["failed"], message["text"]
+
+    said = "create_world failed in a Ray actor: FileNotFoundError: no products"
+    assert asyncio.run(end_of(raising)) == ("ConfigurationError", said)
+    kind, text = asyncio.run(end_of(partial(create_adding(), most=3)))
+    assert (
+        kind == "ConfigurationError" and "in a Ray actor, adding(most=3), than the experiment's, adding(most=9): give" in text
     )
-    rollouts = RayRollouts(create, num_actors=1)
-    with pytest.raises(BudgetExceeded, match="spent"):
-        play(create(), scripted(reply=broke), rollouts)
-    (episode,) = asyncio.run(
-        rollout(rollouts.agent(create(), policy, real=True), TASKS[:1], create().create_environment, source="real")
-    )
-    assert "create_environment= with real=True: give rollout one for dreams alone" in str(episode.error)
-    rollouts.close()
 
 
 @pytest.mark.parametrize(
