@@ -197,6 +197,7 @@ class RayRollouts:
                     self._drop(member)
                     raise WorkerLost(f"a Ray actor did not start ({_first_line(failed)})")
             if able and (left <= 0 or not starting):
+                self._patient_until = 0.0  # one that takes the place of another keeps nobody waiting
                 return min(able, key=lambda member: member.playing)
             waited = [asyncio.wrap_future(member.started) for member in starting]
             when = asyncio.FIRST_COMPLETED if left <= 0 else asyncio.ALL_COMPLETED
