@@ -78,8 +78,11 @@ class _Actor:
 
         Args: `world`, of the driver; `first`, the first observation of an environment that the driver has; None: real.
         """
-        lines = asyncio.Queue[bytes | None]()
-        put = partial(asyncio.get_running_loop().call_soon_threadsafe, lines.put_nowait)
+        lines, loop = asyncio.Queue[bytes | None](), asyncio.get_running_loop()
+
+        def put(line: bytes | None) -> None:
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+
         self._parents[number] = parent = Parent(put, number)
         coroutine = play_episode(parent, task, partial(self._create, parent, world, first), **config)
         playing = Context().run(asyncio.run_coroutine_threadsafe, coroutine, lasting_loop("dreamgym-episodes"))
