@@ -412,6 +412,7 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | 
         "steps_mean": steps / max(len(played), 1),
         "segments": sum(len(trajectory.segments) for trajectory in episodes),
         "rewritten_segments": len(rewritten),
+        "guided_segments": sum(segment.guided for trajectory in episodes for segment in trajectory.segments),
         "reread_share": reread / max(sum(len(s.token_ids) for t in episodes for s in t.segments), 1),
         "episodes_without_tokens": sum(not any(segment.trainable for segment in t.segments) for t in played),
     }

@@ -316,8 +316,8 @@ class Experiment(Workspace):
         """The loaded policy, sampling as the given one did."""
         if given is None or isinstance(given, str | Path):
             return loaded
-        kept = {name: getattr(given, name) for name in ("temperature", "max_new_tokens", "stop", "chat_template_kwargs")}
-        return loaded.model_copy(update=kept)
+        names = "temperature", "max_new_tokens", "stop", "chat_template_kwargs", "guided"
+        return loaded.model_copy(update={name: getattr(given, name) for name in names})
 
     def training(
         self, policy: "LocalChatModel", create_learner: CreateLearner | None = None, *, real: bool = False
@@ -363,6 +363,11 @@ class Experiment(Workspace):
     def _check_training(self, policy: "LocalChatModel", *, real: bool) -> None:
         """Raise `ConfigurationError` for settings that contradict each other, and for what a real evaluation lacks."""
         s = self.settings
+        if getattr(policy, "guided", False) is True:
+            raise ConfigurationError(
+                "guided=True: what the policy samples under a schema has other probabilities than the learner gives it; train "
+                "without it, or with guided='train' all the same"
+            )
         if s.refresh_episodes and self._given is not None:
             raise ConfigurationError(
                 f"refresh_episodes={s.refresh_episodes} trains the local experience model further, and experience_model= is "

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.guide import Guides, mask
 from dreamgym_lg.integrations.transformers.prefix_cache import Prefix, PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_parsing import safe_length
@@ -49,6 +51,11 @@ class Decoder:
         ends = self.model.generation_config.eos_token_id
         self.ends = frozenset({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
         self._buffer = torch.empty(0)
+
+    @cached_property
+    def guides(self) -> Guides:
+        """Made for the first guided request, in about a second."""
+        return Guides(self.tokenizer, self.model.config.get_text_config().vocab_size, sorted(self.ends))
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -134,6 +141,8 @@ class Row:
     prefix: Prefix | None
     random: Random | None
     """None takes the most likely token."""
+    matcher: Any = None
+    """Of `guide.Guides`: which tokens may come next; None: every one."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     shown: str = ""
@@ -205,6 +214,9 @@ class Batch:
 
     def _sample(self, logits: torch.Tensor) -> torch.Tensor:
         """One token per row, drawn from softmax(logits / temperature)."""
+        for row, own in zip(self.rows, logits, strict=True):
+            if row.matcher is not None and not row.future.done():
+                mask(row.matcher, own)
         warmth = torch.tensor([row.request.temperature or 1.0 for row in self.rows])
         logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
         tokens = self._draw(logprobs)
@@ -215,6 +227,8 @@ class Batch:
             if not row.future.done():
                 row.sampled.append(token)
                 row.logprobs.append(logprob)
+                if row.matcher is not None:
+                    row.matcher.consume_token(token)
         return tokens
 
     def _draw(self, logprobs: torch.Tensor) -> torch.Tensor:
@@ -261,7 +275,7 @@ class Batch:
             new=own[..., new : self.filled, :],
         )
         reason = "stop" if ended or cut >= 0 else "length"
-        row.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason))
+        row.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason, row.matcher is not None))
         return True
 
     def _advance(self, tokens: torch.Tensor, active: list[int]) -> None:

@@ -111,7 +111,8 @@ class LocalEngine:
                 f"{max_tokens}: shorten the episode, the observations or max_new_tokens"
             )
         seed = next(self._seeds) if request.seed is None else request.seed
-        return Row(request, future, text, ids, prefix, Random(seed) if request.temperature > 0 else None)
+        matcher = self._decoder.guides.matcher(request.guide, request.forced) if request.guide is not None else None
+        return Row(request, future, text, ids, prefix, Random(seed) if request.temperature > 0 else None, matcher)
 
 
 _Waiting = queue.SimpleQueue[tuple[LocalEngine, _Asked] | None]
