@@ -225,8 +225,8 @@ class LocalChatModel(TrainablePolicy):
         recorder = TokenRecorder.current()
         seed = kwargs.get("seed")
         tools, choice = kwargs.get("tools") or (), kwargs.get("tool_choice")
-        response_format = kwargs.get("response_format")
-        plain = not tools and choice is None and response_format is None and not any(map(has_calls, messages))
+        answer, guided = kwargs.get("response_format"), bool(self.guided)
+        plain = not tools and choice is None and answer is None and not any(map(has_calls, messages))
         request = Request(
             conversation=[to_entry(message) for message in messages] if plain else (),
             temperature=kwargs.get("temperature", self.temperature),
@@ -237,8 +237,7 @@ class LocalChatModel(TrainablePolicy):
             template_kwargs=self.chat_template_kwargs,
         )
         if not plain:
-            given = {"tools": tools, "choice": choice, "response_format": response_format, "guided": bool(self.guided)}
-            self._tools.prepare(request, messages, **given)
+            self._tools.prepare(request, messages, tools=tools, choice=choice, response_format=answer, guided=guided)
         return request
 
     def _finish(self, request: Request, generated: Generated, run_manager: _RunManager) -> AIMessage:
