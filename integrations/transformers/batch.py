@@ -214,9 +214,9 @@ class Batch:
 
     def _sample(self, logits: torch.Tensor) -> torch.Tensor:
         """One token per row, drawn from softmax(logits / temperature)."""
-        for row, own in zip(self.rows, logits, strict=True):
+        for i, row in enumerate(self.rows):
             if row.matcher is not None and not row.future.done():
-                mask(row.matcher, own)
+                mask(row.matcher, logits[i])
         warmth = torch.tensor([row.request.temperature or 1.0 for row in self.rows])
         logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
         tokens = self._draw(logprobs)
