@@ -1,7 +1,8 @@
 """Guided decoding: calls whose tool exists and whose arguments fit its schema, by llguidance.
 
 Text stays free, up to the marker that begins a call. From there on, only tokens are drawn that go on with a call of a tool that
-was given, in the format of the model's chat template. What is drawn then has other probabilities than the model gives it.
+was given, in the format of the model's chat template, with another call or the end. What is drawn then has other probabilities
+than the model gives it.
 """
 
 import json
@@ -12,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
-from dreamgym_lg.integrations.transformers.tool_parsing import MARKERS
+from dreamgym_lg.integrations.transformers.tool_parsing import MARKERS, MISTRAL
 
 _JSON = {"lenient": True, "whitespace_pattern": r"[ \n]{0,8}"}
 """Keywords of a schema that the library does not know are passed over; no reply is lost in spaces."""
@@ -81,11 +82,13 @@ def mask(matcher: Any, logits: torch.Tensor) -> None:
 
 def _lark(guide: Guide, special: int | None) -> str:
     """The guide in llguidance's grammar language."""
+    trigger = json.dumps(guide.trigger) if special is None else f"<[{special}]>"
+    more = "" if guide.trigger == MISTRAL else f"(BETWEEN {trigger} call)*"  # Mistral's list is read to its end, and no further
     if special is None:
-        lines = ["start: (trigger call)* TEXT", f"trigger[lazy]: TEXT {json.dumps(guide.trigger)}"]
+        lines = [f"start: TEXT | begun call {more}", f"begun[lazy]: TEXT {trigger}"]
     else:
-        lines = [f"start: (TEXT <[{special}]> call)* TEXT"]
-    lines += [r"TEXT: /(.|\n)*/", f"call: {' | '.join(f'call_{i}' for i in range(len(guide.tags)))}"]
+        lines = [f"start: TEXT | TEXT {trigger} call {more}"]
+    lines += [r"TEXT: /(.|\n)*/", r"BETWEEN: /[;\n ]{1,2}/", f"call: {' | '.join(f'call_{i}' for i in range(len(guide.tags)))}"]
     for i, (begin, schema, end) in enumerate(guide.tags):
         lines.append(f"call_{i}: {json.dumps(begin.removeprefix(guide.trigger))} arguments_{i} {json.dumps(end)}")
         lines.append(f"arguments_{i}: %json {json.dumps({'additionalProperties': False, **schema, 'x-guidance': _JSON})}")

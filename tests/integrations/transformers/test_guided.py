@@ -41,7 +41,7 @@ def call(policy: LocalChatModel, choice: Any, seed: int = 0) -> tuple[AIMessage,
     return reply, segment
 
 
-@pytest.mark.parametrize("family", ["from scratch", "without tools", "qwen2.5", "qwen3", "llama3.1", "mistral"])
+@pytest.mark.parametrize("family", ["from scratch", "without tools", "qwen2.5", "qwen3-2507", "llama3.2", "mistral", "gemma3"])
 @pytest.mark.parametrize("choice", ["any", "look"])
 def test_random_weights_make_calls_that_fit_their_schemas(family: str, choice: str, of_template: Make) -> None:
     policy = of_template(family)
@@ -50,7 +50,8 @@ def test_random_weights_make_calls_that_fit_their_schemas(family: str, choice: s
     named = set()
     for seed in range(3):
         reply, segment = call(guided, choice, seed)
-        assert reply.tool_calls and not reply.invalid_tool_calls and segment.guided
+        cut = reply.response_metadata["finish_reason"] == "length"
+        assert reply.tool_calls and len(reply.invalid_tool_calls) <= cut and segment.guided
         for each in reply.tool_calls:
             named.add(each["name"])
             fits = each["args"].get("place") in ("box", "table") and isinstance(each["args"].get("often"), bool)
@@ -71,8 +72,11 @@ def test_text_is_free_until_a_call_begins(of_template: Make) -> None:
         return sum(map(bool, guides.matcher(guide, text).compute_logit_bias()))
 
     free = allowed("I look <tool_ca")
-    assert free > size // 2 and allowed('done <tool_call>\n{"name": "look", "arguments": {}}\n</tool_call> and') == free
-    assert allowed("I look <tool_call>") < 5
+    assert free > size // 2 and allowed("I look <tool_call>") < 5
+    called = 'I look <tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    assert 0 < allowed(called) < 10 and allowed(f"{called}\n<tool_call>") < 5, "another call or the end"
+    with pytest.raises(ConfigurationError, match="is no call of these tools"):
+        allowed(f"{called} and")
     with pytest.raises(ConfigurationError, match="begins with .* is no call of these tools"):
         allowed('<tool_call>\n{"name": "jump')
 
