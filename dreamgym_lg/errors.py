@@ -7,7 +7,8 @@ DreamGymError
 ├── MissingDependency       something to install first: an extra, a Java runtime
 ├── ContractBroken          an environment breaks a rule of the contract that `check_environment` checks
 ├── EnvironmentFailed       a real environment broke: recorded as the rollout's cause
-│   └── AccessBlocked       an agent's code would have touched the real world in a dream: it would do so again
+│   ├── AccessBlocked       an agent's code would have touched the real world in a dream: it would do so again
+│   └── WorkerLost          the process that played an episode has died: the episode is played again
 ├── PredictionFailed        the experience model's answer could not be used: recorded as the rollout's cause
 ├── ModelUnavailable        a hosted model did not answer, or refused the request: recorded as the rollout's cause
 ├── OwnerUnknown            code that an episode left behind asks a model or tool, and nobody knows for whom
@@ -69,6 +70,10 @@ class EnvironmentFailed(DreamGymError):
 
 class AccessBlocked(EnvironmentFailed):
     """The guard or the wall stopped what an agent's code did in a dream. The same episode played again is stopped again."""
+
+
+class WorkerLost(EnvironmentFailed):
+    """The process or machine that played an episode has died. `rollout` plays the episode again, three times at most."""
 
 
 class PredictionFailed(DreamGymError):

@@ -10,13 +10,16 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from dreamgym_lg.environment import CheckAction, CreateEnvironment, EpisodeContext, unrefused_steps
-from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, PredictionFailed, RunStopped
+from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, PredictionFailed, RunStopped, WorkerLost
 from dreamgym_lg.redaction import environment_secrets, without_keys
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Act, Source, Step, Task, Trajectory
 
 Result = TypeVar("Result")
+
+_PLAYS = 4
+"""How often an episode is begun at most whose process dies (`WorkerLost`)."""
 
 
 class Agent(Protocol):
@@ -49,8 +52,9 @@ async def rollout(
     Each episode runs in a context of its own, with its own sampling seed (from `seed`, iteration, task and index), and is
     stored in `replay_buffer` the moment it ends. An exception is a trajectory with an `error`. An episode that is stored
     under the same (run, iteration, task, index) is read instead of played, so that a killed run repeats nothing; one that is
-    stored with an `error` is played again and replaced. Secrets of the environment (`environment_secrets`) are left out of its
-    texts.
+    stored with an `error` is played again and replaced. One whose process died (`WorkerLost`) is played again at once, from its
+    beginning and with the same seed, and nothing of it counts twice. Secrets of the environment (`environment_secrets`) are left
+    out of its texts.
 
     Args:
         create_environment: None for an agent that acts on its own real tools.
@@ -76,10 +80,14 @@ async def rollout(
     slots = asyncio.Semaphore(concurrency)
 
     async def episode(task: Task, index: int) -> Trajectory | RunStopped:
-        recorder = TokenRecorder(seed=random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40))
+        own_seed = random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40)
         async with slots:
             try:
-                played = await _play(graph, task, create_environment, recorder, recursion_limit)
+                for _ in range(_PLAYS):
+                    recorder = TokenRecorder(seed=own_seed)
+                    played = await _play(graph, task, create_environment, recorder, recursion_limit)
+                    if _cause(played.error) != WorkerLost.__name__:
+                        break
             except RunStopped as stopped:
                 return stopped
         segments = recorder.segments()
@@ -107,8 +115,13 @@ def is_missing(trajectory: Trajectory) -> bool:
 
 def _may_end_otherwise(trajectory: Trajectory) -> bool:
     """Whether an episode that could not be played may be, played at once again: not if something has to be changed first."""
-    kind = str(trajectory.error).partition(":")[0]
-    return is_missing(trajectory) and kind not in {each.__name__ for each in (AccessBlocked, ConfigurationError)}
+    lasting = {each.__name__ for each in (AccessBlocked, ConfigurationError)}
+    return is_missing(trajectory) and _cause(trajectory.error) not in lasting
+
+
+def _cause(error: str | None) -> str:
+    """The name of the exception that ended an episode."""
+    return str(error).partition(":")[0]
 
 
 def missing_episodes(episodes: list[Trajectory]) -> list[Trajectory]:

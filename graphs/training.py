@@ -70,8 +70,8 @@ class Training:
     learner: Learner
     agent: Agent | None = None
     """What plays the episodes, e.g. a `SimulatedAgent`; None: the episode graph with `policy`."""
-    create_environment: CreateEnvironment
-    """Creates the environments of the rollouts: dreams of `experience`, or real ones."""
+    create_environment: CreateEnvironment | None
+    """Creates the environments of the rollouts: dreams of `experience`, or real ones. None: `agent` has its own."""
     source: Source
     """Who answers there, as each trajectory says: `synthetic` for the experience model, `real` for the real environment.
     The steps of real rollouts are counted in the metric `real_steps`, those of failed episodes too."""
@@ -412,6 +412,7 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | 
         "steps_mean": steps / max(len(played), 1),
         "segments": sum(len(trajectory.segments) for trajectory in episodes),
         "rewritten_segments": len(rewritten),
+        "guided_segments": sum(segment.guided for trajectory in episodes for segment in trajectory.segments),
         "reread_share": reread / max(sum(len(s.token_ids) for t in episodes for s in t.segments), 1),
         "episodes_without_tokens": sum(not any(segment.trainable for segment in t.segments) for t in played),
     }

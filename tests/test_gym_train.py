@@ -252,3 +252,8 @@ def test_a_policy_in_another_process_is_refused(make: Make, tmp_path: Path) -> N
     elsewhere = policy().model_copy(update={"model": None})
     with pytest.raises(ConfigurationError, match="load it without own_process"):
         make().train(elsewhere, 1, **SETTINGS)
+
+
+def test_a_guided_policy_is_refused_unless_it_says_that_it_is_to_be_trained(make: Make) -> None:
+    with pytest.raises(ConfigurationError, match="guided=True: what the policy samples under a schema has other probabilities"):
+        make().train(policy().model_copy(update={"guided": True}), 1, **SETTINGS)

@@ -19,7 +19,7 @@ from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment import evaluation, gate, supervised
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import OFFLINE, REFRESH, TRAIN, Workspace, logger, policy_version, show_progress
-from dreamgym_lg.experiment.world import World
+from dreamgym_lg.experiment.world import Rollouts, World
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.launch import launched
 from dreamgym_lg.learner import Learner
@@ -80,7 +80,7 @@ class Experiment(Workspace):
     Args:
         create_learner: Creates what trains the policy. Default: the learner that `Settings.learner` names.
         policy: The policy that training begins with, or its path or hub name. Default: the base policy of `train_base`.
-        world, out, settings, replay_buffer, experience_model, engine, progress, say: As of `Workspace`.
+        world, out, settings, replay_buffer, experience_model, engine, rollouts, progress, say: As of `Workspace`.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Experiment(Workspace):
         replay_buffer: ReplayBuffer | None = None,
         experience_model: ExperienceModel | BaseChatModel | str | None = None,
         engine: "CreateEngine | None" = None,
+        rollouts: Rollouts | None = None,
         progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
     ) -> None:
@@ -104,6 +105,7 @@ class Experiment(Workspace):
             replay_buffer=replay_buffer,
             experience_model=experience_model,
             engine=engine,
+            rollouts=rollouts,
             progress=progress,
             say=say,
         )
@@ -361,8 +363,8 @@ class Experiment(Workspace):
         """The loaded policy, sampling as the given one did."""
         if given is None or isinstance(given, str | Path):
             return loaded
-        kept = {name: getattr(given, name) for name in ("temperature", "max_new_tokens", "stop", "chat_template_kwargs")}
-        return loaded.model_copy(update=kept)
+        names = "temperature", "max_new_tokens", "stop", "chat_template_kwargs", "guided"
+        return loaded.model_copy(update={name: getattr(given, name) for name in names})
 
     def training(
         self, policy: "LocalChatModel", create_learner: CreateLearner | None = None, *, real: bool = False
@@ -376,16 +378,17 @@ class Experiment(Workspace):
             ranks.broadcast(s)
         learner = (create_learner or self.create_learner)(policy, self.models / "policy", s)
         policy.weights_changed()  # those of a checkpoint may be in place now
+        agent, create_environment = self.players(policy, experience)
         training = Training(
             policy=policy,
-            agent=self.world.agent(policy, real=real),
+            agent=agent,
             learner=learner,
             source="real" if real else "synthetic",
             experience=experience if self.world.asks_experience else None,
             check_action=self.world.check_action,
             curriculum=self._curriculum(real=real),
             replay_buffer=self.replay_buffer,
-            create_environment=partial(self.world.create_dream, experience) if experience else self.world.create_environment,
+            create_environment=create_environment,
             num_tasks=s.num_tasks,
             num_generations=s.num_generations,
             max_steps=self.world.max_steps,
@@ -409,6 +412,11 @@ class Experiment(Workspace):
     def _check_training(self, policy: "LocalChatModel", *, real: bool) -> None:
         """Raise `ConfigurationError` for settings that contradict each other, and for what a real evaluation lacks."""
         s = self.settings
+        if getattr(policy, "guided", False) is True:
+            raise ConfigurationError(
+                "guided=True: what the policy samples under a schema has other probabilities than the learner gives it; train "
+                "without it, or with guided='train' all the same"
+            )
         if s.refresh_episodes and self._given is not None:
             raise ConfigurationError(
                 f"refresh_episodes={s.refresh_episodes} trains the local experience model further, and experience_model= is "

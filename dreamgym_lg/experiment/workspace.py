@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
+from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.chat_models import to_experience_model
@@ -25,10 +26,10 @@ from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experience_models import as_trained, is_local_model, local_experience_model
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.world import World
+from dreamgym_lg.experiment.world import Rollouts, World
 from dreamgym_lg.launch import launched
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import rollout
+from dreamgym_lg.rollout import Agent, rollout
 from dreamgym_lg.types import Split, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Workspace:
             (`runs/mine/models/experience-0`). Default: the local one that `train_experience` trains.
         engine: Creates what generates the policy's replies from the folder of its weights; it has to follow them when
             `Engine.clear` is called. Default: the weights in this process.
+        rollouts: Plays the episodes elsewhere, e.g. `RayRollouts` in Ray actors. Default: in this process.
         progress: Called throughout with a label, how much is done, and of how much. Default: a line on the terminal.
         say: Called with one line at each evaluation and whenever something should be known at once. Default: a logged warning.
     """
@@ -88,6 +90,7 @@ class Workspace:
         replay_buffer: ReplayBuffer | None = None,
         experience_model: ExperienceModel | BaseChatModel | str | None = None,
         engine: "CreateEngine | None" = None,
+        rollouts: Rollouts | None = None,
         progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
     ) -> None:
@@ -101,7 +104,7 @@ class Workspace:
             except TypeError as error:
                 told = f"{self.out / 'settings.json'} is of another version of dreamgym-lg ({error}): take another folder"
                 raise ConfigurationError(told) from error
-        self.engine, self.progress, self.say = engine, progress, say
+        self.engine, self.rollouts, self.progress, self.say = engine, rollouts, progress, say
         self._buffer, self._prefix = replay_buffer, "" if replay_buffer is None else None
         self._given = experience_model
         self._processes: dict[str, LocalChatModel] = {}
@@ -346,12 +349,12 @@ class Workspace:
     ) -> list[Trajectory]:
         """As `play`."""
         self._check_rank()
-        dreamed = experience is not None
+        agent, create_environment = self.players(policy, experience)
         return await rollout(
-            self.world.agent(policy, real=not dreamed),
+            agent,
             tasks,
-            (lambda: self.world.create_dream(experience)) if experience is not None else self.world.create_environment,
-            source="synthetic" if dreamed else "real",
+            create_environment,
+            source="synthetic" if experience is not None else "real",
             run=self.run_name(name),
             iteration=iteration,
             seed=self.settings.seed,
@@ -361,6 +364,15 @@ class Workspace:
             replay_buffer=self.replay_buffer,
             experience_version=experience.version if experience is not None and self.world.asks_experience else "",
         )
+
+    def players(self, policy: BaseChatModel, experience: ExperienceModel | None) -> tuple[Agent, CreateEnvironment | None]:
+        """What plays episodes, and what creates their environments if they are here: dreams or, without `experience`, real."""
+        real = experience is None
+        if self.rollouts is None:
+            agent, create = self.world.agent(policy, real=real), self.world.create_environment
+        else:
+            agent, create = self.rollouts.agent(self.world, policy, real=real), None
+        return agent, create if experience is None else partial(self.world.create_dream, experience)
 
     def say_unreadable(self, episodes: Sequence[Trajectory]) -> None:
         """Say how many dreamed episodes of an evaluation count as no success since an answer in them could not be read."""

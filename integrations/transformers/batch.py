@@ -5,6 +5,7 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.guide import Guides, mask
 from dreamgym_lg.integrations.transformers.prefix_cache import Prefix, PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_parsing import safe_length
@@ -54,6 +56,11 @@ class Decoder:
             )
         self.ends = end_tokens(tokenizer, model)
         self._buffer = torch.empty(0)
+
+    @cached_property
+    def guides(self) -> Guides:
+        """Made for the first guided request, in about a second."""
+        return Guides(self.tokenizer, self.model.config.get_text_config().vocab_size, sorted(self.ends))
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -139,6 +146,8 @@ class Row:
     prefix: Prefix | None
     random: Random | None
     """None takes the most likely token."""
+    matcher: Any = None
+    """Of `guide.Guides`: which tokens may come next; None: every one."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     shown: str = ""
@@ -210,6 +219,9 @@ class Batch:
 
     def _sample(self, logits: torch.Tensor) -> torch.Tensor:
         """One token per row, drawn from softmax(logits / temperature)."""
+        for i, row in enumerate(self.rows):
+            if row.matcher is not None and not row.future.done():
+                mask(row.matcher, logits[i])
         warmth = torch.tensor([row.request.temperature or 1.0 for row in self.rows])
         logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
         tokens = self._draw(logprobs)
@@ -220,6 +232,8 @@ class Batch:
             if not row.future.done():
                 row.sampled.append(token)
                 row.logprobs.append(logprob)
+                if row.matcher is not None:
+                    row.matcher.consume_token(token)
         return tokens
 
     def _draw(self, logprobs: torch.Tensor) -> torch.Tensor:
@@ -256,8 +270,8 @@ class Batch:
             known=own[..., self.known - row.known : self.known, :],
             new=own[..., new : self.filled, :],
         )
-        reason = "stop" if ended or cut else "length"
-        row.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason))
+        reason, guided = "stop" if ended or cut else "length", row.matcher is not None
+        row.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason, guided=guided))
         return True
 
     def _advance(self, tokens: torch.Tensor, active: list[int]) -> None:

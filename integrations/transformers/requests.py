@@ -3,10 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from langchain_core.messages.ai import UsageMetadata
 from transformers import PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from dreamgym_lg.integrations.transformers.guide import Guide
 
 ToolChoice = str | bool | dict[str, Any] | None
 """Which tool a reply has to call, as OpenAI and LangChain write it; `LocalChatModel.bind_tools` says what each value means."""
@@ -35,6 +38,8 @@ class Request:
     wants_json: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the chat template."""
+    guide: "Guide | None" = None
+    """What tool calls in the reply are held to; None: nothing, the model's own distribution."""
     splices: Mapping[str, str] = field(default_factory=dict)
     """Rendered text to replace by what was sampled there."""
     forced: str = ""
@@ -69,6 +74,8 @@ class Generated:
     """`stop` at an end token or stop string, `length` at `max_new_tokens`."""
     policy_version: str = ""
     """Of the weights that sampled it, as the server names them; "" in process."""
+    guided: bool = False
+    """Whether the engine held it to the request's guide."""
 
     @property
     def usage(self) -> UsageMetadata:
