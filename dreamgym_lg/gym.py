@@ -42,7 +42,7 @@ class DreamGym(Experiment):
             of the buffer.
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
-        policy, create_learner, engine, progress, say: As of `Experiment`.
+        policy, create_learner, engine, report_to, progress, say: As of `Experiment`.
         world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`, `checks`,
             `notes`, `create_environment`, `isolation` and its options.
 
@@ -63,6 +63,7 @@ class DreamGym(Experiment):
         policy: "LocalChatModel | str | Path | None" = None,
         create_learner: CreateLearner = create_trl_learner,
         engine: "CreateEngine | None" = None,
+        report_to: str | Sequence[str] = "none",
         progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
         **world: Any,
@@ -81,6 +82,7 @@ class DreamGym(Experiment):
             policy=policy,
             create_learner=create_learner,
             engine=engine,
+            report_to=report_to,
             progress=progress,
             say=say,
         )
