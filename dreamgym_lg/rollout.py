@@ -6,12 +6,13 @@ import random
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from dreamgym_lg.environment import CheckAction, CreateEnvironment, EpisodeContext, unrefused_steps
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, PredictionFailed, RunStopped
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
+from dreamgym_lg.tracing import caller_tracing, episode_tracing
 from dreamgym_lg.types import Act, Source, Step, Task, Trajectory
 
 Result = TypeVar("Result")
@@ -70,13 +71,16 @@ async def rollout(
     played_by = _PlayedBy(source, policy_version, experience_version)
     episodes = {} if replay_buffer is None else _stored(replay_buffer, keys, run, iteration, played_by)
     record = partial(Trajectory, run=run, iteration=iteration, **played_by._asdict())
-    slots = asyncio.Semaphore(concurrency)
+    slots, given = asyncio.Semaphore(concurrency), caller_tracing()
+    kind: Literal["dream", "real"] = "dream" if source == "synthetic" else "real"
 
     async def episode(task: Task, index: int) -> Trajectory | RunStopped:
         recorder = TokenRecorder(seed=random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40))
+        about = {"dreamgym_run": run, "dreamgym_task": task.id, "dreamgym_episode": f"{iteration}/{task.id}/{index}"}
         async with slots:
             try:
-                played = await _play(graph, task, create_environment, recorder, recursion_limit)
+                with episode_tracing(kind, about, given=given):
+                    played = await _play(graph, task, create_environment, recorder, recursion_limit)
             except RunStopped as stopped:
                 return stopped
         trajectory = record(task=task, rollout_index=index, segments=recorder.segments(), **played._asdict())

@@ -36,7 +36,7 @@ from langchain_core.callbacks import AsyncCallbackManager
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, messages_from_dict
 from langchain_core.outputs import ChatGeneration, ChatResult
-from langsmith.run_helpers import tracing_context
+from langsmith.run_helpers import trace
 
 from dreamgym_lg import errors
 from dreamgym_lg.environment import Environment
@@ -44,6 +44,7 @@ from dreamgym_lg.errors import DreamGymError, EnvironmentFailed
 from dreamgym_lg.simulate.agent import AgentState
 from dreamgym_lg.simulate.guard.checks import Allow
 from dreamgym_lg.simulate.wall.wall import start_walled
+from dreamgym_lg.tracing import episode_tracing
 from dreamgym_lg.types import Act, Step, Task
 
 logger = logging.getLogger(__name__)
@@ -222,14 +223,14 @@ class Worker:
         await self._ready()
         first = await environment.areset(task)
         number = next(self._numbers)
-        with tracing_context(enabled=False):  # as in process
+        with episode_tracing("dream"), trace("dreamed episode", inputs={"task": task.instruction}):  # the calls' parent
             context, episode = copy_context(), _Episode(self, number, _answers(policy, environment))
-        with self._listening(number, lambda message: context.run(episode.hear, message)):
-            self.send(pickle.dumps(("play", number, task, first)))
-            try:
-                message = await self._end_of(episode)
-            finally:
-                episode.end()
+            with self._listening(number, lambda message: context.run(episode.hear, message)):
+                self.send(pickle.dumps(("play", number, task, first)))
+                try:
+                    message = await self._end_of(episode)
+                finally:
+                    episode.end()
         if "state" in message:
             yield _state(message["state"])
         if "ended" not in message:
