@@ -15,7 +15,8 @@ from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_
 from dreamgym_lg.experiment.export import export_policy
 from dreamgym_lg.experiment.provenance import provenance
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.workspace import logger, policy_version, show_progress
+from dreamgym_lg.experiment.workspace import logger, policy_version
+from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import with_policy

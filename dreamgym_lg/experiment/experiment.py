@@ -19,10 +19,11 @@ from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment import evaluation, gate, supervised
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.trackers import Trackers, check_trackers
-from dreamgym_lg.experiment.workspace import OFFLINE, REFRESH, TRAIN, Workspace, logger, policy_version, show_progress
+from dreamgym_lg.experiment.workspace import OFFLINE, REFRESH, TRAIN, Workspace, logger, policy_version
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.learner import Learner
+from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.token_recorder import TrainablePolicy
