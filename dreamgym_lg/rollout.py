@@ -71,7 +71,7 @@ async def rollout(
     played_by = _PlayedBy(source, policy_version, experience_version)
     episodes = {} if replay_buffer is None else _stored(replay_buffer, keys, run, iteration, played_by)
     record = partial(Trajectory, run=run, iteration=iteration, **played_by._asdict())
-    slots, given = asyncio.Semaphore(concurrency), caller_tracing()
+    slots, tracing = asyncio.Semaphore(concurrency), caller_tracing()
     kind: Literal["dream", "real"] = "dream" if source == "synthetic" else "real"
 
     async def episode(task: Task, index: int) -> Trajectory | RunStopped:
@@ -79,7 +79,7 @@ async def rollout(
         about = {"dreamgym_run": run, "dreamgym_task": task.id, "dreamgym_episode": f"{iteration}/{task.id}/{index}"}
         async with slots:
             try:
-                with episode_tracing(kind, about, given=given):
+                with episode_tracing(kind, about, given=tracing):
                     played = await _play(graph, task, create_environment, recorder, recursion_limit)
             except RunStopped as stopped:
                 return stopped

@@ -19,8 +19,7 @@ _CARRIED = ("project_name", "client", "replicas", "tags", "metadata", "enabled")
 
 def caller_tracing() -> dict[str, Any]:
     """What the caller's `langsmith.tracing_context` says, for episodes that begin in a context of their own."""
-    found = get_tracing_context()
-    return {name: found[name] for name in _CARRIED}
+    return {name: value for name, value in get_tracing_context().items() if name in _CARRIED and value is not None}
 
 
 @contextmanager
@@ -36,14 +35,14 @@ def episode_tracing(
         about: Further metadata, such as the episode's task.
         given: The caller's tracing context. Default: that of the running code.
     """
-    context = dict(given or caller_tracing())
+    context = dict(caller_tracing() if given is None else given)
     if kind == "dream":
-        context["enabled"] = context["enabled"] or False
-    if context["enabled"]:
+        context.setdefault("enabled", False)
+    if context.get("enabled"):
         # the guard would stop what the first trace of a process does: it asks git, and begins the thread that sends
         get_langchain_env_var_metadata()
-        context["client"] = context["client"] or get_cached_client()
-    tags, metadata = context["tags"] or [], context["metadata"] or {}
+        context.setdefault("client", get_cached_client())
+    tags, metadata = context.get("tags", []), context.get("metadata", {})
     if MARK not in metadata:  # else an outer block has marked it
         context |= {"tags": [*tags, f"{MARK}: {kind}"], "metadata": {**metadata, MARK: kind, **(about or {})}}
     with tracing_context(**context):
