@@ -15,8 +15,9 @@ from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_
 from dreamgym_lg.experiment.export import export_policy
 from dreamgym_lg.experiment.provenance import provenance
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.workspace import logger, policy_version, show_progress
+from dreamgym_lg.experiment.workspace import logger, policy_version
 from dreamgym_lg.experiment.world import Rollouts
+from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import with_policy
@@ -43,7 +44,7 @@ class DreamGym(Experiment):
             of the buffer.
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
-        policy, create_learner, engine, rollouts, progress, say: As of `Experiment`.
+        policy, create_learner, engine, rollouts, report_to, progress, say: As of `Experiment`.
         world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`, `checks`,
             `notes`, `create_environment`, `isolation` and its options.
 
@@ -65,6 +66,7 @@ class DreamGym(Experiment):
         create_learner: CreateLearner = create_trl_learner,
         engine: "CreateEngine | None" = None,
         rollouts: Rollouts | None = None,
+        report_to: str | Sequence[str] = "none",
         progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
         **world: Any,
@@ -84,6 +86,7 @@ class DreamGym(Experiment):
             create_learner=create_learner,
             engine=engine,
             rollouts=rollouts,
+            report_to=report_to,
             progress=progress,
             say=say,
         )

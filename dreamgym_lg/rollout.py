@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from dreamgym_lg.environment import CheckAction, CreateEnvironment, EpisodeContext, unrefused_steps
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, PredictionFailed, RunStopped, WorkerLost
 from dreamgym_lg.redaction import environment_secrets, without_keys
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
+from dreamgym_lg.tracing import caller_tracing, episode_tracing
 from dreamgym_lg.types import Act, Source, Step, Task, Trajectory
 
 Result = TypeVar("Result")
@@ -77,15 +78,18 @@ async def rollout(
     played_by = _PlayedBy(source, policy_version, experience_version)
     episodes = {} if replay_buffer is None else _stored(replay_buffer, keys, run, iteration, played_by)
     record = partial(Trajectory, run=run, iteration=iteration, **played_by._asdict())
-    slots = asyncio.Semaphore(concurrency)
+    slots, tracing = asyncio.Semaphore(concurrency), caller_tracing()
+    kind: Literal["dream", "real"] = "dream" if source == "synthetic" else "real"
 
     async def episode(task: Task, index: int) -> Trajectory | RunStopped:
         own_seed = random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40)
+        about = {"dreamgym_run": run, "dreamgym_task": task.id, "dreamgym_episode": f"{iteration}/{task.id}/{index}"}
         async with slots:
             try:
                 for _ in range(_PLAYS):
                     recorder = TokenRecorder(seed=own_seed)
-                    played = await _play(graph, task, create_environment, recorder, recursion_limit)
+                    with episode_tracing(kind, about, given=tracing):
+                        played = await _play(graph, task, create_environment, recorder, recursion_limit)
                     if _cause(played.error) != WorkerLost.__name__:
                         break
             except RunStopped as stopped:

@@ -44,8 +44,16 @@ class Usage(NamedTuple):
     cost: float = 0.0
     """In the currency of the prices; 0 without prices."""
 
+    @property
+    def limited(self) -> dict[str, float]:
+        """What a budget limits: calls, tokens and cost."""
+        return {"calls": self.calls, "tokens": self.input_tokens + self.output_tokens, "cost": self.cost}
+
     def plus(self, other: "Usage") -> "Usage":
         return Usage(**{name: value + getattr(other, name) for name, value in self._asdict().items()})
+
+    def minus(self, other: "Usage") -> "Usage":
+        return Usage(**{name: value - getattr(other, name) for name, value in self._asdict().items()})
 
 
 class Hosted:
@@ -124,9 +132,9 @@ class Hosted:
     def pop_metrics(self) -> dict[str, float]:
         """Calls, tokens and cost since this was last asked: the metrics of an iteration."""
         now = self.usage
-        since = {f"hosted_{name}": value - getattr(self._taken, name) for name, value in now._asdict().items()}
+        since = now.minus(self._taken)
         self._taken = now
-        return since
+        return {f"hosted_{name}": value for name, value in since._asdict().items()}
 
     def _submit(self, model: Chat, messages: Sequence[BaseMessage]) -> Future[AIMessage]:
         # one loop for all instances: provider packages share their connections between models
@@ -180,15 +188,10 @@ class Hosted:
 
     def check_budget(self) -> int | None:
         """How many further calls `max_calls` allows; None for any number. Raises `BudgetExceeded` if a limit is reached."""
-        used = {
-            "calls": self.usage.calls,
-            "tokens": self.usage.input_tokens + self.usage.output_tokens,
-            "cost": self.usage.cost,
-        }
         for what, limit in self.limits.items():
-            if limit is not None and used[what] >= limit:
+            if limit is not None and (used := self.usage.limited[what]) >= limit:
                 raise BudgetExceeded(
-                    f"{used[what]:g} of max_{what}={limit:g} are spent; the answers so far are kept: "
+                    f"{used:g} of max_{what}={limit:g} are spent; the answers so far are kept: "
                     f"run again with a larger max_{what}"
                 )
         most = self.limits["calls"]

@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import fields, replace
+from contextlib import closing, contextmanager
+from dataclasses import asdict, fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,11 +18,13 @@ from dreamgym_lg.experience.annotate import Annotate
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment import evaluation, gate, supervised
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.workspace import OFFLINE, REFRESH, TRAIN, Workspace, logger, policy_version, show_progress
+from dreamgym_lg.experiment.trackers import Trackers, check_trackers
+from dreamgym_lg.experiment.workspace import OFFLINE, REFRESH, TRAIN, Workspace, logger, policy_version
 from dreamgym_lg.experiment.world import Rollouts, World
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.launch import launched
 from dreamgym_lg.learner import Learner
+from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.token_recorder import TrainablePolicy
@@ -80,6 +82,7 @@ class Experiment(Workspace):
     Args:
         create_learner: Creates what trains the policy. Default: the learner that `Settings.learner` names.
         policy: The policy that training begins with, or its path or hub name. Default: the base policy of `train_base`.
+        report_to: The trackers that `train` sends each iteration's metrics to: `tensorboard`, `wandb`, `mlflow`, `trackio`.
         world, out, settings, replay_buffer, experience_model, engine, rollouts, progress, say: As of `Workspace`.
     """
 
@@ -95,6 +98,7 @@ class Experiment(Workspace):
         experience_model: ExperienceModel | BaseChatModel | str | None = None,
         engine: "CreateEngine | None" = None,
         rollouts: Rollouts | None = None,
+        report_to: str | Sequence[str] = "none",
         progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
     ) -> None:
@@ -109,7 +113,7 @@ class Experiment(Workspace):
             progress=progress,
             say=say,
         )
-        self.create_learner, self._policy = create_learner, policy
+        self.create_learner, self._policy, self.report_to = create_learner, policy, check_trackers(report_to)
         self.trained: LocalChatModel | None = None
         """What `train` returned; None before."""
 
@@ -200,6 +204,7 @@ class Experiment(Workspace):
         iterations: int | None = None,
         *,
         servers: str | Sequence[str] = (),
+        report_to: str | Sequence[str] | None = None,
         **options: Any,
     ) -> "LocalChatModel":
         """Train the policy by the cyclic training graph, in the dream or where `Settings.environment` says.
@@ -216,6 +221,7 @@ class Experiment(Workspace):
             iterations: How many there shall be in all. Default: the settings'.
             servers: Addresses of vLLM servers that serve the policy's model: they generate its replies, with the new weights
                 after each update (`ServedEngine`). Default: the weights in this process.
+            report_to: Other trackers than the experiment's; `"none"` for none.
             options: Other values of `Settings` (`learner`, `lora`, `num_tasks`, ...), and arguments of the learner
                 (`peft_config`, which implies `lora`, ...).
 
@@ -223,6 +229,7 @@ class Experiment(Workspace):
         it must not (`max_false_success`; asked before the first iteration), `NothingToTrain` if the episodes give nothing to
         learn from, `MissingDependency` without the extra `train`.
         """
+        self.report_to = self.report_to if report_to is None else check_trackers(report_to)
         known = {field.name for field in fields(Settings)}
         given = {name: value for name, value in options.items() if name in known}
         if iterations is not None:
@@ -323,14 +330,16 @@ class Experiment(Workspace):
             gate.check_truthful(self)
         if not (self.models / "base").exists():
             save_model(policy.model, policy.tokenizer, self.models / "base")  # what the proof compares with
-        for real, iterations in self._parts():
-            training, close = self.training(policy, create_learner, real=real)
-            try:
-                run_training(training, self.out / "training.db", run=self.run_name(TRAIN), iterations=iterations)
-            finally:
-                close()
-            if not real:
-                self.replay_buffer.record_metrics(self.run_name(_DREAMED), 0, {"iterations": iterations})
+        with closing(Trackers(self.report_to, self.out, {"world": self.world.name, **asdict(self.settings)})) as trackers:
+            for real, iterations in self._parts():
+                training, close = self.training(policy, create_learner, real=real)
+                training.report = trackers.log
+                try:
+                    run_training(training, self.out / "training.db", run=self.run_name(TRAIN), iterations=iterations)
+                finally:
+                    close()
+                if not real:
+                    self.replay_buffer.record_metrics(self.run_name(_DREAMED), 0, {"iterations": iterations})
         self.progress("train: done", wanted, wanted)
         kept = self._like(policy, self.policy("best")) if (self.models / "best").exists() else policy
         save_model(kept.model, kept.tokenizer, self.models / "trained")
@@ -398,6 +407,7 @@ class Experiment(Workspace):
             weights_changed=policy.weights_changed,
             evaluate=partial(self._evaluate, policy, experience) if self.validation_tasks() else None,
             evaluate_every=s.evaluate_every,
+            evaluated=len(self.validation_tasks()) if experience is not None and not s.references_only else 0,
             stop_after_uniform=s.stop_after_uniform,
             stop_after_collapse=s.stop_after_collapse,
             max_gap=None if real else s.max_gap,

@@ -5,7 +5,6 @@ import gc
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -28,6 +27,7 @@ from dreamgym_lg.experiment.experience_models import as_trained, is_local_model,
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import Rollouts, World
 from dreamgym_lg.launch import launched
+from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent, rollout
 from dreamgym_lg.types import Split, Task, Trajectory
@@ -56,12 +56,6 @@ DATA = "stage/experience/data"
 """Where it is recorded how many trajectories the experience model was trained from."""
 
 
-def show_progress(label: str, done: int, total: int) -> None:
-    """Show progress on one line of the terminal; nothing where standard error is none."""
-    if sys.stderr.isatty():  # what is printed next takes the line's place, unless it is the stage's last
-        print(f"\x1b[K{label}: {done}/{total}", end="\n" if done >= total else "\r", file=sys.stderr, flush=True)
-
-
 class Workspace:
     """The folder, replay buffer and models that all stages of an experiment share.
 
@@ -77,7 +71,8 @@ class Workspace:
         engine: Creates what generates the policy's replies from the folder of its weights; it has to follow them when
             `Engine.clear` is called. Default: the weights in this process.
         rollouts: Plays the episodes elsewhere, e.g. `RayRollouts` in Ray actors. Default: in this process.
-        progress: Called throughout with a label, how much is done, and of how much. Default: a line on the terminal.
+        progress: Called throughout with a label, how much is done, and of how much. Default: `show_progress`, in a
+            terminal or a notebook.
         say: Called with one line at each evaluation and whenever something should be known at once. Default: a logged warning.
     """
 

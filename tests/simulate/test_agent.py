@@ -25,7 +25,7 @@ from dreamgym_lg.simulate import SimulatedAgent, SimulatedEpisode, simulated, wi
 from dreamgym_lg.simulate.agent import ResetReal
 from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
-RACING = ("send_fan_out", "batch_of_runs", "thread_pool", "several_questions_at_once")
+RACING = ("send_fan_out", "commands_that_send", "batch_of_runs", "thread_pool", "several_questions_at_once")
 """Kinds in which threads act at once, and in an open order."""
 NO_GRAPH = ("object_with_invoke", "graph_in_a_chain", "async_checkpoints")
 OWN_THREADS = (

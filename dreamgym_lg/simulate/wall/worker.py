@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from langchain_core.language_models import BaseChatModel
-from langsmith.run_helpers import tracing_context
+from langsmith.run_helpers import trace
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import EnvironmentFailed
@@ -37,6 +37,7 @@ from dreamgym_lg.simulate.agent import AgentState
 from dreamgym_lg.simulate.guard.checks import Allow
 from dreamgym_lg.simulate.remote_episode import AskedEpisode, Message, answers_of, read_error, read_state
 from dreamgym_lg.simulate.wall.wall import start_walled
+from dreamgym_lg.tracing import episode_tracing
 from dreamgym_lg.types import Task
 
 logger = logging.getLogger(__name__)
@@ -213,14 +214,14 @@ class Worker:
         await self._ready()
         first = await environment.areset(task)
         number = next(self._numbers)
-        with tracing_context(enabled=False):  # as in process
+        with episode_tracing("dream"), trace("dreamed episode", inputs={"task": task.instruction}):  # the calls' parent
             context, episode = copy_context(), AskedEpisode(self.send, number, answers_of(policy, environment))
-        with self._listening(number, lambda message: context.run(episode.hear, message)):
-            self.send(pickle.dumps(("play", number, task, first)))
-            try:
-                message = await self._end_of(episode)
-            finally:
-                episode.end()
+            with self._listening(number, lambda message: context.run(episode.hear, message)):
+                self.send(pickle.dumps(("play", number, task, first)))
+                try:
+                    message = await self._end_of(episode)
+                finally:
+                    episode.end()
         if (state := read_state(message)) is not None:
             yield state
         if "ended" not in message:
