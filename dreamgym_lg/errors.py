@@ -7,13 +7,15 @@ DreamGymError
 ├── MissingDependency       something to install first: an extra, a Java runtime
 ├── ContractBroken          an environment breaks a rule of the contract that `check_environment` checks
 ├── EnvironmentFailed       a real environment broke: recorded as the rollout's cause
-│   └── AccessBlocked       an agent's code would have touched the real world in a dream: it would do so again
+│   ├── AccessBlocked       an agent's code would have touched the real world in a dream: it would do so again
+│   └── WorkerLost          the process that played an episode has died: the episode is played again
 ├── PredictionFailed        the experience model's answer could not be used: recorded as the rollout's cause
 ├── ModelUnavailable        a hosted model did not answer, or refused the request: recorded as the rollout's cause
 ├── OwnerUnknown            code that an episode left behind asks a model or tool, and nobody knows for whom
 ├── RunStopped              no episode can be played on; nothing is lost, the same call goes on later
 │   ├── BudgetExceeded      the budget of hosted calls is spent: the run goes on with a larger one
-│   ├── ProcessLost         a model's own process has died: the run goes on with a new one
+│   ├── ProcessLost         a process of a model or of a training has died: the run goes on with a new one
+│   ├── ServersUnavailable  no server of the policy answers: the run goes on once one does
 │   └── EpisodesMissing     episodes of an evaluation could not be played: no verdict is given without them
 ├── ReplayBufferError       the SQLite file is not ours, is damaged, or holds too little
 ├── CanaryLogError          the SQLite file of a canary is not ours, or cannot be written
@@ -70,6 +72,10 @@ class AccessBlocked(EnvironmentFailed):
     """The guard or the wall stopped what an agent's code did in a dream. The same episode played again is stopped again."""
 
 
+class WorkerLost(EnvironmentFailed):
+    """The process or machine that played an episode has died. `rollout` plays the episode again, three times at most."""
+
+
 class PredictionFailed(DreamGymError):
     """The experience model's answer could not be parsed within its retries."""
 
@@ -91,7 +97,11 @@ class BudgetExceeded(RunStopped):
 
 
 class ProcessLost(RunStopped):
-    """The process of a local model has died: killed, out of memory."""
+    """The process of a local model, or another process of a training, has died: killed, out of memory."""
+
+
+class ServersUnavailable(RunStopped):
+    """None of the servers that a local policy is sampled from has answered within the attempts of a call."""
 
 
 class EpisodesMissing(RunStopped):

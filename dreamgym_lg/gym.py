@@ -15,7 +15,9 @@ from dreamgym_lg.experiment.experiment import CreateLearner, Experiment, create_
 from dreamgym_lg.experiment.export import export_policy
 from dreamgym_lg.experiment.provenance import provenance
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.workspace import logger, policy_version, show_progress
+from dreamgym_lg.experiment.workspace import logger, policy_version
+from dreamgym_lg.experiment.world import Rollouts
+from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import with_policy
@@ -42,7 +44,7 @@ class DreamGym(Experiment):
             of the buffer.
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
-        policy, create_learner, engine, progress, say: As of `Experiment`.
+        policy, create_learner, engine, rollouts, report_to, progress, say: As of `Experiment`.
         world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`, `checks`,
             `notes`, `create_environment`, `isolation` and its options.
 
@@ -63,6 +65,8 @@ class DreamGym(Experiment):
         policy: "LocalChatModel | str | Path | None" = None,
         create_learner: CreateLearner = create_trl_learner,
         engine: "CreateEngine | None" = None,
+        rollouts: Rollouts | None = None,
+        report_to: str | Sequence[str] = "none",
         progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
         **world: Any,
@@ -81,9 +85,13 @@ class DreamGym(Experiment):
             policy=policy,
             create_learner=create_learner,
             engine=engine,
+            rollouts=rollouts,
+            report_to=report_to,
             progress=progress,
             say=say,
         )
+        if self._serves:  # rank 0 alone writes
+            return
         # traces tell the tools by name at best; in a shared buffer, tasks of text games have none
         given = {task.id for task in own.all_tasks}
         traced = (own.with_tools(task) for task in stored if "tools" in task.metadata and task.id not in given)
@@ -136,6 +144,7 @@ class DreamGym(Experiment):
         Raises `ConfigurationError` without a policy, without tasks, and with `real` if nothing verifies the outcome;
         `EpisodesMissing` if episodes still could not be played: the error says how only these are played again.
         """
+        self._check_rank()
         wanted = policy or self._trained()
         if wanted is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")
@@ -147,10 +156,11 @@ class DreamGym(Experiment):
                 "tasks=[Task(..., split='test'), ...], or dataclasses.replace(task, split='test') for some of them"
             )
         kind, experience, name = "real" if real else "dream", self.experience(), run or f"evaluate-{uuid4().hex[:8]}"
+        agent, create_environment = self.players(wanted, None if real else experience)
         episodes = await rollout(
-            self.world.agent(wanted, real=real),
+            agent,
             chosen,
-            self.world.create_environment if real else lambda: self.world.create_dream(experience),
+            create_environment,
             num_generations=num_generations,
             source="real" if real else "synthetic",
             seed=seed,

@@ -5,16 +5,22 @@ import contextvars
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from dreamgym_lg.environment import CheckAction, CreateEnvironment, EpisodeContext, unrefused_steps
-from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, PredictionFailed, RunStopped
+from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, PredictionFailed, RunStopped, WorkerLost
+from dreamgym_lg.redaction import environment_secrets, without_keys
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
+from dreamgym_lg.tracing import caller_tracing, episode_tracing
 from dreamgym_lg.types import Act, Source, Step, Task, Trajectory
 
 Result = TypeVar("Result")
+
+_PLAYS = 4
+"""How often an episode is begun at most whose process dies (`WorkerLost`)."""
 
 
 class Agent(Protocol):
@@ -47,7 +53,9 @@ async def rollout(
     Each episode runs in a context of its own, with its own sampling seed (from `seed`, iteration, task and index), and is
     stored in `replay_buffer` the moment it ends. An exception is a trajectory with an `error`. An episode that is stored
     under the same (run, iteration, task, index) is read instead of played, so that a killed run repeats nothing; one that is
-    stored with an `error` is played again and replaced.
+    stored with an `error` is played again and replaced. One whose process died (`WorkerLost`) is played again at once, from its
+    beginning and with the same seed, and nothing of it counts twice. Secrets of the environment (`environment_secrets`) are left
+    out of its texts.
 
     Args:
         create_environment: None for an agent that acts on its own real tools.
@@ -70,16 +78,24 @@ async def rollout(
     played_by = _PlayedBy(source, policy_version, experience_version)
     episodes = {} if replay_buffer is None else _stored(replay_buffer, keys, run, iteration, played_by)
     record = partial(Trajectory, run=run, iteration=iteration, **played_by._asdict())
-    slots = asyncio.Semaphore(concurrency)
+    slots, tracing = asyncio.Semaphore(concurrency), caller_tracing()
+    kind: Literal["dream", "real"] = "dream" if source == "synthetic" else "real"
 
     async def episode(task: Task, index: int) -> Trajectory | RunStopped:
-        recorder = TokenRecorder(seed=random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40))
+        own_seed = random.Random(f"{seed}/{iteration}/{task.id}/{index}").getrandbits(40)
+        about = {"dreamgym_run": run, "dreamgym_task": task.id, "dreamgym_episode": f"{iteration}/{task.id}/{index}"}
         async with slots:
             try:
-                played = await _play(graph, task, create_environment, recorder, recursion_limit)
+                for _ in range(_PLAYS):
+                    recorder = TokenRecorder(seed=own_seed)
+                    with episode_tracing(kind, about, given=tracing):
+                        played = await _play(graph, task, create_environment, recorder, recursion_limit)
+                    if _cause(played.error) != WorkerLost.__name__:
+                        break
             except RunStopped as stopped:
                 return stopped
-        trajectory = record(task=task, rollout_index=index, segments=recorder.segments(), **played._asdict())
+        segments = recorder.segments()
+        trajectory = _without_secrets(record(task=task, rollout_index=index, segments=segments, **played._asdict()))
         if replay_buffer is not None:
             replay_buffer.add(trajectory)
         if on_episode is not None:
@@ -103,8 +119,19 @@ def is_missing(trajectory: Trajectory) -> bool:
 
 def _may_end_otherwise(trajectory: Trajectory) -> bool:
     """Whether an episode that could not be played may be, played at once again: not if something has to be changed first."""
-    kind = str(trajectory.error).partition(":")[0]
-    return is_missing(trajectory) and kind not in {each.__name__ for each in (AccessBlocked, ConfigurationError)}
+    lasting = {each.__name__ for each in (AccessBlocked, ConfigurationError)}
+    return is_missing(trajectory) and _cause(trajectory.error) not in lasting
+
+
+def _cause(error: str | None) -> str:
+    """The name of the exception that ended an episode."""
+    return str(error).partition(":")[0]
+
+
+def missing_episodes(episodes: list[Trajectory]) -> list[Trajectory]:
+    """Those without which an evaluation gives no verdict: what could not be played, or all if every one failed somehow."""
+    failed = [episode for episode in episodes if episode.error]
+    return failed if len(failed) == len(episodes) else [episode for episode in failed if is_missing(episode)]
 
 
 def check_played(episodes: list[Trajectory], again: str = "the same command") -> list[Trajectory]:
@@ -115,13 +142,13 @@ def check_played(episodes: list[Trajectory], again: str = "the same command") ->
 
     Raises `EpisodesMissing` if an episode could not be played, or if every one failed in whatever way.
     """
-    failed = [episode for episode in episodes if episode.error]
-    missing = failed if len(failed) == len(episodes) else [episode for episode in failed if is_missing(episode)]
-    if missing:
+    if missing := missing_episodes(episodes):
         causes = "; ".join(dict.fromkeys(str(episode.error) for episode in missing[:3]))
+        unreadable = "Train the experience model longer or on more traces, or take another one"
+        mend = "Mend that" if any(map(is_missing, missing)) else unreadable
         raise EpisodesMissing(
             f"{len(missing)} of {len(episodes)} episodes (run {missing[0].run!r}) could not be played, and there is no verdict "
-            f"without them; the first causes: {causes}. Mend that; then {again} plays only these {len(missing)} again"
+            f"without them; the first causes: {causes}. {mend}; then {again} plays only these {len(missing)} again"
         )
     return episodes
 
@@ -129,6 +156,24 @@ def check_played(episodes: list[Trajectory], again: str = "the same command") ->
 def real_steps(episodes: Iterable[Trajectory], check_action: CheckAction | None = None) -> int:
     """How many steps reached the environment: all but those that its own `check_action` refused beforehand."""
     return sum(len(unrefused_steps(episode, check_action)) for episode in episodes)
+
+
+def _without_secrets(trajectory: Trajectory) -> Trajectory:
+    """Without the keys of the environment, which an agent's errors and its real tools' answers may quote."""
+    if not (keys := environment_secrets()):
+        return trajectory
+    clean = partial(without_keys, keys=keys)
+
+    def cleaned(step: Step) -> Step:
+        observation, action, answer = map(clean, (step.observation, step.action, step.next_observation))
+        return replace(step, observation=observation, action=action, next_observation=answer)
+
+    return replace(
+        trajectory,
+        error=trajectory.error and clean(trajectory.error),
+        steps=[cleaned(step) for step in trajectory.steps],
+        acts=[act._replace(text=clean(act.text), answer=clean(act.answer)) for act in trajectory.acts],
+    )
 
 
 class _PlayedBy(NamedTuple):

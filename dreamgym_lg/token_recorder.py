@@ -50,6 +50,10 @@ class TokenCall(NamedTuple):
     """Natural log-probability of each sampled token under the distribution it was drawn from."""
     temperature: float
     """At which the tokens were sampled; 0 is greedy."""
+    policy_version: str = ""
+    """Of the weights that sampled them, as the server of the policy names them."""
+    guided: bool = False
+    """Whether tokens that fit no tool's schema were left out."""
 
 
 class Capture(NamedTuple):
@@ -120,28 +124,37 @@ class TokenRecorder:
         """The recorded calls, merged by exact token prefix.
 
         A call whose given tokens begin with everything an earlier segment holds continues that segment (the longest such
-        one of its temperature); any other call begins a new segment. No token is ever re-encoded.
+        one of its temperature and policy version, guided or not); any other call begins a new segment. No token is ever
+        re-encoded.
         """
         with self._lock:
             calls = list(self.calls)
-        open_rows: list[tuple[float, list[int], list[int], list[float]]] = []
+        open_rows: list[tuple[tuple[float, str, bool], list[int], list[int], list[float]]] = []
         for call in calls:
             if not call.sampled_ids:
                 continue
             given = list(call.given_ids)
-            fits = [row for row in open_rows if row[0] == call.temperature and given[: len(row[1])] == row[1]]
+            drawn = call.temperature, call.policy_version, call.guided
+            fits = [row for row in open_rows if row[0] == drawn and given[: len(row[1])] == row[1]]
             if fits:
                 _, ids, sampled, logprobs = max(fits, key=lambda row: len(row[1]))
             else:
                 ids, sampled, logprobs = [], [], []
-                open_rows.append((call.temperature, ids, sampled, logprobs))
+                open_rows.append((drawn, ids, sampled, logprobs))
             new = given[len(ids) :] + list(call.sampled_ids)
             ids += new
             sampled += [0] * (len(new) - len(call.sampled_ids)) + [1] * len(call.sampled_ids)
             logprobs += [0.0] * (len(new) - len(call.sampled_ids)) + list(call.logprobs)
         return [
-            Segment(token_ids=ids, sampled=sampled, logprobs=logprobs, temperature=temperature)
-            for temperature, ids, sampled, logprobs in open_rows
+            Segment(
+                token_ids=ids,
+                sampled=sampled,
+                logprobs=logprobs,
+                temperature=temperature,
+                policy_version=version,
+                guided=guided,
+            )
+            for (temperature, version, guided), ids, sampled, logprobs in open_rows
         ]
 
 

@@ -127,6 +127,10 @@ class Segment:
     """Same length: natural-log probability under the sampling distribution; 0.0 where `sampled` is 0."""
     temperature: float | None = None
     """At which all its tokens were sampled; 0 is greedy. None: recorded before this was (by no learner taken)."""
+    policy_version: str = ""
+    """Of the weights that sampled all its tokens, as the server of the policy names them; "" where no server samples."""
+    guided: bool = False
+    """Whether tokens that fit no tool's schema were left out when they were sampled (`LocalChatModel.guided`)."""
 
     @property
     def trainable(self) -> int:

@@ -44,6 +44,12 @@ def check_health(rows: Sequence[Row]) -> list[Alarm]:
     if entropy is not None and first is not None and entropy > 3 * first + 0.1:
         rose = f"entropy rose from {first:.2f} to {entropy:.2f}, so the policy becomes noise"
         told["noise"] = f"{rose}: a lower learning_rate or a larger beta"
+    differs = _mean(rows[-WINDOW:], "sampling/sampling_logp_difference/mean")
+    if differs is not None and differs > 0.1:
+        told["sampler"] = (
+            f"the trainer's log-probabilities differ by {differs:.2f} a token from those that were sampled with: the engine "
+            "has other weights, or other arithmetic (vllm_importance_sampling_correction=True weighs tokens for that)"
+        )
     return found + [Alarm(name, text) for name, text in told.items()]
 
 

@@ -28,9 +28,12 @@ from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.environment import CheckAction, CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experience.hosted import Hosted, Usage
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import create_episode_graph
-from dreamgym_lg.graphs.health import check_health, is_collapsed, rewritten_segments
+from dreamgym_lg.graphs.health import Row, check_health, is_collapsed, rewritten_segments
+from dreamgym_lg.graphs.metric_names import reported_metrics
+from dreamgym_lg.graphs.spending import add_totals, estimate_rest
 from dreamgym_lg.learner import Learner
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.schema import FAILED
@@ -41,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 Metrics = Mapping[str, float | int | str | None]
 
-_UNIFORM = "all episodes of a task had the same reward (learner='rft': none succeeded)"
+_UNIFORM = "all episodes of a task had the same reward (under learner='rft': no episode succeeded)"
 
 
 class TrainingState(TypedDict, total=False):
@@ -70,8 +73,8 @@ class Training:
     learner: Learner
     agent: Agent | None = None
     """What plays the episodes, e.g. a `SimulatedAgent`; None: the episode graph with `policy`."""
-    create_environment: CreateEnvironment
-    """Creates the environments of the rollouts: dreams of `experience`, or real ones."""
+    create_environment: CreateEnvironment | None
+    """Creates the environments of the rollouts: dreams of `experience`, or real ones. None: `agent` has its own."""
     source: Source
     """Who answers there, as each trajectory says: `synthetic` for the experience model, `real` for the real environment.
     The steps of real rollouts are counted in the metric `real_steps`, those of failed episodes too."""
@@ -95,6 +98,8 @@ class Training:
     evaluate: Callable[[int], Metrics] | None = None
     """Called with the number of finished iterations every `evaluate_every` of them, and after the last."""
     evaluate_every: int = 10
+    evaluated: int = 0
+    """Dreamed episodes of an evaluation: for the estimate of what a hosted experience model will cost."""
     refresh: Callable[[int], Metrics] | None = None
     """Shows the experience model the policy's own real episodes; it spends real steps and says how many."""
     refresh_every: int = 15
@@ -109,8 +114,12 @@ class Training:
     real_steps: int | None = None
     """With real rollouts, the run ends after the iteration that has spent so many steps in all. None: no limit."""
     on_node: Callable[[str, int], None] = lambda node, iteration: None
+    report: Callable[[int, Mapping[str, float]], None] = lambda iteration, metrics: None
+    """Told the metrics of each iteration at its end, by their stable names (`graphs.metric_names`)."""
     say: Callable[[str], None] = logger.warning
-    """Told what a user should know while the run goes on: that most episodes failed, that it ends early."""
+    """Told what a user should know while the run goes on: that most episodes failed, that it ends early, and, after the first
+    episodes with a hosted experience model, what the others will cost."""
+    _estimated: bool = False
 
     def __post_init__(self) -> None:
         if self.source != "synthetic" and self.refresh is not None:
@@ -125,6 +134,8 @@ class Training:
 
     def rollout(self, state: TrainingState) -> TrainingState:
         graph = self.agent or create_episode_graph(self.policy, max_steps=self.max_steps).compile()
+        hosted, played = self.experience.hosted if self.experience else None, list[Trajectory]()
+        before = hosted.usage if hosted else None
         playing = rollout(
             graph,
             [self.curriculum[task_id] for task_id in state["task_ids"]],
@@ -139,8 +150,11 @@ class Training:
             policy_version=str(state["iteration"]),
             experience_version=self.experience.version if self.experience else "",
             recursion_limit=2 * self.max_steps + 5,
+            on_episode=played.append,
         )
         episodes = run_lasting(playing)
+        if hosted and before and played:
+            self._tell_cost(state, hosted, hosted.usage.minus(before), len(played))
         # Here, not in the next node: a resumed run begins with the node that raised, which plays what failed again.
         check_trainable(episodes)
         if mostly_failed(episodes):
@@ -150,6 +164,15 @@ class Training:
                 f"trained on the others alone; the first cause: {causes[0]}"
             )
         return {}
+
+    def _tell_cost(self, state: TrainingState, hosted: Hosted, spent: Usage, played: int) -> None:
+        """Once in a process: what the rest of the run will take of the hosted experience model."""
+        left, every = state["iterations"] - state["iteration"] - 1, self.evaluate_every
+        evaluations = -(-state["iterations"] // every) - state["iteration"] // every if self.evaluate is not None else 0
+        episodes = left * self.num_tasks * self.num_generations + evaluations * self.evaluated
+        if episodes and not self._estimated:
+            self.say(estimate_rest(hosted, spent, played=played, left=episodes))
+        self._estimated = True
 
     def update_policy(self, state: TrainingState) -> TrainingState:
         iteration = state["iteration"]
@@ -169,6 +192,7 @@ class Training:
         metrics |= self.learner.metrics
         if self.experience is not None and self.experience.hosted is not None:
             metrics |= self.experience.hosted.pop_metrics()
+            metrics |= add_totals(self._earlier(state), metrics)
         # an outage leaves groups of one episode, which are uniform but say nothing of the policy
         uniform = bool(self.learner.metrics.get("skipped")) and not mostly_failed(ordered)
         after: TrainingState = {
@@ -206,10 +230,13 @@ class Training:
         stored = self.replay_buffer.trajectories(source="real", iteration=iteration)
         return real_steps((each for each in stored if each.run.partition(FAILED)[0] == run), self.check_action)
 
+    def _earlier(self, state: TrainingState) -> list[Row]:
+        """The metrics of the iterations before."""
+        return [row for row in self.replay_buffer.metrics(state["run"]) if row["iteration"] < state["iteration"]]
+
     def _watch(self, state: TrainingState, metrics: dict[str, float | int | str | None]) -> bool:
         """Tell what begins to go wrong, note it among the iteration's metrics, and return whether the policy has collapsed."""
-        iteration, window = state["iteration"], self.stop_after_collapse
-        earlier = [row for row in self.replay_buffer.metrics(state["run"]) if row["iteration"] < iteration]
+        iteration, window, earlier = state["iteration"], self.stop_after_collapse, self._earlier(state)
         before = earlier[-1] if earlier else {}
         for name, text in check_health([*earlier, metrics]):
             metrics[f"alarm_{name}"] = 1
@@ -265,7 +292,11 @@ class Training:
         return {}
 
     def count(self, state: TrainingState) -> TrainingState:
-        return {"iteration": state["iteration"] + 1}
+        iteration = state["iteration"]
+        rows = self.replay_buffer.metrics(state["run"])
+        row = next((row for row in rows if row["iteration"] == iteration), {})
+        self.report(iteration, reported_metrics(row, self.source))
+        return {"iteration": iteration + 1}
 
     def is_stuck(self, state: TrainingState) -> bool:
         return 0 < self.stop_after_uniform <= state.get("uniform_iterations", 0)
@@ -412,6 +443,7 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | 
         "steps_mean": steps / max(len(played), 1),
         "segments": sum(len(trajectory.segments) for trajectory in episodes),
         "rewritten_segments": len(rewritten),
+        "guided_segments": sum(segment.guided for trajectory in episodes for segment in trajectory.segments),
         "reread_share": reread / max(sum(len(s.token_ids) for t in episodes for s in t.segments), 1),
         "episodes_without_tokens": sum(not any(segment.trainable for segment in t.segments) for t in played),
     }

@@ -32,6 +32,7 @@ SHARED = {
     "tests/fidelity/test_report.py": "run",
     "tests/test_docs.py::test_python_blocks_of_a_finished_experiment_run": "run",
     "tests/hosted/test_transformers_serve.py": "server",
+    "tests/integrations/transformers/test_contract.py": "process",
     "tests/integrations/transformers/test_process.py": "process",
     "tests/test_packaging.py": "wheel",
     "tests/test_serving.py": "exported",

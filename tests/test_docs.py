@@ -61,6 +61,12 @@ def test_the_readme_shows_no_python_that_the_site_does_not_run() -> None:
     assert set(blocks(README, "python")) <= {text for page in PAGES for text in blocks(page, "python")}
 
 
+def test_get_started_lists_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/index.md").read_text(), re.M)
+    assert sorted(listed) == sorted(extras.keys() - {"dev", "docs"})
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_exists_with_these_options(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

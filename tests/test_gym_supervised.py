@@ -308,6 +308,8 @@ def test_what_is_missing_is_said(make: Callable[..., DreamGym], scripted: Any) -
     failed = [trace(f"W-{n}", refunds=False) for n in range(3)]
     with pytest.raises(ConfigurationError, match="none of the 3 recorded episodes that end in an answer is a success"):
         make(failed, "failed").train_experience(tiny())
+    with pytest.raises(ConfigurationError, match="no recorded trajectory of the split 'train' to learn from"):
+        make([], "nothing").train_experience(tiny())
     with pytest.raises(ConfigurationError, match="no offline trajectory of 3 is a success"):
         make(failed, "failed").train_base(tiny())
     hosted = make(out="hosted", experience_model=scripted(reply=str))

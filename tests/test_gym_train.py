@@ -11,6 +11,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dreamgym_lg import DreamGym, ReplayBuffer, Task
 from dreamgym_lg.errors import ConfigurationError
@@ -145,7 +146,7 @@ def test_a_killed_training_goes_on_where_it_was(make: Make, tmp_path: Path) -> N
             raise Killed
 
     whole = make(tmp_path / "whole").train(policy(), 2, **SETTINGS)
-    killed = make(tmp_path / "killed", progress=kill)
+    killed = make(tmp_path / "killed", progress=kill, report_to="tensorboard")
     with pytest.raises(Killed):
         killed.train(policy(), 2, **SETTINGS)
     assert killed.trained is None
@@ -161,7 +162,11 @@ def test_a_killed_training_goes_on_where_it_was(make: Make, tmp_path: Path) -> N
     again = gym.train(policy(), 2, **SETTINGS)
     torch.testing.assert_close(weights(again), weights(resumed))
     assert gym.replay_buffer.count("trajectories", run=gym.run_name("train")) == played
-    more = gym.train(policy(), 3, **SETTINGS)
+    more = gym.train(policy(), 3, report_to=["tensorboard"], **SETTINGS)
+    shown = EventAccumulator(str(tmp_path / "killed" / "tensorboard"))
+    shown.Reload()
+    assert {"dream/success", "policy/loss", "policy/entropy", "curriculum/value"} <= set(shown.Tags()["scalars"])
+    assert [event.step for event in shown.Scalars("policy/loss")] == [0, 2], "iteration 1 was resumed without a tracker"
     assert gym.replay_buffer.count("trajectories", run=gym.run_name("train")) == played + 8
     assert not torch.equal(weights(more), weights(resumed))
 
@@ -252,3 +257,8 @@ def test_a_policy_in_another_process_is_refused(make: Make, tmp_path: Path) -> N
     elsewhere = policy().model_copy(update={"model": None})
     with pytest.raises(ConfigurationError, match="load it without own_process"):
         make().train(elsewhere, 1, **SETTINGS)
+
+
+def test_a_guided_policy_is_refused_unless_it_says_that_it_is_to_be_trained(make: Make) -> None:
+    with pytest.raises(ConfigurationError, match="guided=True: what the policy samples under a schema has other probabilities"):
+        make().train(policy().model_copy(update={"guided": True}), 1, **SETTINGS)

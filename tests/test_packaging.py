@@ -1,11 +1,12 @@
 """What a user installs: the wheel, built through the sdist, in an environment that never saw this repository."""
 
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tomllib
 import venv
@@ -23,11 +24,33 @@ HEAVY = {"accelerate", "datasets", "matplotlib", "peft", "torch", "transformers"
 CORE_IMPORTS = "import dreamgym_lg, dreamgym_lg.cli.app, dreamgym_lg.graphs.episode, dreamgym_lg.graphs.training"
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+AGENT = """
+from pathlib import Path
+
+from langchain.agents import create_agent
+from langchain_core.language_models import FakeListChatModel
+
+
+class Production(FakeListChatModel):
+    def bind_tools(self, tools, **kwargs):
+        return self.bind(tools=tools, **kwargs)
+
+
+def book(city: str) -> str:
+    'Book a room.'
+    Path("booked.txt").touch()
+    return "booked"
+
+
+graph = create_agent(Production(responses=["production"]), [book])
+"""
+
+
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
     """The command's standard output; a failure raises with both outputs in the message."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    environment |= {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    environment |= {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", **variables}
+    done = subprocess.run(command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise AssertionError(f"{command} exited {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout
@@ -60,7 +83,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(home, with_pip=False)
     pip = [sys.executable, "-m", "pip", "--python", home / "bin/python", "--disable-pip-version-check"]
     run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=home)
-    paths = dict.fromkeys(sysconfig.get_path(name) for name in ["purelib", "platlib"])
+    paths = [path for path in sys.path if Path(path).name == "site-packages"]
     site = next(home.glob("lib/python*/site-packages"))
     (site / "outer.pth").write_text("\n".join(paths))
     return home
@@ -131,6 +154,51 @@ def test_the_installed_command_answers(installed: Path) -> None:
     assert "Usage: dreamgym" in run(installed / "bin/dreamgym", "--help", cwd=installed)
 
 
+@pytest.fixture(scope="module")
+def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a reader of the README has: an agent, its traces and, in the cache of the hub, the model (here: tiny weights)."""
+    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+    from dreamgym_lg.integrations.trl.sft import save_model
+
+    folder = tmp_path_factory.mktemp("reader")
+    call = {"id": "c1", "type": "function", "function": {"name": "book", "arguments": '{"city": "Rome"}'}}
+    told = [{"role": "user", "content": "Book."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    told += [{"role": "tool", "tool_call_id": "c1", "content": "booked"}, {"role": "assistant", "content": "done"}]
+    (folder / "traces.jsonl").write_text(json.dumps({"messages": told, "reward": 1}) + "\n")
+    (folder / "my_app.py").write_text(AGENT)
+    tokenizer = create_tokenizer(["Book a room in Rome. done"] * 9, vocab_size=320)
+    hub = folder / "home" / "hub" / "models--Qwen--Qwen2.5-7B-Instruct"
+    save_model(create_model(tokenizer, hidden_size=32, layers=1), tokenizer, hub / "snapshots" / "0")
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("0")
+    return folder
+
+
+def test_the_installed_wheel_runs_the_readme(installed: Path, readers_folder: Path) -> None:
+    """Every block, but for `make`, which is of a clone, and `pip install`. The hosted model is a server on this machine."""
+    readme = (ROOT / "README.md").read_text()
+    programs, commands = (re.findall(rf"^```{kind}\n(.*?)^```", readme, re.M | re.S) for kind in ("python", "bash"))
+    answer = {"reasoning": "so", "valid": True, "reward": 0, "terminated": True, "success": False, "observation": ""}
+    sys.path.insert(0, str(ROOT / "tests" / "hosted"))
+    try:
+        from chat_server import ChatServer
+    finally:
+        sys.path.pop(0)
+    server = ChatServer(lambda messages: json.dumps(answer)).start()
+    variables = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "sk-none", "HF_HOME": str(readers_folder / "home")}
+    try:
+        for program in programs:
+            run(installed / "bin/python", "-c", program, cwd=readers_folder, **variables)
+    finally:
+        server.stop()
+    assert server.requests and (readers_folder / "policies/support-v1/manifest.json").exists()
+    lines = [line for block in commands for line in block.splitlines() if line.startswith("dreamgym ")]
+    for line in lines:
+        run(installed / "bin/dreamgym", *shlex.split(line, comments=True)[1:], cwd=readers_folder)
+    assert len(lines) == 3
+    assert not (readers_folder / "booked.txt").exists()
+
+
 @pytest.mark.parametrize("statement", ["import dreamgym_lg", CORE_IMPORTS])
 def test_importing_the_core_loads_no_heavy_package(statement: str, tmp_path: Path) -> None:
     loaded = run(sys.executable, "-c", f"{statement}, sys; print(*sys.modules)", cwd=tmp_path).split()
@@ -148,6 +216,7 @@ def test_importing_dreamgym_lg_costs_little_more_than_langgraph(tmp_path: Path) 
             seconds.append(float(run(sys.executable, "-c", timed, cwd=tmp_path)))
 
     assert min(times["dreamgym_lg"]) < 3 * min(times["langgraph.graph"])
+    assert min(times["dreamgym_lg"]) < 2, "a second on a quiet machine"
 
 
 def shipped() -> dict[str, str]:

@@ -116,6 +116,7 @@ def test_tool_calls_come_back_through_both_clients(exported: Path) -> None:
     command = (sys.executable, "-m", "dreamgym_lg.cli.app", "serve", str(exported), "--port", str(port), "--device", "cpu")
     with running(*command, cwd=exported, port=port, health="/health") as address:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
+        assert [model.id for model in client.models.list()] == ["mine"]
         given: Any = {
             "model": "mine",
             "messages": [{"role": "user", "content": ASKED}],

@@ -152,9 +152,7 @@ def _show(agent: str, found: "Examination") -> None:
     if unknown := [part.name for part in found.parts if part.handling == "unknown"]:
         console.print(f"[bold]It really runs, and nothing tells what it does:[/] {escape(', '.join(unknown))}", highlight=False)
     elif not found.problems:
-        console.print(
-            "Nothing was found that would touch the real world. The last line says what stops it all the same."
-        )
+        console.print("Nothing was found that would touch the real world. The last line says what stops it all the same.")
     if not found.problems:
         return
     names = ", ".join(dict.fromkeys(part.name for part in found.problems))

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from dreamgym_lg.errors import DreamGymError
+from dreamgym_lg.progress import StageBars
+from dreamgym_lg.redaction import redact_environment
 
 console = Console()
 
@@ -25,7 +26,7 @@ def errors_shown(*, resumes: bool = False) -> Iterator[None]:
     try:
         yield
     except DreamGymError as error:
-        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        console.print(f"[bold red]error:[/] {escape(redact_environment(str(error)))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from here" if resumes else "stopped", style="yellow")
@@ -34,29 +35,15 @@ def errors_shown(*, resumes: bool = False) -> Iterator[None]:
 
 @contextmanager
 def progress_shown() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each stage; called with (label, how much is done, of how much). Without a terminal, a line every tenth.
-
-    The stage is what the label begins with, up to a colon or a bracket. Only the clock of the stage reported last runs.
-    """
-    columns = TextColumn("{task.description:<44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as bars:
-        shown: dict[str, TaskID] = {}
+    """`StageBars`; called with (label, how much is done, of how much). Without a terminal, a line every tenth."""
+    with StageBars(console) as bars:
         told: dict[str, int] = {}
 
         def report(label: str, done: int, total: int) -> None:
-            stage = label.split(" (")[0].split(":")[0]
-            if stage not in shown:
-                shown[stage] = bars.add_task(label, total=total)
-            for task in bars.tasks:
-                if task.id != shown[stage] and task.stop_time is None:
-                    bars.stop_task(task.id)  # a stage that is over must not go on counting seconds
-                elif task.id == shown[stage]:
-                    task.stop_time = None  # one that goes on after another, as training does after a refresh, counts on
-            tenth = 10 * done // max(total, 1)
+            stage, tenth = bars.report(label, done, total), 10 * done // max(total, 1)
             if not console.is_terminal and told.get(stage) != tenth:
                 told[stage] = tenth
                 console.print(f"{label}: {done}/{total}", highlight=False)
-            bars.update(shown[stage], description=label, completed=done, total=total)
 
         yield report
 

@@ -14,6 +14,7 @@ from dreamgym_lg.cli.console import console, errors_shown, progress_shown, quiet
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.settings import quick
+from dreamgym_lg.experiment.trackers import TRACKERS, check_trackers
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.experiment.worlds import load_world, open_folder, world_names
 from dreamgym_lg.learner import LearnerName
@@ -75,6 +76,10 @@ ReferencesOnly = Annotated[
         "--references-only",
         help="Train only on tasks that recorded successes judge, and the experience model never (references_only).",
     ),
+]
+ReportTo = Annotated[
+    list[str] | None,
+    typer.Option(help=f"A tracker of its metrics: {', '.join(f'[b]{name}[/b]' for name in TRACKERS)}; may be repeated."),
 ]
 To = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write the trained policy to; it must not exist.")]
 DEMO = "peckingorder"
@@ -149,10 +154,11 @@ def _default_folder(world: World, seed: int, quickly: bool) -> Path:
 
 
 @contextmanager
-def _opened(given: str, **options: Any) -> Iterator[Experiment]:
-    """`open_experiment` with progress bars over it."""
+def _opened(given: str, *, report_to: list[str] | None = None, **options: Any) -> Iterator[Experiment]:
+    """`open_experiment` with progress bars over it, and with trackers if there are names of some."""
     with errors_shown(resumes=True):
         work = open_experiment(given, **options)
+        work.report_to = check_trackers(report_to) if report_to else work.report_to
         with progress_shown() as progress:
             work.progress, work.say = progress, console.print
             yield work
@@ -166,10 +172,11 @@ def demo(
     iterations: Iterations = None,
     refresh: Refresh = None,
     learner: Learner = None,
+    report_to: ReportTo = None,
 ) -> None:
     """Run every stage: collect, train in the dream, evaluate in the real environment, write the report."""
     chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner}
-    with _opened(world, seed=seed, out=out, quickly=quick, **chosen) as work:
+    with _opened(world, seed=seed, out=out, quickly=quick, report_to=report_to, **chosen) as work:
         _prepare(work)
         work.train()
         work.prove()
@@ -197,6 +204,7 @@ def train(
     real_steps: RealSteps = None,
     force: Force = False,
     references_only: ReferencesOnly = False,
+    report_to: ReportTo = None,
 ) -> None:
     """Collect data if needed, train the experience model and the base policy, then the policy, by default in the dream.
 
@@ -204,7 +212,7 @@ def train(
     """
     chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner, "environment": environment}
     chosen |= {"real_steps": real_steps, "references_only": references_only or None}
-    with _opened(world, seed=seed, out=out, quickly=quick, force=force, **chosen) as work:
+    with _opened(world, seed=seed, out=out, quickly=quick, force=force, report_to=report_to, **chosen) as work:
         _prepare(work)
         work.train()
         console.print(f"trained policy: {work.models / 'trained'}", soft_wrap=True)

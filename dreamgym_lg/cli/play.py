@@ -62,12 +62,8 @@ Isolated = Annotated[
     Isolation | None,
     typer.Option(help="Of an agent: what keeps it from the real world. Default: process, a wall of the kernel."),
 ]
-AllowPath = Annotated[
-    list[Path] | None, typer.Option(help="Of an agent: a file or folder that it may write; may be repeated.")
-]
-AllowHost = Annotated[
-    list[str] | None, typer.Option(help="Of an agent: HOST or HOST:PORT that it may reach; may be repeated.")
-]
+AllowPath = Annotated[list[Path] | None, typer.Option(help="Of an agent: a file or folder that it may write; may be repeated.")]
+AllowHost = Annotated[list[str] | None, typer.Option(help="Of an agent: HOST or HOST:PORT that it may reach; may be repeated.")]
 Real = Annotated[
     bool, typer.Option("--real", help="The real environment answers, in place of the dream (an experiment's only).")
 ]

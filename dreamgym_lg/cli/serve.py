@@ -1,13 +1,14 @@
 """`dreamgym serve`: an exported policy over HTTP."""
 
 import os
+import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dreamgym_lg.cli.console import console, errors_shown, quiet_libraries
-from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.errors import ConfigurationError, MissingDependency
 from dreamgym_lg.manifest import read_manifest
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -34,14 +35,36 @@ def serve(
         quiet_libraries(offline=True)
         try:
             from transformers.cli.serve import Serve
+            from transformers.cli.serving.model_manager import ModelManager
             from transformers.utils.import_utils import is_serve_available
         except ImportError as error:
-            raise MissingDependency.extra("transformers", "serve") from error
+            raise MissingDependency.extra((error.name or "transformers").partition(".")[0], "serve") from error
         if not is_serve_available():
             raise MissingDependency.extra("fastapi or uvicorn", "serve")
+        from dreamgym_lg.integrations.transformers.loading import resolve_device
+
+        resolve_device(device)  # a wrong one is said now
+        _check_free(host, port)
         if host not in _LOOPBACK:
             console.print(f"{host} is reached from outside, and the server asks nobody for a key", style="yellow")
         folder = folder.resolve()
         os.chdir(folder.parent)  # the server answers to the path that it was given alone: from here that is the name
+        # transformers would list what is in the hub's cache, and fail where there is none
+        ModelManager.get_gen_models = staticmethod(lambda *_: [_listed(folder)])
         console.print(f"serving the model {folder.name} at http://{host}:{port}/v1", soft_wrap=True)
         Serve(force_model=folder.name, host=host, port=port, device=device)
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise `ConfigurationError` for a port that is taken: the server would say so after loading the model."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{host}:{port} cannot be listened on ({error.strerror}); give another --port or --host"
+        ) from None
+
+
+def _listed(folder: Path) -> dict[str, Any]:
+    """The model as OpenAI's list of models has it."""
+    return {"id": folder.name, "object": "model", "created": int(folder.stat().st_mtime), "owned_by": "dreamgym-lg"}

@@ -24,6 +24,7 @@ def ui(path: Database, port: Port = 8321) -> None:
         file = path / "replay.db" if path.is_dir() else path
         if path.is_dir() and not file.exists():
             raise ReplayBufferError(
-                f"{path} holds no replay.db; give a replay buffer, or the folder of an experiment that has begun"
+                f"{path} holds no replay.db; give a replay buffer (a DreamGym's is the file that its ReplayBuffer names), or "
+                "the folder of an experiment that has begun"
             )
         serve(file, port, say=lambda address: console.print(f"{address} shows {file}; Ctrl-C ends it", soft_wrap=True))

@@ -13,7 +13,8 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableBinding
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, ModelUnavailable
-from dreamgym_lg.experience.hosted import Chat, Hosted, Usage, redact, secrets
+from dreamgym_lg.experience.hosted import Chat, Hosted, Usage
+from dreamgym_lg.redaction import redact, secrets
 
 if TYPE_CHECKING:
     from langchain_openai.chat_models.base import BaseChatOpenAI

@@ -4,7 +4,7 @@ import asyncio
 import re
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from os import PathLike, fspath
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, TypeVar
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.runnables import Runnable
-from pydantic import BaseModel, SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, DreamGymError, ModelUnavailable
 from dreamgym_lg.event_loop import lasting_loop
+from dreamgym_lg.redaction import redact, secrets
 
 T = TypeVar("T")
 
@@ -31,8 +31,6 @@ _STARTS_A_TURN = 8
 """Calls that begin in one turn of the event loop. Of hundreds at once each would else wait until all are made ready."""
 
 _APPLICATION_ID = 0x44476D68
-_SHORTEST_KEY = 8
-"""Shorter secrets ("EMPTY", for a server of one's own) are no secrets, and occur in ordinary text."""
 
 
 class Usage(NamedTuple):
@@ -46,8 +44,16 @@ class Usage(NamedTuple):
     cost: float = 0.0
     """In the currency of the prices; 0 without prices."""
 
+    @property
+    def limited(self) -> dict[str, float]:
+        """What a budget limits: calls, tokens and cost."""
+        return {"calls": self.calls, "tokens": self.input_tokens + self.output_tokens, "cost": self.cost}
+
     def plus(self, other: "Usage") -> "Usage":
         return Usage(**{name: value + getattr(other, name) for name, value in self._asdict().items()})
+
+    def minus(self, other: "Usage") -> "Usage":
+        return Usage(**{name: value - getattr(other, name) for name, value in self._asdict().items()})
 
 
 class Hosted:
@@ -126,9 +132,9 @@ class Hosted:
     def pop_metrics(self) -> dict[str, float]:
         """Calls, tokens and cost since this was last asked: the metrics of an iteration."""
         now = self.usage
-        since = {f"hosted_{name}": value - getattr(self._taken, name) for name, value in now._asdict().items()}
+        since = now.minus(self._taken)
         self._taken = now
-        return since
+        return {f"hosted_{name}": value for name, value in since._asdict().items()}
 
     def _submit(self, model: Chat, messages: Sequence[BaseMessage]) -> Future[AIMessage]:
         # one loop for all instances: provider packages share their connections between models
@@ -182,15 +188,10 @@ class Hosted:
 
     def check_budget(self) -> int | None:
         """How many further calls `max_calls` allows; None for any number. Raises `BudgetExceeded` if a limit is reached."""
-        used = {
-            "calls": self.usage.calls,
-            "tokens": self.usage.input_tokens + self.usage.output_tokens,
-            "cost": self.usage.cost,
-        }
         for what, limit in self.limits.items():
-            if limit is not None and used[what] >= limit:
+            if limit is not None and (used := self.usage.limited[what]) >= limit:
                 raise BudgetExceeded(
-                    f"{used[what]:g} of max_{what}={limit:g} are spent; the answers so far are kept: "
+                    f"{used:g} of max_{what}={limit:g} are spent; the answers so far are kept: "
                     f"run again with a larger max_{what}"
                 )
         most = self.limits["calls"]
@@ -235,40 +236,6 @@ def _status(error: BaseException) -> int:
     told = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, Mapping) else None
     found = (getattr(error, "status_code", None), getattr(response, "status_code", None), getattr(error, "code", None), told)
     return next((status for status in found if isinstance(status, int)), 0)
-
-
-# --- keys -------------------------------------------------------------------------------------------------------------------
-
-
-def secrets(model: object) -> set[str]:
-    """The keys that a model holds: its `SecretStr` fields and those of what it is bound to, and authorising headers."""
-    return {key for key in _secrets(model, 0) if len(key) >= _SHORTEST_KEY}
-
-
-def _secrets(value: Any, depth: int) -> Iterator[str]:
-    parts: Iterable[Any] = ()
-    if isinstance(value, SecretStr):
-        yield value.get_secret_value()
-    elif depth > 4:
-        return
-    elif isinstance(value, BaseModel):
-        parts = vars(value).values()
-    elif isinstance(value, Mapping):
-        parts = value.values()
-        for name, text in value.items():
-            if isinstance(text, str) and re.search(r"(?i)authorization|api.?key|token$|secret|password", str(name)):
-                yield text.split()[-1] if text.split() else ""
-    elif isinstance(value, list | tuple):
-        parts = value
-    for part in parts:
-        yield from _secrets(part, depth + 1)
-
-
-def redact(text: str, keys: Iterable[str]) -> str:
-    """The text without the keys, and without what an address holds of a user and password."""
-    for key in sorted(keys, key=len, reverse=True):
-        text = text.replace(key, "[key]")
-    return re.sub(r"(?<=://)[^/\s@]+(?=@)", "[key]", text)
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------------

@@ -121,9 +121,7 @@ class ExperienceModel:
     def _set_version(self, version: str) -> None:
         self.version = f"{version}{'+hidden_facts' if self.hidden_facts else ''}{'+notes' if self.notes else ''}"
 
-    def demonstrations(
-        self, observation: str, action: str, task: Task, history: Sequence[Exchange] = ()
-    ) -> tuple[Step, ...]:
+    def demonstrations(self, observation: str, action: str, task: Task, history: Sequence[Exchange] = ()) -> tuple[Step, ...]:
         """The k stored real transitions nearest to (observation, action), none of them of the same task.
 
         For a tool agent's final answer, those of the successes of tasks like this one, with answers like those in `history`

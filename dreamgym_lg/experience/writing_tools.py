@@ -86,9 +86,11 @@ def use_by_name(name: str) -> ToolUse:
     """What is supposed of a tool of which nothing is known but its name."""
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
     outer = words[:1] + words[-1:]
-    if any(map(_READING.fullmatch, outer)) and not any(map(_WRITING.fullmatch, words)):
+    reads, doubt = any(map(_READING.fullmatch, outer)), next(filter(_WRITING.fullmatch, words), "")
+    if reads and not doubt:
         return ToolUse(False, "its name is that of a reading tool")
-    return ToolUse(True, "nothing says that it only reads; if so, name the tools that write in writes=[...], without this one")
+    why = f"its name has the word {doubt!r}" if reads else "nothing says that it only reads"
+    return ToolUse(True, f"{why}; if it only reads, name the tools that write in writes=[...], without this one")
 
 
 def _changed_after(called: Sequence[Sequence[tuple[str, str, str]]], reading: Collection[str]) -> dict[str, str]:

@@ -1,14 +1,14 @@
 """`Experiment`: the stages `collect, train_experience, train_base, train, prove` on any world."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from langchain_core.language_models import BaseChatModel
 
@@ -18,10 +18,13 @@ from dreamgym_lg.experience.annotate import Annotate
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment import evaluation, gate, supervised
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.workspace import OFFLINE, REFRESH, TRAIN, Workspace, logger, policy_version, show_progress
-from dreamgym_lg.experiment.world import World
+from dreamgym_lg.experiment.trackers import Trackers, check_trackers
+from dreamgym_lg.experiment.workspace import OFFLINE, REFRESH, TRAIN, Workspace, logger, policy_version
+from dreamgym_lg.experiment.world import Rollouts, World
 from dreamgym_lg.fidelity.judgement import Judgement
+from dreamgym_lg.launch import launched
 from dreamgym_lg.learner import Learner
+from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.token_recorder import TrainablePolicy
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from dreamgym_lg.experiment.workspace import CreateEngine
     from dreamgym_lg.graphs.training import Training
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+    from dreamgym_lg.integrations.trl.ranks import Ranks
 
 _ENDS = ("stop_after_uniform", "stop_after_collapse", "max_gap", "environment", "real_steps")
 """Settings that decide where a training ends: one that has ended goes on with others."""
@@ -78,7 +82,8 @@ class Experiment(Workspace):
     Args:
         create_learner: Creates what trains the policy. Default: the learner that `Settings.learner` names.
         policy: The policy that training begins with, or its path or hub name. Default: the base policy of `train_base`.
-        world, out, settings, replay_buffer, experience_model, engine, progress, say: As of `Workspace`.
+        report_to: The trackers that `train` sends each iteration's metrics to: `tensorboard`, `wandb`, `mlflow`, `trackio`.
+        world, out, settings, replay_buffer, experience_model, engine, rollouts, progress, say: As of `Workspace`.
     """
 
     def __init__(
@@ -92,6 +97,8 @@ class Experiment(Workspace):
         replay_buffer: ReplayBuffer | None = None,
         experience_model: ExperienceModel | BaseChatModel | str | None = None,
         engine: "CreateEngine | None" = None,
+        rollouts: Rollouts | None = None,
+        report_to: str | Sequence[str] = "none",
         progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
     ) -> None:
@@ -102,10 +109,11 @@ class Experiment(Workspace):
             replay_buffer=replay_buffer,
             experience_model=experience_model,
             engine=engine,
+            rollouts=rollouts,
             progress=progress,
             say=say,
         )
-        self.create_learner, self._policy = create_learner, policy
+        self.create_learner, self._policy, self.report_to = create_learner, policy, check_trackers(report_to)
         self.trained: LocalChatModel | None = None
         """What `train` returned; None before."""
 
@@ -174,6 +182,9 @@ class Experiment(Workspace):
     def _stage_from(self, name: str, model: "StartModel") -> Iterator[bool]:
         """`stage`, of a training that begins with these weights. Raises `ConfigurationError` if it has begun with others."""
         given = str(getattr(model, "name_or_path", model))
+        if self._serves:
+            yield False
+            return
         with self.stage(name) as todo:
             run = self.run_name(f"stage/{name}/from")
             began = next((row["model"] for row in self.replay_buffer.metrics(run)), given)
@@ -188,19 +199,29 @@ class Experiment(Workspace):
     # --- training ----------------------------------------------------------------------------------------------------------
 
     def train(
-        self, policy: "LocalChatModel | str | Path | None" = None, iterations: int | None = None, **options: Any
+        self,
+        policy: "LocalChatModel | str | Path | None" = None,
+        iterations: int | None = None,
+        *,
+        servers: str | Sequence[str] = (),
+        report_to: str | Sequence[str] | None = None,
+        **options: Any,
     ) -> "LocalChatModel":
         """Train the policy by the cyclic training graph, in the dream or where `Settings.environment` says.
 
         It is stored as `models/trained` and returned: with real validation episodes (`real_budget`) the policy with the highest
         real success, never one chosen by the dream; otherwise the newest. Killed at any moment, the same call goes on; with
         more `iterations` or `real_steps`, a finished training goes on too, and so does one that a gap to reality ended with a
-        wider or no `max_gap`.
+        wider or no `max_gap`. Where `torchrun` or `accelerate launch` started several processes, rank 0 does all this, and the
+        others take a share of each update; there the call ends the process once the training is over.
 
         Args:
             policy: A local chat model, or the path or hub name of one: the weights that training begins with. Default: the
                 experiment's policy, or the base policy of `train_base`.
             iterations: How many there shall be in all. Default: the settings'.
+            servers: Addresses of vLLM servers that serve the policy's model: they generate its replies, with the new weights
+                after each update (`ServedEngine`). Default: the weights in this process.
+            report_to: Other trackers than the experiment's; `"none"` for none.
             options: Other values of `Settings` (`learner`, `lora`, `num_tasks`, ...), and arguments of the learner
                 (`peft_config`, which implies `lora`, ...).
 
@@ -208,12 +229,16 @@ class Experiment(Workspace):
         it must not (`max_false_success`; asked before the first iteration), `NothingToTrain` if the episodes give nothing to
         learn from, `MissingDependency` without the extra `train`.
         """
+        self.report_to = self.report_to if report_to is None else check_trackers(report_to)
         known = {field.name for field in fields(Settings)}
         given = {name: value for name, value in options.items() if name in known}
         if iterations is not None:
             given["iterations"] = iterations
         if options.get("peft_config") is not None:
             given.setdefault("lora", True)
+        learner = partial(self.create_learner, **{name: value for name, value in options.items() if name not in known})
+        if self._serves:
+            self._serve(policy if policy is not None else self._policy, learner)
         self.open(replace(self.settings, **given))
         self._policy = policy if policy is not None else self._policy
         if not self.tasks("train"):
@@ -230,9 +255,33 @@ class Experiment(Workspace):
         if start is None:
             self.trained = self._like(self._policy, self.policy("trained"))
         else:
-            learner = partial(self.create_learner, **{name: value for name, value in options.items() if name not in known})
+            start = self._served(start, servers) if servers else start
             self.trained = self._train(start, learner, float(done.get("seconds", 0)))
+        if (ranks := self._ranks()) is not None:
+            ranks.close()
         return self.trained
+
+    def _ranks(self) -> "Ranks | None":
+        """The other processes of this launch."""
+        if launched() is None:
+            return None
+        from dreamgym_lg.integrations.trl.ranks import join_ranks
+
+        return join_ranks()
+
+    def _serve(self, policy: "LocalChatModel | str | Path | None", create_learner: CreateLearner) -> NoReturn:
+        """Take a share of each update of rank 0's learner until its training is over; then the process ends."""
+        from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
+
+        assert (ranks := self._ranks()) is not None
+        self._policy, self.engine = policy, None
+        while (told := ranks.broadcast()) is not None:
+            self.settings = told
+            learner = create_learner(self.base_policy(), self.models / "policy", told)
+            if not isinstance(learner, PolicyLearner):
+                raise ConfigurationError(f"{type(learner).__name__} trains in one process: start the script without a launcher")
+            learner.serve()
+        raise SystemExit(0)
 
     def _check_policy(self, given: "LocalChatModel | str | Path") -> None:
         """Raise `ConfigurationError` for another policy than the one that training in this folder began with."""
@@ -264,6 +313,13 @@ class Experiment(Workspace):
             raise ConfigurationError("the policy has a process of its own, which trains nothing: load it without own_process")
         return local
 
+    def _served(self, policy: "LocalChatModel", servers: str | Sequence[str]) -> "LocalChatModel":
+        """The same weights, to be trained here, with replies from these servers."""
+        from dreamgym_lg.integrations.vllm.engine import ServedEngine
+
+        engine = ServedEngine(servers, policy.tokenizer, model=policy.model, adapters=self.models / "adapters")
+        return policy.model_copy(update={"engine": engine})
+
     def _train(self, policy: "LocalChatModel", create_learner: CreateLearner, before: float) -> "LocalChatModel":
         """Run the training graph to its end, and keep the policy. Args: `before`, seconds of earlier, shorter trainings."""
         from dreamgym_lg.graphs.training import run_training
@@ -274,14 +330,16 @@ class Experiment(Workspace):
             gate.check_truthful(self)
         if not (self.models / "base").exists():
             save_model(policy.model, policy.tokenizer, self.models / "base")  # what the proof compares with
-        for real, iterations in self._parts():
-            training, close = self.training(policy, create_learner, real=real)
-            try:
-                run_training(training, self.out / "training.db", run=self.run_name(TRAIN), iterations=iterations)
-            finally:
-                close()
-            if not real:
-                self.replay_buffer.record_metrics(self.run_name(_DREAMED), 0, {"iterations": iterations})
+        with closing(Trackers(self.report_to, self.out, {"world": self.world.name, **asdict(self.settings)})) as trackers:
+            for real, iterations in self._parts():
+                training, close = self.training(policy, create_learner, real=real)
+                training.report = trackers.log
+                try:
+                    run_training(training, self.out / "training.db", run=self.run_name(TRAIN), iterations=iterations)
+                finally:
+                    close()
+                if not real:
+                    self.replay_buffer.record_metrics(self.run_name(_DREAMED), 0, {"iterations": iterations})
         self.progress("train: done", wanted, wanted)
         kept = self._like(policy, self.policy("best")) if (self.models / "best").exists() else policy
         save_model(kept.model, kept.tokenizer, self.models / "trained")
@@ -314,8 +372,8 @@ class Experiment(Workspace):
         """The loaded policy, sampling as the given one did."""
         if given is None or isinstance(given, str | Path):
             return loaded
-        kept = {name: getattr(given, name) for name in ("temperature", "max_new_tokens", "stop", "chat_template_kwargs")}
-        return loaded.model_copy(update=kept)
+        names = "temperature", "max_new_tokens", "stop", "chat_template_kwargs", "guided"
+        return loaded.model_copy(update={name: getattr(given, name) for name in names})
 
     def training(
         self, policy: "LocalChatModel", create_learner: CreateLearner | None = None, *, real: bool = False
@@ -325,18 +383,21 @@ class Experiment(Workspace):
 
         s, experience = self.settings, None if real else self.experience()
         self._check_training(policy, real=real)
+        if (ranks := self._ranks()) is not None:
+            ranks.broadcast(s)
         learner = (create_learner or self.create_learner)(policy, self.models / "policy", s)
         policy.weights_changed()  # those of a checkpoint may be in place now
+        agent, create_environment = self.players(policy, experience)
         training = Training(
             policy=policy,
-            agent=self.world.agent(policy, real=real),
+            agent=agent,
             learner=learner,
             source="real" if real else "synthetic",
             experience=experience if self.world.asks_experience else None,
             check_action=self.world.check_action,
             curriculum=self._curriculum(real=real),
             replay_buffer=self.replay_buffer,
-            create_environment=partial(self.world.create_dream, experience) if experience else self.world.create_environment,
+            create_environment=create_environment,
             num_tasks=s.num_tasks,
             num_generations=s.num_generations,
             max_steps=self.world.max_steps,
@@ -346,6 +407,7 @@ class Experiment(Workspace):
             weights_changed=policy.weights_changed,
             evaluate=partial(self._evaluate, policy, experience) if self.validation_tasks() else None,
             evaluate_every=s.evaluate_every,
+            evaluated=len(self.validation_tasks()) if experience is not None and not s.references_only else 0,
             stop_after_uniform=s.stop_after_uniform,
             stop_after_collapse=s.stop_after_collapse,
             max_gap=None if real else s.max_gap,
@@ -360,6 +422,11 @@ class Experiment(Workspace):
     def _check_training(self, policy: "LocalChatModel", *, real: bool) -> None:
         """Raise `ConfigurationError` for settings that contradict each other, and for what a real evaluation lacks."""
         s = self.settings
+        if getattr(policy, "guided", False) is True:
+            raise ConfigurationError(
+                "guided=True: what the policy samples under a schema has other probabilities than the learner gives it; train "
+                "without it, or with guided='train' all the same"
+            )
         if s.refresh_episodes and self._given is not None:
             raise ConfigurationError(
                 f"refresh_episodes={s.refresh_episodes} trains the local experience model further, and experience_model= is "

@@ -43,6 +43,13 @@ traces it was trained on, but a model can repeat what it was trained on: who mus
 `manifest.json` has the hash of every file, what the policy was trained from, and all library versions.
 """
 
+_WHERE = {
+    "dream": "in a dream",
+    "real": "in the real environment",
+    "s2r": "in a dream, then in the real environment",
+    "traces": "on recorded successes",
+}
+
 
 def model_card(name: str, record: Mapping[str, Any]) -> str:
     """The card of the policy that `record`, the content of its manifest, tells of."""
@@ -50,10 +57,10 @@ def model_card(name: str, record: Mapping[str, Any]) -> str:
     experience, agent = record["experience_model"], record["agent"]
     origin = f"Base model: {base}."
     if training is not None:
-        where = {"dream": "in a dream", "real": "in the real environment", "s2r": "in a dream, then in the real environment"}
+        iterations = f"iterations: {training['iterations']}, " if "iterations" in training else ""
         origin = (
-            f"Trained from {base} by {training['learner'].upper()} {where[training['environment']]} of the world "
-            f"`{training['world']}` (iterations: {training['iterations']}, seed: {training['seed']})."
+            f"Trained from {base} by {training['learner'].upper()} {_WHERE[training['environment']]} of the world "
+            f"`{training['world']}` ({iterations}seed: {training['seed']})."
         )
     return _CARD.format(
         name=name,

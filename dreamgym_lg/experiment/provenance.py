@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections import Counter
+from collections import defaultdict
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,7 +14,9 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.experiment.workspace import Workspace, policy_version
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.schema import FAILED
+from dreamgym_lg.rollout import missing_episodes
 from dreamgym_lg.statistics import wilson
+from dreamgym_lg.types import Trajectory
 
 _PACKAGES = (
     *("dreamgym-lg", "langgraph", "langchain-core", "torch", "transformers", "tokenizers", "safetensors", "trl", "accelerate"),
@@ -30,10 +32,11 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
     """
     own = policy_version(policy)
     trained = own == policy_version(work.models / "trained")
+    base = own == policy_version(work.models / "base") and bool(work.replay_buffer.metrics(work.run_name("stage/base/from")))
     return {
         "policy_version": Path(own).name,
-        "base_model": _base_model(work) if trained else _model_name(own),
-        "training": _training(work) if trained else None,
+        "base_model": _base_model(work) if trained or base else _model_name(own),
+        "training": _training(work) if trained else _supervised(work) if base else None,
         "data": _data(work.replay_buffer),
         "replay_buffer": {
             "run": work.run_name("").strip("/").rpartition("-")[2],  # what is before it is the name of a folder
@@ -52,6 +55,12 @@ def _training(work: Workspace) -> dict[str, Any]:
     chosen = {"world": work.world.name, "environment": s.environment, "learner": s.learner, "seed": s.seed}
     done = next(iter(work.replay_buffer.metrics(work.run_name("stage/train"))), {})
     return {**chosen, "iterations": done.get("iterations", s.iterations), "settings": asdict(s)}
+
+
+def _supervised(work: Workspace) -> dict[str, Any]:
+    """Of the base policy, which `train_base` trained on recorded successes."""
+    s = work.settings
+    return {"world": work.world.name, "environment": "traces", "learner": "sft", "seed": s.seed, "settings": asdict(s)}
 
 
 def _base_model(work: Workspace) -> str:
@@ -77,8 +86,8 @@ def _experience_model(work: Workspace) -> dict[str, str] | None:
 
 
 def _data(buffer: ReplayBuffer) -> dict[str, Any]:
-    """How many real episodes the buffer holds, and one hash of them all, whatever their order."""
-    records = buffer.records()
+    """How many real episodes may be trained on (none of an evaluation task), and one hash of them, whatever their order."""
+    records = [each for each in buffer.records() if each.split == "train"]
     told = ((each.task_id, each.instruction, each.success, [step[:3] for step in each.steps]) for each in records)
     hashes = sorted(hashlib.sha256(json.dumps(each).encode()).digest() for each in told)
     steps = sum(len(each.steps) for each in records)
@@ -86,8 +95,11 @@ def _data(buffer: ReplayBuffer) -> dict[str, Any]:
 
 
 def _evaluation(work: Workspace, own: str) -> list[dict[str, Any]]:
-    """The stored episodes of this policy on held-out tasks, each evaluation with its 95 % Wilson interval."""
-    played, succeeded = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+    """The stored evaluations of this policy on held-out tasks, each with its 95 % Wilson interval.
+
+    One with episodes that could not be played is left out: there is no verdict without them.
+    """
+    found = defaultdict[tuple[str, ...], list[Trajectory]](list)
     prefix = work.run_name("")
     for split in ("test", "validation"):
         for source in ("real", "synthetic"):
@@ -97,23 +109,22 @@ def _evaluation(work: Workspace, own: str) -> list[dict[str, Any]]:
                     continue
                 mode = next((mode for mode in ("greedy", "sampled") if mode in parts), "")
                 panel = str(each.task.metadata.get("panel", ""))
-                key = (each.run, source, split, mode, panel, each.experience_version)
-                played[key] += 1
-                succeeded[key] += each.success
-    return [
-        {
+                found[each.run, source, split, mode, panel, each.experience_version].append(each)
+    rows = []
+    for (_, source, split, mode, panel, experience), episodes in found.items():
+        successes = sum(each.success for each in episodes)
+        row = {
             "environment": "real" if source == "real" else "dream",
             "split": split,
             "mode": mode,
             "panel": panel,
             "experience_model": experience,
-            "successes": succeeded[key],
-            "episodes": n,
-            "interval": wilson(succeeded[key], n),
+            "successes": successes,
+            "episodes": len(episodes),
+            "interval": wilson(successes, len(episodes)),
         }
-        for key, n in played.items()
-        for _, source, split, mode, panel, experience in [key]
-    ]
+        rows += [] if missing_episodes(episodes) else [row]
+    return rows
 
 
 def _versions() -> dict[str, str]:

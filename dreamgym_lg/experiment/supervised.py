@@ -57,7 +57,11 @@ def train_experience_model(
     s, annotated = work.settings, _annotated_by(annotator)
     if annotated is not None:
         _annotate(work, work.replay_buffer, annotated)
-    offline = work.offline()
+    if not (offline := work.offline()):
+        raise ConfigurationError(
+            f"{work.out} has no recorded trajectory of the split 'train' to learn from: call collect() first; for a DreamGym, "
+            "give a replay buffer with traces (load_traces, `dreamgym import`)"
+        )
     work.replay_buffer.record_metrics(work.run_name(DATA), 0, {"trajectories": len(offline)})
     shown, held_out = (_as_dreamed(work, each) for each in work.experience_data())
     edited = _edited(work, shown, annotated)

@@ -5,7 +5,6 @@ import gc
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
+from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.chat_models import to_experience_model
@@ -25,9 +25,11 @@ from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experience_models import as_trained, is_local_model, local_experience_model
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.world import World
+from dreamgym_lg.experiment.world import Rollouts, World
+from dreamgym_lg.launch import launched
+from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import rollout
+from dreamgym_lg.rollout import Agent, rollout
 from dreamgym_lg.types import Split, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -54,12 +56,6 @@ DATA = "stage/experience/data"
 """Where it is recorded how many trajectories the experience model was trained from."""
 
 
-def show_progress(label: str, done: int, total: int) -> None:
-    """Show progress on one line of the terminal; nothing where standard error is none."""
-    if sys.stderr.isatty():  # what is printed next takes the line's place, unless it is the stage's last
-        print(f"\x1b[K{label}: {done}/{total}", end="\n" if done >= total else "\r", file=sys.stderr, flush=True)
-
-
 class Workspace:
     """The folder, replay buffer and models that all stages of an experiment share.
 
@@ -74,7 +70,9 @@ class Workspace:
             (`runs/mine/models/experience-0`). Default: the local one that `train_experience` trains.
         engine: Creates what generates the policy's replies from the folder of its weights; it has to follow them when
             `Engine.clear` is called. Default: the weights in this process.
-        progress: Called throughout with a label, how much is done, and of how much. Default: a line on the terminal.
+        rollouts: Plays the episodes elsewhere, e.g. `RayRollouts` in Ray actors. Default: in this process.
+        progress: Called throughout with a label, how much is done, and of how much. Default: `show_progress`, in a
+            terminal or a notebook.
         say: Called with one line at each evaluation and whenever something should be known at once. Default: a logged warning.
     """
 
@@ -87,10 +85,13 @@ class Workspace:
         replay_buffer: ReplayBuffer | None = None,
         experience_model: ExperienceModel | BaseChatModel | str | None = None,
         engine: "CreateEngine | None" = None,
+        rollouts: Rollouts | None = None,
         progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
     ) -> None:
         self.world, self.out, self.settings = world, Path(out), settings or world.settings
+        # the other ranks of a launch serve rank 0's learner, and touch neither folder nor replay buffer
+        self._serves = (launch := launched()) is not None and launch.rank > 0
         if settings is None and (found := self._stored_settings()) is not None and found.pop("world", "") == world.name:
             found.pop("arguments", None)  # compared by `open`
             try:
@@ -98,7 +99,7 @@ class Workspace:
             except TypeError as error:
                 told = f"{self.out / 'settings.json'} is of another version of dreamgym-lg ({error}): take another folder"
                 raise ConfigurationError(told) from error
-        self.engine, self.progress, self.say = engine, progress, say
+        self.engine, self.rollouts, self.progress, self.say = engine, rollouts, progress, say
         self._buffer, self._prefix = replay_buffer, "" if replay_buffer is None else None
         self._given = experience_model
         self._processes: dict[str, LocalChatModel] = {}
@@ -159,6 +160,9 @@ class Workspace:
     @contextmanager
     def stage(self, name: str) -> Iterator[bool]:
         """Whether the stage is still to do; its wall time is recorded when it ends."""
+        if self._serves:
+            yield False
+            return
         self.open()
         if self.seconds(name) is not None:
             yield False
@@ -249,9 +253,17 @@ class Workspace:
         In a process of its own a local one computes beside the policy. `name=""` is one without weights, which prepares
         training data.
         """
+        self._check_rank()
         found = self._experience(name, own_process)
         found.shown = self.world.shown or found.shown
         return found
+
+    def _check_rank(self) -> None:
+        if self._serves:
+            raise ConfigurationError(
+                "several processes run this script, and each of them would play and measure what stands before train(): do "
+                "that after train(), where rank 0 is alone, or in a run with one process"
+            )
 
     def _experience(self, name: str | None, own_process: bool) -> ExperienceModel:
         given, buffer, world = self._given, self.replay_buffer, self.world
@@ -331,12 +343,13 @@ class Workspace:
         iteration: int = 0,
     ) -> list[Trajectory]:
         """As `play`."""
-        dreamed = experience is not None
+        self._check_rank()
+        agent, create_environment = self.players(policy, experience)
         return await rollout(
-            self.world.agent(policy, real=not dreamed),
+            agent,
             tasks,
-            (lambda: self.world.create_dream(experience)) if experience is not None else self.world.create_environment,
-            source="synthetic" if dreamed else "real",
+            create_environment,
+            source="synthetic" if experience is not None else "real",
             run=self.run_name(name),
             iteration=iteration,
             seed=self.settings.seed,
@@ -346,6 +359,15 @@ class Workspace:
             replay_buffer=self.replay_buffer,
             experience_version=experience.version if experience is not None and self.world.asks_experience else "",
         )
+
+    def players(self, policy: BaseChatModel, experience: ExperienceModel | None) -> tuple[Agent, CreateEnvironment | None]:
+        """What plays episodes, and what creates their environments if they are here: dreams or, without `experience`, real."""
+        real = experience is None
+        if self.rollouts is None:
+            agent, create = self.world.agent(policy, real=real), self.world.create_environment
+        else:
+            agent, create = self.rollouts.agent(self.world, policy, real=real), None
+        return agent, create if experience is None else partial(self.world.create_dream, experience)
 
     def say_unreadable(self, episodes: Sequence[Trajectory]) -> None:
         """Say how many dreamed episodes of an evaluation count as no success since an answer in them could not be read."""

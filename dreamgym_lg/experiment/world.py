@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from langchain_core.language_models import BaseChatModel
 
@@ -155,3 +155,10 @@ class World(ABC):
         for step in trajectory.steps:
             messages += [{"role": "assistant", "content": step.action}, {"role": "user", "content": step.next_observation}]
         return messages[:-1]
+
+
+class Rollouts(Protocol):
+    """Plays a world's episodes elsewhere than in this process, as `RayRollouts` does."""
+
+    def agent(self, world: World, policy: BaseChatModel, *, real: bool) -> Agent:
+        """What `rollout` plays. A real one makes its environments itself: `rollout` is given none."""

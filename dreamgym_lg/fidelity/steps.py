@@ -101,9 +101,7 @@ def one_step(episodes: Sequence[Sequence[Answered]]) -> OneStep:
     """The figures of all steps, given episode by episode: intervals allow for the steps of one episode being alike."""
     answered = [each for episode in episodes for each in episode]
     errors = [[error for each in episode if (error := _reward_error(each)) is not None] for episode in episodes]
-    bins = reliability(
-        [[(each.answer.reward, each.step.reward) for each in episode if each.answer] for episode in episodes]
-    )
+    bins = reliability([[(each.answer.reward, each.step.reward) for each in episode if each.answer] for episode in episodes])
     return OneStep(
         steps=len(answered),
         episodes=sum(bool(episode) for episode in episodes),

@@ -163,9 +163,7 @@ class ReplayBuffer:
                 sql = "UPDATE trajectories SET annotation = ? WHERE id = ?"
                 connection.execute(sql, (schema.annotation_text(annotation), found[0][0]))
 
-    def tasks(
-        self, *, environment: str | None = None, split: Split | None = None, origin: Origin | None = None
-    ) -> list[Task]:
+    def tasks(self, *, environment: str | None = None, split: Split | None = None, origin: Origin | None = None) -> list[Task]:
         """The stored tasks, oldest first."""
         where, values = _where(environment=environment, split=split, origin=origin)
         found = self._rows(f"SELECT {TASK_COLUMNS} FROM tasks {where} ORDER BY position", values)

@@ -23,7 +23,7 @@ STEP_COLUMNS = "observation, action, next_observation, reward, terminated, trunc
 TRAJECTORY_COLUMNS = (
     "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version, annotation, acts"
 )
-SEGMENT_COLUMNS = "token_ids, sampled, logprobs, temperature"
+SEGMENT_COLUMNS = "token_ids, sampled, logprobs, temperature, policy_version, guided"
 WITH_TASK = "trajectories JOIN tasks ON tasks.id = task_id"
 
 Rows = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
@@ -88,6 +88,16 @@ def _acts(db: Database) -> None:
     db.execute("ALTER TABLE steps ADD COLUMN line TEXT NOT NULL DEFAULT ''")
     # JSON: they are few, and only ever read with their trajectory. NULL for none.
     db.execute("ALTER TABLE trajectories ADD COLUMN acts TEXT")
+
+
+@migrations(name="0006_policy_version")
+def _policy_version(db: Database) -> None:
+    db.execute("ALTER TABLE segments ADD COLUMN policy_version TEXT NOT NULL DEFAULT ''")
+
+
+@migrations(name="0007_guided")
+def _guided(db: Database) -> None:
+    db.execute("ALTER TABLE segments ADD COLUMN guided INTEGER NOT NULL DEFAULT 0")
 
 
 def wrapped(connection: sqlite3.Connection) -> Database:
@@ -203,7 +213,7 @@ def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) ->
         [(id, position, *_step_row(step)) for id, each in stored.items() for position, step in enumerate(each.steps)],
     )
     connection.executemany(
-        f"INSERT INTO segments (trajectory_id, position, {SEGMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
+        f"INSERT INTO segments (trajectory_id, position, {SEGMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         [(id, position, *_segment_row(one)) for id, each in stored.items() for position, one in enumerate(each.segments)],
     )
     return len(stored)
@@ -304,21 +314,30 @@ def _step_row(step: Step) -> tuple[Any, ...]:
     return (*texts, *judged, as_text(step.line))
 
 
-def _segment_row(segment: Segment) -> tuple[bytes, bytes, bytes, float | None]:
+def _segment_row(segment: Segment) -> tuple[bytes, bytes, bytes, float | None, str, bool]:
     # Little-endian whatever the machine, so that a file may be moved.
     return (
         np.asarray(segment.token_ids, "<i4").tobytes(),
         np.asarray(segment.sampled, "u1").tobytes(),
         np.asarray(segment.logprobs, "<f4").tobytes(),
         segment.temperature,
+        segment.policy_version,
+        segment.guided,
     )
 
 
 def segment_of(row: Sequence[Any]) -> Segment:
-    *blobs, temperature = row
+    *blobs, temperature, version, guided = row
     arrays = (np.frombuffer(blob, kind) for blob, kind in zip(blobs, ("<i4", "u1", "<f4"), strict=True))
     token_ids, sampled, logprobs = (tuple(array.tolist()) for array in arrays)
-    return Segment(token_ids=token_ids, sampled=sampled, logprobs=logprobs, temperature=temperature)
+    return Segment(
+        token_ids=token_ids,
+        sampled=sampled,
+        logprobs=logprobs,
+        temperature=temperature,
+        policy_version=version,
+        guided=bool(guided),
+    )
 
 
 def task_of(row: Sequence[Any]) -> Task:

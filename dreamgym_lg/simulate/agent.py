@@ -282,7 +282,7 @@ def with_policy(
         route: The nodes whose models it answers for; the others keep their own. Default: all.
         pass_through: Tools whose own models it answers for too.
 
-    Raises `ConfigurationError` for what is no compiled graph, and for unknown names.
+    Raises `ConfigurationError` for what is no compiled graph or no chat model, and for unknown names.
 
     Only chat-model and tool classes are patched; the guard of dreams is not installed, and threads are as they were. So a
     model that a node asks in a thread or pool of its own stays the production model (LangGraph's own threads and
@@ -304,6 +304,10 @@ def production_episodes(
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
             f"{type(graph).__name__} is no compiled graph; give what StateGraph.compile or create_agent returns"
+        )
+    if not isinstance(policy, BaseChatModel):
+        raise ConfigurationError(
+            f"policy={policy!r} is no chat model: give one without bound tools; load_policy(folder) reads an exported policy"
         )
     check_route(graph, route)
     check_tool_names(graph, pass_through)

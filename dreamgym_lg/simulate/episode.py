@@ -16,7 +16,6 @@ from langchain_core.tools import BaseTool
 from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
 from langgraph.types import Interrupt
-from langsmith.run_helpers import tracing_context
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
@@ -31,6 +30,7 @@ from dreamgym_lg.simulate.interrupts import InterruptedRun, approve
 from dreamgym_lg.simulate.object_graph import changes_state_only, runs_an_agent
 from dreamgym_lg.simulate.return_types import with_returns
 from dreamgym_lg.simulate.route import Route, goes_to_policy
+from dreamgym_lg.tracing import episode_tracing
 from dreamgym_lg.types import Act, ActKind, Step, StepResult, Task
 
 T = TypeVar("T")
@@ -269,8 +269,8 @@ class SimulatedEpisode:
         return self._enter()
 
     def _enter(self) -> "SimulatedEpisode":
-        if self.guard is not None:  # a dream is not to be reported as production's doing
-            self._exit.enter_context(tracing_context(enabled=False))
+        if self.guard is not None:
+            self._exit.enter_context(episode_tracing("dream"))
         self._exit.enter_context(set_var(var_child_runnable_config, None))  # no subgraph of the run it is played in
         self._exit.enter_context(in_episode(self))
         self.owns_threads, self.ended = True, False

@@ -160,11 +160,7 @@ _STARTING_THREADS = (
 
 def nodes_with_own_threads(graph: Pregel) -> list[str]:
     """Names of the nodes whose own code starts threads or uses a pool, sorted; models asked there see no ContextVar."""
-    return sorted(
-        name
-        for name, node in graph.nodes.items()
-        if any(map(_starts_threads, run_by([node.bound, *node.writers])))
-    )
+    return sorted(name for name, node in graph.nodes.items() if any(map(_starts_threads, run_by([node.bound, *node.writers]))))
 
 
 def _starts_threads(found: Any) -> bool:

@@ -145,7 +145,8 @@ def alarms(history: History) -> list[tuple[int, str]]:
         found += [(iteration, text) for name, text in wrong.items() if name not in told]
         told = set(wrong)
         if failed := read_number(row.get("failed_episodes")):
-            found.append((iteration, f"{failed:.0f} episodes could not be played, the first: {row.get('first_error')}"))
+            counted = "1 episode" if failed == 1 else f"{failed:.0f} episodes"
+            found.append((iteration, f"{counted} could not be played, the first: {row.get('first_error')}"))
         if row.get("stopped_early"):
             found.append((iteration, "the run ended early"))
     return found

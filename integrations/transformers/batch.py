@@ -5,6 +5,7 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -13,12 +14,19 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.guide import Guides, mask
 from dreamgym_lg.integrations.transformers.prefix_cache import Prefix, PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_parsing import safe_length
 
 PASSES = 10_000
 """Forward passes of a model whose times are remembered."""
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None) -> frozenset[int]:
+    """The tokens that end a reply: the tokenizer's, and those of the model's generation settings."""
+    ends = model.generation_config.eos_token_id if model is not None else None
+    return frozenset({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
 
 
 class Decoder:
@@ -46,9 +54,13 @@ class Decoder:
                 f"the model is spread over {', '.join(devices)}, and a batch keeps its keys and values on one device: load it "
                 "with device='auto', or with a device_map that names one device"
             )
-        ends = self.model.generation_config.eos_token_id
-        self.ends = frozenset({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
+        self.ends = end_tokens(tokenizer, model)
         self._buffer = torch.empty(0)
+
+    @cached_property
+    def guides(self) -> Guides:
+        """Made for the first guided request, in about a second."""
+        return Guides(self.tokenizer, self.model.config.get_text_config().vocab_size, sorted(self.ends))
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -134,6 +146,8 @@ class Row:
     prefix: Prefix | None
     random: Random | None
     """None takes the most likely token."""
+    matcher: Any = None
+    """Of `guide.Guides`: which tokens may come next; None: every one."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     shown: str = ""
@@ -205,6 +219,9 @@ class Batch:
 
     def _sample(self, logits: torch.Tensor) -> torch.Tensor:
         """One token per row, drawn from softmax(logits / temperature)."""
+        for i, row in enumerate(self.rows):
+            if row.matcher is not None and not row.future.done():
+                mask(row.matcher, logits[i])
         warmth = torch.tensor([row.request.temperature or 1.0 for row in self.rows])
         logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
         tokens = self._draw(logprobs)
@@ -215,6 +232,8 @@ class Batch:
             if not row.future.done():
                 row.sampled.append(token)
                 row.logprobs.append(logprob)
+                if row.matcher is not None:
+                    row.matcher.consume_token(token)
         return tokens
 
     def _draw(self, logprobs: torch.Tensor) -> torch.Tensor:
@@ -228,12 +247,6 @@ class Batch:
             tokens[warm] = drawn.clamp(max=logprobs.shape[1] - 1)
         return tokens
 
-    def _text(self, row: Row) -> str:
-        skipped, decode = row.request.skipped_ids, self.decoder.tokenizer.decode
-        if skipped is None:
-            return row.request.forced + decode(row.sampled, skip_special_tokens=True)
-        return row.request.forced + decode([token for token in row.sampled if token not in skipped])
-
     def _finished(self, i: int, row: Row) -> bool:
         """Answer the row if it is at its end; its place in the batch is given up at the next shrinking."""
         if row.future.done():
@@ -241,11 +254,8 @@ class Batch:
         ended, request = row.sampled[-1] in self.decoder.ends, row.request
         if not (ended or request.on_text or request.stop or len(row.sampled) >= request.max_new_tokens):
             return False
-        text = self._text(row)
-        cut = min((at for stop in request.stop if (at := text.find(stop, len(request.forced))) >= 0), default=-1)
-        if cut >= 0:
-            text = text[:cut]
-        over = ended or cut >= 0 or len(row.sampled) >= request.max_new_tokens
+        text, cut = request.reply(self.decoder.tokenizer, row.sampled)
+        over = ended or cut or len(row.sampled) >= request.max_new_tokens
         _show(row, text, over=over)
         if not over:
             return False
@@ -260,8 +270,8 @@ class Batch:
             known=own[..., self.known - row.known : self.known, :],
             new=own[..., new : self.filled, :],
         )
-        reason = "stop" if ended or cut >= 0 else "length"
-        row.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason))
+        reason, guided = "stop" if ended or cut else "length", row.matcher is not None
+        row.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason, guided=guided))
         return True
 
     def _advance(self, tokens: torch.Tensor, active: list[int]) -> None:

@@ -11,7 +11,7 @@ import queue
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -89,6 +89,10 @@ class LocalChatModel(TrainablePolicy):
     """A reply ends before the first of these; `stop` of a call takes their place."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables of the model's chat template, e.g. Qwen3's `{"enable_thinking": False}`."""
+    guided: bool | Literal["train"] = False
+    """Whether tool calls are held to the schemas of the tools (extra `guided`), with an engine of this process or one of its
+    own. What is drawn so has other probabilities than a learner gives it: `True` plays, and training refuses it; `train` lets
+    it train all the same. `Segment.guided` tells."""
     streaming: bool = False
     """Whether `invoke` tells callbacks each piece of text as it comes, as `stream` does."""
     _tools: ToolDialect = PrivateAttr()
@@ -156,6 +160,11 @@ class LocalChatModel(TrainablePolicy):
         return "dreamgym-local"
 
     @property
+    def model_name(self) -> str:
+        """What LangChain's `create_agent` asks for the name of a model by; without one it would read `model`, which is none."""
+        return self.name_or_path or self._llm_type
+
+    @property
     def _identifying_params(self) -> dict[str, Any]:
         return {"model": self.name_or_path, "temperature": self.temperature, "max_new_tokens": self.max_new_tokens}
 
@@ -221,8 +230,8 @@ class LocalChatModel(TrainablePolicy):
         recorder = TokenRecorder.current()
         seed = kwargs.get("seed")
         tools, choice = kwargs.get("tools") or (), kwargs.get("tool_choice")
-        response_format = kwargs.get("response_format")
-        plain = not tools and choice is None and response_format is None and not any(map(has_calls, messages))
+        answer, guided = kwargs.get("response_format"), bool(self.guided)
+        plain = not tools and choice is None and answer is None and not any(map(has_calls, messages))
         request = Request(
             conversation=[to_entry(message) for message in messages] if plain else (),
             temperature=kwargs.get("temperature", self.temperature),
@@ -233,15 +242,19 @@ class LocalChatModel(TrainablePolicy):
             template_kwargs=self.chat_template_kwargs,
         )
         if not plain:
-            self._tools.prepare(request, messages, tools=tools, choice=choice, response_format=response_format)
+            self._tools.prepare(request, messages, tools=tools, choice=choice, response_format=answer, guided=guided)
         return request
 
     def _finish(self, request: Request, generated: Generated, run_manager: _RunManager) -> AIMessage:
         recorder = TokenRecorder.current()
+        if request.guide is not None and not generated.guided:
+            engine = type(self.engine).__name__
+            raise ConfigurationError(f"{engine} guides no tool calls: leave out guided=, or take another engine")
         if recorder is not None:
             run_id = run_manager.run_id if run_manager else None
             tokens = generated.given_ids, generated.sampled_ids, generated.logprobs
-            recorder.record(TokenCall(run_id, *tokens, temperature=request.temperature))
+            version, guided = generated.policy_version, generated.guided
+            recorder.record(TokenCall(run_id, *tokens, request.temperature, version, guided))
         return AIMessage(
             **self._tools.read(request, generated),
             response_metadata={"model_name": self.name_or_path, "finish_reason": generated.finish_reason},

@@ -17,11 +17,10 @@ from random import Random
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dreamgym_lg.errors import ConfigurationError, ContextExceeded
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.batch import Batch, Decoder, Row
 from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
-from dreamgym_lg.integrations.transformers.tool_format import render
 
 IDLE_SECONDS = 0.0005
 """A batch is closed when no further call has come for this long; ten times as long while it is smaller than the batch
@@ -100,18 +99,10 @@ class LocalEngine:
                     model.train()
 
     def _row(self, request: Request, future: "Future[Generated]") -> Row:
-        tokenizer, max_tokens = self._decoder.tokenizer, self._decoder.max_tokens
-        text = render(tokenizer, request)
-        prefix = self.prefixes.find(request, text)
-        new = tokenizer(text[len(prefix.text) if prefix else 0 :], add_special_tokens=False)["input_ids"]
-        ids = [*(prefix.ids if prefix else ()), *new]
-        if len(ids) + request.max_new_tokens > max_tokens:
-            raise ContextExceeded(
-                f"the conversation has {len(ids)} tokens and may grow by {request.max_new_tokens}; the model takes "
-                f"{max_tokens}: shorten the episode, the observations or max_new_tokens"
-            )
+        text, ids, prefix = self.prefixes.encode(self._decoder.tokenizer, request, self._decoder.max_tokens)
         seed = next(self._seeds) if request.seed is None else request.seed
-        return Row(request, future, text, ids, prefix, Random(seed) if request.temperature > 0 else None)
+        matcher = self._decoder.guides.matcher(request.guide, request.forced) if request.guide is not None else None
+        return Row(request, future, text, ids, prefix, Random(seed) if request.temperature > 0 else None, matcher)
 
 
 _Waiting = queue.SimpleQueue[tuple[LocalEngine, _Asked] | None]

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.launch import launched
 
 HUB_OPTIONS = frozenset({"revision", "token", "trust_remote_code"})
 """Arguments of `from_pretrained` for the model and its tokenizer."""
@@ -65,6 +66,7 @@ def resolve_device(device: str) -> str:
 
     Raises `ConfigurationError` for a GPU where there is none, and for what is no device.
     """
+    launched()  # leaves this process its own GPU
     available = torch.cuda.is_available()
     if device == "auto":
         return "cuda" if available else "cpu"

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
+from dreamgym_lg.errors import ContextExceeded
 from dreamgym_lg.integrations.transformers.requests import Request
+from dreamgym_lg.integrations.transformers.tool_format import render
 
 CACHED_BYTES = 1 << 28
 """Keys and values that a model keeps over all conversations; the least recently used go first and are read anew."""
@@ -53,6 +56,26 @@ class PrefixCache:
         key = _key(request.owner, request.conversation)
         prefix = self.prefixes.get(key) or self._tokens_only.get(key)
         return prefix if prefix is not None and text.startswith(prefix.text) else None
+
+    def encode(
+        self, tokenizer: PreTrainedTokenizerBase, request: Request, max_tokens: int
+    ) -> tuple[str, list[int], Prefix | None]:
+        """The conversation as text and as tokens, those of earlier replies as they were sampled; and its known beginning.
+
+        Raises `ContextExceeded` if it may grow beyond `max_tokens`.
+        """
+        text = render(tokenizer, request)
+        prefix = self.find(request, text)
+        new = tokenizer(text[len(prefix.text) if prefix else 0 :], add_special_tokens=False)["input_ids"]
+        ids = [*(prefix.ids if prefix else ()), *new]
+        check_length(request, ids, max_tokens)
+        return text, ids, prefix
+
+    def keep_tokens(self, request: Request, *, reply: str, text: str, ids: list[int]) -> None:
+        """As `keep`, without keys and values: a server has those."""
+        if request.owner is not None:
+            self._forget(_key(request.owner, request.conversation))
+        self._remember(_key(request.owner, [*request.conversation, {"role": "assistant", "content": reply}]), text, ids)
 
     def keep(
         self,
@@ -112,9 +135,22 @@ class PrefixCache:
         """Keep the tokens without keys and values: to encode the text again could give others, and split the segment."""
         prefix = self.prefixes[key]
         self._forget(key)
-        self._tokens_only[key] = Prefix(prefix.text, prefix.ids)
+        self._remember(key, prefix.text, prefix.ids)
+
+    def _remember(self, key: _Key, text: str, ids: list[int]) -> None:
+        self._tokens_only.pop(key, None)
+        self._tokens_only[key] = Prefix(text, ids)
         if len(self._tokens_only) > TOKENS_ONLY:
             self._tokens_only.popitem(last=False)
+
+
+def check_length(request: Request, ids: Sequence[int], max_tokens: int) -> None:
+    """Raise `ContextExceeded` if these tokens and the longest reply to them are more than the model takes."""
+    if len(ids) + request.max_new_tokens > max_tokens:
+        raise ContextExceeded(
+            f"the conversation has {len(ids)} tokens and may grow by {request.max_new_tokens}; the model takes "
+            f"{max_tokens}: shorten the episode, the observations or max_new_tokens"
+        )
 
 
 def _key(owner: int | None, conversation: Sequence[dict[str, Any]]) -> _Key:

@@ -3,9 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from langchain_core.messages.ai import UsageMetadata
+from transformers import PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from dreamgym_lg.integrations.transformers.guide import Guide
 
 ToolChoice = str | bool | dict[str, Any] | None
 """Which tool a reply has to call, as OpenAI and LangChain write it; `LocalChatModel.bind_tools` says what each value means."""
@@ -34,6 +38,8 @@ class Request:
     wants_json: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the chat template."""
+    guide: "Guide | None" = None
+    """What tool calls in the reply are held to; None: nothing, the model's own distribution."""
     splices: Mapping[str, str] = field(default_factory=dict)
     """Rendered text to replace by what was sampled there."""
     forced: str = ""
@@ -42,6 +48,16 @@ class Request:
     """Special tokens to leave out of the text; None: all."""
     on_text: Callable[[str], None] | None = None
     """Called from the engine's thread with each new piece of text."""
+
+    def reply(self, tokenizer: PreTrainedTokenizerBase, sampled: Sequence[int]) -> tuple[str, bool]:
+        """The text of a reply of these tokens, cut before the first stop string; and whether it was cut."""
+        skipped = self.skipped_ids
+        if skipped is None:
+            text = self.forced + tokenizer.decode(sampled, skip_special_tokens=True)
+        else:
+            text = self.forced + tokenizer.decode([token for token in sampled if token not in skipped])
+        cut = min((at for stop in self.stop if (at := text.find(stop, len(self.forced))) >= 0), default=-1)
+        return (text, False) if cut < 0 else (text[:cut], True)
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,6 +72,10 @@ class Generated:
     """Natural log-probability of each sampled token at the request's temperature (at 0: at temperature 1)."""
     finish_reason: str
     """`stop` at an end token or stop string, `length` at `max_new_tokens`."""
+    policy_version: str = ""
+    """Of the weights that sampled it, as the server names them; "" in process."""
+    guided: bool = False
+    """Whether the engine held it to the request's guide."""
 
     @property
     def usage(self) -> UsageMetadata:

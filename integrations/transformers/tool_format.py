@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.actions import parse_action
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.guide import Guide
 from dreamgym_lg.integrations.transformers.requests import Generated, Request, ResponseFormat, ToolChoice
 from dreamgym_lg.integrations.transformers.structured_output import json_section, parse_json
 from dreamgym_lg.integrations.transformers.tool_parsing import MARKERS, Call, parse_reply
@@ -93,8 +94,9 @@ class ToolDialect:
         tools: Sequence[Tool],
         choice: ToolChoice,
         response_format: ResponseFormat,
+        guided: bool = False,
     ) -> None:
-        """Write the conversation with its tools into the request.
+        """Write the conversation with its tools into the request. Args: `guided`, whether calls are held to their schemas.
 
         Raises `ConfigurationError` for a choice of no known tool, a tool that runs at its provider, and an unknown response
         format.
@@ -110,6 +112,9 @@ class ToolDialect:
         if functions and forced != "none":
             request.tool_names, request.skipped_ids = names, self._skipped_ids
             request.forced = self._beginning(forced, names)
+            if guided:
+                called = [each for each in functions if forced in (None, "any", each["function"]["name"])]
+                request.guide = Guide.of(called, *(self.template_format or HERMES))
         if (section := json_section(response_format)) is not None:
             sections.append(section)
             request.wants_json = True

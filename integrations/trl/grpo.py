@@ -22,7 +22,8 @@ class GRPOLearner(PolicyLearner):
 
     Args:
         loss_type: One of `LOSS_TYPES`. With `dr_grpo`, `max_completion_length` is its constant.
-        options: Of `PolicyLearner`, and of `GRPOConfig`: `epsilon`, `epsilon_high`, `delta`, `use_bias_correction_kl`.
+        options: Of `PolicyLearner`, and of `GRPOConfig`: `epsilon`, `epsilon_high`, `delta`, `use_bias_correction_kl`,
+            `vllm_importance_sampling_correction`, `vllm_importance_sampling_clip_max`.
 
     Raises `ConfigurationError` as `PolicyLearner` does, and for an unknown loss type.
     """

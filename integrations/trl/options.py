@@ -29,7 +29,12 @@ STEP = frozenset(
     )
 )
 """Those of `GRPOConfig` that every learner passes on."""
-CLIPPING = frozenset(("delta", "epsilon", "epsilon_high", "use_bias_correction_kl"))
+CLIPPING = frozenset(
+    (
+        *("delta", "epsilon", "epsilon_high", "use_bias_correction_kl"),
+        *("vllm_importance_sampling_correction", "vllm_importance_sampling_clip_max"),
+    )
+)
 """Those that concern the ratio to the probability that a token was sampled with."""
 
 _OWN = frozenset(("beta", "learning_rate", "micro_batch_tokens", "peft_config", "save_every", "seed", "temperature", "updates"))
@@ -53,7 +58,7 @@ _ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("scale_rewards", "reward_weights", "multi_objective_aggregation"), _REWARDS),
     **dict.fromkeys(("save_strategy", "save_steps", "save_only_model", "resume_from_checkpoint"), _SAVING),
     **dict.fromkeys(("max_steps", "num_train_epochs"), "the training graph says how many `iterations` there are"),
-    **dict.fromkeys(("epsilon", "epsilon_high", "delta", "use_bias_correction_kl"), "its loss has no ratio that is clipped"),
+    **dict.fromkeys(CLIPPING, "its loss has no ratio to the probability that a token was sampled with"),
     "max_completion_length": "how much the policy says at most is its own max_new_tokens",
     "loss_type": "only learner='grpo' has several",
     "num_generations": "the rollouts have it (`Settings.num_generations`, `rollout(num_generations=)`)",
@@ -104,6 +109,11 @@ def check_learner(
 ) -> None:
     """Raise `ConfigurationError` for what the learner of class `kind`, which takes its `own` options, cannot be given."""
     check_options(kind, config, known={*own, *_OWN}, advice=_ADVICE, config=GRPOConfig)
+    if config.get("vllm_importance_sampling_correction") and updates > 1:
+        raise ConfigurationError(
+            f"updates={updates} with vllm_importance_sampling_correction: its weights are of the policy before the update, "
+            "from which only the first step begins; give updates=1, or leave it out: tokens are clipped by that ratio then"
+        )
     for name, given in (("updates", updates), ("micro_batch_tokens", micro_batch_tokens), ("save_every", save_every)):
         if given < 1:
             raise ConfigurationError(f"{name}={given}: it has to be at least 1")

@@ -40,6 +40,7 @@ from dreamgym_lg.integrations.trl.adapters import FASTER, check_adapters
 from dreamgym_lg.integrations.trl.memory import check_memory, estimate_memory
 from dreamgym_lg.integrations.trl.options import SMALL, check_learner, check_reference, default_rate, precision
 from dreamgym_lg.integrations.trl.policy_trainer import PolicyTrainer, Stopped, Update
+from dreamgym_lg.integrations.trl.ranks import join_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +56,12 @@ _SETTINGS: Mapping[str, Any] = {
     "report_to": "none",
     "disable_tqdm": True,
     "ignore_data_skip": True,
+    "vllm_importance_sampling_correction": False,
 }
 
+
+_LAST_WORD = 10.0
+"""Seconds that a trainer's thread has to end; where another process has died, it may wait for that."""
 
 _Result = tuple[str | None, dict[str, float]]
 """The checkpoint written after an iteration, if one was, and the iteration's metrics."""
@@ -157,14 +162,19 @@ class PolicyLearner:
             learning_rate = default_rate(model, small=2e-4, large=self.LARGE_RATE) * (FASTER if peft_config else 1)
         given = {"learning_rate": learning_rate, "beta": beta, "temperature": temperature, "seed": seed, **self.loss}
         self._done: queue.SimpleQueue[_Result | BaseException] = queue.SimpleQueue()
+        self._ranks = join_ranks(model.device)
+        self._serves = self._ranks is not None and self._ranks.rank > 0
+        self._leads = not self._serves
         self._trainer = self._create_trainer({**given, **config})
         self._progress, self._all_saved = self._read_progress(), True
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        if self._progress["checkpoint"]:
+        if self._progress["checkpoint"] and not self._serves:
             self._start()
 
     def _create_trainer(self, config: dict[str, Any]) -> PolicyTrainer:
+        if self._serves:
+            config = {**config, "report_to": "none"}
         args = _arguments(self.model, self.path, config, frozen=self._peft_config is not None)
         self._check_memory(args)
         trainer = self.trainer(
@@ -179,6 +189,8 @@ class PolicyLearner:
         results.trainer = trainer
         trainer.remove_callback(PrinterCallback)
         trainer.feed, trainer.micro_batch_tokens = queue.SimpleQueue(), self._micro_batch_tokens
+        trainer.ranks = self._ranks
+        trainer.use_vllm = trainer.vllm_importance_sampling_correction  # what TRL asks besides; it generates nothing here
         return trainer
 
     def _check_memory(self, args: GRPOConfig) -> None:
@@ -224,6 +236,8 @@ class PolicyLearner:
         raised; after that, `RuntimeError`: the weights are in an unknown state, a new learner on the same path goes on from
         the last checkpoint.
         """
+        if self._serves:
+            raise ConfigurationError("rank 0 alone gives episodes to its learner; on every other rank call serve()")
         if self._failure is not None:
             raise RuntimeError(
                 f"training stopped after iteration {self.iteration} ({type(self._failure).__name__}: {self._failure}); "
@@ -256,14 +270,27 @@ class PolicyLearner:
         steps = min(self._updates, len(parts))
         for i in range(steps):
             last = i == steps - 1
-            self._trainer.feed.put(Update(partial(self._rows, parts[i::steps]), steps, last=last, save=last and save))
+            rows = partial(self._rows, parts[i::steps])
+            self._trainer.feed.put(Update(rows, steps, first=i == 0, last=last, save=last and save))
         return self._result()
 
+    def serve(self) -> None:
+        """On a rank above 0, take a share of every update of rank 0's learner, until that is closed.
+
+        Raises `ProcessLost` when another process of the training has died, and whatever the trainer raised.
+        """
+        self._train(threading.Event())
+        while not self._done.empty():
+            self._result()
+
     def close(self) -> None:
-        """End the trainer's thread; nothing more is saved."""
+        """End the trainer's thread, and the other ranks' `serve`; nothing more is saved."""
+        leads, self._leads = self._leads, False
+        if self._ranks is not None and leads and self._thread is None:
+            self._ranks.broadcast((None, None))  # as the trainer does at its end
         if self._thread is not None:
             self._trainer.feed.put(None)
-            self._thread.join()
+            self._thread.join(None if self._ranks is None else _LAST_WORD)
             self._thread = None
             self._progress = self._read_progress()  # another update would go on from there
 

@@ -16,6 +16,7 @@ try:
 except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
+from dreamgym_lg.integrations.trl.ranks import Ranks
 from dreamgym_lg.integrations.trl.rows import split_passes
 from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix
 from dreamgym_lg.types import Segment
@@ -36,10 +37,17 @@ class Update(NamedTuple):
     """Called with the weights of the steps before in place."""
     scale: float
     """The loss is this times the weighted sum over the rows."""
+    first: bool
+    """The first of its iteration: the weights are those that the episodes were sampled with."""
     last: bool
-    """The last of its iteration."""
     save: bool
     """Whether a checkpoint follows."""
+
+
+def _share(rows: Sequence[TrainingRow], ranks: Ranks) -> list[TrainingRow]:
+    """The rows of this rank, about as many tokens as those of any other."""
+    ordered = sorted(rows, key=lambda row: -len(row.segment.token_ids))
+    return ordered[ranks.rank :: ranks.size]
 
 
 def _weight(rows: Sequence[TrainingRow]) -> float:
@@ -53,23 +61,57 @@ class PolicyTrainer(GRPOTrainer):
     micro_batch_tokens: int
     ends_iteration: bool = False
     """Whether the optimiser step at hand is the last of its iteration."""
+    ranks: Ranks | None = None
+    """The processes that share the rows of an optimiser step, which rank 0 has; None: this one alone."""
+    _joined = False
+    _measures = False
+    _inputs: dict[str, torch.Tensor] | None = None
 
     def training_step(
         self, model: PreTrainedModel, inputs: object, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        update = self.feed.get()
-        if update is None:
-            raise Stopped
-        self.control.should_save, self.ends_iteration = update.save, update.last
-        rows = update.rows()
-        parts = [[rows[i] for i in part] for part in self.passes([row.segment for row in rows])]
+        if self.ranks is None:
+            if (update := self.feed.get()) is None:
+                raise Stopped
+            rows = mine = update.rows()
+        else:
+            update, rows = self._receive(self.ranks)
+            mine = _share(rows, self.ranks)
+        self.control.should_save, self.ends_iteration, self._measures = update.save, update.last, update.first
+        parts = [[mine[i] for i in part] for part in self.passes([row.segment for row in mine])]
+        passes = len(parts) if self.ranks is None else sum(self.ranks.gather(len(parts)))
         # not Trainer's accumulation: that has a fixed number of passes, to which rows would have to be added
         self._step, self.current_gradient_accumulation_steps = 0, len(parts)
         loss = torch.zeros((), device=self.accelerator.device)
         for part in parts:
             loss += super().training_step(model, self._batch(part, update.scale * len(parts)), None)
-            self._weigh_metrics(_weight(part) / _weight(rows) * len(parts))
+            self._weigh_metrics(_weight(part) / _weight(rows) * passes)
+        if self.ranks is not None:
+            self._add_up(self.ranks, loss)
         return loss
+
+    def _receive(self, ranks: Ranks) -> tuple[Update, Sequence[TrainingRow]]:
+        """The next optimiser step's rows, as rank 0 has them; with the first, its weights."""
+        update, rows = None, None
+        if ranks.rank == 0 and (update := self.feed.get()) is not None:
+            rows = update.rows()
+            update = update._replace(rows=tuple)  # a function of this process: what it gives is sent beside it
+        update, rows = ranks.broadcast((update, rows))
+        if update is None:
+            raise Stopped
+        if not self._joined:
+            ranks.copy(self.model.parameters())
+            self._joined = True
+        return update._replace(save=update.save and ranks.rank == 0), rows
+
+    def _add_up(self, ranks: Ranks, loss: torch.Tensor) -> None:
+        """The loss, its gradients and, on rank 0, the metrics of all ranks in place of the own share's."""
+        ranks.add_up([loss])
+        ranks.add_up_gradients(each for each in self.model.parameters() if each.requires_grad)
+        _, *others = ranks.gather(dict(self._metrics["train"]))
+        if ranks.rank == 0:
+            for name, values in (pair for metrics in others for pair in metrics.items()):
+                self._metrics["train"][name] += values
 
     def passes(self, segments: Sequence[Segment]) -> list[list[int]]:
         """Which segments share a forward pass."""
@@ -78,7 +120,7 @@ class PolicyTrainer(GRPOTrainer):
     def _weigh_metrics(self, share: float) -> None:
         """TRL takes the mean over passes of each pass's own means: with this, tokens weigh as in the loss."""
         for name, values in self._metrics["train"].items():
-            if name in ("kl", "entropy", "value_loss", "cispo_clip_ratio") or name.startswith("clip_ratio/"):
+            if name in ("kl", "entropy", "value_loss", "cispo_clip_ratio") or name.startswith(("clip_ratio/", "sampling/")):
                 values[-1] *= 1.0 if name.endswith(("_min", "_max")) else share
 
     def _prepare_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -104,11 +146,13 @@ class PolicyTrainer(GRPOTrainer):
             "completion_ids": pad(completions, padding_value=token),
             "completion_mask": pad([torch.ones_like(ids) for ids in completions], padding_value=0),
             "tool_mask": pad(masks, padding_value=0.0),
-            "old_per_token_logps": pad(logprobs, padding_value=0.0),
+            "sampling_per_token_logps": pad(logprobs, padding_value=0.0),
             "advantages": pad(advantages, padding_value=0.0),
             "num_items_in_batch": torch.tensor(largest),
         }
         output = {key: value.to(self.accelerator.device) for key, value in output.items()}
+        if not self.vllm_importance_sampling_correction:  # with it, TRL takes the present ones, and `_compare` weighs them
+            output["old_per_token_logps"] = output["sampling_per_token_logps"]
         if self.beta != 0.0:
             output["ref_per_token_logps"] = self.reference_log_probs(output)
         return output
@@ -126,7 +170,28 @@ class PolicyTrainer(GRPOTrainer):
             return model(**inputs, attention_mask=whole, past_key_values=prefix.past)
 
         ids, mask = input_ids[:, prefix.length :], attention_mask[:, prefix.length :]
-        return super()._get_per_token_logps_and_entropies(after_prefix, ids, mask, logits_to_keep, **options)
+        found = super()._get_per_token_logps_and_entropies(after_prefix, ids, mask, logits_to_keep, **options)
+        if self._inputs is not None:
+            self._compare(self._inputs, found[0].detach())
+        return found
+
+    def _compute_loss(self, model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        self._inputs = inputs
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self._inputs = None
+
+    def _compare(self, inputs: dict[str, torch.Tensor], log_probs: torch.Tensor) -> None:
+        """How far the trainer's probabilities are from those sampled with, and importance weights for it, by TRL's names."""
+        more, mask = log_probs - inputs["sampling_per_token_logps"], inputs["tool_mask"]
+        figures = {"sampling_logp_difference/mean": more.abs()}
+        if self.vllm_importance_sampling_correction:
+            inputs["importance_sampling_ratio"] = more.exp().clamp(max=self.vllm_importance_sampling_clip_max)
+            figures["importance_sampling_ratio/mean"] = inputs["importance_sampling_ratio"]
+        for name, values in figures.items():
+            if self._measures:
+                self._metrics["train"][f"sampling/{name}"].append(((values * mask).sum() / mask.sum()).item())
 
     @torch.no_grad()
     def log_probs(self, model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -151,5 +216,5 @@ class LikelihoodTrainer(PolicyTrainer):
 
     def _batch(self, rows: Sequence[TrainingRow], scale: float = 1.0) -> dict[str, torch.Tensor]:
         batch = super()._batch(rows, scale)
-        del batch["old_per_token_logps"]  # TRL takes the present ones then
+        batch.pop("old_per_token_logps", None)  # TRL takes the present ones then
         return batch

@@ -115,7 +115,8 @@ class PPOLearner(PolicyLearner):
             says little as long as it has learned nothing.
         value_coef: Of the critic's loss; its gradient reaches the policy's model too.
         value_clip: How far from its expectation before the update the critic is moved at most, above 0.
-        options: Of `PolicyLearner`, and of `GRPOConfig`: `epsilon`, `epsilon_high`, `delta`, `use_bias_correction_kl`.
+        options: Of `PolicyLearner`, and of `GRPOConfig`: `epsilon`, `epsilon_high`, `delta`, `use_bias_correction_kl`,
+            `vllm_importance_sampling_correction`, `vllm_importance_sampling_clip_max`.
 
     Raises `ConfigurationError` as `PolicyLearner` does, and for a number outside of its range.
     """

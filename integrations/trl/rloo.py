@@ -14,7 +14,8 @@ class RLOOLearner(PolicyLearner):
     the policy gradient of the reward itself. TRL's own `RLOOTrainer` has one ratio per sequence, and an episode may be several:
     here it is clipped per token, as in GRPO, and the KL term is in the loss, not in the reward.
 
-    Args: As of `PolicyLearner`, and of `GRPOConfig`: `epsilon`, `epsilon_high`, `delta`, `use_bias_correction_kl`.
+    Args: As of `PolicyLearner`, and of `GRPOConfig`: `epsilon`, `epsilon_high`, `delta`, `use_bias_correction_kl`,
+        `vllm_importance_sampling_correction`, `vllm_importance_sampling_clip_max`.
     """
 
     OPTIONS = STEP | CLIPPING

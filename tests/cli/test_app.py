@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -307,6 +308,9 @@ def test_export_writes_the_trained_policy_to_a_new_folder(made: Experiment, fold
     assert manifest["policy_version"] == (made.models / "trained" / "version").read_text()
     assert manifest["training"]["world"] == "textworld_express/twc" and manifest["agent"] is None
     assert "policies/mine exists already" in refused("export", "made", "policies/mine")
+    assert "device='gpu' is no device" in refused("serve", "policies/mine", "--device", "gpu")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "cannot be listened on" in refused("serve", "policies/mine", "--port", str(taken.getsockname()[1]))
 
 
 def test_serve_refuses_what_is_no_export_and_listens_on_loopback(folder: Path) -> None:

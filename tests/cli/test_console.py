@@ -7,21 +7,21 @@ from collections.abc import Iterator
 import pytest
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from dreamgym_lg.cli import console as shared
 from dreamgym_lg.cli.console import errors_shown, progress_shown
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.progress import StageBars
 
 
-class Clocked(Progress):
+class Clocked(StageBars):
     """A progress display whose clock is set by the test."""
 
     now = 0.0
     shown: "Clocked"
 
-    def __init__(self, *columns: object, console: Console) -> None:
-        super().__init__(*columns, console=console, auto_refresh=False, get_time=lambda: Clocked.now)  # type: ignore[arg-type]
+    def __init__(self, console: Console) -> None:
+        super().__init__(console, auto_refresh=False, get_time=lambda: Clocked.now)
         Clocked.shown = self
 
     def seconds(self) -> dict[str, float | None]:
@@ -32,7 +32,7 @@ class Clocked(Progress):
 def output(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     text = io.StringIO()
     monkeypatch.setattr(shared, "console", Console(file=text, force_terminal=False, width=120))
-    monkeypatch.setattr(shared, "Progress", Clocked)
+    monkeypatch.setattr(shared, "StageBars", Clocked)
     Clocked.now = 0.0
     yield text
 

@@ -35,6 +35,10 @@ def test_names_that_do_not(name: str) -> None:
     assert use_by_name(name).writes and "writes=[...]" in use_by_name(name).why
 
 
+def test_a_word_that_makes_a_reading_name_doubtful_is_named() -> None:
+    assert use_by_name("find_book").why.startswith("its name has the word 'book'; if it only reads, name the tools that write")
+
+
 def test_what_a_tool_says_of_itself_comes_before_its_name() -> None:
     tools = [
         named("get_token", writes=True),

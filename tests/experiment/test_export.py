@@ -290,7 +290,8 @@ def test_the_manifest_says_where_a_policy_comes_from(gym: DreamGym, tmp_path: Pa
     own = tiny(temperature=0)
     foreign = provenance(gym, own)
     assert foreign["training"] is None and foreign["base_model"] == "org/tiny" and foreign["experience_model"] is None
-    assert foreign["data"]["trajectories"] == 3 and foreign["replay_buffer"]["trajectories"]["offline"] == 3
+    assert foreign["data"]["trajectories"] == 2, "an evaluation task's episode is not trained on"
+    assert foreign["replay_buffer"]["trajectories"]["offline"] == 3
     assert {"python", "torch", "transformers", "langgraph"} <= set(foreign["versions"])
 
     gym.open()
@@ -302,17 +303,31 @@ def test_the_manifest_says_where_a_policy_comes_from(gym: DreamGym, tmp_path: Pa
     played: dict[str, Any] = {"source": "real", "policy_version": version, "run": gym.run_name("x/real")}
     for number, success in enumerate([True, True, False]):
         gym.replay_buffer.add(episode("t", split="test", success=success, rollout_index=number, **played))
+    away = {**played, "run": gym.run_name("y/real"), "policy_version": version}
+    gym.replay_buffer.add(episode("t", split="test", **away))
+    gym.replay_buffer.add(episode("t", split="test", success=False, error="ModelUnavailable: away", rollout_index=1, **away))
     found = provenance(gym, trained)
     assert found["policy_version"] == version and found["base_model"] == "org/base"
     assert found["training"]["iterations"] == 7 and found["training"]["learner"] == "grpo" and "seed" in found["training"]
     assert found["experience_model"] == {"version": gym.experience_version}
-    (row,) = found["evaluation"]
+    (row,) = found["evaluation"]  # of the other one an episode is missing
     assert (row["environment"], row["split"], row["successes"], row["episodes"]) == ("real", "test", 2, 3)
     assert row["interval"] == pytest.approx((0.2077, 0.9385), abs=1e-3)
     gym.export(tmp_path / "mine", policy=trained)
     card = (tmp_path / "mine" / "README.md").read_text()
     assert "| real | test | as set | 2 of 3 | 21% to 94% |" in card and "by GRPO in a dream" in card
     assert "org/base" in card and (tmp_path / "mine" / "version").read_text() == version
+
+
+def test_the_base_policy_says_what_it_was_made_of(gym: DreamGym, tmp_path: Path) -> None:
+    own = tiny(temperature=0)
+    gym.open()
+    save_model(own.model, own.tokenizer, gym.models / "base")
+    gym.replay_buffer.record_metrics(gym.run_name("stage/base/from"), 0, {"model": "org/start"})
+    gym.export(tmp_path / "mine", policy=gym.base_policy())
+    card = (tmp_path / "mine" / "README.md").read_text()
+    assert "Trained from org/start by SFT on recorded successes of the world `agent` (seed: 0)." in card
+    assert 'base_model: "org/start"' in card
 
 
 def test_the_hash_is_of_the_data_whatever_its_order(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ FINE: dict[str, float] = {"entropy": 0.5, "invalid_action_share": 0.1, "kl": 0.0
             "60 of the 90 segments of 30 episodes read again .* 70% of all tokens. The chat template .*chat_template_kwargs",
         ),
         ({"segments": 90, "rewritten_segments": 20, "episodes": 30, "reread_share": 0.2}, None, ""),
+        ({"sampling/sampling_logp_difference/mean": 0.3}, "sampler", "differ by 0.30 a token .*correction=True"),
         ({"entropy": 2.5}, "noise", "entropy rose from 0.50 to 2.50, .* a lower learning_rate"),
     ],
 )

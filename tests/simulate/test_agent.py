@@ -25,7 +25,7 @@ from dreamgym_lg.simulate import SimulatedAgent, SimulatedEpisode, simulated, wi
 from dreamgym_lg.simulate.agent import ResetReal
 from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
-RACING = ("send_fan_out", "batch_of_runs", "thread_pool", "several_questions_at_once")
+RACING = ("send_fan_out", "commands_that_send", "batch_of_runs", "thread_pool", "several_questions_at_once")
 """Kinds in which threads act at once, and in an open order."""
 NO_GRAPH = ("object_with_invoke", "graph_in_a_chain", "async_checkpoints")
 OWN_THREADS = (
@@ -272,6 +272,11 @@ def test_nodes_that_start_threads_are_named_and_keep_their_model_there(
 def test_an_object_that_is_no_graph_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="object is no compiled graph"):
         with_policy(object(), ScriptedPolicy())  # type: ignore[arg-type]
+
+
+def test_a_path_in_place_of_the_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="policy='policies/v1' is no chat model: .*load_policy.folder. reads"):
+        with_policy(react(World(folder=tmp_path).model, toolbox(World(folder=tmp_path))), "policies/v1")  # type: ignore[arg-type]
 
 
 MODES: Any = ["values", "updates", "messages", "debug", "tasks", "checkpoints", "custom"]

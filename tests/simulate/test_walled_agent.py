@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import io
 import itertools
 import json
 import os
@@ -24,6 +23,7 @@ from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFai
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import Allow
+from dreamgym_lg.simulate.remote_episode import Parent, ParentFailed
 from dreamgym_lg.simulate.wall import agent as walled_agent
 from dreamgym_lg.simulate.wall import child, worker
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
@@ -230,12 +230,12 @@ async def test_what_is_no_message_ends_the_worker(kind: str, tmp_path: Path) -> 
 
 
 def test_a_thread_that_outlives_its_episode_gets_no_answers() -> None:
-    pipe = io.BytesIO()
-    parent = child.Parent(child.Said(pipe), 7)
+    lines = list[bytes]()
+    parent = Parent(lines.append, 7)
     waiting = parent.ask("step", "look")
-    assert json.loads(pipe.getvalue()) == {"ask": "step", "episode": 7, "number": 1, "args": ["look"]}
+    assert json.loads(lines[0]) == {"ask": "step", "episode": 7, "number": 1, "args": ["look"]}
     parent.end()
-    with pytest.raises(child.ParentFailed, match="has ended"):
+    with pytest.raises(ParentFailed, match="has ended"):
         waiting.result(timeout=1)
     with pytest.raises(RuntimeError, match="episode of this thread has ended"):
         parent.ask("step", "look")
@@ -345,7 +345,7 @@ def test_what_ended_an_episode_is_told_also_where_two_errors_are_each_others_con
     one, other = ValueError("one"), KeyError("other")
     one.__context__, other.__context__ = other, one
     assert child._failure(one) == {"failed": "ValueError", "text": "one", "number": None}
-    other.__context__ = child.ParentFailed(7, "the world's")
+    other.__context__ = ParentFailed(7, "the world's")
     assert child._failure(one)["number"] == 7
 
 

@@ -96,7 +96,7 @@ def test_a_run_has_alarms_evaluations_and_curriculum(client: TestClient) -> None
     text = shown(client, "/run?run=train")
     assert "iteration 2: KL of 0.90 a token, the policy is far from where it began" in text
     assert text.count("KL of") == 1, "told when it begins"
-    assert "iteration 1: 1 episodes could not be played, the first: <script>" in text
+    assert "iteration 1: 1 episode could not be played, the first: <script>" in text
     assert "1 0.60 [0.31, 0.83] 0.80 [0.49, 0.94] +0.20" in text
     assert "1 dream 1 1 50% 0.210 1.00 [0.21, 1.00] 2 1 –" in text, "iteration 1: one group, of a varied task, one failed"
     picture = client.get("/curves.png?run=train")

@@ -1,12 +1,7 @@
 """One worker: a process behind the wall that plays episodes, many at once, as an event loop does.
 
-What crosses the wall is what an episode asks of others anyway, and nothing more: a call of the policy (messages, tools and
-other arguments, as OpenAI's form has them; a message that was sent before is a number), and the calls of `Environment` (step,
-check_action, show_tools; its `reset` is called here, before the episode).
-
-What comes up is JSON, one line for each message: the worker is not trusted, and to unpickle is to run what was sent. What
-goes down is pickled. Threads read the pipes, and write what a pipe does not take at once, so that no worker can keep the
-caller's event loop waiting.
+What crosses the wall is what an episode asks of others anyway (`remote_episode`), and nothing more. Threads read the pipes, and
+write what a pipe does not take at once, so that no worker can keep the caller's event loop waiting.
 """
 
 import asyncio
@@ -26,25 +21,24 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextvars import copy_context
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
-from langchain_core.callbacks import AsyncCallbackManager
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage, messages_from_dict
-from langchain_core.outputs import ChatGeneration, ChatResult
-from langsmith.run_helpers import tracing_context
+from langsmith.run_helpers import trace
 
-from dreamgym_lg import errors
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import DreamGymError, EnvironmentFailed
+from dreamgym_lg.errors import EnvironmentFailed
+from dreamgym_lg.redaction import redact_environment
 from dreamgym_lg.simulate.agent import AgentState
 from dreamgym_lg.simulate.guard.checks import Allow
+from dreamgym_lg.simulate.remote_episode import AskedEpisode, Message, answers_of, read_error, read_state
 from dreamgym_lg.simulate.wall.wall import start_walled
-from dreamgym_lg.types import Act, Step, Task
+from dreamgym_lg.tracing import episode_tracing
+from dreamgym_lg.types import Task
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +49,6 @@ LONGEST_LINE = 64 * 2**20
 
 _CHILD = "from dreamgym_lg.simulate.wall.child import main; main()"
 _SCRATCH = "dreamgym-scratch-"
-
-Message = dict[str, Any]
 
 
 class Worker:
@@ -153,7 +145,7 @@ class Worker:
     def _read_errors(self) -> None:
         with contextlib.suppress(ValueError, OSError):
             while line := cast(IO[bytes], self._process.stderr).readline(10_000):
-                self._errors.append(line.decode(errors="replace").rstrip())
+                self._errors.append(redact_environment(line.decode(errors="replace").rstrip()))
                 logger.info("worker: %s", self._errors[-1])
 
     def _write(self) -> None:
@@ -222,16 +214,16 @@ class Worker:
         await self._ready()
         first = await environment.areset(task)
         number = next(self._numbers)
-        with tracing_context(enabled=False):  # as in process
-            context, episode = copy_context(), _Episode(self, number, _answers(policy, environment))
-        with self._listening(number, lambda message: context.run(episode.hear, message)):
-            self.send(pickle.dumps(("play", number, task, first)))
-            try:
-                message = await self._end_of(episode)
-            finally:
-                episode.end()
-        if "state" in message:
-            yield _state(message["state"])
+        with episode_tracing("dream"), trace("dreamed episode", inputs={"task": task.instruction}):  # the calls' parent
+            context, episode = copy_context(), AskedEpisode(self.send, number, answers_of(policy, environment))
+            with self._listening(number, lambda message: context.run(episode.hear, message)):
+                self.send(pickle.dumps(("play", number, task, first)))
+                try:
+                    message = await self._end_of(episode)
+                finally:
+                    episode.end()
+        if (state := read_state(message)) is not None:
+            yield state
         if "ended" not in message:
             raise _error(message, episode.causes)
 
@@ -266,7 +258,7 @@ class Worker:
         finally:
             del self._listeners[number]
 
-    async def _end_of(self, episode: "_Episode") -> Message:
+    async def _end_of(self, episode: AskedEpisode) -> Message:
         """The last message. Ends a worker that hangs; one that waits for the policy or the world does not."""
         while not episode.ended.done():
             left = self._heard + SILENCE - time.monotonic()
@@ -277,90 +269,8 @@ class Worker:
         return episode.ended.result()
 
 
-class _Episode:
-    """The parent's part of an episode: what is asked is answered as it comes, until the worker says that it has ended."""
-
-    def __init__(self, worker: Worker, number: int, answers: "dict[str, Answer]") -> None:
-        self.ended = asyncio.get_running_loop().create_future()
-        self.causes, self.unanswered = dict[int, Exception](), set[int]()
-        self._worker, self._number, self._answers, self._tasks = worker, number, answers, set[asyncio.Task[None]]()
-
-    def hear(self, message: Message) -> None:
-        if self.ended.done():
-            return
-        if "ask" in message:
-            self.unanswered.add(message["number"])
-            self._tasks.add(asyncio.create_task(self._answer(message)))
-        else:
-            self.ended.set_result(message)
-
-    async def _answer(self, message: Message) -> None:
-        asked = message["number"]
-        try:
-            value = await self._answers[message["ask"]](*message["args"])
-            order = pickle.dumps(("answer", self._number, asked, value, None))
-        except Exception as error:
-            self.causes[asked] = error
-            order = pickle.dumps(("answer", self._number, asked, None, f"{type(error).__name__}: {error}"))
-        self._worker.send(order)
-        self.unanswered.discard(asked)
-
-    def end(self) -> None:
-        self.ended.cancel()
-        for each in self._tasks:
-            each.cancel()
-
-
-def _state(sent: Any) -> AgentState:
-    steps, acts = [Step(**step) for step in sent["steps"]], [Act(*act) for act in sent["acts"]]
-    return cast(AgentState, sent | {"steps": steps, "acts": acts})
-
-
 def _error(message: Message, causes: dict[int, Exception]) -> Exception:
-    """What ended the episode: the parent's own error where that is behind it, else one of this library's."""
-    if "gone" in message:
-        return EnvironmentFailed(message["gone"])
-    if message["number"] in causes:
-        return causes[message["number"]]
-    kind = getattr(errors, message["failed"], None)
-    if isinstance(kind, type) and issubclass(kind, DreamGymError):
-        return kind(message["text"])
-    return EnvironmentFailed(f"in the walled worker: {message['failed']}: {message['text']}")
-
-
-Answer = Callable[..., Awaitable[Any]]
-"""What the parent does when it is asked, with the arguments that came."""
-
-
-def _answers(policy: BaseChatModel, environment: Environment) -> dict[str, Answer]:
-    """All that a worker can ask for."""
-    heard: dict[int, BaseMessage] = {}
-    listeners = AsyncCallbackManager.configure(None, policy.callbacks, policy.verbose).handlers
-    bare = not listeners and type(policy).agenerate is BaseChatModel.agenerate
-    """Nothing is lost without `agenerate`, whose work is done in the worker already, around its `ParentPolicy`."""
-
-    async def reply(sent: list[Any], stop: list[str] | None, given: dict[str, Any]) -> ChatResult:
-        arguments = {name: given[name] for name in ("tools", "tool_choice", "response_format") if name in given}
-        new = {number: json.loads(text) for number, text in (each for each in sent if isinstance(each, list))}
-        heard.update(zip(new, messages_from_dict(list(new.values())), strict=True))
-        asked = [heard[each[0] if isinstance(each, list) else each] for each in sent]
-        if bare:
-            return await policy._agenerate_with_cache(asked, stop=stop, **arguments)
-        result = await policy.agenerate([asked], stop=stop, **arguments)
-        return ChatResult(generations=cast(list[ChatGeneration], result.generations[0]), llm_output=result.llm_output)
-
-    async def check_action(action: str, observations: list[str]) -> str | None:
-        return environment.check_action(action, observations)
-
-    async def show_tools(tools: list[dict[str, Any]]) -> None:
-        environment.show_tools(tools)
-
-    return {
-        "policy": reply,
-        "step": environment.astep,
-        "check_action": check_action,
-        "show_tools": show_tools,
-    }
+    return EnvironmentFailed(message["gone"]) if "gone" in message else read_error(message, causes, "the walled worker")
 
 
 # --- scratch folders --------------------------------------------------------------------------------------------------------

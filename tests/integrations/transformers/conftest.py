@@ -181,7 +181,9 @@ TEMPLATES: dict[str, tuple[str | None, str]] = {
     "without tools": (OLD_TEMPLATE, "<|end|>"),
     "qwen2.5": (_trl("qwen2_5"), "<|im_end|>"),
     "qwen3": (_trl("qwen3"), "<|im_end|>"),
+    "qwen3-2507": (_trl("qwen3_instruct_2507"), "<|im_end|>"),
     "llama3.1": (_trl("llama3_1"), "<|eot_id|>"),
+    "llama3.2": (_trl("llama3_2"), "<|eot_id|>"),
     "mistral": (MISTRAL_TEMPLATE, "</s>"),
     "gemma3": (_trl("gemma3"), "<end_of_turn>"),
 }

@@ -33,7 +33,7 @@ def episode(policy: LocalChatModel) -> Trajectory:
 @pytest.mark.parametrize(
     ("family", "reply", "segments"),
     [
-        *((family, "the apple", 1) for family in ("qwen2.5", "llama3.1", "mistral", "gemma3")),
+        *((family, "the apple", 1) for family in ("qwen2.5", "qwen3-2507", "llama3.1", "llama3.2", "mistral", "gemma3")),
         ("qwen2.5", "<think>\nit is red\n</think>\n\nthe apple", 1),
         ("qwen3", "<think>\nit is red\n</think>\n\nthe apple", TURNS),
     ],

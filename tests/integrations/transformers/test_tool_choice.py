@@ -200,7 +200,9 @@ def test_a_json_reply_is_parsed_where_it_can_be(of_template: Make, steer: Steer)
         policy.invoke("What?", response_format={"type": "yaml"})
 
 
-@pytest.mark.parametrize("strategy", [ToolStrategy, ProviderStrategy])
+@pytest.mark.parametrize(
+    "strategy", [ToolStrategy, ProviderStrategy, pytest.param(lambda schema: schema, id="chosen by LangChain")]
+)
 def test_agents_with_a_response_format(strategy: Any, of_template: Make, steer: Steer) -> None:
     policy = of_template("from scratch")
 

@@ -16,7 +16,7 @@ from dreamgym_lg.integrations.transformers.requests import Request
 from dreamgym_lg.integrations.transformers.tool_format import ToolDialect
 from dreamgym_lg.token_recorder import TokenRecorder
 
-FAMILIES = ["from scratch", "without tools", "qwen2.5", "qwen3", "llama3.1", "mistral"]
+FAMILIES = ["from scratch", "without tools", "qwen2.5", "qwen3", "qwen3-2507", "llama3.1", "llama3.2", "mistral"]
 Make = Callable[[str], LocalChatModel]
 Steer = Callable[[Callable[[Request], Any]], None]
 
@@ -35,7 +35,7 @@ def wait() -> str:
 
 def odd_call(family: str, number: int) -> str:
     """A call as a model may write it and no template does: the keys turned round, spaces where none belong."""
-    if family == "llama3.1":
+    if family.startswith("llama3"):
         return f'{{"name" : "look",  "parameters": {{"times":{number}, "place":"box" }}}}'
     call = f'{{"arguments":  {{"times":{number}, "place":"box" }}, "name":"look"}}'
     if family == "mistral":

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,24 @@ def test_the_number_of_passes_does_not_matter(
     metrics = [json.loads((tmp_path / str(n) / "progress.json").read_text())["metrics"] for n in sizes]
     for name in ("loss", "grad_norm", "entropy", "clip_ratio/region_mean", *(["kl"] if beta else [])):
         assert [each[name] for each in metrics] == pytest.approx([metrics[0][name]] * 4, rel=1e-6), name
+
+
+def test_tokens_of_another_engine_are_weighed_by_truncated_ratios(
+    moved: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """One in which each sampled token was less probable than for the trainer, by a factor of e."""
+    own = [segment(moved, 40 + i) for i in range(4)]
+    other = [replace(each, logprobs=[p - s for p, s in zip(each.logprobs, each.sampled, strict=True)]) for each in own]
+    same, less = ([trajectory(REWARDS[i], each, index=i) for i, each in enumerate(each)] for each in (own, other))
+    correction = {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_clip_max": 2.0}
+    expected = gradient(moved, tokenizer, tmp_path / "plain", [same])
+    for name, group, factor, differs in (("same", same, 1.0, 0.0), ("less", less, 2.0, 1.0)):
+        found = gradient(moved, tokenizer, tmp_path / name, [group], micro_batch_tokens=60, **correction)
+        assert off(found, factor * expected) < 1e-4
+        metrics = json.loads((tmp_path / name / "progress.json").read_text())["metrics"]
+        assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(factor, rel=1e-4)
+        assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(differs, abs=1e-4)
+    assert "sampling/importance_sampling_ratio/mean" not in (tmp_path / "plain" / "progress.json").read_text()
 
 
 def test_more_updates_than_rows_make_no_empty_steps(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from dreamgym_lg.types import Trajectory
         ({"micro_batch_tokens": 0}, "micro_batch_tokens=0"),
         ({"updates": 0}, "updates=0"),
         ({"save_every": 0}, "save_every=0"),
+        ({"updates": 2, "vllm_importance_sampling_correction": True}, "updates=2 with vllm_importance_sampling_correction"),
         ({"save_steps": 5}, "does not take save_steps: .*`save_every`"),
         ({"temperature": 0}, r"temperature=0: .*with_temperature\(1.0\)"),
     ],

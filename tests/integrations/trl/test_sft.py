@@ -209,7 +209,7 @@ for kill in range(6):
 def test_a_saved_model_is_read_with_its_own_tokenizer(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """For some architectures `AutoTokenizer` splits text in the way of the architecture's first model."""
     save_model(model_of(tokenizer), tokenizer, tmp_path / "model")
-    text = "valid, it is\nthe colour red 12345 {\"name\": \"料理\"}"
+    text = 'valid, it is\nthe colour red 12345 {"name": "料理"}'
     assert AutoTokenizer.from_pretrained(tmp_path / "model")(text)["input_ids"] == tokenizer(text)["input_ids"]
 
 

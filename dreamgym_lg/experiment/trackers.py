@@ -1,0 +1,91 @@
+"""Where a training run's metrics are sent: to TensorBoard, Weights & Biases, MLflow and trackio, by accelerate's trackers."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from dreamgym_lg.errors import ConfigurationError, MissingDependency
+
+TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
+"""Those that can be named, each by the package that it needs."""
+
+PROJECT = "dreamgym-lg"
+"""Where they keep the runs; the environment may name another: `WANDB_PROJECT`, `MLFLOW_EXPERIMENT_NAME`."""
+
+
+def check_trackers(report_to: str | Sequence[str]) -> tuple[str, ...]:
+    """The names given, each once; none for `"none"`.
+
+    Raises `ConfigurationError` for an unknown name, `MissingDependency` where the tracker's package is not installed.
+    """
+    names = tuple(dict.fromkeys([report_to] if isinstance(report_to, str) else report_to))
+    if names == ("none",):
+        return ()
+    for name in names:
+        if name not in TRACKERS:
+            raise ConfigurationError.unknown("tracker in report_to=", str(name), [*TRACKERS, "none"])
+        if find_spec(name) is None:
+            raise MissingDependency(f"report_to={name!r} needs the package {name}; run: pip install {name}")
+    return names
+
+
+class Trackers:
+    """Sends each iteration's metrics to trackers. A run that goes on after a crash is the same run there.
+
+    Args:
+        names: Of `TRACKERS`.
+        folder: The experiment's. TensorBoard's event files are in its folder `tensorboard`; which run the others have begun is
+            kept in its file `trackers.json`.
+        config: What the run is made with; only numbers, texts and truth values are shown.
+    """
+
+    def __init__(self, names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> None:
+        self._names, self._folder = names, folder
+        self._config = {key: value for key, value in config.items() if isinstance(value, int | float | str)}
+        self._name = f"{folder.name}-{uuid4().hex[:8]}"
+        """Of a new run."""
+        self._started: list[Any] | None = None
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Show the metrics at the step `iteration`; the first call starts the trackers."""
+        if self._started is None:
+            self._started = self._start(iteration) if self._names else []
+        for tracker in self._started:
+            tracker.log(dict(metrics), step=iteration)
+
+    def close(self) -> None:
+        for tracker in self._started or ():
+            tracker.finish()
+        self._started = None
+
+    def _start(self, iteration: int) -> list[Any]:
+        from accelerate import PartialState
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        PartialState()  # the trackers ask it for the main process
+        file, started = self._folder / "trackers.json", list[Any]()
+        runs: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+        for name in self._names:
+            tracker = LOGGER_TYPE_TO_CLASS[name](**self._arguments(name, runs.get(name), iteration))
+            tracker.start()
+            started.append(tracker)
+            if name not in runs:
+                runs[name] = tracker.tracker.info.run_id if name == "mlflow" else self._name
+                tracker.store_init_configuration(self._config)
+        file.write_text(json.dumps(runs))
+        return started
+
+    def _arguments(self, name: str, run: str | None, iteration: int) -> dict[str, Any]:
+        """Of accelerate's class. Args: `run`, the one that goes on; `iteration`, where."""
+        project, run_id = os.environ.get("WANDB_PROJECT", PROJECT), run or self._name
+        arguments: dict[str, dict[str, Any]] = {
+            "tensorboard": {"run_name": name, "logging_dir": self._folder, "purge_step": iteration},
+            "wandb": {"run_name": project, "id": run_id, "name": run_id, "resume": "allow", "dir": str(self._folder)},
+            "trackio": {"run_name": PROJECT, "name": run_id, "resume": "allow"},
+            "mlflow": {"experiment_name": PROJECT, "run_name": self._name, "run_id": run},
+        }
+        return arguments[name]

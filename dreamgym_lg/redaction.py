@@ -1,0 +1,58 @@
+"""Keys and passwords are kept out of what is written: those that a chat model holds, and those of the environment."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, SecretStr
+
+_SHORTEST_KEY = 8
+"""Shorter secrets ("EMPTY", for a server of one's own) are no secrets, and occur in ordinary text."""
+_SECRET_NAMES = re.compile(r"(?i)(key|token|secret|password|passwd|passphrase)s?$")
+
+
+def secrets(model: object) -> set[str]:
+    """The keys that a model holds: its `SecretStr` fields and those of what it is bound to, and authorising headers."""
+    return {key for key in _secrets(model, 0) if len(key) >= _SHORTEST_KEY}
+
+
+def _secrets(value: Any, depth: int) -> Iterator[str]:
+    parts: Iterable[Any] = ()
+    if isinstance(value, SecretStr):
+        yield value.get_secret_value()
+    elif depth > 4:
+        return
+    elif isinstance(value, BaseModel):
+        parts = vars(value).values()
+    elif isinstance(value, Mapping):
+        parts = value.values()
+        for name, text in value.items():
+            if isinstance(text, str) and re.search(r"(?i)authorization|api.?key|token$|secret|password", str(name)):
+                yield text.split()[-1] if text.split() else ""
+    elif isinstance(value, list | tuple):
+        parts = value
+    for part in parts:
+        yield from _secrets(part, depth + 1)
+
+
+def redact(text: str, keys: Iterable[str]) -> str:
+    """The text without the keys, and without what an address holds of a user and password."""
+    return re.sub(r"(?<=://)[^/\s@]+(?=@)", "[key]", without_keys(text, keys))
+
+
+def without_keys(text: str, keys: Iterable[str]) -> str:
+    """The text with `[key]` in the place of each."""
+    for key in sorted(keys, key=len, reverse=True):
+        text = text.replace(key, "[key]")
+    return text
+
+
+def environment_secrets() -> set[str]:
+    """The values of environment variables that are named like a secret: `OPENAI_API_KEY`, `PGPASSWORD`, `HF_TOKEN`."""
+    return {value for name, value in os.environ.items() if _SECRET_NAMES.search(name) and len(value) >= _SHORTEST_KEY}
+
+
+def redact_environment(text: str) -> str:
+    """The text without `environment_secrets`."""
+    return without_keys(text, environment_secrets())

@@ -1,0 +1,308 @@
+"""`ServedEngine`: replies of a local policy from vLLM servers, token ids in, token ids and log-probabilities out.
+
+The conversation is rendered and encoded here as `LocalEngine` does, earlier replies as the tokens that were sampled, and sent
+to `/v1/completions`. After each update the servers get the new weights, before anything is sampled from them.
+"""
+
+import asyncio
+import logging
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import torch
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from dreamgym_lg.errors import ConfigurationError, ModelUnavailable, ServersUnavailable
+from dreamgym_lg.event_loop import lasting_loop
+from dreamgym_lg.integrations.transformers.batch import end_tokens
+from dreamgym_lg.integrations.transformers.prefix_cache import TOKENS_ONLY, PrefixCache, check_length
+from dreamgym_lg.integrations.transformers.requests import Generated, Request
+from dreamgym_lg.integrations.vllm.server import Refused, Server, Unanswered, create_session
+from dreamgym_lg.integrations.vllm.weights import CreateTransfer, NoSync, TRLTransfer, WeightSync, create_sync
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BACKOFF = (0.5, 30.0)
+"""First and longest upper bound of the random wait between two tries, in seconds."""
+
+LARGEST_GAP = 0.1
+"""Nats by which the servers' log-probabilities may differ from the policy's, in the mean. In bfloat16 they do by some 0.002."""
+
+_PROBE = Request([{"role": "user", "content": "Tell me something."}], temperature=0.5, max_new_tokens=16, seed=0)
+
+_WHOLE_DISTRIBUTION = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Else a server takes those of the model's generation settings, which cut the distribution."""
+
+
+class ServedEngine:
+    """Generates a policy's replies on vLLM servers. Thread-safe.
+
+    ```python
+    LocalChatModel(model=model, tokenizer=tokenizer, engine=ServedEngine("http://localhost:8000", tokenizer, model=model))
+    ```
+    A call goes to the server with the fewest calls under way, those of an episode to the same one, which has its keys and
+    values. What may succeed at another try (429, 500, a lost connection) is tried again, if it can be on another server. A
+    reply is not streamed: its text comes in one piece.
+
+    The servers compute log-probabilities as training does only with `vllm serve ... --logprobs-mode processed_logprobs`; a
+    short reply of each is compared with `model` before the first call.
+
+    Args:
+        servers: Addresses; each serves the same model.
+        tokenizer: The policy's.
+        model: The policy's, whose weights a learner changes: `clear` brings them to the servers, its LoRA adapters alone if it
+            has any. None: a policy that is not trained.
+        name: Under which the servers serve the model. Default: the only one they have.
+        adapters: Folder for LoRA adapters, which the servers read.
+        api_key: Of the servers.
+        timeout: Seconds after which a call is given up and tried again.
+        attempts: Tries of one call.
+        create_transfer: How all weights get to a server, where there are no adapters.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        model: PreTrainedModel | None = None,
+        name: str | None = None,
+        adapters: str | Path = "adapters",
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        attempts: int = 6,
+        create_transfer: CreateTransfer = TRLTransfer,
+    ) -> None:
+        addresses = [servers] if isinstance(servers, str) else list(servers)
+        if not addresses or attempts < 1:
+            raise ConfigurationError(
+                f"servers={servers!r}, attempts={attempts}: give one server or more, and one attempt or more"
+            )
+        self.servers = [Server(address, name) for address in addresses]
+        self.ends = end_tokens(tokenizer, model)
+        self._tokenizer, self._model, self._attempts = tokenizer, model, attempts
+        self._adapters, self._create_transfer = Path(adapters), create_transfer
+        config = model.config.get_text_config() if model is not None else None
+        self._max_tokens = getattr(config, "max_position_embeddings", 1 << 30)
+        self._sync: WeightSync = NoSync()
+        self._prefixes = PrefixCache()
+        self._chosen: OrderedDict[int, Server] = OrderedDict()
+        self._loop = lasting_loop("dreamgym-served")
+        session = self._wait(_created(api_key, timeout))
+        for server in self.servers:
+            server.session = session
+        weakref.finalize(self, _close, session, self._loop)
+
+    @property
+    def policy_version(self) -> str:
+        """Names the weights that replies are sampled from; "" for those that the servers have loaded themselves."""
+        return self._sync.version
+
+    def submit(self, request: Request) -> "Future[Generated]":
+        """Ask for a reply; returns at once.
+
+        Its exceptions: `ServersUnavailable` if no server answers, `ModelUnavailable` if they answer others alone,
+        `ConfigurationError` for servers of another model or without token ids, `ContextExceeded`.
+        """
+        return asyncio.run_coroutine_threadsafe(self._reply(request), self._loop)
+
+    def clear(self) -> None:
+        """Bring the model's present weights to the servers. Raises as `submit`, if none of them can have them."""
+        if self._model is None:
+            return
+        if isinstance(self._sync, NoSync):
+            self._sync = create_sync(self._model, self._adapters, self._create_transfer)
+        self._sync.publish()
+        self._wait(self._confirm_all())
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    # --- in the loop's thread: nothing below needs a lock -------------------------------------------------------------------
+
+    async def _confirm_all(self) -> None:
+        confirmed = await asyncio.gather(
+            *(self._retried(lambda s=s: self._confirm(s)) for s in self.servers), return_exceptions=True
+        )
+        failed = [each for each in confirmed if isinstance(each, BaseException)]
+        wrong = [each for each in failed if not isinstance(each, ServersUnavailable)]
+        if wrong or len(failed) == len(self.servers):
+            raise (wrong or failed)[0]
+        for error in failed:
+            logger.warning("the others play without it: %s", error)
+
+    async def _confirm(self, server: Server) -> None:
+        """Make sure that the server has the present weights. Raises `Unanswered`, or `ConfigurationError` if it never will."""
+        version = self._sync.version
+        if server.is_confirmed(version):
+            return
+        async with server.lock:
+            if server.is_confirmed(version):
+                return
+            try:
+                await server.describe()
+                await self._sync.confirm(server)
+            except Refused as refused:
+                raise ConfigurationError(f"{refused}: is it a vLLM server, and api_key= the right one?") from refused
+            if not server.checked:
+                await self._check(server)
+                server.checked = True
+
+    async def _check(self, server: Server) -> None:
+        """Raise `ConfigurationError` if the server's log-probabilities are not those that training computes."""
+        if self._model is None:
+            return
+        _, ids, _ = PrefixCache().encode(self._tokenizer, _PROBE, 1 << 30)
+        sampled, logprobs, _ = _read(server, ids, await self._complete(server, _PROBE, ids))
+        gaps = {}
+        for temperature in (_PROBE.temperature, 1.0):
+            computed = await asyncio.to_thread(_log_probs, self._model, ids, sampled, temperature)
+            gaps[temperature] = sum(abs(a - b) for a, b in zip(computed, logprobs, strict=True)) / len(sampled)
+        gap = gaps.pop(_PROBE.temperature)
+        if gap <= LARGEST_GAP:
+            return
+        if gaps[1.0] <= LARGEST_GAP:
+            raise ConfigurationError(
+                f"{server.url} gives log-probabilities before temperature, and training needs those that were sampled from: "
+                "start it with --logprobs-mode processed_logprobs"
+            )
+        raise ConfigurationError(
+            f"{server.url} has other weights than the policy: the log-probabilities of what model {self._sync.name(server)!r} "
+            f"says there differ by {gap:.2f} nats a token: serve the model that the policy is loaded from"
+        )
+
+    async def _reply(self, request: Request) -> Generated:
+        text, ids, known = self._prefixes.encode(self._tokenizer, request, self._max_tokens)
+        begins = known is None
+        sampled, logprobs, reason, version = await self._retried(lambda: self._sample(request, ids, begins))
+        reply, cut = request.reply(self._tokenizer, sampled)
+        ended = sampled[-1] in self.ends
+        end = self._tokenizer.decode(sampled[-1:]) if ended else ""
+        whole = text + reply[len(request.forced) :] + end
+        self._prefixes.keep_tokens(request, reply=reply, text=whole, ids=ids + sampled)
+        return Generated(reply, ids, sampled, logprobs, "stop" if ended or cut else reason, version)
+
+    async def _sample(self, request: Request, ids: list[int], begins: bool) -> tuple[list[int], list[float], str, str]:
+        server = self._choose(request.owner, begins)
+        server.under_way += 1
+        try:
+            await self._confirm(server)
+            check_length(request, ids, server.max_tokens)
+            version = self._sync.version or server.model
+            return *_read(server, ids, await self._complete(server, request, ids)), version
+        except Refused as refused:
+            if refused.status == 404:  # it has lost the adapter, or the model: `_confirm` finds out which
+                server.held = None
+                raise Unanswered(str(refused)) from refused
+            raise ConfigurationError(str(refused)) from refused
+        finally:
+            server.under_way -= 1
+
+    def _choose(self, owner: int | None, begins: bool) -> Server:
+        """The one that has the episode's keys and values, else the one with the least to do; not one that has just failed."""
+        now = time.monotonic()
+        before = self._chosen.pop(owner, None) if owner is not None else None
+        if before is None or begins or before.avoided_until > now:
+            before = min(self.servers, key=lambda server: (server.avoided_until > now, server.under_way))
+        if owner is not None:
+            self._chosen[owner] = before
+            if len(self._chosen) > TOKENS_ONLY:
+                self._chosen.popitem(last=False)
+        return before
+
+    async def _complete(self, server: Server, request: Request, ids: list[int]) -> Any:
+        body = {
+            "model": self._sync.name(server),
+            "prompt": ids,
+            "max_tokens": request.max_new_tokens,
+            "temperature": request.temperature,
+            **_WHOLE_DISTRIBUTION,
+            "seed": request.seed,
+            "stop": list(request.stop),
+            "stop_token_ids": sorted(self.ends),
+            "skip_special_tokens": request.skipped_ids is None,
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        return await server.post("/v1/completions", body)
+
+    async def _retried(self, call: Any) -> Any:
+        """What a call gives in one of the attempts."""
+        begun = time.monotonic()
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(self._attempts),
+            wait=wait_random_exponential(multiplier=BACKOFF[0], max=BACKOFF[1]),
+            retry=retry_if_exception_type(Unanswered),
+            reraise=True,
+        )
+
+        async def once() -> Any:  # what is no coroutine function, AsyncRetrying would not await
+            return await call()
+
+        try:
+            return await retrying(once)
+        except Unanswered as error:
+            told = f"no reply in {self._attempts} attempts, the last: {error}"
+            if any(server.answered > begun for server in self.servers):
+                raise ModelUnavailable(f"{told}. Other calls were answered meanwhile") from error
+            raise ServersUnavailable(
+                f"{told}. Start the servers ({', '.join(server.url for server in self.servers)}) and run the same command "
+                "again: it goes on where it was"
+            ) from error
+
+
+async def _created(api_key: str | None, timeout: float) -> aiohttp.ClientSession:
+    return create_session(api_key, timeout)
+
+
+def _close(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.run_coroutine_threadsafe(session.close(), loop)
+
+
+def _read(server: Server, ids: Sequence[int], answer: Any) -> tuple[list[int], list[float], str]:
+    """Tokens, log-probabilities and finish reason. Raises `ConfigurationError` for an answer without them."""
+    try:
+        choice = answer["choices"][0]
+        sampled, given, reason = choice.get("token_ids"), choice.get("prompt_token_ids"), choice["finish_reason"]
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise Unanswered(f"{server.url} answered what cannot be read: {str(answer)[:300]}") from error
+    if reason not in ("stop", "length"):  # "abort": it is about to end
+        raise Unanswered(f"{server.url} ended a reply early ({reason})")
+    if not sampled or logprobs is None or len(sampled) != len(logprobs):
+        raise ConfigurationError(
+            f"{server.url} returns no token ids with their log-probabilities: it has to be vLLM 0.10.2 or later"
+        )
+    if given is not None and given != list(ids):
+        raise ConfigurationError(f"{server.url} read other tokens than it was sent, so that a reply cannot be trained on")
+    return sampled, logprobs, reason
+
+
+@torch.no_grad()
+def _log_probs(model: PreTrainedModel, ids: list[int], sampled: list[int], temperature: float) -> list[float]:
+    """Of the tokens sampled after `ids`, as training computes them."""
+    training = model.training
+    model.eval()
+    try:
+        tokens = torch.tensor([ids + sampled], device=model.device)
+        logits = model(input_ids=tokens).logits[0, len(ids) - 1 : -1].float() / temperature
+    finally:
+        model.train(training)
+    chosen = torch.log_softmax(logits, dim=-1).gather(1, tokens[0, len(ids) :, None])
+    return [float(each) for each in chosen[:, 0]]

@@ -1,0 +1,125 @@
+"""A vLLM server as its client sees it: what it serves, what it holds, and whether it may have restarted."""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import aiohttp
+
+from dreamgym_lg.errors import ConfigurationError
+
+RESTART_SECONDS = 2.0
+"""No server restarts as fast: one that has answered since is the one that it was."""
+
+AVOIDED_SECONDS = 5.0
+"""For so long others are asked in place of a server that has failed."""
+
+KEPT_SECONDS = 4.0
+"""An idle connection is closed after this time; vLLM does so after 5."""
+
+_QUICK = aiohttp.ClientTimeout(total=30.0, sock_connect=10.0)
+"""For what asks a server about itself."""
+
+_TRANSIENT = (408, 409, 425, 429)
+
+
+class Unanswered(Exception):
+    """A server was away, overloaded or too slow, or its answer was cut off: another try may succeed."""
+
+
+class Refused(Exception):
+    """A server refused the request itself: the same one would be refused again."""
+
+    def __init__(self, url: str, status: int, text: str) -> None:
+        super().__init__(f"{url} answered {status}: {text[:500]}")
+        self.status, self.text = status, text
+
+
+def create_session(api_key: str | None, timeout: float) -> aiohttp.ClientSession:
+    """The connections to all servers; has to be called in the event loop that uses them."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS),
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+        timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, 10.0)),
+    )
+
+
+class Server:
+    """One server. It is used in one event loop alone.
+
+    Args:
+        url: Its address, `/v1` at the end or not.
+        model: The name under which it serves the policy's model; None: the only one it has.
+    """
+
+    def __init__(self, url: str, model: str | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigurationError(f"server {url!r} is no address; give e.g. 'http://localhost:8000'")
+        self.wanted, self.model, self.max_tokens = model, model or "", 0
+        self.adapters: set[str] = set()
+        """Names of the LoRA adapters that it has told of."""
+        self.under_way = 0
+        """Calls for replies, from its choice on."""
+        self.avoided_until = 0.0
+        self.answered = -math.inf
+        """When it answered last."""
+        self.doubted = True
+        """Whether a call has failed since it was last asked what it serves."""
+        self.held: str | None = None
+        """The version of the policy's weights that it had when it was last asked."""
+        self.checked = False
+        """Whether its log-probabilities have been compared with the policy's."""
+        self.lock = asyncio.Lock()
+        self.session: aiohttp.ClientSession
+
+    def is_confirmed(self, version: str) -> bool:
+        """Whether it surely has these weights: it had them, and neither failed since nor was silent long enough to restart."""
+        fresh = time.monotonic() - self.answered < RESTART_SECONDS
+        return self.checked and not self.doubted and self.held == version and fresh
+
+    async def get(self, path: str) -> Any:
+        return await self._ask(self.session.get(self.url + path, timeout=_QUICK))
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        return await self._ask(self.session.post(self.url + path, json=body))
+
+    async def describe(self) -> None:
+        """Ask what it serves. Raises `ConfigurationError` if that is not the model wanted."""
+        self.doubted = False
+        listed = await self.get("/v1/models")
+        cards = listed.get("data", ()) if isinstance(listed, dict) else ()
+        base = {card["id"]: card for card in cards if not card.get("parent")}
+        if not base:
+            raise ConfigurationError(f"{self.url} lists no model at /v1/models: is it a vLLM server?")
+        self.adapters = {card["id"] for card in cards if card.get("parent")}
+        if self.wanted is not None and self.wanted not in base:
+            raise ConfigurationError.unknown(f"model of {self.url}", self.wanted, base)
+        self.model = self.wanted or next(iter(base))  # further ones are other names of the same
+        self.max_tokens = base[self.model].get("max_model_len") or 1 << 30
+
+    async def _ask(self, request: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> Any:
+        """What it answers: JSON if it is any, else text. Raises `Unanswered` or `Refused`."""
+        try:
+            async with request as response:
+                raw = await response.read()
+            if response.status >= 500 or response.status in _TRANSIENT:
+                raise Unanswered(f"{self.url} answered {response.status}: {raw[:300].decode(errors='replace')}")
+            if response.status >= 400:
+                raise Refused(self.url, response.status, raw.decode(errors="replace"))
+            answer = json.loads(raw) if "json" in response.headers.get("content-type", "") else raw.decode()
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            self._avoid()
+            raise Unanswered(f"{self.url} did not answer ({type(error).__name__}: {error})") from error
+        except Unanswered:
+            self._avoid()
+            raise
+        self.answered = time.monotonic()
+        return answer
+
+    def _avoid(self) -> None:
+        self.avoided_until, self.doubted = time.monotonic() + AVOIDED_SECONDS, True

@@ -1,0 +1,239 @@
+"""What is lost between a vLLM server and episodes: a server of fixed speed, many tool-calling LangGraph episodes at once.
+
+The server is a process of its own that computes nothing and takes the time that one H200 would, about, for a 7B model (assumed,
+not measured): what is new in prompts passes at 33,000 tokens a second, one call after the other (15 GFLOP a token at half of
+990 TFLOP/s; the rest is in its prefix cache), and replies come at 50 tokens a second each for 256 at once, 20 for 1,024.
+Compared are a bare aiohttp client that sends the same prompts, and episodes as training plays them: a LangGraph agent with
+tools, `rollout`, SQLite.
+
+Run: python tests/benchmarks/bench_served.py [results.json]
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypedDict
+from urllib.request import urlopen
+
+import aiohttp
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.tools import tool
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.prebuilt import ToolNode
+
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.tiny_models import create_tokenizer
+from dreamgym_lg.integrations.vllm import ServedEngine
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.rollout import rollout
+from dreamgym_lg.types import Task
+
+CALLS = 8
+"""Of the policy, in each episode: seven of a tool, and the answer."""
+REPLY_TOKENS = 128
+PROMPT_TOKENS_PER_SECOND = 33_000
+
+
+class Load(NamedTuple):
+    episodes: int
+    tokens_per_second: float
+    """Of each of so many replies at once."""
+
+
+LOADS = (Load(256, 50.0), Load(1024, 20.0))
+
+INSTRUCTION = "You help at the desk of a shop. Look orders up and answer what is asked. " * 6
+OBSERVATION = "Order 1234 of a customer has shipped on the second of May and holds an apple, a pear and a plum. " * 8
+
+SERVER = r"""
+import asyncio, json, sys, time
+speed, rate, mark, call, answer, calls = json.loads(sys.argv[1])
+busy_until = served = 0.0
+
+def seconds(prompt):
+    global busy_until
+    now = time.monotonic()
+    before = [i for i, token in enumerate(prompt) if token == mark][:-1]
+    new = len(prompt) - (before[-1] + len(call) if before else 0)
+    busy_until = max(now, busy_until) + new / speed
+    return busy_until - now + len(call) / rate
+
+async def serve(reader, writer):
+    global served
+    try:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            length = [int(line[15:]) for line in head.split("\r\n") if line.startswith("content-length:")]
+            raw = await reader.readexactly(length[0]) if length else b""
+            if raw:
+                body = json.loads(raw)
+                begun = time.monotonic()
+                ids = answer if body["prompt"].count(mark) >= calls else call
+                await asyncio.sleep(seconds(body["prompt"]))
+                served += time.monotonic() - begun
+                logprobs = {"token_logprobs": [-0.5] * len(ids)}
+                choice = {"token_ids": ids, "prompt_token_ids": body["prompt"], "logprobs": logprobs, "finish_reason": "stop"}
+                said = {"choices": [choice]}
+            elif "/seconds" in head:
+                said, served = served, 0.0
+            else:
+                said = {"data": [{"id": "policy", "max_model_len": 32768}]}
+            out = json.dumps(said).encode()
+            head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(out)
+            writer.write(head.encode() + out)
+            await writer.drain()
+    except (asyncio.IncompleteReadError, ConnectionError):
+        pass
+    finally:
+        writer.close()
+
+async def main():
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=4096)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+
+@tool
+async def get_order(order_id: str, note: str = "") -> str:
+    """Look up an order."""
+    return OBSERVATION
+
+
+class State(TypedDict, total=False):
+    task: Task
+    messages: Annotated[list[BaseMessage], add_messages]
+    success: bool
+
+
+def create_graph(policy: LocalChatModel) -> Any:
+    bound = policy.bind_tools([get_order])
+
+    async def act(state: State) -> State:
+        given = state.get("messages") or [SystemMessage(INSTRUCTION), HumanMessage(state["task"].instruction)]
+        reply = await bound.ainvoke(given)
+        return {"messages": [reply] if state.get("messages") else [*given, reply], "success": True}
+
+    def after(state: State) -> str:
+        last = state["messages"][-1]
+        return "tools" if isinstance(last, AIMessage) and last.tool_calls else END
+
+    builder = StateGraph(State)
+    builder.add_node("policy", act)
+    builder.add_node("tools", ToolNode([get_order]))
+    builder.add_edge(START, "policy")
+    builder.add_conditional_edges("policy", after, ["tools", END])
+    builder.add_edge("tools", "policy")
+    return builder.compile()
+
+
+def tasks(load: Load) -> list[Task]:
+    return [Task(id=f"t{i}", instruction=f"Where is order {i}?", environment="bench") for i in range(load.episodes // 8)]
+
+
+async def episodes(policy: LocalChatModel, load: Load, buffer: ReplayBuffer) -> Any:
+    return await rollout(
+        create_graph(policy),
+        tasks(load),
+        source="real",
+        num_generations=8,
+        run=f"bench {load.episodes}",
+        concurrency=load.episodes,
+        replay_buffer=buffer,
+    )
+
+
+async def bare(url: str, prompts: list[list[int]], load: Load) -> None:
+    async def one(session: aiohttp.ClientSession) -> None:
+        for prompt in prompts:
+            async with session.post(f"{url}/v1/completions", json={"prompt": prompt, "max_tokens": 512}) as response:
+                json.loads(await response.read())
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(*(one(session) for _ in range(load.episodes)))
+
+
+def timed(work: Any) -> tuple[float, float, Any]:
+    """Seconds of the clock, of this process's CPU, and the result."""
+    start, cpu = time.perf_counter(), time.process_time()
+    result = asyncio.run(work)
+    return time.perf_counter() - start, time.process_time() - cpu, result
+
+
+def measure(load: Load, tokenizer: Any, folder: Path) -> dict[str, float]:
+    def ids(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    wordy = ids(" I look the order up" * REPLY_TOKENS)
+    called = ids('<tool_call>\n{"name": "get_order", "arguments": {"order_id": "1234"}}\n</tool_call>') + [
+        tokenizer.eos_token_id
+    ]
+    said = [[*wordy[: REPLY_TOKENS - len(end)], *end] for end in (called, [tokenizer.eos_token_id])]
+    mark = tokenizer.convert_tokens_to_ids("<|assistant|>")
+    given = json.dumps([PROMPT_TOKENS_PER_SECOND, load.tokens_per_second, mark, *said, CALLS])
+    server = subprocess.Popen([sys.executable, "-c", SERVER, given], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = f"http://127.0.0.1:{int(server.stdout.readline())}"
+        policy = LocalChatModel(engine=ServedEngine(url, tokenizer), tokenizer=tokenizer, max_new_tokens=512)
+        with ReplayBuffer(folder / f"{load.episodes}.db") as buffer:
+            wall, cpu, played = timed(episodes(policy, load, buffer))
+        served = seconds_served(url)
+        segments = [segment for episode in played for segment in episode.segments]
+        assert all(episode.error is None for episode in played), next(e.error for e in played if e.error)
+        assert len(segments) == load.episodes and {s.trainable for s in segments} == {CALLS * REPLY_TOKENS}
+        ends = [i for i, sampled in enumerate(segments[0].sampled) if sampled and not segments[0].sampled[i - 1]]
+        alone, alone_cpu, _ = timed(bare(url, [list(segments[0].token_ids[:end]) for end in ends], load))
+        alone_served = seconds_served(url)
+    finally:
+        server.kill()
+        server.wait()
+    return {
+        "episodes": load.episodes,
+        "tokens": len(segments[0].token_ids),
+        "seconds_bare": alone,
+        "seconds": wall,
+        "of_bare": alone / wall,
+        "outside": 1 - served / (load.episodes * wall),
+        "outside_bare": 1 - alone_served / (load.episodes * alone),
+        "cpu_per_call": cpu / (CALLS * load.episodes),
+        "cpu_per_call_bare": alone_cpu / (CALLS * load.episodes),
+    }
+
+
+def seconds_served(url: str) -> float:
+    """How long calls have been with the server, added up over the episodes, since it was last asked."""
+    with urlopen(f"{url}/seconds") as response:
+        return float(response.read())
+
+
+def main() -> None:
+    texts = [INSTRUCTION, OBSERVATION, '<tool_call>\n{"name": "get_order", "arguments": {"order_id": "1234"}}\n</tool_call>']
+    tokenizer = create_tokenizer([*texts, " I look the order up"] * 9, vocab_size=800)
+    results = []
+    print(f"{CALLS} calls of {REPLY_TOKENS} tokens an episode")
+    columns = ("bare client", "episodes", "of bare", "outside", "of it bare", "CPU a call", "of it bare")
+    print(f"{'at once':>8}{'tokens':>8}" + "".join(f"{name:>13}" for name in columns))
+    with tempfile.TemporaryDirectory() as folder:
+        for load in LOADS:
+            row = measure(load, tokenizer, Path(folder))
+            print(
+                f"{row['episodes']:>8}{row['tokens']:>8}{row['seconds_bare']:>11.1f} s"
+                f"{row['seconds']:>11.1f} s{row['of_bare']:>13.1%}{row['outside']:>13.1%}{row['outside_bare']:>13.1%}"
+                f"{1000 * row['cpu_per_call']:>10.2f} ms{1000 * row['cpu_per_call_bare']:>10.2f} ms",
+                flush=True,
+            )
+            results.append(row)
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The names under which trackers show a run: those of the documentation, with the right values at the right iteration."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dreamgym_lg.graphs.metric_names import METRICS, ROLLOUTS, reported_metrics
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md"
+
+
+def test_the_documentation_lists_every_name_with_its_meaning() -> None:
+    listed = dict(re.findall(r"^\| `(\S+)` \| (.+) \|$", PAGE.read_text(), re.MULTILINE))
+    rollouts = {f"{place}/{name}": each for place in ("dream", "real") for name, each in ROLLOUTS.items()}
+    assert not rollouts.keys() & METRICS.keys()
+    dreamed = {f"dream/{name}": each for name, each in ROLLOUTS.items()}
+    assert listed == {name: each.meaning for name, each in {**dreamed, **METRICS}.items()}
+
+
+def test_each_iteration_is_reported_once_and_complete(process: Any, tmp_path: Path) -> None:
+    seen = list[tuple[int, dict[str, float]]]()
+    run = process(tmp_path, report=lambda iteration, metrics: seen.append((iteration, dict(metrics))))
+    run.run(tmp_path)
+    assert [iteration for iteration, _ in seen] == [0, 1, 2, 3]
+    for (_, metrics), row in zip(seen, run.metrics(), strict=True):
+        assert metrics["dream/success"] == row["train_success"] and metrics["policy/loss"] == row["loss"]
+        assert metrics["seconds/update"] > 0
+    assert [metrics.get("real/steps_spent") for _, metrics in seen] == [None, None, 5, None], "of the refresh, as it is over"
+
+
+def test_a_name_says_where_the_episodes_were_played() -> None:
+    row = {"train_success": 0.5, "real_steps": 7, "eval_real_successes": 3, "eval_real_episodes": 4, "kl": None, "x": "text"}
+    shown = {"validation/real_success": 0.75, "real/steps_spent": 7}
+    assert reported_metrics(row, "real") == {"real/success": 0.5, **shown}
+    assert reported_metrics(row, "synthetic") == {"dream/success": 0.5, **shown}
+
+
+@pytest.mark.parametrize("episodes", [0, None])
+def test_a_share_of_nothing_is_not_shown(episodes: Any) -> None:
+    assert reported_metrics({"eval_dream_successes": 0, "eval_dream_episodes": episodes}, "synthetic") == {}

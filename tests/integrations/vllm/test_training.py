@@ -1,0 +1,76 @@
+"""A training whose replies come from a server, which restarts in the middle of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+from vllm_server import VLLMServer
+
+from dreamgym_lg import DreamGym, ReplayBuffer, Task
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.token_recorder import TokenRecorder
+
+TASKS = [Task(id=id, instruction=f"Book room {id}.", environment="rooms", split="train") for id in "abc"]
+
+
+class World(GenericFakeChatModel):
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self.bind(tools=tools, **kwargs)
+
+
+def odd(task: Task, state: Any) -> float:
+    return float(len(state["messages"][-1].text) % 2)
+
+
+def greedy(policy: LocalChatModel) -> list[list[int]]:
+    with TokenRecorder() as recorder:
+        for text in ("say a colour", "the kitchen", "a longer observation"):
+            policy.with_temperature(0).invoke(text)
+    return [list(call.sampled_ids) for call in recorder.calls]
+
+
+@pytest.mark.slow
+def test_a_policy_is_trained_with_replies_from_a_server(
+    here: LocalChatModel, serve: Callable[..., VLLMServer], tmp_path: Path
+) -> None:
+    @tool
+    def book(city: str) -> str:
+        """Book a room."""
+        raise AssertionError("the real tool")
+
+    server = serve(name="tiny")
+    restarts: list[str] = []
+
+    def progress(label: str, done: int, total: int) -> None:
+        if "update" in label and not restarts:
+            restarts.append(label)
+            server.restart()
+
+    said = "valid, no progress yet\nreward 0, continues\nA dreamed room."
+    world = World(messages=iter([AIMessage(said)] * 999))
+    gym = DreamGym(
+        create_agent(world, [book]),
+        replay_buffer=ReplayBuffer(tmp_path / "replay.db"),
+        experience_model=world,
+        tasks=TASKS,
+        out=tmp_path / "run",
+        verify_dream=odd,
+        progress=progress,
+    )
+    before = greedy(here)
+    settings: dict[str, Any] = {"num_tasks": 2, "num_generations": 4, "learning_rate": 5e-2, "beta": 0.0}
+    trained = gym.train(here, 2, lora=True, servers=server.url, **settings)
+
+    assert restarts
+    episodes = list(gym.replay_buffer.trajectories(run=gym.run_name("train"), segments=True))
+    assert len(episodes) == 2 * 2 * 4 and all(episode.error is None for episode in episodes)
+    versions = [{s.policy_version for each in episodes if each.iteration == i for s in each.segments} for i in range(2)]
+    assert [len(each) for each in versions] == [1, 1] and versions[0] != versions[1]
+    assert len(server.requests) > 16, "the server has said it all"
+    merged = gym.policy("trained").model_copy(update={"max_new_tokens": 8})
+    assert greedy(trained) == greedy(merged) != before, "merged here, adapters there"
