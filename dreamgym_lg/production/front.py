@@ -82,8 +82,6 @@ class Front:
         alpha: float = 0.05,
         kill_switch: KillSwitch | None = None,
     ) -> None:
-        if not isinstance(policy, BaseChatModel):
-            raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
         self._episodes = production_episodes(graph, policy, route=route, pass_through=pass_through)
         self._graph, self._policy = graph, policy
         self._options: dict[str, Any] = {"route": route, "pass_through": pass_through}
