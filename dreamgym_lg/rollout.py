@@ -54,8 +54,8 @@ async def rollout(
     stored in `replay_buffer` the moment it ends. An exception is a trajectory with an `error`. An episode that is stored
     under the same (run, iteration, task, index) is read instead of played, so that a killed run repeats nothing; one that is
     stored with an `error` is played again and replaced. One whose process died (`WorkerLost`) is played again at once, from its
-    beginning and with the same seed, and nothing of it counts twice. Secrets of the environment (`environment_secrets`) are left
-    out of its texts.
+    beginning and with the same seed, and nothing of it counts twice. Secrets of the environment (`environment_secrets`) are
+    left out of its texts.
 
     Args:
         create_environment: None for an agent that acts on its own real tools.

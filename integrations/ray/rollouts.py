@@ -21,7 +21,6 @@ from typing import Any, Literal, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig
-from langsmith.run_helpers import tracing_context
 
 from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, WorkerLost
@@ -39,6 +38,7 @@ from dreamgym_lg.simulate.remote_episode import (
     read_error,
     read_state,
 )
+from dreamgym_lg.tracing import episode_tracing
 from dreamgym_lg.types import Task
 
 try:
@@ -241,7 +241,7 @@ class _RayAgent:
             raise ConfigurationError(f"create_environment= with real={self._real}: give rollout one for dreams alone")
         first = None if environment is None else await environment.areset(state["task"])
         async with self._rollouts._lease() as actor:
-            with tracing_context(enabled=False):  # as in process
+            with episode_tracing("real" if self._real else "dream"):
                 hearing = copy_context()
                 episode = AskedEpisode(actor.answer.remote, number, answers_of(self._policy, environment))
             played = actor.play.options(num_returns="streaming").remote(number, self._world, state["task"], first, config or {})
