@@ -270,7 +270,7 @@ def test_the_reference_describes_every_public_name_and_no_other() -> None:
     listed = {name for names in PUBLIC.values() for name in names}
     described_names = {name.rpartition(".")[2] for name in described - errors}
     assert described_names <= listed
-    aliases = {"DreamGymError", "Format", "KillSwitch", "Reward", "Route", "LEARNERS", "as_tool_agent"}
+    aliases = {"DreamGymError", "Format", "KillSwitch", "Reward", "Route", "LEARNERS", "METRICS", "ROLLOUTS", "as_tool_agent"}
     aliases |= PUBLIC["dreamgym_lg.integrations.bfcl"]
     assert listed - described_names <= aliases, "described in the list alone"
 
