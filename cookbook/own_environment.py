@@ -3,7 +3,7 @@
 Run: python cookbook/own_environment.py
 
 A scripted chat model stands in for policy and experience model, so that this runs anywhere in a second; put any LangChain
-chat model in their places. What it leaves out: training, which `dreamgym_lg/experiment/experiment.py` shows whole.
+chat model in their places. What it leaves out: training, which `dreamgym_lg/experiment/training.py` shows whole.
 """
 
 import asyncio

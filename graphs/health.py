@@ -1,8 +1,9 @@
-"""What the figures of a training run say goes wrong: alarms of one sentence each, and when a policy has collapsed."""
+"""What an iteration's episodes were like, and what the figures of a run say goes wrong: alarms of one sentence each."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.types import Segment, Trajectory
 
 Row = Mapping[str, float | int | str | None]
@@ -10,6 +11,58 @@ Row = Mapping[str, float | int | str | None]
 
 WINDOW = 3
 """Iterations over whose mean a figure is judged: a single one says little."""
+
+
+def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | str | None]:
+    """What an iteration's episodes were like. Failed rollouts are counted, and left out of every mean."""
+    episodes = [trajectory for group in groups for trajectory in group]
+    played = [trajectory for trajectory in episodes if trajectory.error is None]
+    steps = sum(len(trajectory.steps) for trajectory in played)
+    synthetic = [group for group in groups if group[0].task.origin == "synthetic"]
+    rewritten = [segment for trajectory in episodes for segment in rewritten_segments(trajectory)]
+    reread = sum(list(segment.sampled).index(1) for segment in rewritten)
+    return {
+        "episodes": len(episodes),
+        "failed_episodes": len(episodes) - len(played),
+        "first_error": next((t.error for t in episodes if t.error), None),
+        "reward_mean": sum(trajectory.reward for trajectory in played) / max(len(played), 1),
+        "train_success": sum(trajectory.success for trajectory in played) / max(len(played), 1),
+        "uniform_groups": sum(is_uniform(group) for group in groups) / max(len(groups), 1),
+        "synthetic_share": len(synthetic) / max(len(groups), 1),
+        "invalid_action_share": sum(trajectory.invalid_actions for trajectory in played) / max(steps, 1),
+        "steps_mean": steps / max(len(played), 1),
+        "segments": sum(len(trajectory.segments) for trajectory in episodes),
+        "rewritten_segments": len(rewritten),
+        "guided_segments": sum(segment.guided for trajectory in episodes for segment in trajectory.segments),
+        "reread_share": reread / max(sum(len(s.token_ids) for t in episodes for s in t.segments), 1),
+        "episodes_without_tokens": sum(not any(segment.trainable for segment in t.segments) for t in played),
+    }
+
+
+def is_uniform(group: Sequence[Trajectory]) -> bool:
+    """Whether no two played episodes of a group earned different rewards: no advantage, no gradient."""
+    return len({episode.reward for episode in group if episode.error is None}) < 2
+
+
+def mostly_failed(episodes: Sequence[Trajectory]) -> bool:
+    return 2 * sum(episode.error is not None for episode in episodes) > len(episodes)
+
+
+def check_trainable(episodes: Sequence[Trajectory]) -> None:
+    """Raise `NothingToTrain` if every episode of an iteration failed, or if not one action of the others was understood."""
+    if any(step.valid for episode in episodes if episode.error is None for step in episode.steps):
+        return
+    errors = sorted({episode.error for episode in episodes if episode.error})
+    if all(episode.error for episode in episodes):
+        raise NothingToTrain(
+            f"all {len(episodes)} episodes failed; causes: {'; '.join(errors[:3])}. "
+            "Mend that; then the same call plays them again"
+        )
+    actions = [step.action for episode in episodes for step in episode.steps][:3]
+    raise NothingToTrain(
+        f"not one action of {len(episodes)} episodes was valid (the first: {actions!r}), so no reward can be earned. "
+        "Fine-tune the policy on a few demonstrations first, and check that its prompt says which actions exist"
+    )
 
 
 class Alarm(NamedTuple):

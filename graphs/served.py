@@ -14,6 +14,7 @@ from typing import Any
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.training import create_training
 from dreamgym_lg.experiment.worlds import open_folder
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.graphs.training import create_training_graph
@@ -58,7 +59,7 @@ def _training() -> Any:
         """A learner of its own: the checkpoints of the experiment's training stay as they are."""
         return work.create_learner(policy, path.with_name("studio"), settings)
 
-    training, _ = work.training(work.base_policy(), beside)
+    training, _ = create_training(work, work.base_policy(), beside)
     training.evaluate = training.refresh = None
     return create_training_graph(training).compile()
 

@@ -8,7 +8,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -26,12 +26,12 @@ from typing_extensions import TypedDict
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.environment import CheckAction, CreateEnvironment
-from dreamgym_lg.errors import ConfigurationError, NothingToTrain
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.hosted import Hosted, Usage
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import create_episode_graph
-from dreamgym_lg.graphs.health import Row, check_health, is_collapsed, rewritten_segments
+from dreamgym_lg.graphs.health import Row, check_health, check_trainable, describe, is_collapsed, mostly_failed
 from dreamgym_lg.graphs.metric_names import reported_metrics
 from dreamgym_lg.graphs.spending import add_totals, estimate_rest
 from dreamgym_lg.learner import Learner
@@ -421,55 +421,3 @@ def _draining(control: RunControl) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | str | None]:
-    """What an iteration's episodes were like. Failed rollouts are counted, and left out of every mean."""
-    episodes = [trajectory for group in groups for trajectory in group]
-    played = [trajectory for trajectory in episodes if trajectory.error is None]
-    steps = sum(len(trajectory.steps) for trajectory in played)
-    synthetic = [group for group in groups if group[0].task.origin == "synthetic"]
-    rewritten = [segment for trajectory in episodes for segment in rewritten_segments(trajectory)]
-    reread = sum(list(segment.sampled).index(1) for segment in rewritten)
-    return {
-        "episodes": len(episodes),
-        "failed_episodes": len(episodes) - len(played),
-        "first_error": next((t.error for t in episodes if t.error), None),
-        "reward_mean": sum(trajectory.reward for trajectory in played) / max(len(played), 1),
-        "train_success": sum(trajectory.success for trajectory in played) / max(len(played), 1),
-        "uniform_groups": sum(is_uniform(group) for group in groups) / max(len(groups), 1),
-        "synthetic_share": len(synthetic) / max(len(groups), 1),
-        "invalid_action_share": sum(trajectory.invalid_actions for trajectory in played) / max(steps, 1),
-        "steps_mean": steps / max(len(played), 1),
-        "segments": sum(len(trajectory.segments) for trajectory in episodes),
-        "rewritten_segments": len(rewritten),
-        "guided_segments": sum(segment.guided for trajectory in episodes for segment in trajectory.segments),
-        "reread_share": reread / max(sum(len(s.token_ids) for t in episodes for s in t.segments), 1),
-        "episodes_without_tokens": sum(not any(segment.trainable for segment in t.segments) for t in played),
-    }
-
-
-def is_uniform(group: Sequence[Trajectory]) -> bool:
-    """Whether no two played episodes of a group earned different rewards: no advantage, no gradient."""
-    return len({episode.reward for episode in group if episode.error is None}) < 2
-
-
-def mostly_failed(episodes: Sequence[Trajectory]) -> bool:
-    return 2 * sum(episode.error is not None for episode in episodes) > len(episodes)
-
-
-def check_trainable(episodes: Sequence[Trajectory]) -> None:
-    """Raise `NothingToTrain` if every episode of an iteration failed, or if not one action of the others was understood."""
-    if any(step.valid for episode in episodes if episode.error is None for step in episode.steps):
-        return
-    errors = sorted({episode.error for episode in episodes if episode.error})
-    if all(episode.error for episode in episodes):
-        raise NothingToTrain(
-            f"all {len(episodes)} episodes failed; causes: {'; '.join(errors[:3])}. "
-            "Mend that; then the same call plays them again"
-        )
-    actions = [step.action for episode in episodes for step in episode.steps][:3]
-    raise NothingToTrain(
-        f"not one action of {len(episodes)} episodes was valid (the first: {actions!r}), so no reward can be earned. "
-        "Fine-tune the policy on a few demonstrations first, and check that its prompt says which actions exist"
-    )

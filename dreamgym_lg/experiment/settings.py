@@ -9,6 +9,9 @@ from dreamgym_lg.learner import LearnerName
 
 Place = Literal["dream", "real", "s2r"]
 
+_POSITIVE = ("iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every", "refresh_every")
+_SHARES = ("synthetic_share", "max_false_success")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -102,6 +105,12 @@ class Settings:
     """Optimiser steps of each refresh."""
 
     def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name}={getattr(self, name)!r}: give a number of at least 1")
+        for name in _SHARES:
+            if (share := getattr(self, name)) is not None and not 0 <= share <= 1:
+                raise ConfigurationError(f"{name}={share!r}: give a share between 0 and 1")
         if self.learner not in get_args(LearnerName):
             raise ConfigurationError.unknown("learner", str(self.learner), get_args(LearnerName))
         if self.environment not in get_args(Place):

@@ -15,6 +15,7 @@ from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.experience.edits import edited_successes
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.evaluation import validate
+from dreamgym_lg.experiment.training import create_curriculum
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.statistics import Rate, wilson
 
@@ -211,7 +212,7 @@ def test_a_refused_dream_can_train_on_what_recorded_successes_judge(
     work.collect()
     gate.check_truthful(work)
     assert [each.id for each in gate.trainable_tasks(work)] == ["train-0"] and "trains on the 1 of" in said[0]
-    curriculum = work._curriculum(real=False)
+    curriculum = create_curriculum(work, real=False)
     assert [each.id for each in curriculum.sample(4, iteration=0)] == ["train-0"]
     monkeypatch.setattr(work.world, "judged_by_traces", lambda tasks, buffer: [each for each in tasks if each.id == "train-0"])
     assert [curriculum._check(each) for each in (task(0), task(1))] == [None, "no_reference"], "generated tasks alike"

@@ -187,6 +187,8 @@ def test_sim_to_real_dreams_first_and_goes_on_in_the_part_that_was_killed(make: 
     ("given", "told"),
     [
         ({"environment": "reality"}, "unknown environment 'reality'; known: dream, real, s2r"),
+        ({"iterations": -1}, "iterations=-1: give a number of at least 1"),
+        ({"synthetic_share": 1.5}, "synthetic_share=1.5: give a share between 0 and 1"),
         ({"environment": "s2r"}, "environment='s2r' with real_steps=None: give the steps of its real part"),
         ({"real_steps": 100}, "real_steps=100: a training in the dream spends none"),
         ({"environment": "s2r", "real_steps": 0}, "real_steps=0"),

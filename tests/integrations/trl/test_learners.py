@@ -15,8 +15,8 @@ from torch.nn.functional import logsigmoid
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.experiment import create_trl_learner
 from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.training import create_trl_learner
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.learners import LEARNERS
 from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner

@@ -11,8 +11,8 @@ from grpo_parts import groups_of, learner_of, model_of, promptly
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.experiment import create_trl_learner
 from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.training import create_trl_learner
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.options import precision
 from dreamgym_lg.integrations.trl.sft import save_model, train_sft

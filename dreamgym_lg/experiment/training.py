@@ -1,0 +1,253 @@
+"""The stage `train`: the learner and the parts of the training graph, as a folder has them, run to their end."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dreamgym_lg.curriculum.curriculum import Curriculum
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experiment import evaluation, gate, supervised
+from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.trackers import Trackers
+from dreamgym_lg.experiment.workspace import REFRESH, TRAIN, Workspace
+from dreamgym_lg.launch import launched
+from dreamgym_lg.learner import Learner
+from dreamgym_lg.rollout import check_played, real_steps
+from dreamgym_lg.token_recorder import TrainablePolicy
+from dreamgym_lg.types import Task
+
+if TYPE_CHECKING:
+    from dreamgym_lg.graphs.training import Training
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+    from dreamgym_lg.integrations.trl.ranks import Ranks
+
+ENDS = ("stop_after_uniform", "stop_after_collapse", "max_gap", "environment", "real_steps")
+"""Settings that decide where a training ends: one that has ended goes on with others."""
+_DREAMED = "stage/train/dream"
+"""Where it is recorded after how many iterations the dreamed part of a training was over."""
+
+CreateLearner = Callable[[TrainablePolicy, Path, Settings], Learner]
+"""Creates what trains a policy, with its checkpoints in a folder, e.g. `create_trl_learner`."""
+
+
+def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, **options: Any) -> Learner:
+    """The learner that `settings.learner` names, by TRL. Args: `options`, further arguments of its class.
+
+    Raises `ConfigurationError` for groups of one where it compares the episodes of a group, and as its class does.
+    """
+    from dreamgym_lg.integrations.trl.adapters import default_adapters
+    from dreamgym_lg.integrations.trl.learners import LEARNERS
+
+    name, episodes = settings.learner, settings.num_generations
+    if episodes < 2 and name not in ("ppo", "rft"):
+        raise ConfigurationError(f"num_generations={episodes}: learner={name!r} compares the episodes of a group, at least 2")
+    given = {
+        "learning_rate": settings.learning_rate,
+        "beta": settings.beta,
+        "temperature": policy.temperature,
+        "seed": settings.seed,
+        "peft_config": default_adapters() if settings.lora else None,
+    }
+    return LEARNERS[name](policy.model, policy.tokenizer, path, **{**given, **options})
+
+
+def join_launch() -> "Ranks | None":
+    """The other processes of this launch; None for a process that was started alone."""
+    if launched() is None:
+        return None
+    from dreamgym_lg.integrations.trl.ranks import join_ranks
+
+    return join_ranks()
+
+
+def serve_learner(
+    work: Workspace, base_policy: Callable[[], "LocalChatModel"], create_learner: CreateLearner, ranks: "Ranks"
+) -> NoReturn:
+    """Take a share of each update of rank 0's learner until its training is over; then the process ends."""
+    from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
+
+    work.engine = None
+    while (told := ranks.broadcast()) is not None:
+        work.settings = told
+        learner = create_learner(base_policy(), work.models / "policy", told)
+        if not isinstance(learner, PolicyLearner):
+            raise ConfigurationError(f"{type(learner).__name__} trains in one process: start the script without a launcher")
+        learner.serve()
+    raise SystemExit(0)
+
+
+def served_by(work: Workspace, policy: "LocalChatModel", servers: str | Sequence[str]) -> "LocalChatModel":
+    """The same weights, to be trained here, with replies from these servers."""
+    from dreamgym_lg.integrations.vllm.engine import ServedEngine
+
+    engine = ServedEngine(servers, policy.tokenizer, model=policy.model, adapters=work.models / "adapters")
+    return policy.model_copy(update={"engine": engine})
+
+
+def sampling_like(given: "LocalChatModel | str | Path | None", loaded: "LocalChatModel") -> "LocalChatModel":
+    """The loaded policy, sampling as the given one did."""
+    if given is None or isinstance(given, str | Path):
+        return loaded
+    names = "temperature", "max_new_tokens", "stop", "chat_template_kwargs", "guided"
+    return loaded.model_copy(update={name: getattr(given, name) for name in names})
+
+
+def train_policy(
+    work: Workspace, policy: "LocalChatModel", create_learner: CreateLearner, *, report_to: Sequence[str], before: float
+) -> "LocalChatModel":
+    """Run the training graph to its end, and keep the policy. Args: `before`, seconds of earlier, shorter trainings."""
+    from dreamgym_lg.graphs.training import run_training
+    from dreamgym_lg.integrations.trl.sft import save_model
+
+    start, wanted = time.perf_counter(), work.settings.iterations
+    if work.settings.environment != "real" and not (work.out / "training.db").exists():
+        gate.check_truthful(work)
+    if not (work.models / "base").exists():
+        save_model(policy.model, policy.tokenizer, work.models / "base")  # what the proof compares with
+    with closing(Trackers(report_to, work.out, {"world": work.world.name, **asdict(work.settings)})) as trackers:
+        for real, iterations in _parts(work):
+            training, close = create_training(work, policy, create_learner, real=real)
+            training.report = trackers.log
+            try:
+                run_training(training, work.out / "training.db", run=work.run_name(TRAIN), iterations=iterations)
+            finally:
+                close()
+            if not real:
+                work.replay_buffer.record_metrics(work.run_name(_DREAMED), 0, {"iterations": iterations})
+    work.progress("train: done", wanted, wanted)
+    kept = sampling_like(policy, work.policy("best")) if (work.models / "best").exists() else policy
+    save_model(kept.model, kept.tokenizer, work.models / "trained")
+    seconds = time.perf_counter() - start + before
+    figures = {"seconds": seconds, "iterations": wanted} | {name: getattr(work.settings, name) for name in ENDS}
+    work.replay_buffer.record_metrics(work.run_name("stage/train"), 0, figures)
+    kept.name_or_path = str(work.models / "trained")
+    return kept
+
+
+def _parts(work: Workspace) -> list[tuple[bool, int]]:
+    """What is left of the training: whether a part is real, and how many iterations there shall be in all at its end.
+
+    Raises `ConfigurationError` for another number of dreamed iterations than a real part has begun after.
+    """
+    s = work.settings
+    if s.environment != "s2r":
+        return [(s.environment == "real", s.iterations)]
+    assert s.real_steps is not None  # as `Settings` makes sure
+    dreamed = next((row["iterations"] for row in work.replay_buffer.metrics(work.run_name(_DREAMED))), None)
+    if dreamed not in (None, s.iterations):
+        raise ConfigurationError(
+            f"iterations={s.iterations}: the dreamed part of this training ended after {dreamed}, and its real part has "
+            f"begun: give iterations={dreamed}, and more real_steps to go on"
+        )
+    most = -(-s.real_steps // (s.num_tasks * s.num_generations))  # an episode has a step at least
+    return [*([(False, s.iterations)] if dreamed is None else []), (True, s.iterations + most)]
+
+
+def create_training(
+    work: Workspace, policy: "LocalChatModel", create_learner: CreateLearner, *, real: bool = False
+) -> tuple["Training", Callable[[], None]]:
+    """The parts of the training graph, as the folder has them by now, and what closes them. Args: `real`, not dreamed."""
+    from dreamgym_lg.graphs.training import Training
+
+    s, experience = work.settings, None if real else work.experience()
+    _check_training(work, policy, real=real)
+    if (ranks := join_launch()) is not None:
+        ranks.broadcast(s)
+    learner = create_learner(policy, work.models / "policy", s)
+    policy.weights_changed()  # those of a checkpoint may be in place now
+    agent, create_environment = work.players(policy, experience)
+    training = Training(
+        policy=policy,
+        agent=agent,
+        learner=learner,
+        source="real" if real else "synthetic",
+        experience=experience if work.world.asks_experience else None,
+        check_action=work.world.check_action,
+        curriculum=create_curriculum(work, real=real),
+        replay_buffer=work.replay_buffer,
+        create_environment=create_environment,
+        num_tasks=s.num_tasks,
+        num_generations=s.num_generations,
+        max_steps=work.world.max_steps,
+        seed=s.seed,
+        concurrency=s.concurrency,
+        free_memory=policy.free_memory,
+        weights_changed=policy.weights_changed,
+        evaluate=partial(_evaluate, work, policy, experience) if work.validation_tasks() else None,
+        evaluate_every=s.evaluate_every,
+        evaluated=len(work.validation_tasks()) if experience is not None and not s.references_only else 0,
+        stop_after_uniform=s.stop_after_uniform,
+        stop_after_collapse=s.stop_after_collapse,
+        max_gap=None if real else s.max_gap,
+        real_steps=s.real_steps,
+        refresh=partial(_refresh, work, policy, experience) if s.refresh_episodes and experience is not None else None,
+        refresh_every=s.refresh_every,
+        on_node=lambda node, iteration: work.progress(f"train: {node}", iteration, max(iteration, s.iterations)),
+        say=work.say,
+    )
+    return training, learner.close
+
+
+def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) -> None:
+    """Raise `ConfigurationError` for settings that contradict each other, and for what a real evaluation lacks."""
+    s = work.settings
+    if getattr(policy, "guided", False) is True:
+        raise ConfigurationError(
+            "guided=True: what the policy samples under a schema has other probabilities than the learner gives it; train "
+            "without it, or with guided='train' all the same"
+        )
+    if s.real_budget and s.real_budget < evaluation.planned_evaluations(s):
+        raise ConfigurationError(
+            f"real_budget={s.real_budget} is not one real episode for each of the {evaluation.planned_evaluations(s)} "
+            "evaluations of this training: give more of it, a larger evaluate_every, or 0"
+        )
+    if real or s.environment == "s2r" or (s.real_budget != 0 and work.validation_tasks()):
+        work.world.agent(policy, real=True)  # what a real evaluation lacks is said now, not after ten iterations
+
+
+def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:
+    """The curriculum over the training tasks, as the episodes trained so far have left it; `real` ones are not varied."""
+    s, tasks = work.settings, work.tasks("train") if real else gate.trainable_tasks(work)
+    share = 0.0 if real else s.synthetic_share
+    curriculum = Curriculum(
+        tasks,
+        task_generator=work.world.task_generator(tasks, work.replay_buffer) if share else None,
+        check_task=partial(_check_task, work),
+        synthetic_share=share,
+        seed=s.seed,
+    )
+    trained_on = work.replay_buffer.trajectories(run=work.run_name(TRAIN), errors=False)
+    curriculum.restore(work.replay_buffer.tasks(origin="synthetic"), trained_on)
+    return curriculum
+
+
+def _check_task(work: Workspace, task: Task) -> str | None:
+    if work.settings.references_only and not work.world.judged_by_traces([task], work.replay_buffer):
+        return "no_reference"
+    return work.world.check_task(task)
+
+
+def _evaluate(work: Workspace, policy: "LocalChatModel", experience: ExperienceModel | None, iteration: int) -> dict[str, Any]:
+    figures = evaluation.validate(work, policy, experience, iteration)
+    if episodes := figures.get("eval_real_episodes"):
+        best = evaluation.BestPolicy(work, "best")
+        best.offer(iteration, figures["eval_real_successes"] / episodes, figures["eval_real_reward_mean"], policy)
+    return figures
+
+
+def _refresh(work: Workspace, policy: "LocalChatModel", experience: ExperienceModel, iteration: int) -> dict[str, Any]:
+    """Real episodes of the current policy, and training of the experience model on them: half new, half offline data."""
+    s, name = work.settings, f"experience-{iteration}"
+    tasks = Random(f"{s.seed}/refresh/{iteration}").sample(work.tasks("train"), s.refresh_episodes)
+    episodes = check_played(work.play(REFRESH, policy, tasks, iteration=iteration))
+    if not (work.models / name).exists():
+        supervised.refresh_experience_model(work, name, iteration)
+    experience.model = work.experience(name).model
+    experience.refreshed(name)
+    return {"real_steps": real_steps(episodes, work.world.check_action)}
