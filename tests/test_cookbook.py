@@ -87,3 +87,4 @@ def test_from_traces_to_production(tmp_path: Path) -> None:
     steps, episodes = map(int, re.search(r"(\d+) real steps in (\d+) episodes", shown).groups())  # type: ignore[union-attr]
     assert steps >= 4 and episodes >= 2
     assert "'manifest.json', 'model.safetensors'" in shown
+    assert re.search(r"(running: nothing is proven yet|ended: .*) \{'policy': Rate\(.*'production': Rate\(", shown)
