@@ -1,0 +1,41 @@
+"""A model of Qwen2.5-7B's shape on one GPU (`pytest -m gpu`), and a tiny one on the CPU, so that the code stays runnable."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft", reason="needs peft (extra train)")
+
+BENCHMARK = Path(__file__).parent / "benchmarks" / "bench_gpu.py"
+
+
+@pytest.fixture(name="bench", scope="module")
+def _bench() -> Any:
+    spec = importlib.util.spec_from_file_location("bench_gpu", BENCHMARK)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_measurement_runs_on_a_cpu(bench: Any) -> None:
+    shape = bench.SHAPES["tiny"]
+    found = bench.measure(shape, torch.device("cpu"), dtype=torch.float32)
+    assert shape.episodes * shape.turns <= found.rollout_tokens <= shape.episodes * shape.turns * shape.reply  # or an end
+    assert found.update_tokens > found.rollout_tokens and 0 < found.share_outside_passes < 1
+    assert found.measured_update is None and found.estimated_update > 4 * found.parameters
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("shape", ["half", "seven"])
+def test_memory_on_a_gpu_is_as_estimated(bench: Any, shape: str, record_property: Any) -> None:
+    """Peaks within 15 % above the estimate; what it measured is printed (`-s`) and in the report."""
+    found = bench.measure(bench.SHAPES[shape], torch.device("cuda"), dtype=torch.bfloat16)
+    print(found)
+    record_property("figures", str(found))
+    assert found.measured_update < 1.15 * found.estimated_update
+    assert found.measured_rollout < 1.15 * found.estimated_rollout
