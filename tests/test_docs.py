@@ -147,6 +147,7 @@ def scene(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "traces.jsonl").write_text("".join(json.dumps(trace(city)) + "\n" for city in ("Rome", "Oslo")))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_app", raising=False)
     return tmp_path
 
 

@@ -206,7 +206,7 @@ async def test_any_engine_answers(tokenizer: PreTrainedTokenizerFast) -> None:
     policy = LocalChatModel(engine=parrot, tokenizer=tokenizer)
     with TokenRecorder() as recorder:
         assert (await policy.ainvoke("apple")).text == policy.invoke("apple").text == "apple"
-    assert recorder.calls[0][1:] == ([5, 6], [7, 1], [-0.5, -0.25], 1.0)
+    assert recorder.calls[0][1:5] == ([5, 6], [7, 1], [-0.5, -0.25], 1.0)
     assert [chunk.text async for chunk in policy.astream("apple")][0] == "apple"
     policy.with_temperature(0.5).weights_changed()
     assert parrot.cleared == 1
