@@ -26,7 +26,7 @@ from dreamgym_lg.learner import group_advantages
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
 EPISODES, PROMPT, ROUNDS, BLOCK = 8, 120, 3, 6
-STEP = {"learning_rate": 1e-6, "lr_scheduler_type": "constant"}
+RATE = 1e-6
 
 
 def episode(index: int, *, shared: bool) -> Trajectory:
@@ -85,11 +85,12 @@ def theirs(start: Any, tokenizer: Any, group: list[Trajectory], beta: float) -> 
     timed = Timed()
     with tempfile.TemporaryDirectory() as folder:
         plain = {"use_cpu": True, "bf16": False, "activation_checkpointing": False, "report_to": "none", "disable_tqdm": True}
+        rate = {"learning_rate": RATE, "lr_scheduler_type": "constant"}
         once = {"per_device_train_batch_size": EPISODES, "num_generations": EPISODES, "save_strategy": "no", "max_steps": BLOCK}
         Raw(
             model=deepcopy(start),
             reward_funcs=lambda **_: [0.0],
-            args=GRPOConfig(output_dir=folder, seed=0, beta=beta, loss_type="grpo", logging_steps=1, **plain, **once, **STEP),
+            args=GRPOConfig(output_dir=folder, seed=0, beta=beta, loss_type="grpo", logging_steps=1, **plain, **once, **rate),
             processing_class=tokenizer,
             train_dataset=Dataset.from_list([{"prompt": ""}] * EPISODES),
             callbacks=[timed],
@@ -101,7 +102,7 @@ def ours(start: Any, tokenizer: Any, group: list[Trajectory], beta: float) -> li
     """Seconds of each `update` with the same episodes."""
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
-        options: dict[str, Any] = {"loss_type": "grpo", "save_every": 1000, "micro_batch_tokens": 1_000_000, **STEP}
+        options: dict[str, Any] = {"loss_type": "grpo", "save_every": 1000, "micro_batch_tokens": 4096, "learning_rate": RATE}
         learner = GRPOLearner(deepcopy(start), tokenizer, Path(folder), beta=beta, **options)
         for _ in range(BLOCK):
             begun = time.perf_counter()
@@ -111,10 +112,7 @@ def ours(start: Any, tokenizer: Any, group: list[Trajectory], beta: float) -> li
     return seconds[1:]
 
 
-def main() -> None:
-    tokenizer = create_tokenizer(["take the red apple from the table and put it into the box"] * 20, vocab_size=300)
-    model = create_model(tokenizer, hidden_size=256, layers=8, max_tokens=512)
-    print(f"{model.num_parameters() / 1e6:.1f} M parameters, {EPISODES} rows of {PROMPT + 256} tokens")
+def compare(model: Any, tokenizer: Any) -> None:
     for beta in (0.0, 0.02):
         for shared in (False, True):
             group = [episode(index, shared=shared) for index in range(EPISODES)]
@@ -124,6 +122,16 @@ def main() -> None:
                 own += ours(model, tokenizer, group, beta)
             told = f"beta {beta:g}, prompt {'shared' if shared else 'not shared'}"
             print(f"{told:<28} TRL {median(raw):.2f} s, ours {median(own):.2f} s, ratio {median(own) / median(raw):.2f}")
+
+
+def main() -> None:
+    tokenizer = create_tokenizer(["take the red apple from the table and put it into the box"] * 20, vocab_size=300)
+    model = create_model(tokenizer, hidden_size=256, layers=8, max_tokens=512)
+    print(f"{model.num_parameters() / 1e6:.1f} M parameters, {EPISODES} rows of {PROMPT + 256} tokens")
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        model.config._name_or_path = folder  # where their trainer loads the reference from
+        compare(model, tokenizer)
 
 
 if __name__ == "__main__":
