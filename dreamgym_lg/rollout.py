@@ -15,7 +15,7 @@ from dreamgym_lg.redaction import environment_secrets, without_keys
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.tracing import caller_tracing, episode_tracing
-from dreamgym_lg.types import Act, Source, Step, Task, Trajectory
+from dreamgym_lg.types import Act, Segment, Source, Step, Task, Trajectory
 
 Result = TypeVar("Result")
 
@@ -86,15 +86,10 @@ async def rollout(
         about = {"dreamgym_run": run, "dreamgym_task": task.id, "dreamgym_episode": f"{iteration}/{task.id}/{index}"}
         async with slots:
             try:
-                for _ in range(_PLAYS):
-                    recorder = TokenRecorder(seed=own_seed)
-                    with episode_tracing(kind, about, given=tracing):
-                        played = await _play(graph, task, create_environment, recorder, recursion_limit)
-                    if _cause(played.error) != WorkerLost.__name__:
-                        break
+                with episode_tracing(kind, about, given=tracing):
+                    played, segments = await _play_kept(graph, task, create_environment, own_seed, recursion_limit)
             except RunStopped as stopped:
                 return stopped
-        segments = recorder.segments()
         trajectory = _without_secrets(record(task=task, rollout_index=index, segments=segments, **played._asdict()))
         if replay_buffer is not None:
             replay_buffer.add(trajectory)
@@ -237,6 +232,18 @@ async def _all(tasks: Sequence["asyncio.Task[Result]"]) -> list[Result]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _play_kept(
+    graph: Agent, task: Task, create_environment: CreateEnvironment | None, seed: int, recursion_limit: int
+) -> tuple[_Outcome, list[Segment]]:
+    """`_play`, from the beginning again where the episode's process has died, and the tokens of that play alone."""
+    for _ in range(_PLAYS):
+        recorder = TokenRecorder(seed=seed)
+        played = await _play(graph, task, create_environment, recorder, recursion_limit)
+        if _cause(played.error) != WorkerLost.__name__:
+            break
+    return played, recorder.segments()
 
 
 async def _play(

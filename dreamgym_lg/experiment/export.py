@@ -43,6 +43,8 @@ def export_policy(
     Raises `ConfigurationError` for a folder that exists, for a policy without weights in this process, and for a model with
     code of its own.
     """
+    from safetensors import SafetensorError  # what a full disk is to it
+
     folder = Path(folder)
     if getattr(policy, "model", None) is None or not hasattr(policy, "tokenizer"):
         raise ConfigurationError(
@@ -57,7 +59,7 @@ def export_policy(
     try:
         _write(policy, draft, folder, provenance, agent)
         draft.rename(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ConfigurationError(
             f"{folder} cannot be written ({error}): free space or permissions, or another folder"
         ) from error

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError
 
 from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory, load_policy
 from dreamgym_lg.errors import ConfigurationError
@@ -207,7 +208,7 @@ def test_what_cannot_be_exported(tmp_path: Path, scripted: Any, exported: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [OSError("disk full"), SafetensorError("disk full"), KeyboardInterrupt()])
 def test_the_folder_is_whole_or_not_there(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".mine.tmp").mkdir()
     (tmp_path / ".mine.tmp" / "pytorch_model.bin").write_text("of a process that was killed")
@@ -217,7 +218,8 @@ def test_the_folder_is_whole_or_not_there(error: BaseException, tmp_path: Path, 
 
     with monkeypatch.context() as patched:
         patched.setattr("dreamgym_lg.experiment.export.write_manifest", fail)
-        with pytest.raises((ConfigurationError, KeyboardInterrupt)):
+        expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else ConfigurationError
+        with pytest.raises(expected):
             export_policy(tiny(), tmp_path / "mine", provenance=RECORD)
     assert list(tmp_path.iterdir()) == []
     export_policy(tiny(), tmp_path / "mine", provenance=RECORD)
