@@ -5,23 +5,15 @@ be repeated after a crash without doing its work twice.
 """
 
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Literal
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.sqlite import SqliteSaver
-from langgraph.errors import GraphDrained
 from langgraph.graph import END, START, StateGraph
-from langgraph.runtime import RunControl
 from typing_extensions import TypedDict
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
@@ -370,54 +362,3 @@ def create_training_graph(training: Training) -> StateGraph[TrainingState, None,
     builder.add_edge("refresh", "count")
     builder.add_conditional_edges("count", training.next_iteration, [END, "curriculum"])
     return builder
-
-
-def run_training(training: Training, checkpoints: Path, *, run: str, iterations: int) -> None:
-    """Run a training, or go on with the one in the SQLite file `checkpoints`, whatever ended it.
-
-    Ctrl-C lets the node at work finish and raises KeyboardInterrupt then; a second Ctrl-C stops at once. Either way the same
-    call goes on from there.
-
-    Args:
-        iterations: Where to stop, in all; on going on it replaces what was given before, be it more or less.
-    """
-    with SqliteSaver.from_conn_string(str(checkpoints)) as saver:
-        graph = create_training_graph(training).compile(checkpointer=saver)
-        config: RunnableConfig = {"configurable": {"thread_id": run}, "recursion_limit": 1_000_000}
-        given: Any = {"run": run, "iterations": iterations}
-        begun = graph.get_state(config)
-        updated = begun.next and begun.next[0] in ("evaluate", "refresh", "count")
-        training.repeat_updates(run, begun.values.get("iteration", 0) + bool(updated))
-        if begun.next:
-            if begun.next == ("update_policy",) and training.can_play_again(run, begun.values["iteration"]):
-                graph.update_state(config, given, as_node="curriculum")  # so that the next node is `rollout`
-            elif begun.values["iterations"] != iterations:
-                graph.update_state(config, given)
-            given = None
-        elif iterations > begun.values.get("iterations", iterations):
-            # who asks for more of a run that ended early gets it
-            given |= {"uniform_iterations": 0, "gap": 0.0, "collapsed": False}
-        control = RunControl()
-        with _draining(control):
-            try:
-                graph.invoke(given, config, durability="sync", control=control)
-            except GraphDrained as drained:
-                raise KeyboardInterrupt from drained
-
-
-@contextmanager
-def _draining(control: RunControl) -> Iterator[None]:
-    """Ctrl-C asks the run to end between two nodes; signals reach the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def drain(*_: Any) -> None:
-        control.request_drain("Ctrl-C")
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, drain)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -102,7 +102,7 @@ def train_policy(
     work: Workspace, policy: "LocalChatModel", create_learner: CreateLearner, *, report_to: Sequence[str], before: float
 ) -> "LocalChatModel":
     """Run the training graph to its end, and keep the policy. Args: `before`, seconds of earlier, shorter trainings."""
-    from dreamgym_lg.graphs.training import run_training
+    from dreamgym_lg.graphs.running import run_training
     from dreamgym_lg.integrations.trl.sft import save_model
 
     start, wanted = time.perf_counter(), work.settings.iterations

@@ -12,7 +12,8 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
 from dreamgym_lg.errors import NothingToTrain
-from dreamgym_lg.graphs.training import create_training_graph, run_training
+from dreamgym_lg.graphs.running import run_training
+from dreamgym_lg.graphs.training import create_training_graph
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Trajectory
 

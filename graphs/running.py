@@ -1,0 +1,66 @@
+"""Runs a training graph durably: to its end, on from where a crash left it, and to the end of a node at Ctrl-C."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.errors import GraphDrained
+from langgraph.runtime import RunControl
+
+from dreamgym_lg.graphs.training import Training, create_training_graph
+
+
+def run_training(training: Training, checkpoints: Path, *, run: str, iterations: int) -> None:
+    """Run a training, or go on with the one in the SQLite file `checkpoints`, whatever ended it.
+
+    Ctrl-C lets the node at work finish and raises KeyboardInterrupt then; a second Ctrl-C stops at once. Either way the same
+    call goes on from there.
+
+    Args:
+        iterations: Where to stop, in all; on going on it replaces what was given before, be it more or less.
+    """
+    with SqliteSaver.from_conn_string(str(checkpoints)) as saver:
+        graph = create_training_graph(training).compile(checkpointer=saver)
+        config: RunnableConfig = {"configurable": {"thread_id": run}, "recursion_limit": 1_000_000}
+        given: Any = {"run": run, "iterations": iterations}
+        begun = graph.get_state(config)
+        updated = begun.next and begun.next[0] in ("evaluate", "refresh", "count")
+        training.repeat_updates(run, begun.values.get("iteration", 0) + bool(updated))
+        if begun.next:
+            if begun.next == ("update_policy",) and training.can_play_again(run, begun.values["iteration"]):
+                graph.update_state(config, given, as_node="curriculum")  # so that the next node is `rollout`
+            elif begun.values["iterations"] != iterations:
+                graph.update_state(config, given)
+            given = None
+        elif iterations > begun.values.get("iterations", iterations):
+            # who asks for more of a run that ended early gets it
+            given |= {"uniform_iterations": 0, "gap": 0.0, "collapsed": False}
+        control = RunControl()
+        with _draining(control):
+            try:
+                graph.invoke(given, config, durability="sync", control=control)
+            except GraphDrained as drained:
+                raise KeyboardInterrupt from drained
+
+
+@contextmanager
+def _draining(control: RunControl) -> Iterator[None]:
+    """Ctrl-C asks the run to end between two nodes; signals reach the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def drain(*_: Any) -> None:
+        control.request_drain("Ctrl-C")
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, drain)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
