@@ -40,13 +40,15 @@ class QueueWorker:
 
     def __init__(self, *, lazy: bool) -> None:
         self.jobs: queue.Queue[Any] = queue.Queue()
+        self.birth = threading.Lock()
         self.thread = threading.Thread(target=self.serve, daemon=True)
         if not lazy:
             self.thread.start()
 
     def __call__(self, work: Work) -> Any:
-        if not self.thread.ident:
-            self.thread.start()
+        with self.birth:
+            if not self.thread.ident:
+                self.thread.start()
         done: Future[Any] = Future()
         self.jobs.put((work, done))
         return done.result(20)
@@ -107,11 +109,13 @@ def timer(world: World) -> Built:
 def thread_with_a_loop(world: World) -> Built:
     """Sync nodes that ask an async client, whose loop runs for ever in a thread, born with the first call."""
     loop = asyncio.new_event_loop()
-    start = functools.cache(threading.Thread(target=loop.run_forever, daemon=True).start)
+    thread, birth = threading.Thread(target=loop.run_forever, daemon=True), threading.Lock()
     book = toolbox(world)[0]
 
     def wait(made: Any) -> Any:
-        start()
+        with birth:
+            if not thread.ident:
+                thread.start()
         return asyncio.run_coroutine_threadsafe(made, loop).result(20)
 
     def node(state: MessagesState) -> dict[str, Any]:
