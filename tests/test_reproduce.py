@@ -183,7 +183,7 @@ def figures(method: str, seed: int, sampled: str, iterations: int = 10, **values
         "iterations": iterations, "episodes": 64 * iterations, "dream": dreamed,
         "real": {"greedy": played("1" * len(sampled)), "sampled": played(sampled)},
         "best_iteration": None, "real_steps": {"offline": 9000, "training": 1000 * seed, "validation": 50, "proof": 99},
-        "dreamed_steps": 300, "seconds": {"train": 120}, "machine": "x86_64", **values,
+        "dreamed_steps": 300, "seconds": {"train": 120}, "training": [{}], "machine": "x86_64", **values,
     }  # fmt: skip
 
 
@@ -197,6 +197,20 @@ def test_pairs_are_of_the_same_worlds_and_seeds(reproduce: Any) -> None:
     assert compare(first, first, "sampled").difference[:3] == (0, 0, 0)
     assert compare(first, [figures("sft", 7, "1001")], "sampled") is None
     assert compare(first[:1], [figures("sft", 0, "1")], "sampled") is None, "not the same worlds"
+
+
+def test_real_steps_for_the_same_success(reproduce: Any, tmp_path: Path) -> None:
+    """Those before the first iteration that succeeds as often; where there is none, all of them are a lower bound."""
+    curve = [{"iteration": i, "train_success": s, "real_steps": 300 + i} for i, s in enumerate((0.0, 0.5, 0.25, 0.75))]
+    found = [reproduce.tables.steps_until({"training": curve}, rate) for rate in (0, 0.5, 0.6, 0.75, 0.8)]
+    assert found == [0, 300, 300 + 301 + 302, 300 + 301 + 302, None]
+    cells = [figures("real-grpo", seed, "1110", training=curve) for seed in (1, 2)]
+    cells += [figures("s2r-grpo", 1, "1110", training=[]), figures("s2r-grpo", 2, "1111", training=[])]
+    for cell in cells:
+        (tmp_path / f"{cell['cell']}.json").write_text(json.dumps(cell))
+    text = reproduce.tables.write_tables(tmp_path)[0].read_text()
+    assert "| DreamGym-S2R GRPO | 1 | 3/4 [0.30, 0.95] | 1,050 | 903 | 0.9 |" in text
+    assert "| DreamGym-S2R GRPO | 2 | 4/4 [0.51, 1.00] | 2,050 | not in 2,000 | > 1.0 |" in text
 
 
 def test_tables_are_made_from_the_figures(reproduce: Any, tmp_path: Path) -> None:

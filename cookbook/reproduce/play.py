@@ -26,6 +26,8 @@ from dreamgym_lg.types import Source
 DESK = Path(__file__).parent.parent / "support_desk"
 KINDS = ("offline", "training", "validation", "proof")
 """What real steps are spent on. `training`: rollouts of the policy; the paper counts these and the offline ones."""
+CURVE = ("iteration", "train_success", "reward_mean", "real_steps")
+"""What is kept of each iteration; `real_steps` are those of its own rollouts, where they were real."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +273,7 @@ def describe(cell: Cell, run: Experiment, scale: Scale) -> dict[str, Any]:
         "offline_successes": sum(each.success for each in run.replay_buffer.trajectories(source="offline")),
         "seconds": seconds,
         "settings": {name: value for name, value in asdict(run.settings).items() if default[name] != value},
-        "training": [{k: row[k] for k in ("iteration", "train_success", "reward_mean") if k in row} for row in metrics],
+        "training": [{k: row[k] for k in CURVE if k in row} for row in metrics],
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {os.environ.get('OMP_NUM_THREADS', 'all')} torch threads",
         "versions": {name: version(name) for name in ("dreamgym-lg", "torch", "trl")},
     }

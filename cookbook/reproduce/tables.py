@@ -4,6 +4,7 @@ import csv
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from math import comb
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -96,6 +97,20 @@ def compare(first: Iterable[Figures], second: Iterable[Figures], mode: str) -> C
     both = [(x, y) for a, b in pairs for x, y in zip(a, b, strict=True)]
     difference = over_seeds([[int(x) - int(y) for x, y in zip(a, b, strict=True)] for a, b in pairs])
     return Comparison(difference, both.count(("1", "0")), both.count(("0", "1")))
+
+
+def steps_until(cell: Figures, success: float) -> int | None:
+    """Real training steps behind the first policy of a training in reality whose own episodes succeed as often as `success`.
+
+    That the first such iteration counts, of 64 episodes each, favours the training in reality. None if there is none.
+    Raises `KeyError` for figures that were written before the steps of each iteration were kept.
+    """
+    spent = 0
+    for row in cell["training"]:
+        if row["train_success"] >= success:
+            return spent
+        spent += int(row["real_steps"])
+    return None
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------------
@@ -199,6 +214,7 @@ def _world(world: str, iterations: int, methods: Mapping[str, Sequence[Figures]]
         if chosen:
             whole = {"dream-grpo": methods["dream-grpo"]} if "dream-grpo" in methods else {}
             lines += [f"### {title}", "", *_methods({**whole, **chosen})]
+    lines += _savings(methods)
     compared = [
         (METHODS[a].title, METHODS[b].title, MODES[mode], found)
         for a, b in COMPARISONS
@@ -221,6 +237,28 @@ def _world(world: str, iterations: int, methods: Mapping[str, Sequence[Figures]]
         "",
         *_table(head, rows),
     ]
+
+
+def _savings(methods: Mapping[str, Sequence[Figures]]) -> list[str]:
+    """How many times fewer real steps than training in reality alone, at the same real success, seed by seed."""
+    rows = []
+    for place, learner in product(("dream", "s2r"), ("grpo", "ppo")):
+        real = {each["seed"]: each for each in methods.get(f"real-{learner}", ()) if "real_steps" in each["training"][0]}
+        for each in methods.get(f"{place}-{learner}", ()):
+            if (other := real.get(each["seed"])) is None:
+                continue
+            played, own = each["real"]["sampled"], each["real_steps"]["training"] + each["real_steps"]["validation"]
+            total = other["real_steps"]["training"]
+            needed = steps_until(other, played["successes"] / played["episodes"])
+            counts = (
+                (f"{needed:,}", f"{needed / own:.1f}") if needed is not None else (f"not in {total:,}", f"> {total / own:.1f}")
+            )
+            rows.append((METHODS[each["method"]].title, each["seed"], _counted(played), f"{own:,}", *counts))
+    if not rows:
+        return []
+    head = ("method", "seed", "temperature 1", "its real steps, training and choosing",
+            "training steps after which training in reality succeeds as often", "times its own")  # fmt: skip
+    return ["### Real steps for the same success", "", *_table(head, rows)]
 
 
 def _signed(estimate: Estimate) -> str:
