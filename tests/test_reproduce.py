@@ -70,6 +70,13 @@ def test_cells_by_pattern(reproduce: Any) -> None:
         c.create_cell("twc", "no-hidden", 0, 10)
 
 
+def test_a_moved_policy_is_judged_in_the_other_games_and_has_the_budget_of_its_own(reproduce: Any) -> None:
+    c = reproduce.cells
+    moved = [str(cell) for cell in c.all_cells(c.WORLDS, [1], 7) if c.METHODS[cell.method].moved]
+    assert len(moved) == 12 and moved[0] == "peckingorder.moved-sft-of-twc.seed1"
+    assert {"twc.moved-dream-grpo-of-peckingorder.i7.seed1", "twc.moved-sft-of-peckingorder.seed1"} < set(moved)
+
+
 def test_every_trained_cell_has_the_same_budget_and_differs_in_what_its_name_says(reproduce: Any) -> None:
     c, play = reproduce.cells, reproduce.play
     found = {}
@@ -107,6 +114,30 @@ def test_a_cell_goes_on_in_a_copy_of_what_it_shares(reproduce: Any, tmp_path: Pa
     assert sorted(path.name for path in target.rglob("*")) == ["base", "models", "replay.db"]
     (target / "replay.db").write_text("own")
     assert (reproduce.play.copied(source, target) / "replay.db").read_text() == "own"
+
+
+def test_a_moved_policy_is_a_copy_of_its_own_cells(reproduce: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is trained in the game to which it is moved."""
+    c, play = reproduce.cells, reproduce.play
+
+    def folder(name: str, model: str) -> Path:
+        (tmp_path / name / "models" / model).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "models" / model / "weights").write_text(f"{model} of {name}")
+        return tmp_path / name
+
+    monkeypatch.setattr(play, "prepare", lambda cell, *_: folder(f"{cell.world}-base", "base"))
+    trained: list[str] = []
+
+    def create(cell: Any, at: Path) -> Any:
+        folder(str(at.relative_to(tmp_path)), "trained")
+        closed = SimpleNamespace(close=lambda: None)
+        return SimpleNamespace(train=lambda: trained.append(str(cell)), replay_buffer=closed)
+
+    for method, said in (("sft", "base of peckingorder-base"), ("dream-grpo", "trained of peckingorder-seed0/i7-dream-grpo")):
+        found = play.train(c.create_cell("twc", f"moved-{method}-of-peckingorder", 0, 7), tmp_path, create)
+        assert (found / "models/trained/weights").read_text() == said
+        assert (found / "models/base/weights").read_text() == "base of twc-base"
+    assert trained == ["peckingorder.dream-grpo.i7.seed0"]
 
 
 def episode(run: str, actions: Sequence[str], **values: Any) -> Trajectory:

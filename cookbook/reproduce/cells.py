@@ -28,6 +28,8 @@ class Method:
     """What of the method is left out."""
     trajectories: int | None = None
     """How many offline trajectories the experience model has. None: all."""
+    moved: tuple[str, str] | None = None
+    """World and method of the cell whose policy is judged here, without any training here."""
     worlds: Sequence[str] = ("peckingorder", "twc", "sorting", "desk")
     """Those in which the method means anything."""
 
@@ -61,6 +63,12 @@ METHODS: dict[str, Method] = {
             Method(name=f"data-{n}", title=f"{n} trajectories", stage=3, learner="grpo", trajectories=n, worlds=GAMES)
             for n in SIZES
         ),
+        *(
+            Method(name=f"moved-{name}-of-{game}", title=f"{title} of {game}", stage=4, moved=(game, name),
+                   worlds=[other for other in GAMES if other != game])
+            for game in GAMES
+            for name, title in (("sft", "SFT"), ("dream-grpo", "DreamGym GRPO"))
+        ),
     )
 }  # fmt: skip
 
@@ -89,11 +97,13 @@ def create_cell(world: str, method: str, seed: int, iterations: int) -> Cell:
         raise ConfigurationError.unknown("method", method, METHODS)
     if world not in METHODS[method].worlds:
         raise ConfigurationError.unknown("world", world, METHODS[method].worlds)
-    return Cell(world, method, seed, iterations if METHODS[method].learner else 0)
+    trained = METHODS[moved[1]] if (moved := METHODS[method].moved) else METHODS[method]
+    return Cell(world, method, seed, iterations if trained.learner else 0)
 
 
 def all_cells(worlds: Iterable[str], seeds: Iterable[int], iterations: int) -> list[Cell]:
-    """Every cell, in the order in which they are run: the comparison first, for every seed, then ablations and data sizes."""
+    """Every cell, in the order in which they are run: the comparison first, for every seed, then ablations, data
+    sizes, and policies moved to another game."""
     order, wanted = list(METHODS), list(worlds)
     chosen = [
         create_cell(world, name, seed, iterations)

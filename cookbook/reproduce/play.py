@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from cells import METHODS, Cell
+from cells import METHODS, Cell, create_cell
 
 from dreamgym_lg import Experiment, ReplayBuffer, Settings, Trajectory
 from dreamgym_lg.experiment.evaluation import MODES
@@ -196,12 +196,20 @@ def train(cell: Cell, runs: Path, create: Open) -> Path:
     shared, method = prepare(cell, runs, create), METHODS[cell.method]
     budget = f"i{cell.iterations}-" if cell.iterations else ""
     folder = copied(shared, runs / f"{cell.world}-seed{cell.seed}" / f"{budget}{cell.method}")
+    if method.moved:
+        origin = create_cell(*method.moved, cell.seed, cell.iterations)
+        copied(train(origin, runs, create) / "models" / policy_of(origin), folder / "models" / "trained")
     if method.learner is None:
         return folder
     run = create(cell, folder)
     run.train()
     run.replay_buffer.close()
     return folder
+
+
+def policy_of(cell: Cell) -> str:
+    """Which of the policies in its folder is a cell's."""
+    return "base" if cell.method == "sft" else "trained"
 
 
 def train_more(run: Experiment, steps: int) -> None:
@@ -248,10 +256,9 @@ def run_cell(cell: Cell, runs: Path, results: Path, scale: Scale, **shown: Any) 
 def describe(cell: Cell, run: Experiment, scale: Scale) -> dict[str, Any]:
     """The figures of a trained cell; episodes of its evaluation that are stored already are not played again."""
     method = METHODS[cell.method]
-    policy = "base" if cell.method == "sft" else "trained"
-    real = {mode: proven(run, policy, mode) for mode in MODES}
+    real = {mode: proven(run, policy_of(cell), mode) for mode in MODES}
     dreamed = method.learner is not None and method.place != "real"
-    dream = {"sampled": proven(run, policy, "sampled", dream=True)} if dreamed else {}
+    dream = {"sampled": proven(run, policy_of(cell), "sampled", dream=True)} if dreamed else {}
     played = [len(t.steps) for t in run.replay_buffer.trajectories(run=run.run_name(TRAIN), source="synthetic")]
     metrics = run.replay_buffer.metrics(run.run_name(TRAIN))
     seconds = {stage: round(run.seconds(stage) or 0) for stage in ("collect", "experience", "base")}

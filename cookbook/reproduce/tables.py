@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from cells import METHODS, WORLDS
+from cells import GAMES, METHODS, WORLDS
 
 from dreamgym_lg.statistics import wilson
 
@@ -25,9 +25,16 @@ COMPARISONS = (
     ("s2r-grpo", "real-grpo"), ("s2r-grpo", "dream-grpo"),
     ("dream-ppo", "real-ppo"), ("s2r-ppo", "real-ppo"), ("dream-ppo", "dream-grpo"),
     ("real-rft", "real-grpo"), ("real-dpo", "real-grpo"),
+    *((f"moved-dream-grpo-of-{game}", f"moved-sft-of-{game}") for game in GAMES),
     ("no-check", "dream-grpo"), ("no-replay", "dream-grpo"), ("no-generation", "dream-grpo"), ("no-hidden", "dream-grpo"),
 )  # fmt: skip
 """Which pairs of methods are tested."""
+FURTHER = {
+    2: "Ablations of DreamGym GRPO",
+    3: "Data of the experience model",
+    4: "Policies of other games, not trained in this one",
+}
+"""Tables of their own, by the stage of their methods."""
 _DRAWS = 4000
 
 
@@ -207,11 +214,9 @@ def _world(world: str, iterations: int, methods: Mapping[str, Sequence[Figures]]
     budget = f"Every trained policy: {iterations} iterations, {episodes} episodes; S2R has its real steps on top."
     lines = [f"## {world}, {iterations} iterations", "", budget, ""] if iterations else [f"## {world}", ""]
     main = {name: cells for name, cells in methods.items() if METHODS[name].stage < 2}
-    ablated = {name: cells for name, cells in methods.items() if METHODS[name].stage == 2}
-    sizes = {name: cells for name, cells in methods.items() if METHODS[name].stage == 3}
     lines += _methods(main)
-    for title, chosen in (("Ablations of DreamGym GRPO", ablated), ("Data of the experience model", sizes)):
-        if chosen:
+    for stage, title in FURTHER.items():
+        if chosen := {name: cells for name, cells in methods.items() if METHODS[name].stage == stage}:
             whole = {"dream-grpo": methods["dream-grpo"]} if "dream-grpo" in methods else {}
             lines += [f"### {title}", "", *_methods({**whole, **chosen})]
     lines += _savings(methods)
