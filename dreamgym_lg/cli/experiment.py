@@ -123,7 +123,9 @@ def open_experiment(
         found = load_object(given) if is_object(given) else load_world(given)
     if isinstance(found, World):
         folder = out or _default_folder(found, 1 if seed is None else seed, quickly)
-        if existing:
+        if existing:  # other values than the folder's are refused by the command
+            chosen |= {} if seed is None else {"seed": seed}
+            chosen |= {"proof_tasks": quick(found.settings).proof_tasks} if quickly else {}
             return open_folder(folder, found, **chosen)
         chosen["seed"] = 1 if seed is None else seed
         return Experiment(found, folder, replace(quick(found.settings) if quickly else found.settings, **chosen))

@@ -35,6 +35,7 @@ def measure(work: Workspace, experience: ExperienceModel, *, limit: int = LIMIT)
     """
     if experience.model is None:
         raise ConfigurationError(f"{work.out} holds no experience model yet: call train_experience() first")
+    work.check_settings()
     writes = work.world.writing_tools(work.replay_buffer)
     episodes = _chosen(work, writes, limit, notes=experience.notes)
     key = f"{experience.version}/{keys_of(episodes)}"

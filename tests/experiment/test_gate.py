@@ -139,6 +139,13 @@ def test_a_truthful_dream_passes_and_is_measured_once(make: Make) -> None:
     assert work.fidelity().false_success != found.false_success
 
 
+def test_a_dream_is_not_measured_with_other_settings_than_the_folder_was_made_with(make: Make) -> None:
+    make(truthful, SUCCESSES).open()
+    make(truthful, SUCCESSES, num_tasks=3, iterations=1).fidelity()
+    with pytest.raises(ConfigurationError, match="was made with retrieved=3, and retrieved=1 is given"):
+        make(truthful, SUCCESSES, retrieved=1).fidelity()
+
+
 def test_few_episodes_refuse_nothing_and_say_the_figure(make: Make) -> None:
     said: list[str] = []
     work = make(pays_all, [trace(number, refunds=False) for number in range(gate.FEW_JUDGED - 1)], said=said)
