@@ -1,11 +1,13 @@
 """`Experiment`: the stages `collect, train_experience, train_base, train, prove` on any world."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import partial
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -241,7 +243,7 @@ class Experiment(Workspace):
             self._check_ended(own, servers)
             self.trained = sampling_like(self._policy, self.policy("trained"))
         else:
-            self.replay_buffer.record_metrics(self.run_name(_OPTIONS), 0, {"options": _as_json(own)})
+            self.replay_buffer.record_metrics(self.run_name(_OPTIONS), 0, {"options": json.dumps(_digests(own))})
             start = served_by(self, start, servers) if servers else start
             self.trained = train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
         if (ranks := join_launch()) is not None:
@@ -254,15 +256,15 @@ class Experiment(Workspace):
         Raises `ConfigurationError`.
         """
         recorded = self.replay_buffer.metrics(self.run_name(_OPTIONS))
-        before, now = json.loads(next((row["options"] for row in recorded), "{}")), json.loads(_as_json(options))
-        for name in now:
-            if name in before and before[name] == now[name]:
+        before = json.loads(next((row["options"] for row in recorded), "{}"))
+        for name, digest in _digests(options).items():
+            if before.get(name) == digest:
                 continue
             near = get_close_matches(name, {field.name for field in fields(Settings)} | {*before} - {name}, n=1)
-            had = f"with {name}={before[name]!r}" if name in before else "without it"
+            had = "another" if name in before else "none"
             raise ConfigurationError(
-                f"{name}={options[name]!r}: the training in {self.out} has ended {had}, and nothing would change: leave it "
-                "away, give more iterations, or take another folder (out=, --out)"
+                f"{name}={options[name]!r}: the training in {self.out} has ended with {had}, and nothing would change: leave "
+                "it away, give more iterations, or take another folder (out=, --out)"
                 + (f". Did you mean {near[0]!r}?" if near else "")
             )
         unused = [f"servers={servers!r}"] if servers else []
@@ -331,15 +333,16 @@ class Experiment(Workspace):
         yield "outcome", "success" if episode.success else "no success"
 
 
-def _as_json(options: Mapping[str, Any]) -> str:
-    """Options in a form that is the same in another process."""
+def _digests(options: Mapping[str, Any]) -> dict[str, str]:
+    """By the name of each option what tells its value from others, also in another process; the value itself is not stored."""
 
     def plain(value: object) -> object:
         if isinstance(value, set | frozenset):
             return sorted(value, key=str)
-        return getattr(value, "__dict__", None) or type(value).__qualname__
+        return vars(value) if is_dataclass(value) else re.sub(" at 0x[0-9a-f]+", "", repr(value))
 
-    return json.dumps(options, default=plain, sort_keys=True)
+    told = {name: json.dumps(value, default=plain, sort_keys=True) for name, value in options.items()}
+    return {name: sha256(text.encode()).hexdigest()[:16] for name, text in told.items()}
 
 
 def _name(given: object) -> str:

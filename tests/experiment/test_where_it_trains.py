@@ -16,6 +16,8 @@ from dreamgym_lg.experiment.provenance import provenance
 from dreamgym_lg.experiment.report import _title
 
 pytest.importorskip("trl")
+from peft import LoraConfig  # noqa: E402
+
 from dreamgym_lg.integrations.transformers.requests import Generated, Request  # noqa: E402
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer  # noqa: E402
 from dreamgym_lg.integrations.trl.sft import save_model  # noqa: E402
@@ -150,18 +152,21 @@ def test_real_training_ends_when_its_steps_are_spent_and_goes_on_with_more(make:
 
 
 def test_an_ended_training_refuses_options_that_would_change_nothing(make: Make) -> None:
-    make().train(iterations=2, updates=3, tags={"a", "b"}, **NUMBERS)
+    def own(*modules: str) -> dict[str, Any]:
+        return {"updates": 3, "tags": set(modules), "kind": LoraConfig(target_modules=list(modules))}
+
+    make().train(iterations=2, **own("a", "b"), **NUMBERS)
     settings = (make().out / "settings.json").read_text()
     for given, told in {
-        "num_task": r"num_task=5: .* without it, and nothing would change: leave it away.*Did you mean 'num_tasks'\?",
-        "updates": "updates=5: the training in .* has ended with updates=3",
+        "num_task": r"num_task=5: .* has ended with none, and nothing would change: leave it away.*Did you mean 'num_tasks'\?",
+        "updates": "updates=5: the training in .* has ended with another, and",
         "iterations": "was made with iterations=2, and iterations=1 is given",
         "real_budget": "was made with real_budget=0, and real_budget=5 is given",
     }.items():
         with pytest.raises(ConfigurationError, match=told):
             make().train(**{"iterations": 2, **NUMBERS, given: 1 if given == "iterations" else 5})
     assert (make().out / "settings.json").read_text() == settings, "what is refused changes nothing"
-    make().train(iterations=2, updates=3, tags={"b", "a"}, **NUMBERS)  # the same lines go on
+    make().train(iterations=2, **own("b", "a"), **NUMBERS)  # the same lines go on
     assert len(played(work := make())) == 2
     work.train(iterations=3, updates=5, **NUMBERS)
     assert len(played(work)) == 3, "another training, which ends later, may have others"
