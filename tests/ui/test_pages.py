@@ -108,7 +108,7 @@ def test_an_unreadable_answer_is_no_success_as_in_an_evaluation(client: TestClie
     with ReplayBuffer(database) as buffer:
         buffer.extend([*episodes, alone])
     assert "unreadable dream – 1 0 10 evaluate dream 0.50 [0.09, 0.91] 2 0 9" in shown(client, "/")
-    assert "dream : 0.50 [0.09, 0.91] success · 2 episodes" in shown(client, "/run?run=evaluate")
+    assert "dream: 0.50 [0.09, 0.91] success · 2 episodes" in shown(client, "/run?run=evaluate")
     assert "no success (unreadable answer)" in shown(client, "/episode?id=8")
     assert (found(client, outcome="no success"), found(client, outcome="failed")) == ([10, 8, 4, 2], [7, 6])
 

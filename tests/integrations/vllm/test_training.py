@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -63,7 +63,9 @@ def test_the_command_trains_adapters_with_replies_from_the_servers_it_is_given(
 ) -> None:
     numbers: dict[str, Any] = {"iterations": 1, "num_tasks": 2, "num_generations": 2, "synthetic_share": 0.0, "real_budget": 0}
     work = Experiment(Rooms(), tmp_path / "run", Settings(environment="real", **numbers), policy=here)
-    monkeypatch.setitem(sys.modules, "rooms", SimpleNamespace(experiment=work))
+    module = ModuleType("rooms")
+    module.experiment = work
+    monkeypatch.setitem(sys.modules, "rooms", module)
     servers = [serve(name="tiny"), serve(name="tiny")]
     addresses = [part for server in servers for part in ("--servers", server.url)]
     shown = CliRunner().invoke(app, ["train", "rooms:experiment", "--lora", *addresses])
