@@ -2,7 +2,7 @@
 
 DreamGymError
 ├── ConfigurationError      an argument, an option or an unknown name: nothing was started
-│   ├── UntruthfulDream     a dream pays too much of what it must not: no policy is trained there
+│   ├── UntruthfulDream     a dream pays what it must not, or no success: no policy is trained there
 │   └── ContextExceeded     a conversation does not fit into a local model's context
 ├── MissingDependency       something to install first: an extra, a Java runtime
 ├── ContractBroken          an environment breaks a rule of the contract that `check_environment` checks
@@ -45,7 +45,7 @@ class ConfigurationError(DreamGymError, ValueError):
 
 
 class UntruthfulDream(ConfigurationError):
-    """A dream pays more of the episodes that must not be paid than `Settings.max_false_success` allows."""
+    """A dream pays more of the episodes that must not be paid than `Settings.max_false_success` allows, or no real success."""
 
 
 class ContextExceeded(ConfigurationError):

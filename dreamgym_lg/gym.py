@@ -146,6 +146,7 @@ class DreamGym(Experiment):
         `EpisodesMissing` if episodes still could not be played: the error says how only these are played again.
         """
         self._check_rank()
+        self.check_settings()
         wanted = policy or self._trained()
         if wanted is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")

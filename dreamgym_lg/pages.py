@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.errors import MissingDependency
-from dreamgym_lg.types import DECIDERS
+from dreamgym_lg.types import DECIDERS, is_missing
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -25,6 +25,7 @@ def create_templates(**filters: Callable[..., Any]) -> "Environment":
     loader = PackageLoader("dreamgym_lg", "templates")
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     found.filters.update(text=text, **filters)
+    found.tests["missing"] = is_missing
     found.globals["deciders"] = DECIDERS
     return found
 

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from dreamgym_lg.environment import CheckAction, CreateEnvironment, EpisodeContext, unrefused_steps
-from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, PredictionFailed, RunStopped, WorkerLost
+from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, RunStopped, WorkerLost
 from dreamgym_lg.redaction import environment_secrets, without_keys
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.tracing import caller_tracing, episode_tracing
-from dreamgym_lg.types import Act, Segment, Source, Step, Task, Trajectory
+from dreamgym_lg.types import Act, Segment, Source, Step, Task, Trajectory, is_missing
 
 Result = TypeVar("Result")
 
@@ -103,19 +103,10 @@ async def rollout(
     return [episodes[task.id, index] for task in tasks for index in range(num_generations)]
 
 
-def is_missing(trajectory: Trajectory) -> bool:
-    """Whether the episode could not be played: something it needs is broken or away.
-
-    An experience model's unreadable answer (`PredictionFailed`) ends an episode too, but is an outcome of the dream: a model
-    that answers at temperature 0 would give it again.
-    """
-    return trajectory.error is not None and not trajectory.error.startswith(f"{PredictionFailed.__name__}:")
-
-
 def _may_end_otherwise(trajectory: Trajectory) -> bool:
     """Whether an episode that could not be played may be, played at once again: not if something has to be changed first."""
     lasting = {each.__name__ for each in (AccessBlocked, ConfigurationError)}
-    return is_missing(trajectory) and _cause(trajectory.error) not in lasting
+    return is_missing(trajectory.error) and _cause(trajectory.error) not in lasting
 
 
 def _cause(error: str | None) -> str:
@@ -126,7 +117,7 @@ def _cause(error: str | None) -> str:
 def missing_episodes(episodes: list[Trajectory]) -> list[Trajectory]:
     """Those without which an evaluation gives no verdict: what could not be played, or all if every one failed somehow."""
     failed = [episode for episode in episodes if episode.error]
-    return failed if len(failed) == len(episodes) else [episode for episode in failed if is_missing(episode)]
+    return failed if len(failed) == len(episodes) else [episode for episode in failed if is_missing(episode.error)]
 
 
 def check_played(episodes: list[Trajectory], again: str = "the same command") -> list[Trajectory]:
@@ -140,7 +131,7 @@ def check_played(episodes: list[Trajectory], again: str = "the same command") ->
     if missing := missing_episodes(episodes):
         causes = "; ".join(dict.fromkeys(str(episode.error) for episode in missing[:3]))
         unreadable = "Train the experience model longer or on more traces, or take another one"
-        mend = "Mend that" if any(map(is_missing, missing)) else unreadable
+        mend = "Mend that" if any(is_missing(episode.error) for episode in missing) else unreadable
         raise EpisodesMissing(
             f"{len(missing)} of {len(episodes)} episodes (run {missing[0].run!r}) could not be played, and there is no verdict "
             f"without them; the first causes: {causes}. {mend}; then {again} plays only these {len(missing)} again"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 
 Origin = Literal["real", "synthetic"]
 Source = Literal["offline", "synthetic", "real"]
@@ -147,7 +147,7 @@ class Trajectory:
     source: Source = "offline"
     success: bool = False
     error: str | None = None
-    """Why the episode could not be played to its end; None for a played one, whatever its outcome."""
+    """Why the episode could not be played to its end (`is_missing`); None for a played one, whatever its outcome."""
     run: str = ""
     """Which training run, evaluation or collection recorded it. (run, iteration, task.id, rollout_index) is unique."""
     iteration: int = 0
@@ -180,6 +180,15 @@ class Trajectory:
     @property
     def invalid_actions(self) -> int:
         return sum(not step.valid for step in self.steps)
+
+
+def is_missing(error: str | None) -> bool:
+    """Whether an episode with this `Trajectory.error` could not be played: something it needs is broken or away.
+
+    Such an episode is left out wherever success is counted. An experience model's unreadable answer (`PredictionFailed`) ends
+    an episode too, but is an outcome of the dream, and no success: a model at temperature 0 would give it again.
+    """
+    return error is not None and not error.startswith(f"{PredictionFailed.__name__}:")
 
 
 class Prediction(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dreamgym_lg.errors import NothingToTrain
-from dreamgym_lg.types import Segment, Trajectory
+from dreamgym_lg.types import Segment, Trajectory, is_missing
 
 Row = Mapping[str, float | int | str | None]
 """The metrics of an iteration, as the training graph records them."""
@@ -26,7 +26,8 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | 
         "failed_episodes": len(episodes) - len(played),
         "first_error": next((t.error for t in episodes if t.error), None),
         "reward_mean": sum(trajectory.reward for trajectory in played) / max(len(played), 1),
-        "train_success": sum(trajectory.success for trajectory in played) / max(len(played), 1),
+        "train_success": sum(trajectory.success for trajectory in played)
+        / max(sum(not is_missing(t.error) for t in episodes), 1),
         "uniform_groups": sum(is_uniform(group) for group in groups) / max(len(groups), 1),
         "synthetic_share": len(synthetic) / max(len(groups), 1),
         "invalid_action_share": sum(trajectory.invalid_actions for trajectory in played) / max(steps, 1),

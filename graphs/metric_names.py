@@ -22,7 +22,7 @@ ROLLOUTS: Mapping[str, Reported] = {
     "reward": Reported("reward_mean", "their mean reward"),
     "steps": Reported("steps_mean", "their mean length"),
     "invalid_actions": Reported("invalid_action_share", "share of their actions that were invalid"),
-    "failed_episodes": Reported("failed_episodes", "episodes that could not be played; in no mean"),
+    "failed_episodes": Reported("failed_episodes", "episodes with an error; in no mean (an unreadable answer: no success)"),
     "uniform_groups": Reported("uniform_groups", "share of the groups whose episodes all earned the same"),
     "synthetic_tasks": Reported("synthetic_share", "share of the groups on generated tasks"),
 }

@@ -7,6 +7,7 @@ import ast
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -86,26 +87,6 @@ def test_command_exists_with_these_options(command: str, tmp_path: Path, monkeyp
 
 # --- Python -----------------------------------------------------------------------------------------------------------------
 
-MY_APP = """
-from pathlib import Path
-
-from langchain.agents import create_agent
-from langchain_core.language_models import FakeListChatModel
-
-
-class Production(FakeListChatModel):
-    def bind_tools(self, tools, **kwargs):
-        return self.bind(tools=tools, **kwargs)
-
-
-def book(city: str) -> str:
-    'Book a room.'
-    Path("booked.txt").touch()
-    return "booked"
-
-
-graph = create_agent(Production(responses=["production"]), [book])
-"""
 ANSWER = "valid, it completes the task\nreward 1, success\nYou take the orange."
 
 
@@ -143,7 +124,7 @@ def scene(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(DreamGym, "train_experience", trained)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none")
     (tmp_path / "scratch").mkdir()
-    (tmp_path / "my_app.py").write_text(MY_APP)
+    shutil.copy(Path(__file__).with_name("my_app.py"), tmp_path)
     (tmp_path / "traces.jsonl").write_text("".join(json.dumps(trace(city)) + "\n" for city in ("Rome", "Oslo")))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -264,6 +264,8 @@ def test_stages_go_on_and_hold_their_model(make: Callable[..., DreamGym], monkey
     losses = dict[str, list[float]]()
     gym = make(progress=lambda label, done, total: losses.setdefault(label.partition(" (")[0], []).append(float(label[-5:-1])))
     monkeypatch.setattr(supervised, "_stopped_rising", lambda *_: False)
+    with pytest.raises(ConfigurationError, match="made of the annotator 'None', and 'openai:gpt-5' is given"):
+        make().train_experience(annotator="openai:gpt-5")
     gym.train_base(tiny())
     assert losses["base policy"][-1] < losses["base policy"][0] - 0.2
     assert [path.name for path in gym.models.glob("base*")] == ["base"]

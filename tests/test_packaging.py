@@ -24,28 +24,6 @@ HEAVY = {"accelerate", "datasets", "matplotlib", "peft", "torch", "transformers"
 CORE_IMPORTS = "import dreamgym_lg, dreamgym_lg.cli.app, dreamgym_lg.graphs.episode, dreamgym_lg.graphs.training"
 
 
-AGENT = """
-from pathlib import Path
-
-from langchain.agents import create_agent
-from langchain_core.language_models import FakeListChatModel
-
-
-class Production(FakeListChatModel):
-    def bind_tools(self, tools, **kwargs):
-        return self.bind(tools=tools, **kwargs)
-
-
-def book(city: str) -> str:
-    'Book a room.'
-    Path("booked.txt").touch()
-    return "booked"
-
-
-graph = create_agent(Production(responses=["production"]), [book])
-"""
-
-
 def run(*command: str | Path, cwd: Path, **variables: str) -> str:
     """The command's standard output; a failure raises with both outputs in the message."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -165,7 +143,7 @@ def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     told = [{"role": "user", "content": "Book."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     told += [{"role": "tool", "tool_call_id": "c1", "content": "booked"}, {"role": "assistant", "content": "done"}]
     (folder / "traces.jsonl").write_text(json.dumps({"messages": told, "reward": 1}) + "\n")
-    (folder / "my_app.py").write_text(AGENT)
+    shutil.copy(ROOT / "tests" / "my_app.py", folder)
     tokenizer = create_tokenizer(["Book a room in Rome. done"] * 9, vocab_size=320)
     hub = folder / "home" / "hub" / "models--Qwen--Qwen2.5-7B-Instruct"
     save_model(create_model(tokenizer, hidden_size=32, layers=1), tokenizer, hub / "snapshots" / "0")

@@ -26,7 +26,13 @@ def _examples(*commands: str) -> str:
 
 app.command(epilog=_examples("demo", "demo twc --seed 2", "demo --quick"))(demo)
 app.command(epilog=_examples("collect alfworld --out runs/alfworld", "collect my_app.py:world"))(collect)
-app.command(epilog=_examples("train peckingorder --iterations 30", "train my_app.py:experiment"))(train)
+app.command(
+    epilog=_examples(
+        "train peckingorder --iterations 30",
+        "train my_app.py:experiment",
+        "train my_app.py:experiment --lora --servers http://gpu1:8000 --servers http://gpu2:8000",
+    )
+)(train)
 app.command("eval", epilog=_examples("eval peckingorder --seed 1", "eval runs/peckingorder-seed1"))(evaluate)
 app.command(epilog=_examples("report runs/peckingorder-seed1", "report my_app.py:experiment"))(report)
 app.command(epilog=_examples("export runs/peckingorder-seed1 policies/mine"))(export)

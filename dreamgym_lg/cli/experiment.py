@@ -67,7 +67,7 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="Train even in a dream that pays what it must not, and whatever the gap to reality (max_false_success, max_gap).",
+        help="Train even in a dream that the gate refuses, and whatever the gap to reality (max_false_success, max_gap).",
     ),
 ]
 ReferencesOnly = Annotated[
@@ -75,6 +75,16 @@ ReferencesOnly = Annotated[
     typer.Option(
         "--references-only",
         help="Train only on tasks that recorded successes judge, and the experience model never (references_only).",
+    ),
+]
+Lora = Annotated[
+    bool,
+    typer.Option("--lora", help="Train adapters beside the policy's weights, which stay as they are, in less memory (lora)."),
+]
+Servers = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A vLLM server of the policy's model, e.g. http://gpu1:8000, that generates its replies; may be repeated."
     ),
 ]
 ReportTo = Annotated[
@@ -123,7 +133,9 @@ def open_experiment(
         found = load_object(given) if is_object(given) else load_world(given)
     if isinstance(found, World):
         folder = out or _default_folder(found, 1 if seed is None else seed, quickly)
-        if existing:
+        if existing:  # other values than the folder's are refused by the command
+            chosen |= {} if seed is None else {"seed": seed}
+            chosen |= {"proof_tasks": quick(found.settings).proof_tasks} if quickly else {}
             return open_folder(folder, found, **chosen)
         chosen["seed"] = 1 if seed is None else seed
         return Experiment(found, folder, replace(quick(found.settings) if quickly else found.settings, **chosen))
@@ -204,6 +216,8 @@ def train(
     real_steps: RealSteps = None,
     force: Force = False,
     references_only: ReferencesOnly = False,
+    lora: Lora = False,
+    servers: Servers = None,
     report_to: ReportTo = None,
 ) -> None:
     """Collect data if needed, train the experience model and the base policy, then the policy, by default in the dream.
@@ -211,10 +225,10 @@ def train(
     A dream that pays what it must not is refused, with the figure.
     """
     chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner, "environment": environment}
-    chosen |= {"real_steps": real_steps, "references_only": references_only or None}
+    chosen |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None}
     with _opened(world, seed=seed, out=out, quickly=quick, force=force, report_to=report_to, **chosen) as work:
         _prepare(work)
-        work.train()
+        work.train(servers=servers or ())
         console.print(f"trained policy: {work.models / 'trained'}", soft_wrap=True)
 
 

@@ -188,16 +188,17 @@ def prove(work: Workspace) -> dict[str, Any]:
         for number, (name, mode) in enumerate(product(policies, MODES), start=1):
             _prove_one(work, figures, name, mode, experience)
             work.progress("prove in the real environment", number, len(policies) * len(MODES))
+    made_with = work.stored_settings() or work.settings
     result = {
         "world": work.world.name,
-        "seed": work.settings.seed,
+        "seed": made_with.seed,
         "version": version("dreamgym-lg"),
-        "iterations": work.settings.iterations,
+        "iterations": made_with.iterations,
         **figures,
         "real_steps": count_real_steps(work),
         "uniform_groups": uniform_groups(work.replay_buffer.trajectories(run=work.run_name(TRAIN), errors=False)),
         "seconds": {name: work.seconds(name) for name in STAGES},
-        "settings": asdict(work.settings),
+        "settings": asdict(made_with),
     }
     (work.out / "result.json").write_text(json.dumps(result, indent=2))
     return result

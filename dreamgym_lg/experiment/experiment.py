@@ -1,9 +1,13 @@
 """`Experiment`: the stages `collect, train_experience, train_base, train, prove` on any world."""
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
+from difflib import get_close_matches
 from functools import partial
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +16,12 @@ from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.annotate import Annotate
+from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment import evaluation, gate, supervised
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.trackers import check_trackers
 from dreamgym_lg.experiment.training import (
-    ENDS,
     CreateLearner,
     create_trl_learner,
     join_launch,
@@ -26,7 +30,7 @@ from dreamgym_lg.experiment.training import (
     served_by,
     train_policy,
 )
-from dreamgym_lg.experiment.workspace import OFFLINE, Workspace, logger, policy_version
+from dreamgym_lg.experiment.workspace import OFFLINE, TRAIN, Workspace, logger, policy_version
 from dreamgym_lg.experiment.world import Rollouts, World
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.progress import show_progress
@@ -36,6 +40,10 @@ if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
     from dreamgym_lg.experiment.workspace import CreateEngine
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+
+
+_OPTIONS = "stage/train/options"
+"""Where it is recorded which options of the learner the training had when it last went on."""
 
 
 class Experiment(Workspace):
@@ -120,13 +128,13 @@ class Experiment(Workspace):
                 more budget, nothing is asked twice. Default: rules, for a tool agent's.
 
         Raises `ConfigurationError` if nothing recorded is a success, for a model beside a given `experience_model`, and for
-        another model than the finished stage began with.
+        another model or annotator than the finished stage had.
         """
         if self._given is not None:
             if model is not None:
                 raise ConfigurationError("experience_model= is given, so there is none to train: leave out one of the two")
             return
-        with self._stage_from("experience", model) as todo:
+        with self._stage_from("experience", model=model, annotator=annotator) as todo:
             if todo:
                 supervised.train_experience_model(self, model, annotator)
 
@@ -145,26 +153,27 @@ class Experiment(Workspace):
             if model is not None:
                 raise ConfigurationError("policy= is given, and training begins with it: leave out one of the two")
             return
-        with self._stage_from("base", model) as todo:
+        with self._stage_from("base", model=model) as todo:
             if todo:
                 supervised.train_base_policy(self, model)
 
     @contextmanager
-    def _stage_from(self, name: str, model: "StartModel") -> Iterator[bool]:
-        """`stage`, of a training that begins with these weights. Raises `ConfigurationError` if it has begun with others."""
-        given = str(getattr(model, "name_or_path", model))
+    def _stage_from(self, name: str, **given: object) -> Iterator[bool]:
+        """`stage`, of a training that begins with what is given. Raises `ConfigurationError` if it has begun with another."""
         if self._serves:
             yield False
             return
         with self.stage(name) as todo:
-            run = self.run_name(f"stage/{name}/from")
-            began = next((row["model"] for row in self.replay_buffer.metrics(run)), given)
-            if not todo and model is not None and began != given:
-                raise ConfigurationError(
-                    f"{self.out} holds what {name!r} made of the model {began!r}, and {given!r} is given: take another folder"
-                )
+            run, told = self.run_name(f"stage/{name}/from"), {key: _name(value) for key, value in given.items()}
+            began = {**told, **next(iter(self.replay_buffer.metrics(run)), {})}
+            for key in told:
+                if not todo and given[key] is not None and began[key] != told[key]:
+                    raise ConfigurationError(
+                        f"{self.out} holds what {name!r} made of the {key} {began[key]!r}, and {told[key]!r} is given: take "
+                        "another folder"
+                    )
             if todo:
-                self.replay_buffer.record_metrics(run, 0, {"model": given})
+                self.replay_buffer.record_metrics(run, 0, told)
             yield todo
 
     # --- training ----------------------------------------------------------------------------------------------------------
@@ -196,9 +205,10 @@ class Experiment(Workspace):
             options: Other values of `Settings` (`learner`, `lora`, `num_tasks`, ...), and arguments of the learner
                 (`peft_config`, which implies `lora`, ...).
 
-        Raises `ConfigurationError` without a task or a policy to train, `UntruthfulDream` if the dream pays too much of what
-        it must not (`max_false_success`; asked before the first iteration), `NothingToTrain` if the episodes give nothing to
-        learn from, `MissingDependency` without the extra `train`.
+        Raises `ConfigurationError` without a task or a policy to train and for options that an ended training had not,
+        `UntruthfulDream` if the dream pays too much of what it must not (`max_false_success`) or next to no success (asked
+        before the first iteration), `NothingToTrain` if the episodes give nothing to learn from, `MissingDependency` without
+        the extra `train`.
         """
         self.report_to = self.report_to if report_to is None else check_trackers(report_to)
         known = {field.name for field in fields(Settings)}
@@ -207,7 +217,8 @@ class Experiment(Workspace):
             given["iterations"] = iterations
         if options.get("peft_config") is not None:
             given.setdefault("lora", True)
-        learner = partial(self.create_learner, **{name: value for name, value in options.items() if name not in known})
+        own = {name: value for name, value in options.items() if name not in known}
+        learner = partial(self.create_learner, **own)
         if self._serves:
             self._policy = policy if policy is not None else self._policy
             ranks = join_launch()
@@ -225,20 +236,45 @@ class Experiment(Workspace):
                 f"refresh_episodes={self.settings.refresh_episodes} trains the local experience model further, and "
                 "experience_model= is given: set refresh_episodes=0"
             )
-        done = next(iter(self.replay_buffer.metrics(self.run_name("stage/train"))), {})
-        same_end = all(done.get(name) == getattr(self.settings, name) for name in ENDS)
-        finished = done.get("iterations", 0) >= self.settings.iterations and same_end
-        start = None if finished else self.base_policy()
+        start = None if self.training_ended(self.settings) else self.base_policy()
         if self._policy is not None:
             self._check_policy(self._policy)
         if start is None:
+            self._check_ended(own, servers)
             self.trained = sampling_like(self._policy, self.policy("trained"))
         else:
+            self.replay_buffer.record_metrics(self.run_name(_OPTIONS), 0, {"options": json.dumps(_digests(own))})
             start = served_by(self, start, servers) if servers else start
-            self.trained = train_policy(self, start, learner, report_to=self.report_to, before=float(done.get("seconds", 0)))
+            self.trained = train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
         if (ranks := join_launch()) is not None:
             ranks.close()
         return self.trained
+
+    def _check_ended(self, options: Mapping[str, Any], servers: str | Sequence[str]) -> None:
+        """Refuse options of the learner that a training which has ended was without, and say what else it cannot use.
+
+        Raises `ConfigurationError`.
+        """
+        recorded = self.replay_buffer.metrics(self.run_name(_OPTIONS))
+        before = json.loads(next((row["options"] for row in recorded), "{}"))
+        for name, digest in _digests(options).items():
+            if before.get(name) == digest:
+                continue
+            near = get_close_matches(name, {field.name for field in fields(Settings)} | {*before} - {name}, n=1)
+            had = "another" if name in before else "none"
+            raise ConfigurationError(
+                f"{name}={options[name]!r}: the training in {self.out} has ended with {had}, and nothing would change: leave "
+                "it away, give more iterations, or take another folder (out=, --out)"
+                + (f". Did you mean {near[0]!r}?" if near else "")
+            )
+        unused = [f"servers={servers!r}"] if servers else []
+        unused += [f"report_to={self.report_to!r}"] if self.report_to else []
+        played = self.replay_buffer.trajectories(run=self.run_name(TRAIN), source="synthetic", limit=1)
+        dreamed = next((each.experience_version for each in played), "")
+        if dreamed and isinstance(self._given, ExperienceModel) and self._given.version != dreamed:
+            unused.append(f"experience_model={self._given.version!r} (it trained in the dream of {dreamed!r})")
+        if unused:
+            self.say(f"the training in {self.out} has ended and makes no use of {', '.join(unused)}; more iterations go on")
 
     def _check_policy(self, given: "LocalChatModel | str | Path") -> None:
         """Raise `ConfigurationError` for another policy than the one that training in this folder began with."""
@@ -295,3 +331,23 @@ class Experiment(Workspace):
             yield "policy", step.action
             yield "environment", step.next_observation
         yield "outcome", "success" if episode.success else "no success"
+
+
+def _digests(options: Mapping[str, Any]) -> dict[str, str]:
+    """By the name of each option what tells its value from others, also in another process; the value itself is not stored."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, set | frozenset):
+            return sorted(value, key=str)
+        return vars(value) if is_dataclass(value) else re.sub(" at 0x[0-9a-f]+", "", repr(value))
+
+    told = {name: json.dumps(value, default=plain, sort_keys=True) for name, value in options.items()}
+    return {name: sha256(text.encode()).hexdigest()[:16] for name, text in told.items()}
+
+
+def _name(given: object) -> str:
+    """A model's name or path, or that of the model by which a partial function annotates."""
+    given = getattr(given, "keywords", {}).get("model", given)
+    if given is None or isinstance(given, str | Path):
+        return str(given)
+    return str(getattr(given, "name_or_path", "")) or name_of(given)

@@ -1,4 +1,4 @@
-"""The gate before training: whether the dream pays what it must not, measured on episodes that its model never saw."""
+"""The gate before training: whether the dream pays what it must, and not what it must not, by episodes new to its model."""
 
 import json
 from collections.abc import Callable, Collection, Sequence
@@ -13,6 +13,7 @@ from dreamgym_lg.experience.notes import in_noted_world
 from dreamgym_lg.experience.prompt_formats import is_tool_task
 from dreamgym_lg.experiment.workspace import REFRESH, Workspace
 from dreamgym_lg.fidelity.judgement import Judgement, ajudge, keys_of
+from dreamgym_lg.statistics import Rate
 from dreamgym_lg.types import Task, Trajectory
 
 FEW_JUDGED = 20
@@ -20,6 +21,8 @@ FEW_JUDGED = 20
 LIMIT = 50
 """Episodes of each kind that a dream is judged by, at most."""
 RUN = "fidelity"
+MOST_MISSED = 0.8
+"""Share of the real successes that a dream may fail to pay: refused is one whose 95 % interval is wholly above."""
 _KINDS = 4
 """Of the episodes that are asked about."""
 _LARGE = 200
@@ -35,6 +38,7 @@ def measure(work: Workspace, experience: ExperienceModel, *, limit: int = LIMIT)
     """
     if experience.model is None:
         raise ConfigurationError(f"{work.out} holds no experience model yet: call train_experience() first")
+    work.check_settings()
     writes = work.world.writing_tools(work.replay_buffer)
     episodes = _chosen(work, writes, limit, notes=experience.notes)
     key = f"{experience.version}/{keys_of(episodes)}"
@@ -74,7 +78,8 @@ FIGURES = ("false_success", "false_failure", "invalid_recall", "same_lookup", "l
 
 
 def check_truthful(work: Workspace) -> None:
-    """Raise `UntruthfulDream` if the dream pays more of what it must not than `Settings.max_false_success` allows.
+    """Raise `UntruthfulDream` if the dream pays more of what it must not than `Settings.max_false_success` allows, or next to
+    no real success.
 
     A figure above it whose interval holds the limit is measured again on more episodes, as far as there are more.
     Of fewer than FEW_JUDGED such episodes the figure is only said. Nothing is measured where the limit is None, and where
@@ -84,6 +89,7 @@ def check_truthful(work: Workspace) -> None:
     if limit is None or work.settings.references_only or not work.world.judged_by_dream:
         return
     judgement = measure(work, work.experience())
+    _check_successes_paid(work, judgement.false_failure)
     rate = judgement.false_success
     if rate is not None and rate.value > limit and (rate.low <= limit or rate.episodes < FEW_JUDGED):  # it may be chance
         judgement = measure(work, work.experience(), limit=_LARGE)
@@ -117,6 +123,29 @@ def check_truthful(work: Workspace) -> None:
         "or train nonetheless with max_false_success=None (`dreamgym train --force`), best with refresh_episodes=40, which "
         "shows a local experience model that many real episodes at each refresh, or with real_budget=, which measures the gap "
         "to reality"
+    )
+
+
+def _check_successes_paid(work: Workspace, missed: Rate | None) -> None:
+    """Raise `UntruthfulDream` where hardly any success would be paid, so that a policy could learn nothing.
+
+    It is only said of a world whose recorded successes judge some tasks in the experience model's place. Nothing is checked
+    of one that pays its score (`World.rewards`): that pays on the way to a success, too.
+    """
+    if missed is None or missed.episodes < FEW_JUDGED or missed.low <= MOST_MISSED or work.world.rewards == "score":
+        return
+    said = (
+        f"the dream does not pay {missed.successes} of {missed.episodes} real successes: {missed}, with 95 % confidence more "
+        f"than {MOST_MISSED:g} of them (an answer of the experience model that cannot be read pays nothing)"
+    )
+    tasks = work.tasks("train")
+    if judged := len(work.world.judged_by_traces(tasks, work.replay_buffer)):
+        work.say(f"{said}. Only the {judged} of {len(tasks)} tasks that recorded successes judge teach anything there")
+        return
+    raise UntruthfulDream(
+        f"{said}. A policy learns nothing where nothing is paid. Train the experience model longer (experience_steps=) or on "
+        "more recorded successes, or take a better one; or train nonetheless with max_false_success=None (`dreamgym train "
+        "--force`)"
     )
 
 

@@ -51,7 +51,7 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
 
 
 def _training(work: Workspace) -> dict[str, Any]:
-    s = work.settings
+    s = work.stored_settings() or work.settings
     chosen = {"world": work.world.name, "environment": s.environment, "learner": s.learner, "seed": s.seed}
     done = next(iter(work.replay_buffer.metrics(work.run_name("stage/train"))), {})
     return {**chosen, "iterations": done.get("iterations", s.iterations), "settings": asdict(s)}
@@ -59,7 +59,7 @@ def _training(work: Workspace) -> dict[str, Any]:
 
 def _supervised(work: Workspace) -> dict[str, Any]:
     """Of the base policy, which `train_base` trained on recorded successes."""
-    s = work.settings
+    s = work.stored_settings() or work.settings
     return {"world": work.world.name, "environment": "traces", "learner": "sft", "seed": s.seed, "settings": asdict(s)}
 
 
@@ -79,7 +79,7 @@ def _model_name(name: str) -> str:
 def _experience_model(work: Workspace) -> dict[str, str] | None:
     """The experience model that the policy was trained with; None where it played no part."""
     name = work.experience_version
-    if work.settings.environment == "real" or not work.world.asks_experience or not name:
+    if (work.stored_settings() or work.settings).environment == "real" or not work.world.asks_experience or not name:
         return None
     stamp = work.models / name / "version"
     return {"version": _model_name(name), **({"weights": stamp.read_text()} if stamp.is_file() else {})}

@@ -1,13 +1,30 @@
 """`Settings`: the numbers of an experiment."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal, get_args
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.learner import LearnerName
 
 Place = Literal["dream", "real", "s2r"]
+
+CHANGED_LATER = {"iterations", "stop_after_uniform", "stop_after_collapse", "max_gap", "real_budget", "real_steps"}
+CHANGED_LATER |= {"max_false_success"}  # asked before training begins, and `--force` lifts it together with `max_gap`
+"""Settings that may change between two runs in the same folder, until training has ended."""
+TRAINING = {
+    "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "lora",
+    "synthetic_share",
+    "evaluate_every", "evaluate_tasks", "references_only", "refresh_every", "refresh_episodes",
+    "refresh_steps",
+}  # fmt: skip
+"""Settings that only training reads."""
+FREE = CHANGED_LATER | TRAINING
+"""Settings that may change until training has begun."""
+ENDS = ("stop_after_uniform", "stop_after_collapse", "max_gap", "environment", "real_steps")
+"""Settings that decide where a training ends: one that has ended goes on with others."""
 
 _POSITIVE = ("iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every", "refresh_every")
 _SHARES = ("synthetic_share", "max_false_success")
@@ -89,7 +106,8 @@ class Settings:
     some for the others, and the policy that does best there is kept. None: all validation tasks each time. 0: none. It limits
     `train` alone: unless it is 0, `train_base` plays all validation tasks in reality every 25 steps."""
     max_false_success: float | None = 0.05
-    """Share, 0 to 1, of the episodes that must not be paid which a dream may pay; `train` refuses a worse one. None: any."""
+    """Share, 0 to 1, of the episodes that must not be paid which a dream may pay; `train` refuses a worse one,
+    and one that pays next to no real success. None: any."""
     max_gap: float | None = 0.3
     """Dreamed minus real success on the validation tasks above which training ends, where the 95 % interval of the difference
     excludes 0. None: it goes on, whatever the gap."""
@@ -121,6 +139,27 @@ class Settings:
             raise ConfigurationError(
                 f"real_steps={self.real_steps}: a training in the dream spends none; give environment='real' or 's2r' with it"
             )
+
+
+def read_settings(folder: Path) -> dict[str, object] | None:
+    """What an experiment's folder was made with: its settings, `world` and `arguments`; None for a new one."""
+    file = folder / "settings.json"
+    if not file.exists():
+        return None
+    try:
+        return dict(json.loads(file.read_text()))
+    except ValueError as error:
+        raise ConfigurationError(f"{file} is damaged ({error}): restore it, or take another folder") from error
+
+
+def check_same(folder: Path, found: Mapping[str, object], wanted: Mapping[str, object], free: Collection[str]) -> None:
+    """Raise `ConfigurationError` where a folder was made with other values than are wanted. Args: `free`, which may differ."""
+    differing = (key for key in wanted if key not in free and found.get(key) != wanted[key])
+    if changed := sorted(differing, key=lambda key: (key != "world", key)):
+        before, now = ("".join(f" {key}={values.get(key)!r}" for key in changed[:4]) for values in (found, wanted))
+        raise ConfigurationError(
+            f"{folder} was made with{before}, and{now} is given: give the old value, or another folder (out=, --out)"
+        )
 
 
 def quick(settings: Settings) -> Settings:

@@ -13,7 +13,7 @@ from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment import evaluation, gate, supervised
-from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.settings import ENDS, Settings
 from dreamgym_lg.experiment.trackers import Trackers
 from dreamgym_lg.experiment.workspace import REFRESH, TRAIN, Workspace
 from dreamgym_lg.launch import launched
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
     from dreamgym_lg.integrations.trl.ranks import Ranks
 
-ENDS = ("stop_after_uniform", "stop_after_collapse", "max_gap", "environment", "real_steps")
-"""Settings that decide where a training ends: one that has ended goes on with others."""
 _DREAMED = "stage/train/dream"
 """Where it is recorded after how many iterations the dreamed part of a training was over."""
 

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
@@ -24,7 +24,7 @@ from dreamgym_lg.experience.chat_models import to_experience_model
 from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experience_models import as_trained, is_local_model, local_experience_model
-from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.settings import CHANGED_LATER, ENDS, FREE, Settings, check_same, read_settings
 from dreamgym_lg.experiment.world import Rollouts, World
 from dreamgym_lg.launch import launched
 from dreamgym_lg.progress import show_progress
@@ -43,15 +43,6 @@ logger = logging.getLogger(__name__)
 TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
 """Names under which trajectories are recorded; those of evaluations begin with `validate/` and `proof/`."""
 
-CHANGED_LATER = {"iterations", "stop_after_uniform", "stop_after_collapse", "max_gap", "real_budget", "real_steps"}
-"""Settings that may change between two runs in the same folder."""
-TRAINING = {
-    "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "lora",
-    "synthetic_share",
-    "evaluate_every", "evaluate_tasks", "max_false_success", "references_only", "refresh_every", "refresh_episodes",
-    "refresh_steps",
-}  # fmt: skip
-"""Settings that only training reads."""
 DATA = "stage/experience/data"
 """Where it is recorded how many trajectories the experience model was trained from."""
 
@@ -89,16 +80,10 @@ class Workspace:
         progress: Callable[[str, int, int], None] = show_progress,
         say: Callable[[str], None] = logger.warning,
     ) -> None:
-        self.world, self.out, self.settings = world, Path(out), settings or world.settings
+        self.world, self.out = world, Path(out)
         # the other ranks of a launch serve rank 0's learner, and touch neither folder nor replay buffer
         self._serves = (launch := launched()) is not None and launch.rank > 0
-        if settings is None and (found := self._stored_settings()) is not None and found.pop("world", "") == world.name:
-            found.pop("arguments", None)  # compared by `open`
-            try:
-                self.settings = Settings(**found)  # type: ignore[arg-type]
-            except TypeError as error:
-                told = f"{self.out / 'settings.json'} is of another version of dreamgym-lg ({error}): take another folder"
-                raise ConfigurationError(told) from error
+        self.settings = settings or self.stored_settings() or world.settings
         self.engine, self.rollouts, self.progress, self.say = engine, rollouts, progress, say
         self._buffer, self._prefix = replay_buffer, "" if replay_buffer is None else None
         self._given = experience_model
@@ -118,35 +103,46 @@ class Workspace:
         return self._buffer
 
     def open(self, settings: Settings | None = None) -> None:
-        """Make the folder, or check that it was made with this world and these settings. Args: `settings`, new ones.
+        """Make the folder, or check that it was made with this world and these settings. Args: `settings`, those to train with.
 
-        Raises `ConfigurationError` otherwise. What only training reads may change until it has begun.
+        Raises `ConfigurationError` otherwise. What only training reads may change until it has begun, and nothing once a
+        training with these settings has ended.
         """
-        made = {"world": self.world.name, "arguments": dict(self.world.arguments)}
-        wanted = json.loads(json.dumps({**made, **asdict(settings or self.settings)}))
-        if (found := self._stored_settings()) is not None:
-            free = CHANGED_LATER if (self.out / "training.db").exists() else CHANGED_LATER | TRAINING
-            differing = (key for key in wanted if key not in free and found.get(key) != wanted[key])
-            changed = sorted(differing, key=lambda key: (key != "world", key))
-            if changed:
-                before, now = ("".join(f" {key}={values.get(key)!r}" for key in changed[:4]) for values in (found, wanted))
-                raise ConfigurationError(
-                    f"{self.out} was made with{before}, and{now} is given: give the old value, or another folder (out=, --out)"
-                )
+        free = CHANGED_LATER if (self.out / "training.db").exists() else FREE
+        free = free if settings is None or not self.training_ended(settings) else set()
+        found, wanted = read_settings(self.out), self.check_settings(settings, free)
         self.settings = settings or self.settings
         self.models.mkdir(parents=True, exist_ok=True)
         if found is None or (settings is not None and found != wanted):
             _write(self.out / "settings.json", json.dumps(wanted, indent=2))
 
-    def _stored_settings(self) -> dict[str, object] | None:
-        """What the folder was made with; None for a new one."""
-        file = self.out / "settings.json"
-        if not file.exists():
+    def stored_settings(self) -> Settings | None:
+        """The settings that the folder was made and trained with; None for a new one, and for another world's."""
+        found = read_settings(self.out)
+        if found is None or found.pop("world", "") != self.world.name:
             return None
         try:
-            return dict(json.loads(file.read_text()))
-        except ValueError as error:
-            raise ConfigurationError(f"{file} is damaged ({error}): restore it, or take another folder") from error
+            return Settings(**{name: found[name] for name in found if name != "arguments"})  # type: ignore[arg-type]
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{self.out} is of another version of dreamgym-lg ({error}): take another folder"
+            ) from error
+
+    def check_settings(self, settings: Settings | None = None, free: Collection[str] = FREE) -> dict[str, object]:
+        """What the folder is to hold. Args: `settings`, others than its own; `free`, those of them that may differ.
+
+        Raises `ConfigurationError` if the folder was made with another world or other settings.
+        """
+        made = {"world": self.world.name, "arguments": dict(self.world.arguments)}
+        wanted = dict(json.loads(json.dumps({**made, **asdict(settings or self.settings)})))
+        check_same(self.out, read_settings(self.out) or wanted, wanted, free)
+        return wanted
+
+    def training_ended(self, settings: Settings) -> bool:
+        """Whether a training with these settings has nothing left to do here."""
+        done = next(iter(self.replay_buffer.metrics(self.run_name("stage/train"))), {})
+        same_end = all(done.get(name) == getattr(settings, name) for name in ENDS)
+        return same_end and done.get("iterations", 0) >= settings.iterations
 
     def run_name(self, name: str) -> str:
         """The name under which episodes and metrics are recorded; in a shared buffer it begins with this folder's."""

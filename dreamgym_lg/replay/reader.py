@@ -8,17 +8,20 @@ from typing import Any, Literal, NamedTuple, Self
 from dreamgym_lg.errors import ReplayBufferError
 from dreamgym_lg.replay import schema
 from dreamgym_lg.replay.schema import WITH_TASK
-from dreamgym_lg.types import Origin, Source, Split, Trajectory
+from dreamgym_lg.types import Origin, Source, Split, Trajectory, is_missing
 
 Outcome = Literal["success", "no success", "failed"]
 Event = Literal["invalid action", "blocked", "passed through", "raised"]
 """What can happen in an episode: an action that was refused, or one of `ActKind`."""
 
+_SUCCESS = "(error IS NULL AND success)"
+_FAILED = "(CASE WHEN error IS NULL THEN 0 ELSE is_missing(error) END)"
 _OUTCOMES: Mapping[Outcome, str] = {
-    "success": "error IS NULL AND success",
-    "no success": "error IS NULL AND NOT success",
-    "failed": "error IS NOT NULL",
+    "success": _SUCCESS,
+    "no success": f"NOT {_SUCCESS} AND NOT {_FAILED}",
+    "failed": _FAILED,
 }
+_COUNTS = f"count(*) AS episodes, sum({_SUCCESS}) AS successes, sum({_FAILED}) AS failed, count(error) AS errors"
 _OF_ITS_STEPS = "SELECT 1 FROM steps WHERE trajectory_id = trajectories.id AND"
 _WINDOW = 500
 _EPISODE = "trajectories.id, run, iteration, rollout_index, source, success, error, task_id, instruction, origin, split"
@@ -33,6 +36,9 @@ class Run(NamedTuple):
     """Those that failed to be played included."""
     successes: int
     failed: int
+    """Those that could not be played (`is_missing`)."""
+    errors: int
+    """Those, and episodes that an unreadable answer of the experience model ended: no successes."""
     last_iteration: int
     newest: int
     """Id of its newest episode."""
@@ -49,6 +55,7 @@ class Iteration(NamedTuple):
     episodes: int
     successes: int
     failed: int
+    errors: int
 
 
 class Episode(NamedTuple):
@@ -109,6 +116,7 @@ class ReplayReader:
         self._name = os.fspath(path)
         self._connection = schema.connect_read_only(self._name)
         with schema.explained(self._name):
+            self._connection.create_function("is_missing", 1, is_missing, deterministic=True)
             self._connection.execute("BEGIN")
 
     def __enter__(self) -> Self:
@@ -117,12 +125,12 @@ class ReplayReader:
     def __exit__(self, *exception: object) -> None:
         self._connection.close()
 
-    def runs(self) -> list[Run]:
-        """Every run, by source, the one that stored an episode last first."""
+    def runs(self, name: str | None = None) -> list[Run]:
+        """Every run, or the one of this name, by source, the one that stored an episode last first."""
         found = self._rows(
-            "SELECT run, source, count(*), coalesce(sum(success AND error IS NULL), 0), count(error), max(iteration), "
-            "max(id) AS newest FROM trajectories GROUP BY run, source ORDER BY newest DESC",
-            (),
+            f"SELECT run, source, {_COUNTS}, max(iteration), max(id) AS newest FROM trajectories "
+            f"{'' if name is None else 'WHERE run = ?'} GROUP BY run, source ORDER BY newest DESC",
+            () if name is None else [name],
         )
         return [Run(*row) for row in found]
 
@@ -143,13 +151,12 @@ class ReplayReader:
     def iterations(self, run: str) -> list[Iteration]:
         """The run's iterations that have episodes, in order."""
         groups = (
-            "SELECT iteration, task_id, min(source) AS source, count(*) AS episodes, "
-            "sum(success AND error IS NULL) AS successes, count(error) AS failed "
+            f"SELECT iteration, task_id, min(source) AS source, {_COUNTS} "
             "FROM trajectories WHERE run = ? GROUP BY iteration, task_id"
         )
         found = self._rows(
-            "SELECT iteration, min(source), count(*), sum(origin = 'synthetic'), sum(episodes), sum(successes), sum(failed) "
-            f"FROM ({groups}) JOIN tasks ON tasks.id = task_id GROUP BY iteration",
+            "SELECT iteration, min(source), count(*), sum(origin = 'synthetic'), sum(episodes), sum(successes), sum(failed), "
+            f"sum(errors) FROM ({groups}) JOIN tasks ON tasks.id = task_id GROUP BY iteration",
             [run],
         )
         return [Iteration(*row) for row in found]

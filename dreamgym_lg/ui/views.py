@@ -32,15 +32,6 @@ class NotStored(DreamGymError):
     """An address names what the replay buffer does not hold."""
 
 
-class Part(NamedTuple):
-    """A run's episodes from one source."""
-
-    source: Source
-    episodes: int
-    successes: int
-    failed: int
-
-
 class Column(NamedTuple):
     """A rollout beside the others of its group."""
 
@@ -58,10 +49,10 @@ def link(page: str, **values: object) -> str:
     return f"{page}?{urlencode(given)}" if given else page
 
 
-def success(row: Run | Part | Iteration) -> Rate | None:
-    """Of the episodes that could be played; None without any."""
+def success(row: Run | Iteration) -> Rate | None:
+    """Of the episodes that could be played (`is_missing`); None where each ended in an error, as in `missing_episodes`."""
     played = row.episodes - row.failed
-    return Rate(row.successes, played, *wilson(row.successes, played)) if played else None
+    return Rate(row.successes, played, *wilson(row.successes, played)) if row.errors < row.episodes else None
 
 
 def runs(reader: ReplayReader, query: Query) -> Values:
@@ -78,7 +69,7 @@ def run(reader: ReplayReader, query: Query) -> Values:
     history = by_iteration(metrics)
     return {
         "name": name,
-        "parts": [_part(source, iterations) for source in dict.fromkeys(each.source for each in iterations)],
+        "parts": reader.runs(name),
         "history": history,
         "drawn": _digest(metrics) if len(history) > 1 else None,
         "alarms": alarms(history),
@@ -167,12 +158,6 @@ def parting(best: Trajectory, other: Trajectory) -> tuple[int, str]:
 
 def _played(step: Step) -> tuple[object, ...]:
     return step.action, step.next_observation, step.reward, step.terminated
-
-
-def _part(source: Source, iterations: Sequence[Iteration]) -> Part:
-    given = [each for each in iterations if each.source == source]
-    counts = ([getattr(each, name) for each in given] for name in ("episodes", "successes", "failed"))
-    return Part(source, *map(sum, counts))
 
 
 def _digest(metrics: Sequence[Mapping[str, Any]]) -> str:

@@ -118,7 +118,7 @@ def test_help_says_the_three_forms_of_a_world(command: str) -> None:
 def test_commands_that_only_read_an_experiment_take_no_settings() -> None:
     options = {name: {each.name for each in command.params} for name, command in COMMANDS.items()}
     everywhere = {"world", "seed", "out", "quick", "iterations", "refresh", "learner", "report_to"}
-    of_training = {"force", "references_only", "environment", "real_steps"}
+    of_training = {"force", "references_only", "environment", "real_steps", "lora", "servers"}
     assert options["demo"] == options["train"] - of_training == everywhere
     assert options["eval"] == options["collect"] == {"world", "seed", "out", "quick"}
     assert options["report"] == {"world"} and options["export"] == {"world", "folder"}
@@ -172,6 +172,11 @@ def test_what_reads_an_experiment_takes_the_settings_that_it_was_made_with(folde
     (folder / "runs" / "twc-seed2" / "training.db").touch()
     with pytest.raises(ConfigurationError, match="was made with refresh_episodes=8, and refresh_episodes=0 is given"):
         open_experiment("twc", seed=2).open()
+    with pytest.raises(ConfigurationError, match="was made with seed=2, and seed=3 is given"):
+        open_experiment("twc", seed=3, out=folder / "runs" / "twc-seed2", existing=True).check_settings()
+    with pytest.raises(ConfigurationError, match="was made with proof_tasks=120, and proof_tasks=8 is given"):
+        open_experiment("twc", out=folder / "runs" / "twc-seed2", quickly=True, existing=True).check_settings()
+    open_experiment("twc", seed=2, refresh_episodes=8, force=True).open()  # what ended by the gap goes on
     for command in ("eval", "report", "fidelity", "play"):
         assert "runs/twc-seed1' is no folder of an experiment" in refused(command, "twc")
     assert not (folder / "runs" / "twc-seed1").exists()

@@ -139,6 +139,47 @@ def test_a_truthful_dream_passes_and_is_measured_once(make: Make) -> None:
     assert work.fidelity().false_success != found.false_success
 
 
+def pays_nothing(messages: list[Any]) -> str:
+    return "valid, no progress yet\nreward 0, continues\n(nothing)"
+
+
+def test_a_dream_that_pays_no_success_is_refused_with_the_figure(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = [trace(number) for number in range(gate.FEW_JUDGED)]
+    with pytest.raises(
+        UntruthfulDream, match=r"does not pay 20 of 20 real successes: 1\.00 \[0\.84.*experience_steps=.*--force"
+    ):
+        gate.check_truthful(make(pays_nothing, traces))
+    assert Judgement(version="").false_failure is None, "unknown is no figure"
+    said: list[str] = []
+    gate.check_truthful(make(pays_nothing, traces[1:], said=said))
+    assert "of 19 real successes it misses 19" in said.pop(), "too few to refuse"
+    gate.check_truthful(make(pays_nothing, traces, max_false_success=None))
+    monkeypatch.setattr(Desk, "judged_by_traces", lambda self, tasks, buffer: tasks[:5])
+    gate.check_truthful(make(pays_nothing, traces, said=said))
+    assert "Only the 5 of 20 tasks that recorded successes judge teach anything" in said[0]
+    monkeypatch.setattr(Desk, "rewards", "score")
+    gate.check_truthful(make(pays_nothing, traces, said=said))
+    assert len(said) == 3 and "of 20 real successes it misses 20" in said[-1]
+
+
+def pays_some(messages: list[Any]) -> str:
+    """As a strict judge would: it pays the right refunds of two orders."""
+    return truthful(messages) if any(f"A-{number}." in messages[0].text for number in (1, 2)) else pays_nothing(messages)
+
+
+def test_a_dream_that_pays_few_successes_is_trained_in(make: Make) -> None:
+    said: list[str] = []
+    gate.check_truthful(make(pays_some, [trace(number) for number in range(gate.FEW_JUDGED)], said=said))
+    assert "of 20 real successes it misses 18" in said[0]
+
+
+def test_a_dream_is_not_measured_with_other_settings_than_the_folder_was_made_with(make: Make) -> None:
+    make(truthful, SUCCESSES).open()
+    make(truthful, SUCCESSES, num_tasks=3, iterations=1).fidelity()
+    with pytest.raises(ConfigurationError, match="was made with retrieved=3, and retrieved=1 is given"):
+        make(truthful, SUCCESSES, retrieved=1).fidelity()
+
+
 def test_few_episodes_refuse_nothing_and_say_the_figure(make: Make) -> None:
     said: list[str] = []
     work = make(pays_all, [trace(number, refunds=False) for number in range(gate.FEW_JUDGED - 1)], said=said)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 from dreamgym_lg import Environment, ExperienceModel, Experiment, Settings, StepResult, Task, World
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.evaluation import count_real_steps
+from dreamgym_lg.experiment.provenance import provenance
 from dreamgym_lg.experiment.report import _title
 
 pytest.importorskip("trl")
+from peft import LoraConfig  # noqa: E402
+
 from dreamgym_lg.integrations.transformers.requests import Generated, Request  # noqa: E402
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer  # noqa: E402
 from dreamgym_lg.integrations.trl.sft import save_model  # noqa: E402
@@ -67,7 +71,7 @@ class Counts:
 
     metrics: dict[str, float] = {"skipped": 0.0}
 
-    def __init__(self, _: Any, path: Path, settings: Settings) -> None:
+    def __init__(self, _: Any, path: Path, settings: Settings, **options: Any) -> None:
         self.file = path.with_suffix(".count")
 
     @property
@@ -147,6 +151,39 @@ def test_real_training_ends_when_its_steps_are_spent_and_goes_on_with_more(make:
     assert len(played(again)) == first + 1 and counted(again) > spent
 
 
+def test_an_ended_training_refuses_options_that_would_change_nothing(make: Make) -> None:
+    def own(*modules: str) -> dict[str, Any]:
+        return {"updates": 3, "tags": set(modules), "kind": LoraConfig(target_modules=list(modules))}
+
+    make().train(iterations=2, **own("a", "b"), **NUMBERS)
+    settings = (make().out / "settings.json").read_text()
+    for given, told in {
+        "num_task": r"num_task=5: .* has ended with none, and nothing would change: leave it away.*Did you mean 'num_tasks'\?",
+        "updates": "updates=5: the training in .* has ended with another, and",
+        "iterations": "was made with iterations=2, and iterations=1 is given",
+        "real_budget": "was made with real_budget=0, and real_budget=5 is given",
+    }.items():
+        with pytest.raises(ConfigurationError, match=told):
+            make().train(**{"iterations": 2, **NUMBERS, given: 1 if given == "iterations" else 5})
+    assert (make().out / "settings.json").read_text() == settings, "what is refused changes nothing"
+    make().train(iterations=2, **own("b", "a"), **NUMBERS)  # the same lines go on
+    assert len(played(work := make())) == 2
+    work.train(iterations=3, updates=5, **NUMBERS)
+    assert len(played(work)) == 3, "another training, which ends later, may have others"
+
+
+def test_what_an_ended_training_cannot_use_is_said(make: Make, scripted: Any) -> None:
+    make().train(iterations=1, **NUMBERS)
+    said: list[str] = []
+    make(say=said.append).train(iterations=1, **NUMBERS)
+    assert said == []
+    other = ExperienceModel(scripted(reply=str), version="other")
+    unused = {"servers": "http://gpu:8000", "report_to": "tensorboard"}
+    make(say=said.append, experience_model=other).train(iterations=1, **unused, **NUMBERS)
+    assert "has ended and makes no use of servers='http://gpu:8000', report_to=('tensorboard',)" in said[0]
+    assert "experience_model='other' (it trained in the dream of 'ScriptedModel/experience-7')" in said[0]
+
+
 def test_a_policy_trained_in_reality_alone_is_proven_without_an_experience_model(make: Make) -> None:
     work = make(experience_model=None)
     work.train(iterations=1, environment="real", **NUMBERS)
@@ -157,6 +194,9 @@ def test_a_policy_trained_in_reality_alone_is_proven_without_an_experience_model
     assert metrics[0]["train_success"] == 1, "the door was opened in every episode"
     title = _title(result)
     assert title.startswith("Trained in the real environment, ") and work.newest_experience() == ""
+    other = Experiment(Doors(), work.out, replace(work.settings, iterations=40))
+    assert other.prove()["iterations"] == 1, "it was trained so"
+    assert provenance(other, other.policy("trained"))["training"]["settings"]["iterations"] == 1
 
 
 def test_sim_to_real_dreams_first_and_goes_on_in_the_part_that_was_killed(make: Make) -> None:

@@ -287,6 +287,12 @@ def test_failed_rollouts_are_counted_and_left_out_of_every_mean() -> None:
     }
 
 
+def test_an_unreadable_answer_is_no_success_and_in_no_other_mean() -> None:
+    unreadable, failed = episode(9.0, error="PredictionFailed: no reward"), episode(9.0, error="EnvironmentFailed: java died")
+    found = describe([[episode(1.0, success=True), unreadable, failed]])
+    assert (found["train_success"], found["reward_mean"], found["failed_episodes"]) == (0.5, 1.0, 2)
+
+
 def test_an_iteration_of_failures_can_be_described() -> None:
     found = describe([[episode(error="x"), episode(error="y")]])
     assert (found["episodes"], found["failed_episodes"], found["first_error"]) == (2, 2, "x")

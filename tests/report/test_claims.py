@@ -127,7 +127,7 @@ def test_a_failed_episode_without_a_step(tmp_path):
 
     assert "recorded, real environment" in page.text
     assert "PredictionFailed: no JSON" in page.text
-    assert "failed" in page.text
+    assert "no success (unreadable answer)" in page.text
 
 
 def test_half_a_surrogate_pair_is_written(tmp_path):

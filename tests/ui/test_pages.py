@@ -6,6 +6,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,10 @@ pytest.importorskip("matplotlib")
 
 from starlette.testclient import TestClient
 
-from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
+from dreamgym_lg.errors import ConfigurationError, EpisodesMissing, ReplayBufferError
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.replay.reader import Filters, ReplayReader
+from dreamgym_lg.rollout import check_played
 from dreamgym_lg.types import Step, Task, Trajectory
 from dreamgym_lg.ui.app import create_app, serve
 from dreamgym_lg.ui.views import CHOICES, link, parting
@@ -90,6 +92,25 @@ def test_runs_with_their_success_the_newest_first(client: TestClient) -> None:
     text = shown(client, "/")
     assert "train dream 0.50 [0.15, 0.85] 5 1 1 6" in text, "of the four that could be played"
     assert text.index("train dream") < text.index("offline recorded, real environment 1.00 [0.21, 1.00] 1")
+
+
+def test_an_unreadable_answer_is_no_success_as_in_an_evaluation(client: TestClient, database: Path) -> None:
+    def dreamed(run: str, index: int, **outcome: Any) -> Trajectory:
+        task = Task(id="door/1", instruction="Leave the house.", environment="house")
+        return Trajectory(task=task, run=run, rollout_index=index, source="synthetic", **outcome)
+
+    unreadable, whole = {"error": "PredictionFailed: no reward in 'hm'"}, {"success": True}
+    episodes = [dreamed("evaluate", 0, **unreadable), dreamed("evaluate", 1, **whole)]
+    assert sum(each.success for each in check_played(episodes)) / len(episodes) == 0.5
+    alone = dreamed("unreadable", 0, **unreadable)
+    with pytest.raises(EpisodesMissing):
+        check_played([alone])
+    with ReplayBuffer(database) as buffer:
+        buffer.extend([*episodes, alone])
+    assert "unreadable dream – 1 0 10 evaluate dream 0.50 [0.09, 0.91] 2 0 9" in shown(client, "/")
+    assert "dream: 0.50 [0.09, 0.91] success · 2 episodes" in shown(client, "/run?run=evaluate")
+    assert "no success (unreadable answer)" in shown(client, "/episode?id=8")
+    assert (found(client, outcome="no success"), found(client, outcome="failed")) == ([10, 8, 4, 2], [7, 6])
 
 
 def test_a_run_has_alarms_evaluations_and_curriculum(client: TestClient) -> None:

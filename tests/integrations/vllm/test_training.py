@@ -1,7 +1,10 @@
 """A training whose replies come from a server, which restarts in the middle of it."""
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,16 +12,18 @@ from langchain.agents import create_agent
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
+from typer.testing import CliRunner
 from vllm_server import VLLMServer
 
-from dreamgym_lg import DreamGym, ReplayBuffer, Task
+from dreamgym_lg import DreamGym, Environment, Experiment, ReplayBuffer, Settings, StepResult, Task, World
+from dreamgym_lg.cli.app import app
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.token_recorder import TokenRecorder
 
 TASKS = [Task(id=id, instruction=f"Book room {id}.", environment="rooms", split="train") for id in "abc"]
 
 
-class World(GenericFakeChatModel):
+class Dream(GenericFakeChatModel):
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
         return self.bind(tools=tools, **kwargs)
 
@@ -32,6 +37,41 @@ def greedy(policy: LocalChatModel) -> list[list[int]]:
         for text in ("say a colour", "the kitchen", "a longer observation"):
             policy.with_temperature(0).invoke(text)
     return [list(call.sampled_ids) for call in recorder.calls]
+
+
+class Rooms(World):
+    name = "tests/rooms"
+    max_steps = 1
+
+    def tasks(self, split: Any, *, limit: int | None = None, seed: int = 0) -> list[Task]:
+        return [replace(task, environment=self.name) for task in TASKS if task.split == split]
+
+    def create_environment(self) -> Environment:
+        return Hotel()
+
+
+class Hotel(Environment):
+    def reset(self, task: Task) -> str:
+        return "the kitchen"
+
+    def step(self, action: str) -> StepResult:
+        return StepResult("What?", 0.0, True, False, {"success": False})
+
+
+def test_the_command_trains_adapters_with_replies_from_the_servers_it_is_given(
+    here: LocalChatModel, serve: Callable[..., VLLMServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers: dict[str, Any] = {"iterations": 1, "num_tasks": 2, "num_generations": 2, "synthetic_share": 0.0, "real_budget": 0}
+    work = Experiment(Rooms(), tmp_path / "run", Settings(environment="real", **numbers), policy=here)
+    module = ModuleType("rooms")
+    module.experiment = work
+    monkeypatch.setitem(sys.modules, "rooms", module)
+    servers = [serve(name="tiny"), serve(name="tiny")]
+    addresses = [part for server in servers for part in ("--servers", server.url)]
+    shown = CliRunner().invoke(app, ["train", "rooms:experiment", "--lora", *addresses])
+    assert shown.exit_code == 0, shown.output
+    assert work.settings.lora and (work.models / "trained").exists()
+    assert sum(len(server.requests) for server in servers) >= 4 and all(server.requests for server in servers)
 
 
 @pytest.mark.slow
@@ -52,7 +92,7 @@ def test_a_policy_is_trained_with_replies_from_a_server(
             server.restart()
 
     said = "valid, no progress yet\nreward 0, continues\nA dreamed room."
-    world = World(messages=iter([AIMessage(said)] * 999))
+    world = Dream(messages=iter([AIMessage(said)] * 999))
     gym = DreamGym(
         create_agent(world, [book]),
         replay_buffer=ReplayBuffer(tmp_path / "replay.db"),
