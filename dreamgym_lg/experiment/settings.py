@@ -1,8 +1,10 @@
-"""`Settings`: the numbers of an experiment."""
+"""`Settings`: the numbers of an experiment, and its file of them."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.learner import LearnerName
@@ -11,6 +13,15 @@ Place = Literal["dream", "real", "s2r"]
 
 _POSITIVE = ("iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every", "refresh_every")
 _SHARES = ("synthetic_share", "max_false_success")
+
+CHANGED_LATER = {"iterations", "stop_after_uniform", "stop_after_collapse", "max_gap", "real_budget", "real_steps"}
+"""Settings that may change between two runs in the same folder."""
+TRAINING = {
+    "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "lora", "synthetic_share",
+    "evaluate_every", "evaluate_tasks", "max_false_success", "references_only", "refresh_every", "refresh_episodes",
+    "refresh_steps",
+}  # fmt: skip
+"""Settings that only training reads: they may change until it has begun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,3 +155,14 @@ def quick(settings: Settings) -> Settings:
         max_false_success=None,
         max_gap=None,
     )
+
+
+def read_settings(folder: Path) -> dict[str, Any] | None:
+    """What the experiment in `folder` was made with: its world and each setting; None if there is none."""
+    file = folder / "settings.json"
+    if not file.exists():
+        return None
+    try:
+        return dict(json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"{file} is damaged ({error}): restore it, or take another folder") from error

@@ -24,7 +24,7 @@ from dreamgym_lg.experience.chat_models import to_experience_model
 from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experience_models import as_trained, is_local_model, local_experience_model
-from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.settings import CHANGED_LATER, TRAINING, Settings, read_settings
 from dreamgym_lg.experiment.world import Rollouts, World
 from dreamgym_lg.launch import launched
 from dreamgym_lg.progress import show_progress
@@ -43,15 +43,6 @@ logger = logging.getLogger(__name__)
 TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
 """Names under which trajectories are recorded; those of evaluations begin with `validate/` and `proof/`."""
 
-CHANGED_LATER = {"iterations", "stop_after_uniform", "stop_after_collapse", "max_gap", "real_budget", "real_steps"}
-"""Settings that may change between two runs in the same folder."""
-TRAINING = {
-    "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "lora",
-    "synthetic_share",
-    "evaluate_every", "evaluate_tasks", "max_false_success", "references_only", "refresh_every", "refresh_episodes",
-    "refresh_steps",
-}  # fmt: skip
-"""Settings that only training reads."""
 DATA = "stage/experience/data"
 """Where it is recorded how many trajectories the experience model was trained from."""
 
@@ -92,10 +83,10 @@ class Workspace:
         self.world, self.out, self.settings = world, Path(out), settings or world.settings
         # the other ranks of a launch serve rank 0's learner, and touch neither folder nor replay buffer
         self._serves = (launch := launched()) is not None and launch.rank > 0
-        if settings is None and (found := self._stored_settings()) is not None and found.pop("world", "") == world.name:
+        if settings is None and (found := read_settings(self.out)) is not None and found.pop("world", "") == world.name:
             found.pop("arguments", None)  # compared by `open`
             try:
-                self.settings = Settings(**found)  # type: ignore[arg-type]
+                self.settings = Settings(**found)
             except TypeError as error:
                 told = f"{self.out / 'settings.json'} is of another version of dreamgym-lg ({error}): take another folder"
                 raise ConfigurationError(told) from error
@@ -124,7 +115,7 @@ class Workspace:
         """
         made = {"world": self.world.name, "arguments": dict(self.world.arguments)}
         wanted = json.loads(json.dumps({**made, **asdict(settings or self.settings)}))
-        if (found := self._stored_settings()) is not None:
+        if (found := read_settings(self.out)) is not None:
             free = CHANGED_LATER if (self.out / "training.db").exists() else CHANGED_LATER | TRAINING
             differing = (key for key in wanted if key not in free and found.get(key) != wanted[key])
             changed = sorted(differing, key=lambda key: (key != "world", key))
@@ -137,16 +128,6 @@ class Workspace:
         self.models.mkdir(parents=True, exist_ok=True)
         if found is None or (settings is not None and found != wanted):
             _write(self.out / "settings.json", json.dumps(wanted, indent=2))
-
-    def _stored_settings(self) -> dict[str, object] | None:
-        """What the folder was made with; None for a new one."""
-        file = self.out / "settings.json"
-        if not file.exists():
-            return None
-        try:
-            return dict(json.loads(file.read_text()))
-        except ValueError as error:
-            raise ConfigurationError(f"{file} is damaged ({error}): restore it, or take another folder") from error
 
     def run_name(self, name: str) -> str:
         """The name under which episodes and metrics are recorded; in a shared buffer it begins with this folder's."""

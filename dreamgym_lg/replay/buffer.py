@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
 from dreamgym_lg.replay import schema
 from dreamgym_lg.replay.retrieval import Retriever
-from dreamgym_lg.replay.schema import TASK_COLUMNS, WITH_TASK
+from dreamgym_lg.replay.rows import (
+    TASK_COLUMNS,
+    WITH_TASK,
+    annotation_text,
+    as_text,
+    load_metrics,
+    load_trajectories,
+    store,
+    store_tasks,
+    task_of,
+    update_tasks,
+)
 from dreamgym_lg.types import Origin, Source, Split, Step, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -125,7 +136,7 @@ class ReplayBuffer:
         # Drawn before the lock is taken: the iterable may itself read this buffer.
         while chunk := list(islice(pending, _PAGE)):
             with self._transaction() as connection:
-                stored += schema.store(connection, chunk)
+                stored += store(connection, chunk)
         return stored
 
     def add_tasks(self, tasks: Iterable[Task]) -> int:
@@ -137,8 +148,8 @@ class ReplayBuffer:
         """
         tasks = list(tasks)
         with self._transaction() as connection:
-            stored = schema.store_tasks(connection, tasks)
-            schema.update_tasks(connection, tasks)
+            stored = store_tasks(connection, tasks)
+            update_tasks(connection, tasks)
             return stored
 
     def set_reasoning(
@@ -156,18 +167,18 @@ class ReplayBuffer:
                 f"{self._name}: {len(reasoning)} texts for the {len(trajectory.steps)} steps of trajectory {key}; "
                 f"it is {'stored' if found else 'not stored'}, and takes one text a step"
             )
-        rows = [(schema.as_text(text), found[0][0], position) for position, text in enumerate(reasoning)]
+        rows = [(as_text(text), found[0][0], position) for position, text in enumerate(reasoning)]
         with self._transaction() as connection:
             connection.executemany("UPDATE steps SET reasoning = ? WHERE trajectory_id = ? AND position = ?", rows)
             if annotation is not None:
                 sql = "UPDATE trajectories SET annotation = ? WHERE id = ?"
-                connection.execute(sql, (schema.annotation_text(annotation), found[0][0]))
+                connection.execute(sql, (annotation_text(annotation), found[0][0]))
 
     def tasks(self, *, environment: str | None = None, split: Split | None = None, origin: Origin | None = None) -> list[Task]:
         """The stored tasks, oldest first."""
         where, values = _where(environment=environment, split=split, origin=origin)
         found = self._rows(f"SELECT {TASK_COLUMNS} FROM tasks {where} ORDER BY position", values)
-        return [schema.task_of(row) for row in found]
+        return [task_of(row) for row in found]
 
     def trajectories(
         self,
@@ -190,7 +201,7 @@ class ReplayBuffer:
         sql = f"SELECT trajectories.id FROM {WITH_TASK} {where} ORDER BY trajectories.id LIMIT ?"
         ids = [id for (id,) in self._rows(sql, [*values, -1 if limit is None else limit])]
         for start in range(0, len(ids), _PAGE):
-            yield from schema.load_trajectories(self._rows, ids[start : start + _PAGE], segments=segments)
+            yield from load_trajectories(self._rows, ids[start : start + _PAGE], segments=segments)
 
     def sample(
         self, n: int, *, rng: random.Random, source: Source | None = None, split: Split | None = "train"
@@ -207,7 +218,7 @@ class ReplayBuffer:
                 f"{self._name}: nothing to sample (source={source!r}, split={split!r}); it takes a trajectory "
                 "that did not fail and has a step. Add traces (`extend`, `dreamgym import`) or choose other filters."
             )
-        return schema.load_trajectories(self._rows, rng.sample(ids, min(n, len(ids))))
+        return load_trajectories(self._rows, rng.sample(ids, min(n, len(ids))))
 
     def count(
         self,
@@ -283,7 +294,7 @@ class ReplayBuffer:
 
     def metrics(self, run: str) -> list[dict[str, Any]]:
         """One dict for each iteration that has metrics, in order: `iteration`, and its figures by name."""
-        return schema.load_metrics(self._rows, run)
+        return load_metrics(self._rows, run)
 
     def _prepare(self) -> None:
         with self._lock, schema.explained(self._name):

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from dreamgym_lg.errors import ReplayBufferError
 from dreamgym_lg.replay import schema
-from dreamgym_lg.replay.schema import WITH_TASK
+from dreamgym_lg.replay.rows import WITH_TASK, load_metrics, load_trajectories
 from dreamgym_lg.types import Origin, Source, Split, Trajectory
 
 Outcome = Literal["success", "no success", "failed"]
@@ -128,7 +128,7 @@ class ReplayReader:
 
     def metrics(self, run: str) -> list[dict[str, Any]]:
         """As `ReplayBuffer.metrics`."""
-        return schema.load_metrics(self._rows, run)
+        return load_metrics(self._rows, run)
 
     def names(self) -> list[str]:
         """The names of all runs, in order, without a look at each of their episodes."""
@@ -168,12 +168,12 @@ class ReplayReader:
         """The first `most` rollouts of a group, each with its id."""
         sql = "SELECT id FROM trajectories WHERE run = ? AND iteration = ? AND task_id = ? ORDER BY rollout_index LIMIT ?"
         ids = [id for (id,) in self._rows(sql, [run, iteration, task_id, most])]
-        return list(zip(ids, schema.load_trajectories(self._rows, ids), strict=True))
+        return list(zip(ids, load_trajectories(self._rows, ids), strict=True))
 
     def trajectory(self, id: int) -> Trajectory | None:
         """The episode of this id, without its tokens; None where there is none."""
         stored = self._rows("SELECT 1 FROM trajectories WHERE id = ?", [id])
-        return schema.load_trajectories(self._rows, [id])[0] if stored else None
+        return load_trajectories(self._rows, [id])[0] if stored else None
 
     def find(self, filters: Filters, *, before: int | None = None, most: int = 50, seconds: float = 0.4) -> Page:
         """Episodes with an id below `before`, newest first, looked for until `seconds` are over.
