@@ -9,20 +9,20 @@ import os
 import random
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
-from dreamgym_lg.replay import schema
 from dreamgym_lg.replay.retrieval import Retriever
 from dreamgym_lg.replay.rows import (
     TASK_COLUMNS,
     WITH_TASK,
     annotation_text,
     as_text,
+    explained,
     load_metrics,
     load_trajectories,
     store,
@@ -88,20 +88,21 @@ class ReplayBuffer:
     def __init__(
         self, path_or_connection: str | os.PathLike[str] | sqlite3.Connection, *, embeddings: "Embeddings | None" = None
     ) -> None:
+        from dreamgym_lg.replay import schema
+
         self._lock, self._owned = RLock(), not isinstance(path_or_connection, sqlite3.Connection)
         folder = None
         if isinstance(path_or_connection, sqlite3.Connection):
-            self._name, connection = "the given connection", path_or_connection
-            if connection.in_transaction:
+            self._name, self._connection = "the given connection", path_or_connection
+            if self._connection.in_transaction:
                 raise ConfigurationError("the given connection is in a transaction: commit it or roll it back first")
         else:
             self._name = os.fspath(path_or_connection)
-            connection = schema.connect(self._name)
+            self._connection = schema.connect(self._name)
             folder = None if self._name in ("", ":memory:") else Path(f"{self._name}.index")
         self._retriever = Retriever(self._rows, embeddings, folder)
-        self._db = schema.wrapped(connection)
         try:
-            self._prepare()
+            schema.prepare(self._connection, self._name)
         except BaseException:
             self.close()
             raise
@@ -117,7 +118,7 @@ class ReplayBuffer:
         self._retriever.close()
         if self._owned:
             with self._lock:
-                self._db.close()
+                self._connection.close()
 
     def add(self, trajectory: Trajectory) -> bool:
         """Store a trajectory with its task, steps and segments, all or nothing.
@@ -296,30 +297,17 @@ class ReplayBuffer:
         """One dict for each iteration that has metrics, in order: `iteration`, and its figures by name."""
         return load_metrics(self._rows, run)
 
-    def _prepare(self) -> None:
-        with self._lock, schema.explained(self._name):
-            schema.check_ours(self._db, self._name)
-            with suppress(sqlite3.OperationalError):
-                # Locked: another process is switching this very file, and the mode is the file's, not the connection's.
-                self._db.enable_wal()
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            if schema.migrations.pending(self._db):
-                # One transaction: a process opening the file meanwhile finds it either empty or complete.
-                with self._transaction():
-                    self._db.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
-                    schema.migrations.apply(self._db)
-
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, schema.explained(self._name):
+        with self._lock, explained(self._name):
             # IMMEDIATE: a transaction that begins as a reader cannot wait for another process once it writes.
-            self._db.conn.execute("BEGIN IMMEDIATE")
-            with self._db.conn as connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            with self._connection as connection:
                 yield connection
 
     def _rows(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with self._lock, schema.explained(self._name):
-            return self._db.conn.execute(sql, values).fetchall()
+        with self._lock, explained(self._name):
+            return self._connection.execute(sql, values).fetchall()
 
 
 def _where(*conditions: str, **filters: object) -> tuple[str, list[object]]:

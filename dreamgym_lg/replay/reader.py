@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 from dreamgym_lg.errors import ReplayBufferError
-from dreamgym_lg.replay import schema
-from dreamgym_lg.replay.rows import WITH_TASK, load_metrics, load_trajectories
+from dreamgym_lg.replay.rows import WITH_TASK, explained, load_metrics, load_trajectories
 from dreamgym_lg.types import Origin, Source, Split, Trajectory
 
 Outcome = Literal["success", "no success", "failed"]
@@ -106,9 +105,11 @@ class ReplayReader:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        from dreamgym_lg.replay import schema
+
         self._name = os.fspath(path)
         self._connection = schema.connect_read_only(self._name)
-        with schema.explained(self._name):
+        with explained(self._name):
             self._connection.execute("BEGIN")
 
     def __enter__(self) -> Self:
@@ -204,7 +205,7 @@ class ReplayReader:
         return [Episode._make((*row[:5], bool(row[5]), *row[6:], *sums.get(row[0], (0, 0.0, 0)))) for row in rows]
 
     def _rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        with schema.explained(self._name):
+        with explained(self._name):
             return self._connection.execute(sql, values).fetchall()
 
 

@@ -17,8 +17,7 @@ import numpy as np
 from dreamgym_lg.replay.hashed_words import Vectors
 from dreamgym_lg.replay.index_folder import DamagedIndex, IndexFolder, ReplacedIndex
 from dreamgym_lg.replay.neighbour_graph import NeighbourGraph, is_installed
-from dreamgym_lg.replay.rows import STEP_COLUMNS, Rows, step_of
-from dreamgym_lg.replay.schema import explained
+from dreamgym_lg.replay.rows import STEP_COLUMNS, Rows, explained, step_of
 from dreamgym_lg.replay.step_index import IndexedStep, StepIndex, digest
 from dreamgym_lg.types import Step
 

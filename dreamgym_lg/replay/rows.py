@@ -3,12 +3,13 @@
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
 from dreamgym_lg.types import Act, Segment, Step, Task, Trajectory
 
 TASK_COLUMNS = "tasks.id, instruction, environment, metadata, origin, parent_id, split"
@@ -242,3 +243,24 @@ def load_metrics(rows: Rows, run: str) -> list[dict[str, Any]]:
     for iteration, name, value in rows(sql, [run]):
         found.setdefault(iteration, {"iteration": iteration})[name] = value
     return list(found.values())
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Raise what SQLite raises as a `ReplayBufferError` that says what to do. Args: `name`, of the file."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise ReplayBufferError(
+                f"{name}: the disk is full. What was stored before is safe: free some space and run the same command again."
+            ) from error
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise ReplayBufferError(
+                f"{name} is locked: another process keeps it to itself. Wait until that one has finished, or end it; a process "
+                "of this library holds the lock for less than a second at a time."
+            ) from error
+        raise ReplayBufferError(
+            f"{name}: SQLite says {str(error)!r}. A replay buffer is an undamaged SQLite file in an existing folder "
+            "that this process may write to, open while it is used: give such a path, or restore the file from a copy."
+        ) from error

@@ -1,14 +1,17 @@
-"""How the replay buffer lies in its SQLite file: whose file it is, its tables, and connections to it."""
+"""How the replay buffer lies in its SQLite file: whose file it is, its tables, and connections to it.
+
+Imported when a file is opened: sqlite-utils imports pandas where that is installed, half a second and 67 MB.
+"""
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, suppress
 from pathlib import Path
 
 from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
 from dreamgym_lg.errors import ReplayBufferError
+from dreamgym_lg.replay.rows import explained
 
 APPLICATION_ID = 0x4447796D
 """`DGym` in the file's header."""
@@ -81,29 +84,9 @@ def _guided(db: Database) -> None:
     db.execute("ALTER TABLE segments ADD COLUMN guided INTEGER NOT NULL DEFAULT 0")
 
 
-def wrapped(connection: sqlite3.Connection) -> Database:
+def _wrapped(connection: sqlite3.Connection) -> Database:
     # Plugins of sqlite-utils are the user's own affair and could change what a query means.
     return Database(connection, execute_plugins=False, recursive_triggers=False)
-
-
-@contextmanager
-def explained(name: str) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-            raise ReplayBufferError(
-                f"{name}: the disk is full. What was stored before is safe: free some space and run the same command again."
-            ) from error
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise ReplayBufferError(
-                f"{name} is locked: another process keeps it to itself. Wait until that one has finished, or end it; a process "
-                "of this library holds the lock for less than a second at a time."
-            ) from error
-        raise ReplayBufferError(
-            f"{name}: SQLite says {str(error)!r}. A replay buffer is an undamaged SQLite file in an existing folder "
-            "that this process may write to, open while it is used: give such a path, or restore the file from a copy."
-        ) from error
 
 
 def connect(name: str) -> sqlite3.Connection:
@@ -112,7 +95,7 @@ def connect(name: str) -> sqlite3.Connection:
         if name != ":memory:" and (path := Path(name)).exists() and path.stat().st_size:
             # Read-only first: closing an ordinary connection may fold a write-ahead log into a file that is not ours.
             with closing(_open_read_only(name, _BUSY_SECONDS)) as probe:
-                check_ours(wrapped(probe), name)
+                _check_ours(_wrapped(probe), name)
         return sqlite3.connect(name, timeout=_BUSY_SECONDS, check_same_thread=False)
 
 
@@ -128,8 +111,8 @@ def connect_read_only(name: str) -> sqlite3.Connection:
     with explained(name):
         connection = _open_read_only(name, _READER_BUSY_SECONDS)
         try:
-            db = wrapped(connection)
-            check_ours(db, name)
+            db = _wrapped(connection)
+            _check_ours(db, name)
             if pending := migrations.pending(db):
                 raise ReplayBufferError(
                     f"{name} was made by an earlier dreamgym-lg (it lacks migration {pending[0].name!r}) and is only read "
@@ -155,7 +138,24 @@ def _open_read_only(name: str, seconds: float) -> sqlite3.Connection:
     return sqlite3.connect(f"{Path(name).resolve().as_uri()}?mode=ro", uri=True, timeout=seconds, check_same_thread=False)
 
 
-def check_ours(db: Database, name: str) -> None:
+def prepare(connection: sqlite3.Connection, name: str) -> None:
+    """Make the tables, or bring them up to this release. Raises `ReplayBufferError` as `connect` does."""
+    db = _wrapped(connection)
+    with explained(name):
+        _check_ours(db, name)
+        with suppress(sqlite3.OperationalError):
+            # Locked: another process is switching this very file, and the mode is the file's, not the connection's.
+            db.enable_wal()
+        db.execute("PRAGMA synchronous = NORMAL")
+        if migrations.pending(db):
+            # One transaction: a process opening the file meanwhile finds it either empty or complete.
+            connection.execute("BEGIN IMMEDIATE")
+            with connection:
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                migrations.apply(db)
+
+
+def _check_ours(db: Database, name: str) -> None:
     """Raise `ReplayBufferError` unless the file is empty or made by this release or an earlier one; only reads."""
     ((application_id,),) = db.execute("PRAGMA application_id")
     ((objects,),) = db.execute("SELECT count(*) FROM sqlite_master")
