@@ -10,6 +10,8 @@ BFCL ?= bfcl-eval==2026.3.23
 # Without theirs, which ask for transformers 4.
 WEBARENA ?= browsergym-webarena==0.14.3 browsergym-webarenalite==0.14.3 libwebarena==0.0.4 text-generation==0.7.0
 ARGS ?=
+# Images of Python often set it, and then each process compiles torch and transformers anew, in eight seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed

@@ -28,7 +28,7 @@ from dreamgym_lg.graphs.metric_names import reported_metrics
 from dreamgym_lg.graphs.spending import add_totals, estimate_rest
 from dreamgym_lg.learner import Learner
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.replay.schema import FAILED
+from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.rollout import Agent, real_steps, rollout
 from dreamgym_lg.types import Source, Trajectory
 

@@ -12,9 +12,12 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist gives its workers one, which ric
 
 import asyncio
 import gc
-import shutil
+import json
+import random
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
+
+from dreamgym_lg.replay.buffer import ReplayBuffer
 
 SHARED = {
     "tests/cli/test_app.py": "run",
@@ -129,29 +134,37 @@ def _door_world() -> Callable[[list[BaseMessage]], str]:
 
 
 @pytest.fixture(scope="session")
-def prepared_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A `--quick` run up to its models: collected, experience model and base policy trained, nothing dreamed yet."""
-    out = tmp_path_factory.mktemp("prepared") / "run"
-    prepare = (
-        "import sys, pathlib\n"
-        "from dreamgym_lg.cli.experiment import open_experiment\n"
-        "work = open_experiment('peckingorder', seed=3, quickly=True, out=pathlib.Path(sys.argv[1]))\n"
-        "work.collect()\n"
-        "work.train_experience()\n"
-        "work.train_base()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", prepare, str(out)], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return out
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `dreamgym demo --quick` leaves, killed three times at random moments of training and started again by the same line.
 
-
-@pytest.fixture(scope="session")
-def finished_run(prepared_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run after `dreamgym demo --quick`, as a user would start it."""
+    Beside it, in `kills.json`: the episodes of training that were stored after each kill.
+    """
     out = tmp_path_factory.mktemp("finished") / "run"
-    shutil.copytree(prepared_run, out)
     command = [sys.executable, "-m", "dreamgym_lg.cli.app", "demo", "--quick", "--seed", "3", "--out", str(out)]
+    rng, kills = random.Random(7), list[list[tuple[int, str, int]]]()
+    for _ in range(3):
+        process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _wait_for_more(out / "replay.db", len(kills[-1]) if kills else 0, process)
+        time.sleep(rng.uniform(0, 5))  # somewhere in rollout, update or evaluation
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        with ReplayBuffer(out / "replay.db") as buffer:
+            kills.append([(t.iteration, t.task.id, t.rollout_index) for t in buffer.trajectories(run="train")])
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "outcome" in done.stdout
+    (out.parent / "kills.json").write_text(json.dumps(kills))
     return out
+
+
+def _wait_for_more(file: Path, stored: int, process: subprocess.Popen[bytes]) -> None:
+    """Until the process has stored another episode of training."""
+    deadline = time.monotonic() + 300
+    while True:
+        if file.exists() and file.stat().st_size:
+            with ReplayBuffer(file) as buffer:
+                if buffer.count("trajectories", run="train") > stored:
+                    return
+        assert process.poll() is None, "it has ended before it could be killed"
+        assert time.monotonic() < deadline, "nothing was stored within five minutes"
+        time.sleep(0.3)

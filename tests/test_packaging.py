@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = {"dreamgym_lg": "dreamgym_lg", "graphs": "dreamgym_lg/graphs", "integrations": "dreamgym_lg/integrations"}
-HEAVY = {"accelerate", "datasets", "matplotlib", "peft", "torch", "transformers", "trl"}
+HEAVY = {"accelerate", "datasets", "matplotlib", "pandas", "peft", "torch", "transformers", "trl"}
 CORE_IMPORTS = "import dreamgym_lg, dreamgym_lg.cli.app, dreamgym_lg.graphs.episode, dreamgym_lg.graphs.training"
 
 

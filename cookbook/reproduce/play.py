@@ -19,7 +19,7 @@ from dreamgym_lg.experiment.evaluation import MODES
 from dreamgym_lg.experiment.workspace import TRAIN, policy_version
 from dreamgym_lg.integrations.textworld_express.text import GAMES
 from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWorld
-from dreamgym_lg.replay.schema import FAILED
+from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.rollout import check_played, is_missing, real_steps
 from dreamgym_lg.types import Source
 

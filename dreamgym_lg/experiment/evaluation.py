@@ -19,7 +19,7 @@ from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
 from dreamgym_lg.fidelity.verdicts import Verdicts, measure_verdicts, summarise
-from dreamgym_lg.replay.schema import FAILED
+from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.statistics import difference_interval, wilson
 from dreamgym_lg.token_recorder import TrainablePolicy

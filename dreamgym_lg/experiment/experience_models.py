@@ -1,6 +1,5 @@
 """Experience models by name: a folder of weights, asked as it was trained, or a hosted model."""
 
-import json
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.chat_models import to_experience_model
 from dreamgym_lg.experience.hidden_facts import HiddenFacts
 from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.settings import Settings, read_settings
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 
@@ -39,8 +38,7 @@ def local_experience_model(
     if path.parent.is_dir() and not path.is_dir():
         known = [str(each) for each in path.parent.iterdir() if (each / "config.json").exists()]
         raise ConfigurationError.unknown("experience model", name, known)
-    stored = path.parent.parent / "settings.json"
-    given = json.loads(stored.read_text()) if stored.exists() else {}
+    given = read_settings(path.parent.parent) or {}
     names = ("retrieved", "retrieved_characters", "experience_tokens")
     settings = replace(Settings(), **{key: given[key] for key in names if key in given})
     model = LocalChatModel.from_path(name, temperature=0, max_new_tokens=settings.experience_tokens)

@@ -13,7 +13,7 @@ from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.experiment.workspace import Workspace, policy_version
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.replay.schema import FAILED
+from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.rollout import missing_episodes
 from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Trajectory

@@ -1,10 +1,10 @@
-"""`Settings`: the numbers of an experiment."""
+"""`Settings`: the numbers of an experiment, and its file of them."""
 
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.learner import LearnerName
@@ -28,6 +28,15 @@ ENDS = ("stop_after_uniform", "stop_after_collapse", "max_gap", "environment", "
 
 _POSITIVE = ("iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every", "refresh_every")
 _SHARES = ("synthetic_share", "max_false_success")
+
+CHANGED_LATER = {"iterations", "stop_after_uniform", "stop_after_collapse", "max_gap", "real_budget", "real_steps"}
+"""Settings that may change between two runs in the same folder."""
+TRAINING = {
+    "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "lora", "synthetic_share",
+    "evaluate_every", "evaluate_tasks", "max_false_success", "references_only", "refresh_every", "refresh_episodes",
+    "refresh_steps",
+}  # fmt: skip
+"""Settings that only training reads: they may change until it has begun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,14 +150,14 @@ class Settings:
             )
 
 
-def read_settings(folder: Path) -> dict[str, object] | None:
+def read_settings(folder: Path) -> dict[str, Any] | None:
     """What an experiment's folder was made with: its settings, `world` and `arguments`; None for a new one."""
     file = folder / "settings.json"
     if not file.exists():
         return None
     try:
         return dict(json.loads(file.read_text()))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ConfigurationError(f"{file} is damaged ({error}): restore it, or take another folder") from error
 
 

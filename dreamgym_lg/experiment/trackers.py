@@ -33,7 +33,7 @@ def check_trackers(report_to: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-class Trackers:
+class ExperimentTrackers:
     """Sends each iteration's metrics to trackers. A run that goes on after a crash is the same run there.
 
     Args:

@@ -14,7 +14,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment import evaluation, gate, supervised
 from dreamgym_lg.experiment.settings import ENDS, Settings
-from dreamgym_lg.experiment.trackers import Trackers
+from dreamgym_lg.experiment.trackers import ExperimentTrackers
 from dreamgym_lg.experiment.workspace import REFRESH, TRAIN, Workspace
 from dreamgym_lg.launch import launched
 from dreamgym_lg.learner import Learner
@@ -108,7 +108,7 @@ def train_policy(
         gate.check_truthful(work)
     if not (work.models / "base").exists():
         save_model(policy.model, policy.tokenizer, work.models / "base")  # what the proof compares with
-    with closing(Trackers(report_to, work.out, {"world": work.world.name, **asdict(work.settings)})) as trackers:
+    with closing(ExperimentTrackers(report_to, work.out, {"world": work.world.name, **asdict(work.settings)})) as trackers:
         for real, iterations in _parts(work):
             training, close = create_training(work, policy, create_learner, real=real)
             training.report = trackers.log

@@ -10,15 +10,15 @@ from langgraph.pregel import Pregel
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.workspace import policy_version
-from dreamgym_lg.production.front import Front, KillSwitch, SimulationOptions
 from dreamgym_lg.production.log import CanaryLog
 from dreamgym_lg.production.simulation import Verify
+from dreamgym_lg.production.traffic_router import KillSwitch, SimulationOptions, TrafficRouter
 from dreamgym_lg.simulate import Route
 from dreamgym_lg.simulate.agent import derive
 
 Graph = TypeVar("Graph", bound=Pregel)
 
-_fronts: WeakKeyDictionary[type, Front] = WeakKeyDictionary()
+_routers: WeakKeyDictionary[type, TrafficRouter] = WeakKeyDictionary()
 
 
 def shadow(
@@ -56,9 +56,9 @@ def shadow(
     """
     _check_share("share", share)
     name = name or f"shadow of {policy_version(policy)}"
-    front = Front(graph, policy, log=log, name=name, route=route, pass_through=pass_through, verify=verify)
-    front.simulate(share, simulation)
-    return _in_front(graph, front)
+    router = TrafficRouter(graph, policy, log=log, name=name, route=route, pass_through=pass_through, verify=verify)
+    router.simulate(share, simulation)
+    return _routed(graph, router)
 
 
 def canary(
@@ -101,15 +101,15 @@ def canary(
     _check_share("shadow", shadow, least=True)
     if not 0 < alpha < 1:
         raise ConfigurationError(f"alpha={alpha!r}: give the probability of a wrong end, between 0 and 1, e.g. 0.05")
-    front = Front(
+    router = TrafficRouter(
         graph, policy, log=log, name=name, route=route, pass_through=pass_through, verify=verify,
         share=share, alpha=alpha, kill_switch=kill_switch,
     )  # fmt: skip
     if shadow:
-        front.simulate(shadow, simulation)
+        router.simulate(shadow, simulation)
     elif simulation:
         raise ConfigurationError(f"{', '.join(simulation)} is of the simulated sides, and shadow=0 simulates none")
-    return _in_front(graph, front)
+    return _routed(graph, router)
 
 
 def wait_for_shadows(graph: Pregel, timeout: float | None = None) -> bool:
@@ -117,16 +117,16 @@ def wait_for_shadows(graph: Pregel, timeout: float | None = None) -> bool:
 
     Where the graph runs asynchronously: `await asyncio.to_thread(wait_for_shadows, graph)`.
     """
-    front = _fronts.get(type(graph))
-    if front is None:
+    router = _routers.get(type(graph))
+    if router is None:
         raise ConfigurationError(f"{type(graph).__name__} is no graph that shadow() or canary() returned")
-    return front.shadows is None or front.shadows.wait(timeout)
+    return router.shadows is None or router.shadows.wait(timeout)
 
 
-def _in_front(graph: Graph, front: Front) -> Graph:
-    front.begin()
-    derived = derive(graph, front.stream, front.astream)
-    _fronts[type(derived)] = front
+def _routed(graph: Graph, router: TrafficRouter) -> Graph:
+    router.begin()
+    derived = derive(graph, router.stream, router.astream)
+    _routers[type(derived)] = router
     return derived
 
 

@@ -178,7 +178,7 @@ class CanaryLog:
             dropped: int = db.execute("SELECT dropped FROM canaries WHERE name = ?", (name,)).fetchone()[0]
         return [_pair(row) for row in rows], dropped
 
-    # --- what the graph in front tells ------------------------------------------------------------------------------------
+    # --- what the traffic router tells ------------------------------------------------------------------------------------
 
     def begin(self, name: str, *, policy_version: str, share: float, alpha: float) -> None:
         """Start a canary, or go on with it; a new share counts from now on. Raises `ConfigurationError` for another alpha."""

@@ -9,16 +9,27 @@ import os
 import random
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
-from dreamgym_lg.replay import schema
 from dreamgym_lg.replay.retrieval import Retriever
-from dreamgym_lg.replay.schema import TASK_COLUMNS, WITH_TASK
+from dreamgym_lg.replay.rows import (
+    TASK_COLUMNS,
+    WITH_TASK,
+    annotation_text,
+    as_text,
+    explained,
+    load_metrics,
+    load_trajectories,
+    store,
+    store_tasks,
+    task_of,
+    update_tasks,
+)
 from dreamgym_lg.types import Origin, Source, Split, Step, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -77,20 +88,21 @@ class ReplayBuffer:
     def __init__(
         self, path_or_connection: str | os.PathLike[str] | sqlite3.Connection, *, embeddings: "Embeddings | None" = None
     ) -> None:
+        from dreamgym_lg.replay import schema
+
         self._lock, self._owned = RLock(), not isinstance(path_or_connection, sqlite3.Connection)
         folder = None
         if isinstance(path_or_connection, sqlite3.Connection):
-            self._name, connection = "the given connection", path_or_connection
-            if connection.in_transaction:
+            self._name, self._connection = "the given connection", path_or_connection
+            if self._connection.in_transaction:
                 raise ConfigurationError("the given connection is in a transaction: commit it or roll it back first")
         else:
             self._name = os.fspath(path_or_connection)
-            connection = schema.connect(self._name)
+            self._connection = schema.connect(self._name)
             folder = None if self._name in ("", ":memory:") else Path(f"{self._name}.index")
         self._retriever = Retriever(self._rows, embeddings, folder)
-        self._db = schema.wrapped(connection)
         try:
-            self._prepare()
+            schema.prepare(self._connection, self._name)
         except BaseException:
             self.close()
             raise
@@ -106,7 +118,7 @@ class ReplayBuffer:
         self._retriever.close()
         if self._owned:
             with self._lock:
-                self._db.close()
+                self._connection.close()
 
     def add(self, trajectory: Trajectory) -> bool:
         """Store a trajectory with its task, steps and segments, all or nothing.
@@ -125,7 +137,7 @@ class ReplayBuffer:
         # Drawn before the lock is taken: the iterable may itself read this buffer.
         while chunk := list(islice(pending, _PAGE)):
             with self._transaction() as connection:
-                stored += schema.store(connection, chunk)
+                stored += store(connection, chunk)
         return stored
 
     def add_tasks(self, tasks: Iterable[Task]) -> int:
@@ -137,8 +149,8 @@ class ReplayBuffer:
         """
         tasks = list(tasks)
         with self._transaction() as connection:
-            stored = schema.store_tasks(connection, tasks)
-            schema.update_tasks(connection, tasks)
+            stored = store_tasks(connection, tasks)
+            update_tasks(connection, tasks)
             return stored
 
     def set_reasoning(
@@ -156,18 +168,18 @@ class ReplayBuffer:
                 f"{self._name}: {len(reasoning)} texts for the {len(trajectory.steps)} steps of trajectory {key}; "
                 f"it is {'stored' if found else 'not stored'}, and takes one text a step"
             )
-        rows = [(schema.as_text(text), found[0][0], position) for position, text in enumerate(reasoning)]
+        rows = [(as_text(text), found[0][0], position) for position, text in enumerate(reasoning)]
         with self._transaction() as connection:
             connection.executemany("UPDATE steps SET reasoning = ? WHERE trajectory_id = ? AND position = ?", rows)
             if annotation is not None:
                 sql = "UPDATE trajectories SET annotation = ? WHERE id = ?"
-                connection.execute(sql, (schema.annotation_text(annotation), found[0][0]))
+                connection.execute(sql, (annotation_text(annotation), found[0][0]))
 
     def tasks(self, *, environment: str | None = None, split: Split | None = None, origin: Origin | None = None) -> list[Task]:
         """The stored tasks, oldest first."""
         where, values = _where(environment=environment, split=split, origin=origin)
         found = self._rows(f"SELECT {TASK_COLUMNS} FROM tasks {where} ORDER BY position", values)
-        return [schema.task_of(row) for row in found]
+        return [task_of(row) for row in found]
 
     def trajectories(
         self,
@@ -190,7 +202,7 @@ class ReplayBuffer:
         sql = f"SELECT trajectories.id FROM {WITH_TASK} {where} ORDER BY trajectories.id LIMIT ?"
         ids = [id for (id,) in self._rows(sql, [*values, -1 if limit is None else limit])]
         for start in range(0, len(ids), _PAGE):
-            yield from schema.load_trajectories(self._rows, ids[start : start + _PAGE], segments=segments)
+            yield from load_trajectories(self._rows, ids[start : start + _PAGE], segments=segments)
 
     def sample(
         self, n: int, *, rng: random.Random, source: Source | None = None, split: Split | None = "train"
@@ -207,7 +219,7 @@ class ReplayBuffer:
                 f"{self._name}: nothing to sample (source={source!r}, split={split!r}); it takes a trajectory "
                 "that did not fail and has a step. Add traces (`extend`, `dreamgym import`) or choose other filters."
             )
-        return schema.load_trajectories(self._rows, rng.sample(ids, min(n, len(ids))))
+        return load_trajectories(self._rows, rng.sample(ids, min(n, len(ids))))
 
     def count(
         self,
@@ -283,32 +295,19 @@ class ReplayBuffer:
 
     def metrics(self, run: str) -> list[dict[str, Any]]:
         """One dict for each iteration that has metrics, in order: `iteration`, and its figures by name."""
-        return schema.load_metrics(self._rows, run)
-
-    def _prepare(self) -> None:
-        with self._lock, schema.explained(self._name):
-            schema.check_ours(self._db, self._name)
-            with suppress(sqlite3.OperationalError):
-                # Locked: another process is switching this very file, and the mode is the file's, not the connection's.
-                self._db.enable_wal()
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            if schema.migrations.pending(self._db):
-                # One transaction: a process opening the file meanwhile finds it either empty or complete.
-                with self._transaction():
-                    self._db.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
-                    schema.migrations.apply(self._db)
+        return load_metrics(self._rows, run)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, schema.explained(self._name):
+        with self._lock, explained(self._name):
             # IMMEDIATE: a transaction that begins as a reader cannot wait for another process once it writes.
-            self._db.conn.execute("BEGIN IMMEDIATE")
-            with self._db.conn as connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            with self._connection as connection:
                 yield connection
 
     def _rows(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with self._lock, schema.explained(self._name):
-            return self._db.conn.execute(sql, values).fetchall()
+        with self._lock, explained(self._name):
+            return self._connection.execute(sql, values).fetchall()
 
 
 def _where(*conditions: str, **filters: object) -> tuple[str, list[object]]:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 from dreamgym_lg.errors import ReplayBufferError
-from dreamgym_lg.replay import schema
-from dreamgym_lg.replay.schema import WITH_TASK
+from dreamgym_lg.replay.rows import WITH_TASK, explained, load_metrics, load_trajectories
 from dreamgym_lg.types import Origin, Source, Split, Trajectory, is_missing
 
 Outcome = Literal["success", "no success", "failed"]
@@ -113,9 +112,11 @@ class ReplayReader:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        from dreamgym_lg.replay import schema
+
         self._name = os.fspath(path)
         self._connection = schema.connect_read_only(self._name)
-        with schema.explained(self._name):
+        with explained(self._name):
             self._connection.create_function("is_missing", 1, is_missing, deterministic=True)
             self._connection.execute("BEGIN")
 
@@ -136,7 +137,7 @@ class ReplayReader:
 
     def metrics(self, run: str) -> list[dict[str, Any]]:
         """As `ReplayBuffer.metrics`."""
-        return schema.load_metrics(self._rows, run)
+        return load_metrics(self._rows, run)
 
     def names(self) -> list[str]:
         """The names of all runs, in order, without a look at each of their episodes."""
@@ -175,12 +176,12 @@ class ReplayReader:
         """The first `most` rollouts of a group, each with its id."""
         sql = "SELECT id FROM trajectories WHERE run = ? AND iteration = ? AND task_id = ? ORDER BY rollout_index LIMIT ?"
         ids = [id for (id,) in self._rows(sql, [run, iteration, task_id, most])]
-        return list(zip(ids, schema.load_trajectories(self._rows, ids), strict=True))
+        return list(zip(ids, load_trajectories(self._rows, ids), strict=True))
 
     def trajectory(self, id: int) -> Trajectory | None:
         """The episode of this id, without its tokens; None where there is none."""
         stored = self._rows("SELECT 1 FROM trajectories WHERE id = ?", [id])
-        return schema.load_trajectories(self._rows, [id])[0] if stored else None
+        return load_trajectories(self._rows, [id])[0] if stored else None
 
     def find(self, filters: Filters, *, before: int | None = None, most: int = 50, seconds: float = 0.4) -> Page:
         """Episodes with an id below `before`, newest first, looked for until `seconds` are over.
@@ -211,7 +212,7 @@ class ReplayReader:
         return [Episode._make((*row[:5], bool(row[5]), *row[6:], *sums.get(row[0], (0, 0.0, 0)))) for row in rows]
 
     def _rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        with schema.explained(self._name):
+        with explained(self._name):
             return self._connection.execute(sql, values).fetchall()
 
 

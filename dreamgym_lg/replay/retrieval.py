@@ -6,26 +6,23 @@ candidates, which are ranked exactly.
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dreamgym_lg.replay.hashed_words import Vectors
 from dreamgym_lg.replay.index_folder import DamagedIndex, IndexFolder, ReplacedIndex
 from dreamgym_lg.replay.neighbour_graph import NeighbourGraph, is_installed
-from dreamgym_lg.replay.schema import STEP_COLUMNS, explained, step_of
+from dreamgym_lg.replay.rows import STEP_COLUMNS, Rows, explained, step_of
 from dreamgym_lg.replay.step_index import IndexedStep, StepIndex, digest
 from dreamgym_lg.types import Step
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
-
-Rows = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
-"""Runs a query with its values and gives all its rows."""
 
 EXACT_UP_TO = 50_000
 """Distinct (observation, action) pairs that are searched one by one (4 ms); a graph over more of them is faster."""

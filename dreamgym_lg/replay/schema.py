@@ -1,36 +1,20 @@
-"""How the replay buffer lies in its SQLite file: whose file it is, the tables, and the rows of each record."""
+"""How the replay buffer lies in its SQLite file: whose file it is, its tables, and connections to it.
 
-import json
+Imported when a file is opened: sqlite-utils imports pandas where that is installed, half a second and 67 MB.
+"""
+
 import sqlite3
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
-from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
-from dreamgym_lg.types import Act, Segment, Step, Task, Trajectory
+from dreamgym_lg.errors import ReplayBufferError
+from dreamgym_lg.replay.rows import explained
 
 APPLICATION_ID = 0x4447796D
 """`DGym` in the file's header."""
-
-TASK_COLUMNS = "tasks.id, instruction, environment, metadata, origin, parent_id, split"
-STEP_COLUMNS = "observation, action, next_observation, reward, terminated, truncated, valid, reasoning, decided_by, line"
-TRAJECTORY_COLUMNS = (
-    "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version, annotation, acts"
-)
-SEGMENT_COLUMNS = "token_ids, sampled, logprobs, temperature, policy_version, guided"
-WITH_TASK = "trajectories JOIN tasks ON tasks.id = task_id"
-
-Rows = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
-"""Asks the file: SQL and its values to rows."""
-
-FAILED = "/failed/"
-"""Stands between the run and the id in the run name of a failed episode that was played again."""
 
 _SMALLEST = 512
 """No SQLite file has fewer bytes."""
@@ -100,29 +84,9 @@ def _guided(db: Database) -> None:
     db.execute("ALTER TABLE segments ADD COLUMN guided INTEGER NOT NULL DEFAULT 0")
 
 
-def wrapped(connection: sqlite3.Connection) -> Database:
+def _wrapped(connection: sqlite3.Connection) -> Database:
     # Plugins of sqlite-utils are the user's own affair and could change what a query means.
     return Database(connection, execute_plugins=False, recursive_triggers=False)
-
-
-@contextmanager
-def explained(name: str) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-            raise ReplayBufferError(
-                f"{name}: the disk is full. What was stored before is safe: free some space and run the same command again."
-            ) from error
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise ReplayBufferError(
-                f"{name} is locked: another process keeps it to itself. Wait until that one has finished, or end it; a process "
-                "of this library holds the lock for less than a second at a time."
-            ) from error
-        raise ReplayBufferError(
-            f"{name}: SQLite says {str(error)!r}. A replay buffer is an undamaged SQLite file in an existing folder "
-            "that this process may write to, open while it is used: give such a path, or restore the file from a copy."
-        ) from error
 
 
 def connect(name: str) -> sqlite3.Connection:
@@ -131,7 +95,7 @@ def connect(name: str) -> sqlite3.Connection:
         if name != ":memory:" and (path := Path(name)).exists() and path.stat().st_size:
             # Read-only first: closing an ordinary connection may fold a write-ahead log into a file that is not ours.
             with closing(_open_read_only(name, _BUSY_SECONDS)) as probe:
-                check_ours(wrapped(probe), name)
+                _check_ours(_wrapped(probe), name)
         return sqlite3.connect(name, timeout=_BUSY_SECONDS, check_same_thread=False)
 
 
@@ -147,8 +111,8 @@ def connect_read_only(name: str) -> sqlite3.Connection:
     with explained(name):
         connection = _open_read_only(name, _READER_BUSY_SECONDS)
         try:
-            db = wrapped(connection)
-            check_ours(db, name)
+            db = _wrapped(connection)
+            _check_ours(db, name)
             if pending := migrations.pending(db):
                 raise ReplayBufferError(
                     f"{name} was made by an earlier dreamgym-lg (it lacks migration {pending[0].name!r}) and is only read "
@@ -174,7 +138,24 @@ def _open_read_only(name: str, seconds: float) -> sqlite3.Connection:
     return sqlite3.connect(f"{Path(name).resolve().as_uri()}?mode=ro", uri=True, timeout=seconds, check_same_thread=False)
 
 
-def check_ours(db: Database, name: str) -> None:
+def prepare(connection: sqlite3.Connection, name: str) -> None:
+    """Make the tables, or bring them up to this release. Raises `ReplayBufferError` as `connect` does."""
+    db = _wrapped(connection)
+    with explained(name):
+        _check_ours(db, name)
+        with suppress(sqlite3.OperationalError):
+            # Locked: another process is switching this very file, and the mode is the file's, not the connection's.
+            db.enable_wal()
+        db.execute("PRAGMA synchronous = NORMAL")
+        if migrations.pending(db):
+            # One transaction: a process opening the file meanwhile finds it either empty or complete.
+            connection.execute("BEGIN IMMEDIATE")
+            with connection:
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                migrations.apply(db)
+
+
+def _check_ours(db: Database, name: str) -> None:
     """Raise `ReplayBufferError` unless the file is empty or made by this release or an earlier one; only reads."""
     ((application_id,),) = db.execute("PRAGMA application_id")
     ((objects,),) = db.execute("SELECT count(*) FROM sqlite_master")
@@ -190,221 +171,3 @@ def check_ours(db: Database, name: str) -> None:
             f"{name} was made by a newer dreamgym-lg (it has migration {newer[-1]!r}) and was left as it is; "
             "upgrade with: pip install -U dreamgym-lg"
         )
-
-
-def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) -> int:
-    """Store trajectories, their tasks included, and return how many were stored.
-
-    One that is there already under its key is kept, unless it failed: then the new one takes its place, and the failed one is
-    set aside.
-    """
-    tasks = [trajectory.task for trajectory in trajectories]
-    store_tasks(connection, tasks)
-    hold_out(connection, tasks)
-    stored: dict[int, Trajectory] = {}
-    for each in trajectories:
-        if (id := _store_row(connection, each)) is None and _set_failed_aside(connection, each):
-            id = _store_row(connection, each)
-        if id is not None:
-            check_split(connection, each.task)
-            stored[id] = each
-    connection.executemany(
-        f"INSERT INTO steps (trajectory_id, position, {STEP_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [(id, position, *_step_row(step)) for id, each in stored.items() for position, step in enumerate(each.steps)],
-    )
-    connection.executemany(
-        f"INSERT INTO segments (trajectory_id, position, {SEGMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [(id, position, *_segment_row(one)) for id, each in stored.items() for position, one in enumerate(each.segments)],
-    )
-    return len(stored)
-
-
-def _store_row(connection: sqlite3.Connection, each: Trajectory) -> int | None:
-    """The new row's id; None where there is one of this key."""
-    cursor = connection.execute(
-        f"INSERT INTO trajectories ({TRAJECTORY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-        "ON CONFLICT (run, iteration, task_id, rollout_index) DO NOTHING",
-        (each.run, each.iteration, each.task.id, each.rollout_index, each.source, each.success)
-        + (each.error and as_text(each.error), each.policy_version, each.experience_version)
-        + (annotation_text(each.annotation), _acts_text(each.acts)),
-    )
-    return cursor.lastrowid if cursor.rowcount else None
-
-
-def _set_failed_aside(connection: sqlite3.Connection, each: Trajectory) -> bool:
-    """Whether the row of this trajectory's key recorded a failed episode: it is kept, as run `RUN/failed/ID`.
-
-    Kept and not deleted, because a failed rollout is data, and because ids of steps must never be used again (`Retriever`).
-    """
-    changed = connection.execute(
-        "UPDATE trajectories SET run = run || ? || id "
-        "WHERE run = ? AND iteration = ? AND task_id = ? AND rollout_index = ? AND error IS NOT NULL",
-        (FAILED, each.run, each.iteration, each.task.id, each.rollout_index),
-    )
-    return changed.rowcount > 0
-
-
-def store_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> int:
-    """Store the tasks whose ids are not stored yet; the number of them. Those that are stored are left as they are."""
-    distinct = {task.id: task for task in reversed(tasks)}
-    return connection.executemany(
-        "INSERT INTO tasks (id, instruction, environment, metadata, origin, parent_id, split) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
-        [_task_row(task) for task in reversed(distinct.values())],
-    ).rowcount
-
-
-def update_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> None:
-    """Give the stored tasks the fields of `tasks`; `ConfigurationError` for another environment, or a way back to train."""
-    for task in tasks:
-        check_split(connection, task)
-        environment: str = connection.execute("SELECT environment FROM tasks WHERE id = ?", (task.id,)).fetchone()[0]
-        if environment != task.environment:
-            raise ConfigurationError(
-                f"task {task.id!r} is stored with environment {environment!r} and given with {task.environment!r}: one id "
-                "stands for one world; give the new task another id"
-            )
-    connection.executemany(
-        "UPDATE tasks SET instruction = ?2, metadata = ?4, origin = ?5, parent_id = ?6, split = ?7 WHERE id = ?1 AND "
-        "(instruction, metadata, origin, parent_id, split) IS NOT (?2, ?4, ?5, ?6, ?7)",
-        [_task_row(task) for task in tasks],
-    )
-
-
-def hold_out(connection: sqlite3.Connection, tasks: Sequence[Task]) -> None:
-    """Move stored train tasks that are given as validation or test ones to that split."""
-    moved = [(task.split, task.id) for task in tasks if task.split != "train"]
-    connection.executemany("UPDATE tasks SET split = ? WHERE id = ? AND split = 'train'", moved)
-
-
-def check_split(connection: sqlite3.Connection, task: Task) -> None:
-    """Raise `ConfigurationError` if `task` is given for training and stored as held out for evaluation."""
-    if task.split != "train":
-        return
-    split: str = connection.execute("SELECT split FROM tasks WHERE id = ?", (task.id,)).fetchone()[0]
-    if split != "train":
-        raise ConfigurationError(
-            f"task {task.id!r} is stored with split {split!r} and given with split 'train': a task that was held out for "
-            f"evaluation is not trained on later. Give dataclasses.replace(task, split={split!r}), or a task of another id, "
-            "or use a new replay buffer"
-        )
-
-
-def _task_row(task: Task) -> tuple[Any, ...]:
-    written = task.id, as_text(task.instruction), task.environment, json.dumps(dict(task.metadata))
-    return (*written, task.origin, task.parent_id, task.split)
-
-
-def as_text(text: str) -> str:
-    """`text` with what UTF-8 cannot hold (half an emoji from a cut-off answer) as `?`: no reason to lose an episode."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def annotation_text(annotation: Mapping[str, str] | None) -> str | None:
-    return as_text(json.dumps(dict(annotation), ensure_ascii=False)) if annotation is not None else None
-
-
-def _acts_text(acts: Sequence[Act]) -> str | None:
-    return as_text(json.dumps([act._asdict() for act in acts], ensure_ascii=False)) if acts else None
-
-
-def _step_row(step: Step) -> tuple[Any, ...]:
-    texts = as_text(step.observation), as_text(step.action), as_text(step.next_observation)
-    judged = step.reward, step.terminated, step.truncated, step.valid, as_text(step.reasoning), step.decided_by
-    return (*texts, *judged, as_text(step.line))
-
-
-def _segment_row(segment: Segment) -> tuple[bytes, bytes, bytes, float | None, str, bool]:
-    # Little-endian whatever the machine, so that a file may be moved.
-    return (
-        np.asarray(segment.token_ids, "<i4").tobytes(),
-        np.asarray(segment.sampled, "u1").tobytes(),
-        np.asarray(segment.logprobs, "<f4").tobytes(),
-        segment.temperature,
-        segment.policy_version,
-        segment.guided,
-    )
-
-
-def segment_of(row: Sequence[Any]) -> Segment:
-    *blobs, temperature, version, guided = row
-    arrays = (np.frombuffer(blob, kind) for blob, kind in zip(blobs, ("<i4", "u1", "<f4"), strict=True))
-    token_ids, sampled, logprobs = (tuple(array.tolist()) for array in arrays)
-    return Segment(
-        token_ids=token_ids,
-        sampled=sampled,
-        logprobs=logprobs,
-        temperature=temperature,
-        policy_version=version,
-        guided=bool(guided),
-    )
-
-
-def task_of(row: Sequence[Any]) -> Task:
-    names = ("id", "instruction", "environment", "metadata", "origin", "parent_id", "split")
-    fields = dict(zip(names, row, strict=True))
-    return Task(**{**fields, "metadata": json.loads(fields["metadata"])})
-
-
-def trajectory_of(row: Sequence[Any], steps: Sequence[Step], segments: Sequence[Segment]) -> Trajectory:
-    run, iteration, _, rollout_index, source, success, error, policy_version, experience_version, *more = row
-    annotation, acts, *task = more
-    return Trajectory(
-        task=task_of(task),
-        steps=tuple(steps),
-        source=source,
-        success=bool(success),
-        error=error,
-        run=run,
-        iteration=iteration,
-        rollout_index=rollout_index,
-        policy_version=policy_version,
-        experience_version=experience_version,
-        segments=tuple(segments),
-        annotation=json.loads(annotation) if annotation is not None else None,
-        acts=tuple(Act(**act) for act in json.loads(acts or "[]")),
-    )
-
-
-def step_of(row: Sequence[Any]) -> Step:
-    """The step that a row of `STEP_COLUMNS` records."""
-    observation, action, next_observation, reward, terminated, truncated, valid, reasoning, decided_by, line = row
-    return Step(
-        observation=observation,
-        action=action,
-        next_observation=next_observation,
-        reward=reward,
-        terminated=bool(terminated),
-        truncated=bool(truncated),
-        valid=bool(valid),
-        reasoning=reasoning,
-        decided_by=decided_by,
-        line=line,
-    )
-
-
-def load_trajectories(rows: Rows, ids: Sequence[int], *, segments: bool = False) -> list[Trajectory]:
-    """The trajectories of these row ids, all of them stored, in this order."""
-    given, chosen = [json.dumps(ids)], "IN (SELECT value FROM json_each(?))"
-    steps: dict[int, list[Step]] = defaultdict(list)
-    tokens: dict[int, list[Segment]] = defaultdict(list)
-    part = f"WHERE trajectory_id {chosen} ORDER BY trajectory_id, position"
-    for id, *row in rows(f"SELECT trajectory_id, {STEP_COLUMNS} FROM steps {part}", given):
-        steps[id].append(step_of(row))
-    if segments:
-        sql = f"SELECT trajectory_id, {SEGMENT_COLUMNS} FROM segments {part}"
-        for id, *row in rows(sql, given):
-            tokens[id].append(segment_of(row))
-    columns = f"trajectories.id, {TRAJECTORY_COLUMNS}, {TASK_COLUMNS}"
-    sql = f"SELECT {columns} FROM {WITH_TASK} WHERE trajectories.id {chosen}"
-    found = {id: trajectory_of(row, steps[id], tokens[id]) for id, *row in rows(sql, given)}
-    return [found[id] for id in ids]
-
-
-def load_metrics(rows: Rows, run: str) -> list[dict[str, Any]]:
-    """One dict for each iteration that has metrics, in order: `iteration`, and its figures by name."""
-    found: dict[int, dict[str, Any]] = {}
-    sql = "SELECT iteration, name, value FROM metrics WHERE run = ? ORDER BY iteration, name"
-    for iteration, name, value in rows(sql, [run]):
-        found.setdefault(iteration, {"iteration": iteration})[name] = value
-    return list(found.values())

@@ -228,8 +228,8 @@ Answer = Callable[..., Awaitable[Any]]
 """What the parent does when it is asked, with the arguments that came."""
 
 
-class AskedEpisode:
-    """The parent's part of an episode: what is asked is answered as it comes, until it is told that the episode has ended.
+class RemoteEpisode:
+    """An episode in another process, as its parent sees it: what it asks is answered as it comes, until it has ended.
 
     Args: `send`, takes a pickled answer to the other process; `number`, the episode's there.
     """

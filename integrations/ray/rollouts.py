@@ -29,10 +29,10 @@ from dreamgym_lg.experiment.world import World
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.agent import AgentInput, AgentState
 from dreamgym_lg.simulate.remote_episode import (
-    AskedEpisode,
     Parent,
     ParentEnvironment,
     ParentPolicy,
+    RemoteEpisode,
     answers_of,
     play_episode,
     read_error,
@@ -243,7 +243,7 @@ class _RayAgent:
         async with self._rollouts._lease() as actor:
             with episode_tracing("real" if self._real else "dream"):
                 hearing = copy_context()
-                episode = AskedEpisode(actor.answer.remote, number, answers_of(self._policy, environment))
+                episode = RemoteEpisode(actor.answer.remote, number, answers_of(self._policy, environment))
             played = actor.play.options(num_returns="streaming").remote(number, self._world, state["task"], first, config or {})
             try:
                 async for line in played:

@@ -345,3 +345,11 @@ def test_a_finished_run_is_reported_anew(finished_run: Path) -> None:
     code, shown = run("report", str(finished_run))
     assert code == 0 and "report:" in shown, shown
     assert (finished_run / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_finished_training_is_left_as_it_is(finished_run: Path) -> None:
+    before = {path.name: path.read_bytes() for path in (finished_run / "models" / "trained").iterdir()}
+    code, shown = run("train", str(finished_run))
+    assert code == 0 and "trained policy:" in shown, shown
+    assert {path.name: path.read_bytes() for path in (finished_run / "models" / "trained").iterdir()} == before

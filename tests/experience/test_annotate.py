@@ -164,7 +164,7 @@ import os, sys
 from dreamgym_lg.replay.buffer import ReplayBuffer
 buffer = ReplayBuffer(sys.argv[1])
 [found] = buffer.trajectories()
-buffer._db.conn.set_trace_callback(lambda sql: sql.startswith("UPDATE trajectories") and os._exit(7))
+buffer._connection.set_trace_callback(lambda sql: sql.startswith("UPDATE trajectories") and os._exit(7))
 buffer.set_reasoning(found, ["a", "b"], annotation={"overall_plan": "go"})
 """
 

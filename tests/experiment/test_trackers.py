@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
 from dreamgym_lg.experiment import trackers
-from dreamgym_lg.experiment.trackers import Trackers, check_trackers
+from dreamgym_lg.experiment.trackers import ExperimentTrackers, check_trackers
 
 
 def read_events(folder: Path) -> dict[str, dict[int, float]]:
@@ -18,11 +18,11 @@ def read_events(folder: Path) -> dict[str, dict[int, float]]:
 
 
 def test_a_killed_run_goes_on_in_tensorboard_at_its_step(tmp_path: Path) -> None:
-    first = Trackers(["tensorboard"], tmp_path, {"learner": "grpo", "beta": None, "seed": 1})
+    first = ExperimentTrackers(["tensorboard"], tmp_path, {"learner": "grpo", "beta": None, "seed": 1})
     for iteration in range(3):
         first.log(iteration, {"dream/success": iteration / 4})
     first.close()
-    second = Trackers(["tensorboard"], tmp_path, {})
+    second = ExperimentTrackers(["tensorboard"], tmp_path, {})
     second.log(2, {"dream/success": 1.0})  # killed before its checkpoint: played again
     second.log(3, {"dream/success": 1.0, "validation/gap": 0.5})
     second.close()
@@ -32,7 +32,7 @@ def test_a_killed_run_goes_on_in_tensorboard_at_its_step(tmp_path: Path) -> None
 
 
 def test_nothing_is_written_without_a_tracker(tmp_path: Path) -> None:
-    none = Trackers(check_trackers("none"), tmp_path, {})
+    none = ExperimentTrackers(check_trackers("none"), tmp_path, {})
     none.log(0, {"dream/success": 1.0})
     none.close()
     assert list(tmp_path.iterdir()) == []

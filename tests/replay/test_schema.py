@@ -286,7 +286,7 @@ def test_a_full_disk_says_what_is_safe_and_what_to_do(tmp_path: Path) -> None:
     task = Task(id="t", instruction="i", environment="e")
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         buffer.add(Trajectory(task=task, run="r"))
-        connection = buffer._db.conn
+        connection = buffer._connection
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own way to have no room left
         steps = [Step(observation="o" * 50_000, action="a", next_observation="n")]

@@ -35,7 +35,7 @@ from dreamgym_lg.errors import EnvironmentFailed
 from dreamgym_lg.redaction import redact_environment
 from dreamgym_lg.simulate.agent import AgentState
 from dreamgym_lg.simulate.guard.checks import Allow
-from dreamgym_lg.simulate.remote_episode import AskedEpisode, Message, answers_of, read_error, read_state
+from dreamgym_lg.simulate.remote_episode import Message, RemoteEpisode, answers_of, read_error, read_state
 from dreamgym_lg.simulate.wall.wall import start_walled
 from dreamgym_lg.tracing import episode_tracing
 from dreamgym_lg.types import Task
@@ -215,7 +215,7 @@ class Worker:
         first = await environment.areset(task)
         number = next(self._numbers)
         with episode_tracing("dream"), trace("dreamed episode", inputs={"task": task.instruction}):  # the calls' parent
-            context, episode = copy_context(), AskedEpisode(self.send, number, answers_of(policy, environment))
+            context, episode = copy_context(), RemoteEpisode(self.send, number, answers_of(policy, environment))
             with self._listening(number, lambda message: context.run(episode.hear, message)):
                 self.send(pickle.dumps(("play", number, task, first)))
                 try:
@@ -258,7 +258,7 @@ class Worker:
         finally:
             del self._listeners[number]
 
-    async def _end_of(self, episode: AskedEpisode) -> Message:
+    async def _end_of(self, episode: RemoteEpisode) -> Message:
         """The last message. Ends a worker that hangs; one that waits for the policy or the world does not."""
         while not episode.ended.done():
             left = self._heard + SILENCE - time.monotonic()

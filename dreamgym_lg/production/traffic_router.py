@@ -1,4 +1,4 @@
-"""What stands in front of a graph in production: it chooses the side of each run, and tells the log and the simulated sides."""
+"""`TrafficRouter`: sends each run of a graph to production or to the policy, and tells the log and the simulated sides."""
 
 import asyncio
 import logging
@@ -63,8 +63,8 @@ class _Run(NamedTuple):
     """None: its other side is not simulated."""
 
 
-class Front:
-    """Plays the runs of one graph. Args: as of `canary`."""
+class TrafficRouter:
+    """Plays the runs of one graph, each on the side that it is sent to. Args: as of `canary`."""
 
     shadows: Shadows | None = None
 
