@@ -22,7 +22,7 @@ _PLAYS = 4
 """How often an episode is begun at most whose process dies (`WorkerLost`)."""
 
 _COLLECTED_AFTER = 50_000
-"""New objects, by default 700 (2,000 from Python 3.13 on)."""
+"""New objects, after which the garbage collector runs while episodes play; Python's own default is 700 to 2,000."""
 
 
 class Agent(Protocol):
@@ -57,7 +57,8 @@ async def rollout(
     under the same (run, iteration, task, index) is read instead of played, so that a killed run repeats nothing; one that is
     stored with an `error` is played again and replaced. One whose process died (`WorkerLost`) is played again at once, from its
     beginning and with the same seed, and nothing of it counts twice. Secrets of the environment (`environment_secrets`) are
-    left out of its texts.
+    left out of its texts. Meanwhile Python's cyclic garbage collector leaves out what existed before, and runs more seldom,
+    unless the caller has frozen its objects (`gc.freeze`) already.
 
     Args:
         create_environment: None for an agent that acts on its own real tools.
@@ -220,9 +221,9 @@ def _stored(
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Python's search for garbage in circles leaves out what exists by now, and comes more seldom.
+    """Python's cyclic garbage collector leaves out what exists by now, and runs more seldom.
 
-    Else it goes through all modules and all running episodes again and again: of 256 at once, that was two fifths of the CPU.
+    Else it goes through all modules and all running episodes again and again: with 512 of these, two fifths of the CPU.
     """
     threshold = gc.get_threshold()
     if gc.get_freeze_count():  # by the caller, or another rollout
