@@ -2,12 +2,13 @@
 
 import asyncio
 import contextvars
+import gc
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol
 
 from dreamgym_lg.environment import CheckAction, CreateEnvironment, EpisodeContext, unrefused_steps
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, RunStopped, WorkerLost
@@ -17,10 +18,11 @@ from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.tracing import caller_tracing, episode_tracing
 from dreamgym_lg.types import Act, Segment, Source, Step, Task, Trajectory, is_missing
 
-Result = TypeVar("Result")
-
 _PLAYS = 4
 """How often an episode is begun at most whose process dies (`WorkerLost`)."""
+
+_COLLECTED_AFTER = 50_000
+"""New objects, after which the garbage collector runs while episodes play; Python's own default is 700 to 2,000."""
 
 
 class Agent(Protocol):
@@ -55,7 +57,8 @@ async def rollout(
     under the same (run, iteration, task, index) is read instead of played, so that a killed run repeats nothing; one that is
     stored with an `error` is played again and replaced. One whose process died (`WorkerLost`) is played again at once, from its
     beginning and with the same seed, and nothing of it counts twice. Secrets of the environment (`environment_secrets`) are
-    left out of its texts.
+    left out of its texts. Meanwhile Python's cyclic garbage collector leaves out what existed before, and runs more seldom,
+    unless the caller has frozen its objects (`gc.freeze`) already.
 
     Args:
         create_environment: None for an agent that acts on its own real tools.
@@ -97,9 +100,10 @@ async def rollout(
             on_episode(trajectory)
         return trajectory
 
-    for _ in range(attempts):
-        todo = [key for key in keys if key not in episodes or _may_end_otherwise(episodes[key])]
-        episodes |= await _round({key: partial(episode, keys[key], key[1]) for key in todo})
+    with _seldom_collected():
+        for _ in range(attempts):
+            todo = [key for key in keys if key not in episodes or _may_end_otherwise(episodes[key])]
+            episodes |= await _round({key: partial(episode, keys[key], key[1]) for key in todo})
     return [episodes[task.id, index] for task in tasks for index in range(num_generations)]
 
 
@@ -206,23 +210,45 @@ def _stored(
     return found
 
 
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Python's cyclic garbage collector leaves out what exists by now, and runs more seldom.
+
+    Else it goes through all modules and all running episodes again and again: with 512 of these, two fifths of the CPU.
+    """
+    threshold = gc.get_threshold()
+    if gc.get_freeze_count():  # by the caller, or another rollout
+        yield
+        return
+    gc.freeze()
+    if 0 < threshold[0] < _COLLECTED_AFTER:
+        gc.set_threshold(_COLLECTED_AFTER, *threshold[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)
+        gc.unfreeze()
+
+
 async def _round(todo: dict[Key, Callable[[], Any]]) -> dict[Key, Trajectory]:
-    """Play these episodes at once, each with nothing of its caller's context."""
-    ended = await _all([asyncio.create_task(play(), context=contextvars.Context()) for play in todo.values()])
+    """Play these episodes at once, each with nothing of its caller's context.
+
+    If one raises, the others are ended first: nothing plays on behind an error.
+    """
+    playing: list[asyncio.Task[Any]] = []
+    try:
+        for play in todo.values():
+            playing.append(asyncio.create_task(play(), context=contextvars.Context()))
+            await asyncio.sleep(0)  # the first are answered while the last begin
+        ended = await asyncio.gather(*playing)
+    finally:
+        for task in playing:
+            task.cancel()
+        await asyncio.gather(*playing, return_exceptions=True)
     for each in ended:
         if isinstance(each, RunStopped):
             raise each
     return dict(zip(todo, ended, strict=True))
-
-
-async def _all(tasks: Sequence["asyncio.Task[Result]"]) -> list[Result]:
-    """Their results; if one raises, the others are ended first: nothing plays on behind an error."""
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _play_kept(

@@ -1,6 +1,7 @@
 """Rollouts: every episode once, each on its own, and a broken one is data."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -104,6 +105,37 @@ def test_nothing_plays_on_behind_an_error(policy: Any) -> None:
         assert 3 <= before == len(played) < 9
 
     asyncio.run(both())
+
+
+def test_the_first_episodes_are_answered_while_the_last_begin(scripted: Any) -> None:
+    begun: list[str] = []
+    asked_after: list[int] = []
+
+    class Noted(Counting):
+        def reset(self, task: Task) -> str:
+            begun.append(task.id)
+            return super().reset(task)
+
+    def reply(_: Any) -> str:
+        asked_after.append(len(begun))
+        return "go on"
+
+    play(scripted(reply=reply), create_environment=Noted, num_generations=40, concurrency=120)
+    assert len(begun) == 120 and asked_after[0] < 60
+
+
+def test_garbage_is_seldom_looked_for_while_episodes_play_and_as_before_afterwards(policy: Any) -> None:
+    seen = set()
+    gc.unfreeze()  # of conftest.py
+    try:
+        before = gc.get_threshold()
+        play(policy, on_episode=lambda _: seen.add((gc.get_freeze_count() > 0, gc.get_threshold()[0] > before[0])))
+        assert seen == {(True, True)}
+        assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
+    finally:
+        gc.freeze()
+    play(policy, on_episode=lambda _: seen.add(gc.get_threshold()))
+    assert before in seen and gc.get_freeze_count() > 0, "what the caller has set so stays so"
 
 
 def test_every_task_is_played_num_generations_times_and_stored_once(policy: Any, buffer: ReplayBuffer) -> None:

@@ -127,7 +127,8 @@ class ToolDialect:
         fields: dict[str, Any] = {"content": generated.text}
         if request.tool_names is not None:
             reply = parse_reply(generated.text, request.tool_names)
-            salt = (uuid4() if request.seed is None else request.seed, generated.given_ids, generated.sampled_ids)
+            tokens = hash((*generated.given_ids, -1, *generated.sampled_ids))
+            salt = uuid4() if request.seed is None else request.seed, tokens
             calls = [tool_call(name=call.name, args=call.arguments, id=_id(salt, i)) for i, call in enumerate(reply.calls)]
             bad = [
                 invalid_tool_call(name=invalid.name, args=invalid.text, id=_id(salt, -i), error=invalid.reason)

@@ -1,7 +1,6 @@
 """A vLLM server as its client sees it: what it serves, what it holds, and whether it may have restarted."""
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
+from pydantic_core import from_json, to_json
 
 from dreamgym_lg.errors import ConfigurationError
 
@@ -86,7 +86,8 @@ class Server:
         return await self._ask(self.session.get(self.url + path, timeout=_QUICK))
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return await self._ask(self.session.post(self.url + path, json=body))
+        headers = {"Content-Type": "application/json"}
+        return await self._ask(self.session.post(self.url + path, data=to_json(body), headers=headers))
 
     async def describe(self) -> None:
         """Ask what it serves. Raises `ConfigurationError` if that is not the model wanted."""
@@ -111,7 +112,7 @@ class Server:
                 raise Unanswered(f"{self.url} answered {response.status}: {raw[:300].decode(errors='replace')}")
             if response.status >= 400:
                 raise Refused(self.url, response.status, raw.decode(errors="replace"))
-            answer = json.loads(raw) if "json" in response.headers.get("content-type", "") else raw.decode()
+            answer = from_json(raw) if "json" in response.headers.get("content-type", "") else raw.decode()
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             self._avoid()
             raise Unanswered(f"{self.url} did not answer ({type(error).__name__}: {error})") from error

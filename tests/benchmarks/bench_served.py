@@ -6,11 +6,16 @@ not measured): what is new in prompts passes at 33,000 tokens a second, one call
 Compared are a bare aiohttp client that sends the same prompts, and episodes as training plays them: a LangGraph agent with
 tools, `rollout`, SQLite.
 
+`outside` is the share of the whole time, over all episodes, in which an episode waits for no reply. Part of it is no work of
+anyone's: `over`, when the episode has ended and others still play. The server reads their prompts one after the other, so that
+the bare client's do not end together either.
+
 Run: python tests/benchmarks/bench_served.py [results.json]
 """
 
 import asyncio
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -138,7 +143,7 @@ def tasks(load: Load) -> list[Task]:
     return [Task(id=f"t{i}", instruction=f"Where is order {i}?", environment="bench") for i in range(load.episodes // 8)]
 
 
-async def episodes(policy: LocalChatModel, load: Load, buffer: ReplayBuffer) -> Any:
+async def episodes(policy: LocalChatModel, load: Load, buffer: ReplayBuffer, ends: list[float]) -> Any:
     return await rollout(
         create_graph(policy),
         tasks(load),
@@ -147,24 +152,27 @@ async def episodes(policy: LocalChatModel, load: Load, buffer: ReplayBuffer) -> 
         run=f"bench {load.episodes}",
         concurrency=load.episodes,
         replay_buffer=buffer,
+        on_episode=lambda _: ends.append(time.perf_counter()),
     )
 
 
-async def bare(url: str, prompts: list[list[int]], load: Load) -> None:
+async def bare(url: str, prompts: list[list[int]], load: Load, ends: list[float]) -> None:
     async def one(session: aiohttp.ClientSession) -> None:
         for prompt in prompts:
             async with session.post(f"{url}/v1/completions", json={"prompt": prompt, "max_tokens": 512}) as response:
                 json.loads(await response.read())
+        ends.append(time.perf_counter())
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         await asyncio.gather(*(one(session) for _ in range(load.episodes)))
 
 
-def timed(work: Any) -> tuple[float, float, Any]:
-    """Seconds of the clock, of this process's CPU, and the result."""
+def timed(work: Any, ends: list[float]) -> tuple[float, float, float, Any]:
+    """Seconds of the clock, of this process's CPU, the share of the first that an episode is over, and the result."""
     start, cpu = time.perf_counter(), time.process_time()
     result = asyncio.run(work)
-    return time.perf_counter() - start, time.process_time() - cpu, result
+    wall = time.perf_counter() - start
+    return wall, time.process_time() - cpu, 1 - (statistics.mean(ends) - start) / wall, result
 
 
 def measure(load: Load, tokenizer: Any, folder: Path) -> dict[str, float]:
@@ -183,14 +191,16 @@ def measure(load: Load, tokenizer: Any, folder: Path) -> dict[str, float]:
         assert server.stdout is not None
         url = f"http://127.0.0.1:{int(server.stdout.readline())}"
         policy = LocalChatModel(engine=ServedEngine(url, tokenizer), tokenizer=tokenizer, max_new_tokens=512)
+        ends, bare_ends = list[float](), list[float]()
         with ReplayBuffer(folder / f"{load.episodes}.db") as buffer:
-            wall, cpu, played = timed(episodes(policy, load, buffer))
+            wall, cpu, over, played = timed(episodes(policy, load, buffer, ends), ends)
         served = seconds_served(url)
         segments = [segment for episode in played for segment in episode.segments]
         assert all(episode.error is None for episode in played), next(e.error for e in played if e.error)
         assert len(segments) == load.episodes and {s.trainable for s in segments} == {CALLS * REPLY_TOKENS}
-        ends = [i for i, sampled in enumerate(segments[0].sampled) if sampled and not segments[0].sampled[i - 1]]
-        alone, alone_cpu, _ = timed(bare(url, [list(segments[0].token_ids[:end]) for end in ends], load))
+        begins = [i for i, sampled in enumerate(segments[0].sampled) if sampled and not segments[0].sampled[i - 1]]
+        prompts = [list(segments[0].token_ids[:begin]) for begin in begins]
+        alone, alone_cpu, alone_over, _ = timed(bare(url, prompts, load, bare_ends), bare_ends)
         alone_served = seconds_served(url)
     finally:
         server.kill()
@@ -203,6 +213,8 @@ def measure(load: Load, tokenizer: Any, folder: Path) -> dict[str, float]:
         "of_bare": alone / wall,
         "outside": 1 - served / (load.episodes * wall),
         "outside_bare": 1 - alone_served / (load.episodes * alone),
+        "over": over,
+        "over_bare": alone_over,
         "cpu_per_call": cpu / (CALLS * load.episodes),
         "cpu_per_call_bare": alone_cpu / (CALLS * load.episodes),
     }
@@ -219,15 +231,15 @@ def main() -> None:
     tokenizer = create_tokenizer([*texts, " I look the order up"] * 9, vocab_size=800)
     results = []
     print(f"{CALLS} calls of {REPLY_TOKENS} tokens an episode")
-    columns = ("bare client", "episodes", "of bare", "outside", "of it bare", "CPU a call", "of it bare")
+    columns = ("bare client", "episodes", "of bare", "outside", "bare", "of it over", "bare", "CPU a call", "bare")
     print(f"{'at once':>8}{'tokens':>8}" + "".join(f"{name:>13}" for name in columns))
     with tempfile.TemporaryDirectory() as folder:
         for load in LOADS:
             row = measure(load, tokenizer, Path(folder))
             print(
-                f"{row['episodes']:>8}{row['tokens']:>8}{row['seconds_bare']:>11.1f} s"
-                f"{row['seconds']:>11.1f} s{row['of_bare']:>13.1%}{row['outside']:>13.1%}{row['outside_bare']:>13.1%}"
-                f"{1000 * row['cpu_per_call']:>10.2f} ms{1000 * row['cpu_per_call_bare']:>10.2f} ms",
+                f"{row['episodes']:>8}{row['tokens']:>8}{row['seconds_bare']:>11.1f} s{row['seconds']:>11.1f} s"
+                + "".join(f"{row[share]:>13.1%}" for share in ("of_bare", "outside", "outside_bare", "over", "over_bare"))
+                + f"{1000 * row['cpu_per_call']:>10.2f} ms{1000 * row['cpu_per_call_bare']:>10.2f} ms",
                 flush=True,
             )
             results.append(row)
