@@ -122,11 +122,9 @@ class Workspace:
         if found is None or found.pop("world", "") != self.world.name:
             return None
         try:
-            return Settings(**{name: found[name] for name in found if name != "arguments"})  # type: ignore[arg-type]
+            return Settings(**{name: found[name] for name in found if name != "arguments"})
         except TypeError as error:
-            raise ConfigurationError(
-                f"{self.out} is of another version of dreamgym-lg ({error}): take another folder"
-            ) from error
+            raise ConfigurationError(f"{self.out} is of another version of dreamgym-lg ({error}): take another folder") from error
 
     def check_settings(self, settings: Settings | None = None, free: Collection[str] = FREE) -> dict[str, object]:
         """What the folder is to hold. Args: `settings`, others than its own; `free`, those of them that may differ.
