@@ -124,7 +124,8 @@ class Workspace:
         try:
             return Settings(**{name: found[name] for name in found if name != "arguments"})
         except TypeError as error:
-            raise ConfigurationError(f"{self.out} is of another version of dreamgym-lg ({error}): take another folder") from error
+            told = f"{self.out} is of another version of dreamgym-lg ({error}): take another folder"
+            raise ConfigurationError(told) from error
 
     def check_settings(self, settings: Settings | None = None, free: Collection[str] = FREE) -> dict[str, object]:
         """What the folder is to hold. Args: `settings`, others than its own; `free`, those of them that may differ.
