@@ -11,14 +11,14 @@ from dreamgym_lg.learner import LearnerName
 
 Place = Literal["dream", "real", "s2r"]
 
-CHANGED_LATER = {"iterations", "stop_after_uniform", "stop_after_collapse", "max_gap", "real_budget", "real_steps"}
-CHANGED_LATER |= {"max_false_success"}  # asked before training begins, and `--force` lifts it together with `max_gap`
+CHANGED_LATER = {
+    "iterations", "stop_after_uniform", "stop_after_collapse", "max_gap", "real_budget", "real_steps",
+    "max_false_success",  # asked before training begins, and `--force` lifts it together with `max_gap`
+}  # fmt: skip
 """Settings that may change between two runs in the same folder, until training has ended."""
 TRAINING = {
     "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "lora",
-    "synthetic_share",
-    "evaluate_every", "evaluate_tasks", "references_only", "refresh_every", "refresh_episodes",
-    "refresh_steps",
+    "synthetic_share", "evaluate_every", "evaluate_tasks", "references_only", "refresh_every", "refresh_episodes", "refresh_steps",
 }  # fmt: skip
 """Settings that only training reads."""
 FREE = CHANGED_LATER | TRAINING
@@ -28,15 +28,6 @@ ENDS = ("stop_after_uniform", "stop_after_collapse", "max_gap", "environment", "
 
 _POSITIVE = ("iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every", "refresh_every")
 _SHARES = ("synthetic_share", "max_false_success")
-
-CHANGED_LATER = {"iterations", "stop_after_uniform", "stop_after_collapse", "max_gap", "real_budget", "real_steps"}
-"""Settings that may change between two runs in the same folder."""
-TRAINING = {
-    "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "lora", "synthetic_share",
-    "evaluate_every", "evaluate_tasks", "max_false_success", "references_only", "refresh_every", "refresh_episodes",
-    "refresh_steps",
-}  # fmt: skip
-"""Settings that only training reads: they may change until it has begun."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,8 +118,7 @@ class Workspace:
 
     def stored_settings(self) -> Settings | None:
         """The settings that the folder was made and trained with; None for a new one, and for another world's."""
-        found = read_settings(self.out)
-        if found is None or found.pop("world", "") != self.world.name:
+        if (found := read_settings(self.out)) is None or found.pop("world", "") != self.world.name:
             return None
         try:
             return Settings(**{name: found[name] for name in found if name != "arguments"})
