@@ -17,8 +17,8 @@ CHANGED_LATER = {
 }  # fmt: skip
 """Settings that may change between two runs in the same folder, until training has ended."""
 TRAINING = {
-    "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "lora",
-    "synthetic_share", "evaluate_every", "evaluate_tasks", "references_only", "refresh_every", "refresh_episodes", "refresh_steps",
+    "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "lora", "synthetic_share",
+    "evaluate_every", "evaluate_tasks", "references_only", "refresh_every", "refresh_episodes", "refresh_steps",
 }  # fmt: skip
 """Settings that only training reads."""
 FREE = CHANGED_LATER | TRAINING
