@@ -11,8 +11,10 @@ from dreamgym_lg.learner import LearnerName
 
 Place = Literal["dream", "real", "s2r"]
 
-CHANGED_LATER = {"iterations", "stop_after_uniform", "stop_after_collapse", "max_gap", "real_budget", "real_steps"}
-CHANGED_LATER |= {"max_false_success"}  # asked before training begins, and `--force` lifts it together with `max_gap`
+CHANGED_LATER = {
+    "iterations", "stop_after_uniform", "stop_after_collapse", "max_gap", "real_budget", "real_steps",
+    "max_false_success",  # asked before training begins, and `--force` lifts it together with `max_gap`
+}  # fmt: skip
 """Settings that may change between two runs in the same folder, until training has ended."""
 TRAINING = {
     "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "lora",
