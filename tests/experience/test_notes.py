@@ -180,6 +180,23 @@ def test_notes_that_cannot_be_read_are_none_after_three_tries_and_a_warning(scri
     assert "no notes for the world of task K12" in caplog.text and len(caplog.records) == 1
 
 
+def test_after_24_worlds_in_a_row_without_notes_no_more_are_asked_for_until_the_model_is_another(
+    scripted: Any, caplog: Any
+) -> None:
+    said = "I'd rather not."
+    model = scripted(reply=lambda _: said)
+    experience = ExperienceModel(model, notes=True, writes=WRITES)
+    for number in range(30):
+        said = NOTES if number == 3 else "I'd rather not."
+        assert bool(notes_of(experience.noted(task(f"K{number}")))) == (number == 3)
+    assert len(model.asked) == 3 * 3 + 1 + 24 * 3
+    assert caplog.records[-1].getMessage() == "no notes could be read of 24 worlds in a row: no more are asked for"
+    said = NOTES
+    assert notes_of(experience.noted(task("K50"))) == ""
+    experience.refreshed("2")
+    assert notes_of(experience.noted(task("K50"))) == NOTES
+
+
 def test_notes_have_the_structure_of_recorded_answers(scripted: Any, caplog: Any) -> None:
     with ReplayBuffer(":memory:") as buffer:
         buffer.add(episode((ORDER, OPEN), of=task("K99")))
