@@ -1,10 +1,8 @@
 """A training whose replies come from a server, which restarts in the middle of it."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from typer.testing import CliRunner
 from vllm_server import VLLMServer
 
 from dreamgym_lg import DreamGym, Environment, Experiment, ReplayBuffer, Settings, StepResult, Task, World
+from dreamgym_lg.cli import experiment
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.token_recorder import TokenRecorder
@@ -63,12 +62,10 @@ def test_the_command_trains_adapters_with_replies_from_the_servers_it_is_given(
 ) -> None:
     numbers: dict[str, Any] = {"iterations": 1, "num_tasks": 2, "num_generations": 2, "synthetic_share": 0.0, "real_budget": 0}
     work = Experiment(Rooms(), tmp_path / "run", Settings(environment="real", **numbers), policy=here)
-    module = ModuleType("rooms")
-    module.experiment = work
-    monkeypatch.setitem(sys.modules, "rooms", module)
+    monkeypatch.setattr(experiment, "load_object", lambda given: work)
     servers = [serve(name="tiny"), serve(name="tiny")]
     addresses = [part for server in servers for part in ("--servers", server.url)]
-    shown = CliRunner().invoke(app, ["train", "rooms:experiment", "--lora", *addresses])
+    shown = CliRunner().invoke(app, ["train", "my_app.py:experiment", "--lora", *addresses])
     assert shown.exit_code == 0, shown.output
     assert work.settings.lora and (work.models / "trained").exists()
     assert sum(len(server.requests) for server in servers) >= 4 and all(server.requests for server in servers)
