@@ -53,7 +53,7 @@ def books_first(monkeypatch: pytest.MonkeyPatch) -> None:
         wanted = [*tokenizer(CALL, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         for i, row in enumerate(self.rows):
             if not any(entry["role"] == "tool" for entry in row.request.conversation):
-                tokens[i] = wanted[len(row.sampled)]
+                tokens[i] = wanted[min(len(row.sampled), len(wanted) - 1)]  # a reply that has ended waits for the batch
         return tokens
 
     monkeypatch.setattr(Batch, "_draw", steered)

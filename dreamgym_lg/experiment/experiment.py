@@ -224,8 +224,10 @@ class Experiment(Workspace):
             ranks = join_launch()
             assert ranks is not None
             serve_learner(self, self.base_policy, learner, ranks)
-        self.open(replace(self.settings, **given))
         self._policy = policy if policy is not None else self._policy
+        if self._policy is not None and (self.out / "training.db").exists():
+            self._check_policy(self._policy)  # before the settings of a call that is refused are written
+        self.open(replace(self.settings, **given))
         if not self.tasks("train"):
             raise ConfigurationError(
                 f"{self.out} has no task of the split 'train': call collect() first; for a DreamGym, pass tasks= or a replay "
