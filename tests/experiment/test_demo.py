@@ -1,4 +1,4 @@
-"""The closed loop end to end, small, killed three times: what it leaves, and that it went on where it was."""
+"""The closed loop end to end, small, killed again and again: what it leaves, and that it went on where it was."""
 
 import json
 from dataclasses import asdict
@@ -88,7 +88,7 @@ def test_kill_9_loses_nothing_and_does_nothing_twice(finished_run: Path) -> None
         episodes = [(t.iteration, t.task.id, t.rollout_index) for t in buffer.trajectories(run="train")]
         metrics = buffer.metrics("train")
     assert len(episodes) == len(set(episodes)) == ITERATIONS * EPISODES
-    assert len(after_kill) == 3
+    assert after_kill, "it was killed at least once"
     for earlier, later in pairwise([set(), *after_kill, set(episodes)]):
         assert earlier <= later
     progress = json.loads((finished_run / "models" / "policy" / "progress.json").read_text())
