@@ -219,25 +219,15 @@ class Experiment(Workspace):
             given.setdefault("lora", True)
         own = {name: value for name, value in options.items() if name not in known}
         learner = partial(self.create_learner, **own)
+        self._policy = policy if policy is not None else self._policy
         if self._serves:
-            self._policy = policy if policy is not None else self._policy
             ranks = join_launch()
             assert ranks is not None
             serve_learner(self, self.base_policy, learner, ranks)
-        self._policy = policy if policy is not None else self._policy
         if self._policy is not None and (self.out / "training.db").exists():
             self._check_policy(self._policy)  # before the settings of a call that is refused are written
         self.open(replace(self.settings, **given))
-        if not self.tasks("train"):
-            raise ConfigurationError(
-                f"{self.out} has no task of the split 'train': call collect() first; for a DreamGym, pass tasks= or a replay "
-                "buffer with traces"
-            )
-        if self.settings.refresh_episodes and self._given is not None:
-            raise ConfigurationError(
-                f"refresh_episodes={self.settings.refresh_episodes} trains the local experience model further, and "
-                "experience_model= is given: set refresh_episodes=0"
-            )
+        self._check_trainable()
         start = None if self.training_ended(self.settings) else self.base_policy()
         if self._policy is not None:
             self._check_policy(self._policy)
@@ -251,6 +241,19 @@ class Experiment(Workspace):
         if (ranks := join_launch()) is not None:
             ranks.close()
         return self.trained
+
+    def _check_trainable(self) -> None:
+        """Raise `ConfigurationError` without a task, and for refreshes of an experience model that is not trained here."""
+        if not self.tasks("train"):
+            raise ConfigurationError(
+                f"{self.out} has no task of the split 'train': call collect() first; for a DreamGym, pass tasks= or a replay "
+                "buffer with traces"
+            )
+        if self.settings.refresh_episodes and self._given is not None:
+            raise ConfigurationError(
+                f"refresh_episodes={self.settings.refresh_episodes} trains the local experience model further, and "
+                "experience_model= is given: set refresh_episodes=0"
+            )
 
     def _check_ended(self, options: Mapping[str, Any], servers: str | Sequence[str]) -> None:
         """Refuse options of the learner that a training which has ended was without, and say what else it cannot use.
