@@ -263,6 +263,9 @@ def test_tables_are_made_from_the_figures(reproduce: Any, tmp_path: Path) -> Non
     assert "SFT: the base policy" in forty and "Ablations" in forty and "Ablations" not in ten
     assert "| without the action check | DreamGym GRPO | temperature 1 | -0.75 [-1.00, -0.25] | 1 | 0, 3 | 0.25 |" in forty
     assert "| `twc.dream-grpo.seed0.40` | 4/4 [0.51, 1.00] | 3/4 [0.30, 0.95] | 4/4 [0.51, 1.00] | – | 0 | x86_64 |" in forty
+    (tmp_path / "cut.json").write_text('{"cell": ')
+    with pytest.raises(ConfigurationError, match=r"cut\.json is damaged .*run its cell again"):
+        reproduce.tables.load_results(tmp_path)
     rows = list(csv.DictReader(written[1].open()))
     assert len(rows) == 6 and {row["real_steps_offline"] for row in rows} == {"9000"}
     assert [row["real_sampled_successes"] for row in rows] == ["2", "2", "4", "3", "4", "0"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from cells import GAMES, METHODS, WORLDS
 
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.statistics import wilson
 
 if TYPE_CHECKING:
@@ -133,7 +134,12 @@ def steps_until(cell: Figures, success: float) -> int | None:
 
 def load_results(folder: Path) -> list[Figures]:
     """The figures of every finished cell, in the order of the methods."""
-    found = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    found = []
+    for file in sorted(folder.glob("*.json")):
+        try:
+            found.append(json.loads(file.read_text()))
+        except ValueError as error:
+            raise ConfigurationError(f"{file} is damaged ({error}): restore it, or delete it and run its cell again") from error
     order = list(METHODS)
     return sorted(found, key=lambda f: (WORLDS.index(f["world"]), order.index(f["method"]), f["seed"]))
 
