@@ -183,7 +183,7 @@ class ExperienceModel:
         messages: list[BaseMessage] = [SystemMessage(self.prompt_format.head(task))]
         seen, score = [first_observation(task)], 0.0
         steps = [*((exchange.action, exchange.demonstrations) for exchange in history), (action, found)]
-        for number, ((acted, shown), fact) in enumerate(zip(steps, self._facts(task, history), strict=True)):
+        for number, ((acted, shown), fact) in enumerate(zip(steps, self.facts(task, history), strict=True)):
             if number:
                 answered = history[number - 1].prediction
                 messages.append(AIMessage(self.prompt_format.answer(answered)))
@@ -193,8 +193,8 @@ class ExperienceModel:
             messages.append(HumanMessage(self.prompt_format.ask(task, question)))
         return messages
 
-    def _facts(self, task: Task, history: Sequence[Exchange]) -> Sequence[str]:
-        """One hidden fact for each step of `history` and one for the step to come."""
+    def facts(self, task: Task, history: Sequence[Exchange]) -> Sequence[str]:
+        """One hidden fact for each step of `history` and one for the step to come; "" where there is none."""
         if self.hidden_facts is None:
             return [""] * (len(history) + 1)
         facts = self.hidden_facts(task, history, world_seed(task))

@@ -206,9 +206,9 @@ class Experiment(Workspace):
                 (`peft_config`, which implies `lora`, ...).
 
         Raises `ConfigurationError` without a task or a policy to train and for options that an ended training had not,
-        `UntruthfulDream` if the dream pays too much of what it must not (`max_false_success`) or next to no success (asked
-        before the first iteration), `NothingToTrain` if the episodes give nothing to learn from, `MissingDependency` without
-        the extra `train`.
+        `UntruthfulDream` if the dream pays too much of what it must not (`max_false_success`), next to no success, or does not
+        tell its hidden facts (asked before the first iteration), `NothingToTrain` if the episodes give nothing to learn from,
+        `MissingDependency` without the extra `train`.
         """
         self.report_to = self.report_to if report_to is None else check_trackers(report_to)
         known = {field.name for field in fields(Settings)}

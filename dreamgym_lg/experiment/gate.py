@@ -23,6 +23,8 @@ LIMIT = 50
 RUN = "fidelity"
 MOST_MISSED = 0.8
 """Share of the real successes that a dream may fail to pay: refused is one whose 95 % interval is wholly above."""
+FEWEST_TOLD = 0.8
+"""Share of the hidden facts that a dream has to tell where a step reveals them: refused is one whose interval is wholly below."""
 _KINDS = 4
 """Of the episodes that are asked about."""
 _LARGE = 200
@@ -74,12 +76,12 @@ def measure(work: Workspace, experience: ExperienceModel, *, limit: int = LIMIT)
     return found
 
 
-FIGURES = ("false_success", "false_failure", "invalid_recall", "same_lookup", "lookup_after_write")
+FIGURES = ("false_success", "false_failure", "invalid_recall", "same_lookup", "lookup_after_write", "facts_told")
 
 
 def check_truthful(work: Workspace) -> None:
-    """Raise `UntruthfulDream` if the dream pays more of what it must not than `Settings.max_false_success` allows, or next to
-    no real success.
+    """Raise `UntruthfulDream` if the dream pays more of what it must not than `Settings.max_false_success` allows, next to no
+    real success, or keeps its hidden facts for itself.
 
     A figure above it whose interval holds the limit is measured again on more episodes, as far as there are more.
     Of fewer than FEW_JUDGED such episodes the figure is only said. Nothing is measured where the limit is None, and where
@@ -90,6 +92,7 @@ def check_truthful(work: Workspace) -> None:
         return
     judgement = measure(work, work.experience())
     _check_successes_paid(work, judgement.false_failure)
+    _check_facts_told(judgement.facts_told)
     rate = judgement.false_success
     if rate is not None and rate.value > limit and (rate.low <= limit or rate.episodes < FEW_JUDGED):  # it may be chance
         judgement = measure(work, work.experience(), limit=_LARGE)
@@ -146,6 +149,20 @@ def _check_successes_paid(work: Workspace, missed: Rate | None) -> None:
         f"{said}. A policy learns nothing where nothing is paid. Train the experience model longer (experience_steps=) or on "
         "more recorded successes, or take a better one; or train nonetheless with max_false_success=None (`dreamgym train "
         "--force`)"
+    )
+
+
+def _check_facts_told(told: Rate | None) -> None:
+    """Raise `UntruthfulDream` where the answers often do not name the hidden fact that they reveal: a small experience model
+    that has not learned to copy from its prompt, in whose dream a task cannot be completed but by chance.
+    """
+    if told is None or told.episodes < FEW_JUDGED or told.high >= FEWEST_TOLD:
+        return
+    raise UntruthfulDream(
+        f"the dream names {told.successes} of {told.episodes} hidden facts in the answers that should reveal them: {told}, with "
+        f"95 % confidence fewer than {FEWEST_TOLD:g} of them. A policy cannot learn to use what it is not told. Train the "
+        "experience model longer (experience_steps=, in another folder) or on more recorded trajectories, or take a better one; "
+        "or train nonetheless with max_false_success=None (`dreamgym train --force`)"
     )
 
 

@@ -107,7 +107,7 @@ class Settings:
     `train` alone: unless it is 0, `train_base` plays all validation tasks in reality every 25 steps."""
     max_false_success: float | None = 0.05
     """Share, 0 to 1, of the episodes that must not be paid which a dream may pay; `train` refuses a worse one,
-    and one that pays next to no real success. None: any."""
+    one that pays next to no real success, and one that does not tell its hidden facts. None: any."""
     max_gap: float | None = 0.3
     """Dreamed minus real success on the validation tasks above which training ends, where the 95 % interval of the difference
     excludes 0. None: it goes on, whatever the gap."""

@@ -54,6 +54,8 @@ def _of_judgement(judged: Judgement) -> Iterator[Conclusion]:
         yield Conclusion(_level(same), f"Asked again before anything is written, {_of(same)} lookups are answered alike.")
     if shown := judged.lookup_after_write:
         yield Conclusion(_level(shown), f"{_of(shown)} lookups that a write really changed show in the dream what is new.")
+    if told := judged.facts_told:
+        yield Conclusion(_level(told), f"{_of(told)} hidden facts that a step reveals are named by the dream's answer.")
 
 
 def _of_group(group: Group) -> Iterator[Conclusion]:

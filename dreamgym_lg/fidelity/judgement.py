@@ -16,12 +16,13 @@ from dreamgym_lg.actions import ToolCall, is_answer, parse_action
 from dreamgym_lg.environment import CheckAction, unrefused_steps
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange
 from dreamgym_lg.experience.training_data import recorded_exchanges
 from dreamgym_lg.fidelity.ask import dreamable
 from dreamgym_lg.fidelity.figures import normalised
 from dreamgym_lg.statistics import Rate, clustered_interval
-from dreamgym_lg.types import Step, StepResult, Trajectory
+from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,8 @@ class Judgement:
     """Of the lookups asked again before anything is written, those answered alike."""
     lookup_after_write: Rate | None = None
     """Of the lookups that a write in between really changed, those whose dreamed answer shows what is new."""
+    facts_told: Rate | None = None
+    """Of the hidden facts that a recorded step reveals, and that the dream has drawn otherwise, those that its answer names."""
     by_kind: Mapping[str, Rate] = field(default_factory=dict)
     """`false_success` by what must not be paid: `recorded failures`, `the policy's failures`, and the kinds of edits."""
     by_decision: Mapping[str, Rate] = field(default_factory=dict)
@@ -95,8 +98,8 @@ async def ajudge(
 ) -> Judgement:
     """Put recorded episodes to a dream.
 
-    It is asked about last steps and invalid actions, a tool agent's also about lookups made again; of an episode that must not
-    be paid, any other dream is asked about every step.
+    It is asked about last steps and invalid actions, about steps that reveal a hidden fact, a tool agent's also about lookups
+    made again; of an episode that must not be paid, any other dream is asked about every step.
 
     Args:
         episodes: With their true outcome: recorded ones, real ones of a policy, and edits (`edited_successes`).
@@ -123,6 +126,8 @@ class _Put(NamedTuple):
     trajectory: Trajectory
     asked: list[_Asked]
     again: list[tuple[_Lookup, StepResult | None]]
+    told: list[bool]
+    """For each step that reveals a hidden fact: whether the dream's answer names it."""
 
 
 async def _put(
@@ -152,7 +157,22 @@ async def _put(
     recorded = by_tools and not trajectory.run.startswith("edited/")
     lookups = _lookups(exchanges, writes) if recorded else ()
     again = [(lookup, await ask(lookup.position, lookup.action)) for lookup in lookups]
-    return _Put(trajectory, asked, again)
+    told = []
+    for position, fact in _drawn_facts(dream.experience, trajectory.task, exchanges):
+        result = await ask(position, exchanges[position].action)
+        told.append(result is not None and normalised(fact) in normalised(result.observation))
+    return _Put(trajectory, asked, again, told)
+
+
+def _drawn_facts(experience: ExperienceModel, task: Task, exchanges: Sequence[Exchange]) -> Iterator[tuple[int, str]]:
+    """The steps that really revealed a hidden fact, by position, each with the fact that a dream has drawn in its place.
+
+    Left out is what the recorded answer names as well: it may say that without knowing what is hidden, as a list of all does.
+    """
+    for position, (exchange, revealed) in enumerate(zip(exchanges, experience.facts(task, exchanges), strict=False)):
+        drawn = experience.facts(task, exchanges[:position])[-1]
+        if revealed and revealed in (observed := exchange.prediction.observation) and drawn and drawn not in observed:
+            yield position, drawn
 
 
 def _lookups(exchanges: Sequence[Exchange], writes: Collection[str]) -> Iterator[_Lookup]:
@@ -218,6 +238,7 @@ def _judged(found: Sequence[_Put], version: str) -> Judgement:
         invalid_recall=_clustered(invalid),
         same_lookup=_clustered(same),
         lookup_after_write=_clustered(after),
+        facts_told=_clustered([each.told for each in found]),
         by_kind={kind: rate for kind, of in sorted(kinds.items()) if (rate := _over_tasks(of, _pays))},
         by_decision={who: rate for who, of in sorted(decisions.items()) if (rate := _over_tasks(of, _pays))},
     )

@@ -162,6 +162,21 @@ def test_a_dream_that_pays_no_success_is_refused_with_the_figure(make: Make, mon
     assert len(said) == 3 and "of 20 real successes it misses 20" in said[-1]
 
 
+def test_a_dream_that_keeps_its_hidden_facts_for_itself_is_refused_with_the_figure(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = staticmethod(lambda task, history, seed: ["shipped", *(["delivered"] * len(history))][::-1])
+    monkeypatch.setattr(Desk, "hidden_facts", facts)  # drawn is `shipped`, and recorded was `delivered`
+    traces = [trace(number) for number in range(gate.FEW_JUDGED)]
+    with pytest.raises(UntruthfulDream, match=r"names 0 of \d+ hidden facts.*0\.00 \[.*experience_steps=.*--force"):
+        gate.check_truthful(make(truthful, traces))
+    said: list[str] = []
+    gate.check_truthful(make(truthful, traces[:4], said=said))
+    assert said, "too few to refuse"
+    gate.check_truthful(make(truthful, traces, max_false_success=None))
+    gate.check_truthful(make(lambda messages: truthful(messages).replace("delivered", "shipped"), traces, said=said))
+
+
 def pays_some(messages: list[Any]) -> str:
     """As a strict judge would: it pays the right refunds of two orders."""
     return truthful(messages) if any(f"A-{number}." in messages[0].text for number in (1, 2)) else pays_nothing(messages)

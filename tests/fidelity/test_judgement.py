@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -152,3 +153,33 @@ def test_a_dream_resumed_behind_steps_goes_on_with_their_score(scripted: Any) ->
     assert dream.resume(WHOLE.task, [earlier]) == "You have it."
     assert dream.step("drop it").reward == pytest.approx(0.2)
     assert "You have it." in model.asked[-1][2].text and dream.resume(WHOLE.task, []) == "Cancel order 1."
+
+
+COLOURS = "red", "blue", "green"
+
+
+def next_colour(task: Task, history: Sequence[Exchange], seed: int) -> list[str]:
+    """The colour behind the door: what was said of it, else the first by the seed."""
+    said = [colour for exchange in history for colour in COLOURS if exchange.prediction.observation == f"It is {colour}."]
+    return [(said or [COLOURS[seed]])[0]] * (len(history) + 1)
+
+
+def reads_its_fact(messages: Any) -> str:
+    told = next(colour for colour in COLOURS if colour in messages[-1].text)
+    return f"valid, why\nreward 0, continues\nIt is {told}."
+
+
+@pytest.mark.parametrize(
+    ("reply", "named"), [(reads_its_fact, 1), (lambda _: "valid, why\nreward 0, continues\nIt is red.", 0)]
+)
+async def test_a_dream_has_to_name_the_hidden_fact_that_it_has_drawn(reply: Any, named: int, scripted: Any) -> None:
+    door = episode(("list", "red, blue, green"), ("open", "It is red."), ("wait", "You wait."), success=False, tools=False)
+    drawn_alike, drawn_otherwise = (replace(door.task, metadata={**door.task.metadata, "seed": seed}) for seed in (0, 1))
+    experience = ExperienceModel(scripted(reply=reply), prompt_format="lines", retries=0, hidden_facts=next_colour)
+    found = await ajudge(
+        lambda: DreamEnvironment(experience), [replace(door, task=drawn_otherwise), replace(door, task=drawn_alike)], version="v"
+    )
+    assert found.facts_told and (found.facts_told.successes, found.facts_told.episodes) == (named, 1), (
+        "of the one step that revealed red, where blue is drawn: a list names all, and where red is drawn it may be habit"
+    )
+    assert Judgement.from_dict(json.loads(json.dumps(found.to_dict()))) == found
