@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dreamgym_lg import Experiment, ReplayBuffer, Step, Task, Trajectory
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.statistics import wilson
 
 pytest.importorskip("trl")
@@ -145,6 +145,25 @@ def episode(run: str, actions: Sequence[str], **values: Any) -> Trajectory:
     values = {"source": "real", "task": Task(id=run, instruction="", environment="", metadata={"observation": seen}), **values}
     steps = [Step(observation=seen, action=action, next_observation=seen) for action in actions]
     return Trajectory(steps=steps, run=run, success=False, **values)
+
+
+@pytest.mark.parametrize(("error", "counts"), [("PredictionFailed: unreadable", True), ("ConnectionError: gone", False)])
+def test_unreadable_answers_are_a_result_of_the_dream_and_missing_episodes_are_none(
+    error: str, counts: bool, reproduce: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce.play, "policy_version", lambda policy: "p")
+    run = SimpleNamespace(
+        settings=SimpleNamespace(proof_tasks=2),
+        policy=lambda name, temperature: None,
+        tasks=lambda split: [None] * 3,
+        experience=lambda: SimpleNamespace(version="e"),
+        play=lambda name, policy, tasks, experience: [episode(name, (), error=error) for _ in tasks],
+    )
+    if counts:
+        assert reproduce.play.proven(run, "trained", "greedy", dream=True)["outcomes"] == "00"
+        return
+    with pytest.raises(DreamGymError, match="gone"):
+        reproduce.play.proven(run, "trained", "greedy", dream=True)
 
 
 @pytest.mark.parametrize("method", ["dream-grpo", "no-check"])

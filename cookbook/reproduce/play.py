@@ -292,7 +292,7 @@ def proven(run: Experiment, name: str, mode: str, *, dream: bool = False) -> dic
     experience = run.experience() if dream else None
     stored = f"proof/{f'dream@{experience.version}' if experience else 'real'}/{mode}/{policy_version(policy)}"
     episodes = run.play(stored, policy, tasks, experience=experience)
-    if experience is None or any(map(is_missing, episodes)):
+    if experience is None or any(is_missing(each.error) for each in episodes):
         check_played(episodes)  # but a dream whose every answer is unreadable is a result
     return {
         "successes": sum(each.success for each in episodes),
