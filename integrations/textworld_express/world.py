@@ -41,7 +41,7 @@ class TextWorldExpressWorld(World):
         episodes=EPISODES,
         retrieved=1,
         retrieved_characters=80,
-        experience_steps=100,
+        experience_steps=200,
         experience_tokens=128,
         policy_tokens=16,
         batch_size=8,
