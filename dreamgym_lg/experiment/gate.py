@@ -24,7 +24,7 @@ RUN = "fidelity"
 MOST_MISSED = 0.8
 """Share of the real successes that a dream may fail to pay: refused is one whose 95 % interval is wholly above."""
 FEWEST_TOLD = 0.8
-"""Share of the hidden facts that a dream has to tell where a step reveals them: refused is one whose interval is wholly below."""
+"""Share of the hidden facts that a dream has to name where a step reveals them: refused is one whose interval is below."""
 _KINDS = 4
 """Of the episodes that are asked about."""
 _LARGE = 200
@@ -159,10 +159,10 @@ def _check_facts_told(told: Rate | None) -> None:
     if told is None or told.episodes < FEW_JUDGED or told.high >= FEWEST_TOLD:
         return
     raise UntruthfulDream(
-        f"the dream names {told.successes} of {told.episodes} hidden facts in the answers that should reveal them: {told}, with "
-        f"95 % confidence fewer than {FEWEST_TOLD:g} of them. A policy cannot learn to use what it is not told. Train the "
-        "experience model longer (experience_steps=, in another folder) or on more recorded trajectories, or take a better one; "
-        "or train nonetheless with max_false_success=None (`dreamgym train --force`)"
+        f"the dream names {told.successes} of {told.episodes} hidden facts in the answers that should reveal them: {told}, "
+        f"with 95 % confidence fewer than {FEWEST_TOLD:g} of them. A policy cannot learn to use what it is not told. Train the "
+        "experience model longer (experience_steps=, in another folder) or on more recorded trajectories, or take a better "
+        "one; or train nonetheless with max_false_success=None (`dreamgym train --force`)"
     )
 
 

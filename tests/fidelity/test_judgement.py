@@ -177,7 +177,9 @@ async def test_a_dream_has_to_name_the_hidden_fact_that_it_has_drawn(reply: Any,
     drawn_alike, drawn_otherwise = (replace(door.task, metadata={**door.task.metadata, "seed": seed}) for seed in (0, 1))
     experience = ExperienceModel(scripted(reply=reply), prompt_format="lines", retries=0, hidden_facts=next_colour)
     found = await ajudge(
-        lambda: DreamEnvironment(experience), [replace(door, task=drawn_otherwise), replace(door, task=drawn_alike)], version="v"
+        lambda: DreamEnvironment(experience),
+        [replace(door, task=drawn_otherwise), replace(door, task=drawn_alike)],
+        version="v",
     )
     assert found.facts_told and (found.facts_told.successes, found.facts_told.episodes) == (named, 1), (
         "of the one step that revealed red, where blue is drawn: a list names all, and where red is drawn it may be habit"
