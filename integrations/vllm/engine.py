@@ -191,11 +191,8 @@ class ServedEngine:
         text, ids, known = self._prefixes.encode(self._tokenizer, request, self._max_tokens)
         begins = known is None
         sampled, logprobs, reason, version = await self._retried(lambda: self._sample(request, ids, begins))
-        reply, cut = request.reply(self._tokenizer, sampled)
         ended = sampled[-1] in self.ends
-        end = self._tokenizer.decode(sampled[-1:]) if ended else ""
-        whole = text + reply[len(request.forced) :] + end
-        self._prefixes.keep_tokens(request, reply=reply, text=whole, ids=ids + sampled)
+        reply, cut = self._prefixes.keep_reply(self._tokenizer, request, text=text, ids=ids, sampled=sampled, ended=ended)
         return Generated(reply, ids, sampled, logprobs, "stop" if ended or cut else reason, version)
 
     async def _sample(self, request: Request, ids: list[int], begins: bool) -> tuple[list[int], list[float], str, str]:
