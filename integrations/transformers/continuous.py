@@ -4,6 +4,7 @@ A call joins the running batch at the next token and leaves it at its end; a bat
 """
 
 import asyncio
+import atexit
 import copy
 import itertools
 import math
@@ -127,8 +128,11 @@ class ContinuousEngine:
         return output
 
 
+_all_batches: "weakref.WeakSet[_Batches]" = weakref.WeakSet()
+
+
 class _Batches:
-    """The batches of a model that run: one that samples, and one that takes the most likely token. In the loop's thread alone."""
+    """A model's batches that run: one that samples, one that takes the most likely token. In the loop's thread alone."""
 
     def __init__(self, model: PreTrainedModel, max_batch_size: int, cached_tokens: int | None) -> None:
         self.lock = asyncio.Lock()
@@ -143,6 +147,7 @@ class _Batches:
             return_logprobs=True,
             per_request_processors=True,
         )
+        _all_batches.add(self)
 
     async def running(self, *, greedy: bool) -> ContinuousBatchingManager:
         """The batch, started if it has to be."""
@@ -179,9 +184,16 @@ class _Batches:
                 self._model.train(self._was_training)
 
     def abandon(self) -> None:
-        """Nobody can ask any more."""
+        """Nobody waits for a reply any more."""
         for batch in self._running.values():
-            batch.stop(block=False)
+            batch.stop(hard_stop=True, timeout=WATCH_SECONDS)
+
+
+@atexit.register
+def _abandon_all() -> None:
+    """A process whose threads compute while it ends is aborted."""
+    for batches in list(_all_batches):
+        batches.abandon()
 
 
 def sampling_model(model: PreTrainedModel) -> PreTrainedModel:
@@ -202,8 +214,8 @@ def _check_room(request: Request, ids: list[int], batch: ContinuousBatchingManag
     room = batch.continuous_batching_config.num_blocks * PAGE
     if len(ids) + request.max_new_tokens > room:
         raise ContextExceeded(
-            f"the conversation has {len(ids)} tokens and may grow by {request.max_new_tokens}; there is memory for the keys and "
-            f"values of {room}: shorten the episode, the observations or max_new_tokens"
+            f"the conversation has {len(ids)} tokens and may grow by {request.max_new_tokens}; there is memory for the keys "
+            f"and values of {room}: shorten the episode, the observations or max_new_tokens"
         )
 
 
