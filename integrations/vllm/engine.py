@@ -12,6 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -137,9 +138,8 @@ class ServedEngine:
     # --- in the loop's thread: nothing below needs a lock -------------------------------------------------------------------
 
     async def _confirm_all(self) -> None:
-        confirmed = await asyncio.gather(
-            *(self._retried(lambda s=s: self._confirm(s)) for s in self.servers), return_exceptions=True
-        )
+        confirming = (self._retried(partial(self._confirm, server)) for server in self.servers)
+        confirmed = await asyncio.gather(*confirming, return_exceptions=True)
         failed = [each for each in confirmed if isinstance(each, BaseException)]
         wrong = [each for each in failed if not isinstance(each, ServersUnavailable)]
         if wrong or len(failed) == len(self.servers):
