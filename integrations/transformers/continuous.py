@@ -18,7 +18,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-from dreamgym_lg.errors import ContextExceeded
+from dreamgym_lg.errors import ConfigurationError, ContextExceeded
 from dreamgym_lg.event_loop import lasting_loop
 from dreamgym_lg.integrations.transformers.batch import BROKEN_WEIGHTS, end_tokens, show
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
@@ -43,7 +43,8 @@ def create_engine(
     Without flash attention, transformers compares each token of a continuous batch with those of all its conversations.
     """
     flash = is_flash_attn_2_available() or is_flash_attn_3_available()
-    if flash and not guided and {parameter.device.type for parameter in model.parameters()} == {"cuda"}:
+    devices = {parameter.device for parameter in model.parameters()}
+    if flash and not guided and [device.type for device in devices] == ["cuda"]:
         return ContinuousEngine(model, tokenizer, max_batch_size=max_batch_size)
     return LocalEngine(model, tokenizer, max_batch_size=max_batch_size)
 
@@ -60,6 +61,8 @@ class ContinuousEngine:
         model: A `transformers.PreTrainedModel`, or a PEFT model of one.
         max_batch_size: The most calls that share one forward pass.
         cached_tokens: Tokens whose keys and values there is room for; None: as fill 40 % of the GPU's free memory.
+
+    Raises `ConfigurationError` for a `max_batch_size` or `cached_tokens` below 1.
     """
 
     def __init__(
@@ -70,6 +73,9 @@ class ContinuousEngine:
         max_batch_size: int = 128,
         cached_tokens: int | None = None,
     ) -> None:
+        for name, given in (("max_batch_size", max_batch_size), ("cached_tokens", cached_tokens)):
+            if given is not None and given < 1:
+                raise ConfigurationError(f"{name}={given}: at least 1")
         self.ends = end_tokens(tokenizer, model)
         self._tokenizer = tokenizer
         self._max_tokens = getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 30)

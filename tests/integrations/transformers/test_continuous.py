@@ -16,7 +16,7 @@ import torch
 from langchain_core.messages import BaseMessage, HumanMessage
 from transformers import PreTrainedTokenizerFast
 
-from dreamgym_lg.errors import ContextExceeded
+from dreamgym_lg.errors import ConfigurationError, ContextExceeded
 from dreamgym_lg.event_loop import lasting_loop
 from dreamgym_lg.integrations.transformers import continuous
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -154,6 +154,8 @@ def test_it_is_the_default_on_a_gpu_with_flash_attention(
     assert isinstance(create_engine(model, tokenizer), LocalEngine), "it is on the CPU"
     monkeypatch.setattr(model, "parameters", lambda: iter([SimpleNamespace(device=torch.device("cuda:0"))]))
     assert isinstance(create_engine(model, tokenizer), ContinuousEngine)
+    with pytest.raises(ConfigurationError, match="cached_tokens=0: at least 1"):
+        ContinuousEngine(model, tokenizer, cached_tokens=0)
     monkeypatch.setattr(continuous, "LocalEngine", lambda *_, **__: "ours")
     assert create_engine(model, tokenizer, guided=True) == "ours"
     monkeypatch.setattr(continuous, "is_flash_attn_2_available", lambda: False)
