@@ -147,6 +147,13 @@ def _parts(work: Workspace) -> list[tuple[bool, int]]:
     return [*([(False, s.iterations)] if dreamed is None else []), (True, s.iterations + most)]
 
 
+def _free_memory(policy: "LocalChatModel", experience: ExperienceModel | None) -> None:
+    """What only generation needs, an experience model's beside the policy included: an update needs all that there is."""
+    for model in (policy, experience.model if experience is not None else None):
+        if isinstance(model, TrainablePolicy):
+            model.free_memory()
+
+
 def create_training(
     work: Workspace, policy: "LocalChatModel", create_learner: CreateLearner, *, real: bool = False
 ) -> tuple["Training", Callable[[], None]]:
@@ -175,7 +182,7 @@ def create_training(
         max_steps=work.world.max_steps,
         seed=s.seed,
         concurrency=s.concurrency,
-        free_memory=policy.free_memory,
+        free_memory=partial(_free_memory, policy, experience),
         weights_changed=policy.weights_changed,
         evaluate=partial(_evaluate, work, policy, experience) if work.validation_tasks() else None,
         evaluate_every=s.evaluate_every,

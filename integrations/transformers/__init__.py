@@ -1,4 +1,4 @@
-"""Local Hugging Face models: `LocalChatModel` and the engine behind it."""
+"""Local Hugging Face models: `LocalChatModel` and the engines behind it."""
 
 from dreamgym_lg.errors import MissingDependency
 
@@ -9,5 +9,7 @@ except ImportError as error:
     raise MissingDependency.extra("transformers", "train") from error
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.continuous import ContinuousEngine
+from dreamgym_lg.integrations.transformers.engine import LocalEngine
 
-__all__ = ["LocalChatModel"]
+__all__ = ["ContinuousEngine", "LocalChatModel", "LocalEngine"]

@@ -22,6 +22,8 @@ from dreamgym_lg.integrations.transformers.tool_parsing import safe_length
 PASSES = 10_000
 """Forward passes of a model whose times are remembered."""
 
+BROKEN_WEIGHTS = "the model's output is NaN: its weights are broken; was the learning rate too high?"
+
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None) -> frozenset[int]:
     """The tokens that end a reply: the tokenizer's, and those of the model's generation settings."""
@@ -157,17 +159,21 @@ class Row:
         return 0 if self.prefix is None else self.prefix.known
 
 
-def _show(row: Row, text: str, *, over: bool) -> None:
-    """Stream the new text, except what may still change: half a character, the beginning of a stop string, a tool call."""
-    request, sure = row.request, len(text)
+def show(request: Request, shown: str, text: str, *, over: bool) -> str:
+    """Stream the new text, except what may still change: half a character, the beginning of a stop string, a tool call.
+
+    Returns what has been shown by now.
+    """
+    sure = len(text)
     if not over:
         starts = (n for stop in request.stop for n in range(1, len(stop)) if text.endswith(stop[:n]))
-        sure = len(row.shown) if text.endswith("�") else sure - max(starts, default=0)
+        sure = len(shown) if text.endswith("�") else sure - max(starts, default=0)
     if request.tool_names is not None:
         sure = min(sure, safe_length(text))
-    if request.on_text and sure > len(row.shown):
-        request.on_text(text[len(row.shown) : sure])
-        row.shown = text[:sure]
+    if request.on_text is None or sure <= len(shown):
+        return shown
+    request.on_text(text[len(shown) : sure])
+    return text[:sure]
 
 
 class Batch:
@@ -227,7 +233,7 @@ class Batch:
         tokens = self._draw(logprobs)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
         if any(map(math.isnan, chosen)):
-            raise FloatingPointError("the model's output is NaN: its weights are broken; was the learning rate too high?")
+            raise FloatingPointError(BROKEN_WEIGHTS)
         for row, token, logprob in zip(self.rows, tokens.tolist(), chosen, strict=True):
             if not row.future.done():
                 row.sampled.append(token)
@@ -256,7 +262,7 @@ class Batch:
             return False
         text, cut = request.reply(self.decoder.tokenizer, row.sampled)
         over = ended or cut or len(row.sampled) >= request.max_new_tokens
-        _show(row, text, over=over)
+        row.shown = show(request, row.shown, text, over=over)
         if not over:
             return False
         own, new = self.buffer[:, :, i], self.given - (len(row.ids) - row.known)

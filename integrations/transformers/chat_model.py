@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.continuous import ContinuousEngine, create_engine
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.engine_process import ProcessEngine
 from dreamgym_lg.integrations.transformers.loading import HUB_OPTIONS, MODEL_OPTIONS, load_model, load_tokenizer
@@ -79,7 +80,7 @@ class LocalChatModel(TrainablePolicy):
     tokenizer: PreTrainedTokenizerBase = Field(repr=False, exclude=True)
     """Its tokenizer, with a chat template."""
     engine: Engine = Field(default=cast(Engine, None), repr=False, exclude=True)
-    """Generates the replies; by default a `LocalEngine` of `model`."""
+    """Generates the replies; by default what `create_engine` gives for `model`."""
     name_or_path: str = ""
     temperature: float = Field(default=1.0, ge=0)
     """0 takes the most likely token; recorded log-probabilities are those of the distribution sampled from (at 0: of 1)."""
@@ -133,7 +134,8 @@ class LocalChatModel(TrainablePolicy):
             engine: Engine = ProcessEngine(path, max_batch_size=max_batch_size, **loading)
             return cls(engine=engine, tokenizer=tokenizer, **{"name_or_path": str(path), **options})
         model = load_model(path, **loading)
-        engine = LocalEngine(model, tokenizer, max_batch_size=max_batch_size)
+        guided = bool(options.get("guided"))
+        engine = create_engine(model, tokenizer, max_batch_size=max_batch_size, guided=guided)
         return cls(engine=engine, model=model, tokenizer=tokenizer, **{"name_or_path": str(path), **options})
 
     def __init__(self, **fields: Any) -> None:
@@ -152,7 +154,7 @@ class LocalChatModel(TrainablePolicy):
         if self.engine is None:
             if self.model is None:
                 raise ConfigurationError("nothing generates the replies: give model=, engine=, or use LocalChatModel.from_path")
-            self.engine = LocalEngine(self.model, self.tokenizer)
+            self.engine = create_engine(self.model, self.tokenizer, guided=bool(self.guided))
         self._tools = ToolDialect(self.tokenizer, self.engine.ends)
 
     @property
@@ -180,7 +182,7 @@ class LocalChatModel(TrainablePolicy):
         return self.model_copy(update={"temperature": temperature})
 
     def free_memory(self) -> None:
-        if isinstance(self.engine, LocalEngine):  # any other has a process, and so a memory, of its own
+        if isinstance(self.engine, LocalEngine | ContinuousEngine):  # any other has a process, and so a memory, of its own
             self.engine.clear()
 
     def weights_changed(self) -> None:

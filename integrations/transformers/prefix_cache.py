@@ -50,6 +50,8 @@ class PrefixCache:
         """Of all buffers, their room to grow included; one that several conversations share is counted once."""
         self._sharing: Counter[int] = Counter()
         self._tokens_only: OrderedDict[_Key, Prefix] = OrderedDict()
+        self._ends: dict[int, str] = {}
+        """End tokens, decoded."""
 
     def find(self, request: Request, text: str) -> Prefix | None:
         """The conversation up to its last reply, if it was sampled here and `text` begins with it."""
@@ -71,11 +73,32 @@ class PrefixCache:
         check_length(request, ids, max_tokens)
         return text, ids, prefix
 
-    def keep_tokens(self, request: Request, *, reply: str, text: str, ids: list[int]) -> None:
-        """As `keep`, without keys and values: a server has those."""
+    def keep_reply(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        request: Request,
+        *,
+        text: str,
+        ids: list[int],
+        sampled: list[int],
+        ended: bool,
+    ) -> tuple[str, bool]:
+        """As `keep`, without keys and values, which another has. Returns what `Request.reply` does.
+
+        Args:
+            text: The conversation that was asked, rendered.
+            ids: Its tokens.
+            sampled: The tokens of the reply, with its end token if it has `ended` by one.
+        """
+        reply, cut = request.reply(tokenizer, sampled)
         if request.owner is not None:
             self._forget(_key(request.owner, request.conversation))
-        self._remember(_key(request.owner, [*request.conversation, {"role": "assistant", "content": reply}]), text, ids)
+        key = _key(request.owner, [*request.conversation, {"role": "assistant", "content": reply}])
+        if ended and sampled[-1] not in self._ends:
+            self._ends[sampled[-1]] = tokenizer.decode(sampled[-1:])
+        end = self._ends[sampled[-1]] if ended else ""
+        self._remember(key, text + reply[len(request.forced) :] + end, ids + sampled)
+        return reply, cut
 
     def keep(
         self,

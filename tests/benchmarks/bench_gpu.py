@@ -1,6 +1,7 @@
 """One GPU and a model of Qwen2.5-7B's shape, with random weights and LoRA: rollouts, an update, memory against the estimate.
 
 Episodes are conversations of several turns, played all at once by `LocalChatModel`; then their groups update the adapters.
+Then episodes with replies of many lengths are played by each engine of this process: our batches, continuous batching.
 `tests/test_gpu.py` runs the same (`pytest -m gpu`), and a tiny shape on the CPU in every run of the tests.
 
 Run: python tests/benchmarks/bench_gpu.py [--shape tiny|half|seven] [--out gpu.json]
@@ -20,6 +21,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.continuous import ContinuousEngine
+from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.tiny_models import create_tokenizer
 from dreamgym_lg.integrations.trl.adapters import default_adapters
 from dreamgym_lg.integrations.trl.grpo import GRPOLearner
@@ -78,12 +81,24 @@ class Figures:
     measured_rollout: int | None
 
 
-async def play(policy: LocalChatModel, shape: Shape, index: int) -> Trajectory:
-    """An episode: the policy replies, and is told more, `turns` times."""
+@dataclass(frozen=True, kw_only=True)
+class EngineFigures:
+    """Of one engine: seconds of the rollout, sampled tokens a second, peak of allocated bytes (None on the CPU)."""
+
+    engine: str
+    attention: str
+    seconds: float
+    tokens_per_second: float
+    measured_rollout: int | None
+
+
+async def play(policy: LocalChatModel, shape: Shape, index: int, *, varied: bool = False) -> Trajectory:
+    """An episode: the policy replies, and is told more, `turns` times. Args: `varied`: replies of 1/8 to twice the length."""
     messages: list[BaseMessage] = [HumanMessage(f"{TEXT} {index % 8}")]
     with TokenRecorder(seed=index) as recorder:
         for turn in range(shape.turns):
-            reply = await policy.ainvoke(messages)
+            most = max(1, shape.reply * (1 + (5 * index + 3 * turn) % 16) // 8) if varied else shape.reply
+            reply = await policy.ainvoke(messages, max_new_tokens=most)
             messages += [AIMessage(reply.text), HumanMessage(f"{TEXT} {turn}")]
     step = Step(observation="o", action="a", next_observation="p", reward=float(index % 2))
     task = Task(id=str(index // 8), instruction="i", environment="e")
@@ -91,8 +106,8 @@ async def play(policy: LocalChatModel, shape: Shape, index: int) -> Trajectory:
     return Trajectory(task=task, steps=(step,), source="synthetic", success=False, rollout_index=index, segments=segments)
 
 
-async def play_all(policy: LocalChatModel, shape: Shape) -> list[Trajectory]:
-    return list(await asyncio.gather(*(play(policy, shape, index) for index in range(shape.episodes))))
+async def play_all(policy: LocalChatModel, shape: Shape, *, varied: bool = False) -> list[Trajectory]:
+    return list(await asyncio.gather(*(play(policy, shape, index, varied=varied) for index in range(shape.episodes))))
 
 
 class Passes:
@@ -118,14 +133,47 @@ class Passes:
             hook.remove()
 
 
-def measure(shape: Shape, device: torch.device, *, dtype: torch.dtype) -> Figures:
-    """Play, update, and compare with the estimate."""
-    on_gpu = device.type == "cuda"
+def create(shape: Shape, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    """A model of this shape with random weights, and a small tokenizer."""
     tokenizer = create_tokenizer([TEXT] * 20, vocab_size=290)
     config = Qwen2Config(**{**shape.model.to_dict(), "eos_token_id": None, "pad_token_id": tokenizer.pad_token_id})
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=shape.reply)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype), tokenizer
+
+
+def measure_engines(shape: Shape, device: torch.device, *, dtype: torch.dtype) -> list[EngineFigures]:
+    """The same episodes by each engine, one after the other; replies of many lengths, as those of agents are."""
+    model, tokenizer = create(shape, device, dtype)
+    figures, on_gpu = [], device.type == "cuda"
+    tokens = shape.episodes * 2048 if not on_gpu else None
+    for engine in (LocalEngine(model, tokenizer), ContinuousEngine(model, tokenizer, cached_tokens=tokens)):
+        policy = LocalChatModel(model=model, tokenizer=tokenizer, engine=engine)
+        asyncio.run(play_all(policy, replace(shape, turns=1), varied=True))  # kernels are chosen, graphs captured
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(device)
+        begun = time.perf_counter()
+        episodes = asyncio.run(play_all(policy, shape, varied=True))
+        seconds, attention = time.perf_counter() - begun, model.config._attn_implementation
+        sampled = sum(segment.trainable for each in episodes for segment in each.segments)
+        figures.append(
+            EngineFigures(
+                engine=type(engine).__name__,
+                attention=attention,
+                seconds=seconds,
+                tokens_per_second=sampled / seconds,
+                measured_rollout=torch.cuda.max_memory_allocated(device) if on_gpu else None,
+            )
+        )
+        policy.free_memory()
+    return figures
+
+
+def measure(shape: Shape, device: torch.device, *, dtype: torch.dtype) -> Figures:
+    """Play, update, and compare with the estimate."""
+    on_gpu = device.type == "cuda"
+    model, tokenizer = create(shape, device, dtype)
+    config = model.config
+    policy = LocalChatModel(model=model, tokenizer=tokenizer, engine=LocalEngine(model, tokenizer), max_new_tokens=shape.reply)
     asyncio.run(play_all(policy, replace(shape, episodes=2, turns=1)))  # kernels are chosen, memory is reserved
 
     def peak() -> int | None:
@@ -184,8 +232,10 @@ def main() -> None:
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = given.shape or ("seven" if device.type == "cuda" else "tiny")
-    found = asdict(measure(SHAPES[name], device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32))
-    text = json.dumps({"shape": name, **found}, indent=1)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    found = asdict(measure(SHAPES[name], device, dtype=dtype))
+    engines = [asdict(each) for each in measure_engines(SHAPES[name], device, dtype=dtype)]
+    text = json.dumps({"shape": name, **found, "engines": engines}, indent=1)
     print(text)
     if given.out is not None:
         given.out.write_text(text + "\n")

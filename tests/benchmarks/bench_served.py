@@ -6,6 +6,7 @@ not measured): what is new in prompts passes at 33,000 tokens a second, one call
 Compared are a bare aiohttp client that sends the same prompts, and episodes as training plays them: a LangGraph agent with
 tools, `rollout`, SQLite.
 
+`idle` is the share of the wall time, from the first to the last moment of `rollout`, in which the server has no request.
 `outside` is the share of the whole time, over all episodes, in which an episode waits for no reply. Part of it is no work of
 anyone's: `over`, when the episode has ended and others still play. The server reads their prompts one after the other, so that
 the bare client's do not end together either.
@@ -58,7 +59,8 @@ OBSERVATION = "Order 1234 of a customer has shipped on the second of May and hol
 SERVER = r"""
 import asyncio, json, sys, time
 speed, rate, mark, call, answer, calls = json.loads(sys.argv[1])
-busy_until = served = 0.0
+busy_until = served = busy = since = 0.0
+under_way = 0
 
 def seconds(prompt):
     global busy_until
@@ -69,7 +71,7 @@ def seconds(prompt):
     return busy_until - now + len(call) / rate
 
 async def serve(reader, writer):
-    global served
+    global served, busy, since, under_way
     try:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -78,14 +80,19 @@ async def serve(reader, writer):
             if raw:
                 body = json.loads(raw)
                 begun = time.monotonic()
+                under_way += 1
+                since = begun if under_way == 1 else since
                 ids = answer if body["prompt"].count(mark) >= calls else call
                 await asyncio.sleep(seconds(body["prompt"]))
-                served += time.monotonic() - begun
+                ended = time.monotonic()
+                served += ended - begun
+                under_way -= 1
+                busy += 0.0 if under_way else ended - since
                 logprobs = {"token_logprobs": [-0.5] * len(ids)}
                 choice = {"token_ids": ids, "prompt_token_ids": body["prompt"], "logprobs": logprobs, "finish_reason": "stop"}
                 said = {"choices": [choice]}
             elif "/seconds" in head:
-                said, served = served, 0.0
+                said, served, busy = [served, busy], 0.0, 0.0
             else:
                 said = {"data": [{"id": "policy", "max_model_len": 32768}]}
             out = json.dumps(said).encode()
@@ -194,14 +201,14 @@ def measure(load: Load, tokenizer: Any, folder: Path) -> dict[str, float]:
         ends, bare_ends = list[float](), list[float]()
         with ReplayBuffer(folder / f"{load.episodes}.db") as buffer:
             wall, cpu, over, played = timed(episodes(policy, load, buffer, ends), ends)
-        served = seconds_served(url)
+        served, busy = seconds_served(url)
         segments = [segment for episode in played for segment in episode.segments]
         assert all(episode.error is None for episode in played), next(e.error for e in played if e.error)
         assert len(segments) == load.episodes and {s.trainable for s in segments} == {CALLS * REPLY_TOKENS}
         begins = [i for i, sampled in enumerate(segments[0].sampled) if sampled and not segments[0].sampled[i - 1]]
         prompts = [list(segments[0].token_ids[:begin]) for begin in begins]
         alone, alone_cpu, alone_over, _ = timed(bare(url, prompts, load, bare_ends), bare_ends)
-        alone_served = seconds_served(url)
+        alone_served, alone_busy = seconds_served(url)
     finally:
         server.kill()
         server.wait()
@@ -211,6 +218,8 @@ def measure(load: Load, tokenizer: Any, folder: Path) -> dict[str, float]:
         "seconds_bare": alone,
         "seconds": wall,
         "of_bare": alone / wall,
+        "idle": 1 - busy / wall,
+        "idle_bare": 1 - alone_busy / alone,
         "outside": 1 - served / (load.episodes * wall),
         "outside_bare": 1 - alone_served / (load.episodes * alone),
         "over": over,
@@ -220,10 +229,15 @@ def measure(load: Load, tokenizer: Any, folder: Path) -> dict[str, float]:
     }
 
 
-def seconds_served(url: str) -> float:
-    """How long calls have been with the server, added up over the episodes, since it was last asked."""
+def seconds_served(url: str) -> tuple[float, float]:
+    """How long calls have been with the server since it was last asked: added up over the episodes, and at least one."""
     with urlopen(f"{url}/seconds") as response:
-        return float(response.read())
+        served, busy = json.loads(response.read())
+        return served, busy
+
+
+COLUMNS = ("bare client", "episodes", "of bare", "idle", "bare", "outside", "bare", "of it over", "bare", "CPU a call", "bare")
+SHARES = ("of_bare", "idle", "idle_bare", "outside", "outside_bare", "over", "over_bare")
 
 
 def main() -> None:
@@ -231,14 +245,13 @@ def main() -> None:
     tokenizer = create_tokenizer([*texts, " I look the order up"] * 9, vocab_size=800)
     results = []
     print(f"{CALLS} calls of {REPLY_TOKENS} tokens an episode")
-    columns = ("bare client", "episodes", "of bare", "outside", "bare", "of it over", "bare", "CPU a call", "bare")
-    print(f"{'at once':>8}{'tokens':>8}" + "".join(f"{name:>13}" for name in columns))
+    print(f"{'at once':>8}{'tokens':>8}" + "".join(f"{name:>13}" for name in COLUMNS))
     with tempfile.TemporaryDirectory() as folder:
         for load in LOADS:
             row = measure(load, tokenizer, Path(folder))
             print(
                 f"{row['episodes']:>8}{row['tokens']:>8}{row['seconds_bare']:>11.1f} s{row['seconds']:>11.1f} s"
-                + "".join(f"{row[share]:>13.1%}" for share in ("of_bare", "outside", "outside_bare", "over", "over_bare"))
+                + "".join(f"{row[share]:>13.1%}" for share in SHARES)
                 + f"{1000 * row['cpu_per_call']:>10.2f} ms{1000 * row['cpu_per_call_bare']:>10.2f} ms",
                 flush=True,
             )

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ContextExceeded
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.continuous import ContinuousEngine
 from dreamgym_lg.integrations.transformers.requests import Engine, Request
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.vllm import ServedEngine
@@ -41,7 +42,10 @@ def here(folder: Path) -> LocalChatModel:
     return LocalChatModel.from_path(folder, max_new_tokens=12)
 
 
-@pytest.fixture(scope="module", params=["in process", pytest.param("own process", marks=pytest.mark.slow), "served"])
+ENGINES = ["in process", "continuous", pytest.param("own process", marks=pytest.mark.slow), "served"]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
 def policy(request: pytest.FixtureRequest, folder: Path, here: LocalChatModel) -> Iterator[LocalChatModel]:
     if request.param == "own process":
         yield LocalChatModel.from_path(folder, max_new_tokens=12, own_process=True)
@@ -49,8 +53,19 @@ def policy(request: pytest.FixtureRequest, folder: Path, here: LocalChatModel) -
         server = VLLMServer(here.model, here.tokenizer).start()
         yield here.model_copy(update={"engine": ServedEngine(server.url, here.tokenizer, model=here.model)})
         server.stop()
+    elif request.param == "continuous":
+        engine = ContinuousEngine(here.model, here.tokenizer, cached_tokens=16_384)
+        yield here.model_copy(update={"engine": engine})
+        engine.clear()
     else:
         yield LocalChatModel.from_path(folder, max_new_tokens=12)
+
+
+@pytest.fixture
+def both(policy: LocalChatModel, here: LocalChatModel) -> list[LocalChatModel]:
+    """The engine in process and the other, so that they say the same: a continuous batch knows no seeds."""
+    seeded = not isinstance(policy.engine, ContinuousEngine)
+    return [each.with_temperature(1.0 if seeded else 0.0) for each in (here, policy)]
 
 
 async def test_it_is_an_engine(policy: LocalChatModel) -> None:
@@ -73,29 +88,26 @@ async def test_segments_are_those_of_the_engine_in_process(
     ours, theirs = [await converse_all(each.with_temperature(temperature), 12, turns=3) for each in (here, policy)]
     for mine, other in zip(ours, theirs, strict=True):
         (segment,), (same,) = mine.segments(), other.segments()
-        assert (segment.token_ids, segment.sampled) == (same.token_ids, same.sampled)
-        assert segment.logprobs == pytest.approx(same.logprobs, abs=1e-4)
+        if temperature == 0 or not isinstance(policy.engine, ContinuousEngine):
+            assert (segment.token_ids, segment.sampled) == (same.token_ids, same.sampled)
+            assert segment.logprobs == pytest.approx(same.logprobs, abs=1e-4)
         assert same.temperature == temperature
         assert forward_error(here.with_temperature(temperature), same) < 1e-4
 
 
-async def test_replies_end_alike(
-    policy: LocalChatModel, here: LocalChatModel, opening: Callable[[int], list[BaseMessage]]
-) -> None:
-    stop = [(await here.ainvoke(opening(0), seed=3)).text[4:6], "never said"]
+async def test_replies_end_alike(both: list[LocalChatModel], opening: Callable[[int], list[BaseMessage]]) -> None:
+    stop = [(await both[0].ainvoke(opening(0), seed=3)).text[4:6], "never said"]
     for seed in (1, 3):
         for options in ({"stop": stop}, {"max_new_tokens": 60}, {}):
-            mine, other = [await each.ainvoke(opening(0), seed=seed, **options) for each in (here, policy)]
+            mine, other = [await each.ainvoke(opening(0), seed=seed, **options) for each in both]
             assert mine.text == other.text and mine.usage_metadata == other.usage_metadata
             assert mine.response_metadata["finish_reason"] == other.response_metadata["finish_reason"]
 
 
 async def test_a_conversation_goes_on_from_what_was_sampled(
-    policy: LocalChatModel,
-    here: LocalChatModel,
-    opening: Callable[[int], list[BaseMessage]],
-    forward_error: Callable[..., float],
+    both: list[LocalChatModel], opening: Callable[[int], list[BaseMessage]], forward_error: Callable[..., float]
 ) -> None:
+    here, policy = both
     word = (await here.ainvoke(opening(0), seed=3)).text[4:6]
     with TokenRecorder() as recorder:
         messages = opening(0)
@@ -105,22 +117,26 @@ async def test_a_conversation_goes_on_from_what_was_sampled(
     assert forward_error(here, segment) < 1e-4
 
 
-async def test_calls_of_tools_are_read_and_forced_alike(policy: LocalChatModel, here: LocalChatModel) -> None:
+async def test_calls_of_tools_are_read_and_forced_alike(both: list[LocalChatModel]) -> None:
     for choice in ("look", "auto"):
-        both = [each.bind_tools([look], tool_choice=choice) for each in (here, policy)]
+        bound = [each.bind_tools([look], tool_choice=choice) for each in both]
         with TokenRecorder() as recorder:
-            mine, other = [await each.ainvoke("Where is the apple?", seed=5) for each in both]
+            mine, other = [await each.ainvoke("Where is the apple?", seed=5) for each in bound]
         assert mine.content == other.content and mine.tool_calls == other.tool_calls
         first, second = recorder.calls
         assert first.given_ids == second.given_ids and first.sampled_ids == second.sampled_ids
 
 
-async def test_a_stream_gives_the_whole_reply(policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]) -> None:
+async def test_a_stream_gives_the_whole_reply(both: list[LocalChatModel], opening: Callable[[int], list[BaseMessage]]) -> None:
+    policy = both[1]
     whole = await policy.ainvoke(opening(1), seed=5)
     assert "".join([chunk.text async for chunk in policy.astream(opening(1), seed=5)]) == whole.text
 
 
-async def test_a_conversation_too_long_fails_alone(policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]) -> None:
+async def test_a_conversation_too_long_fails_alone(
+    both: list[LocalChatModel], opening: Callable[[int], list[BaseMessage]]
+) -> None:
+    policy = both[1]
     *answers, error = await asyncio.gather(
         *(policy.ainvoke(opening(i), seed=i) for i in range(4)), policy.ainvoke("the kitchen " * 300), return_exceptions=True
     )

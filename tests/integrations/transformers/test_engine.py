@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ from dreamgym_lg.errors import ContextExceeded
 from dreamgym_lg.integrations.transformers import engine as transformers_engine
 from dreamgym_lg.integrations.transformers import prefix_cache as transformers_cache
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.continuous import ContinuousEngine
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
-from dreamgym_lg.integrations.transformers.requests import Generated, Request
+from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Request
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.transformers.tool_format import to_entry
 from dreamgym_lg.token_recorder import TokenRecorder
@@ -249,15 +251,19 @@ async def test_a_turn_forwards_only_what_is_new(policy: LocalChatModel, opening:
 
 
 @pytest.mark.slow
-def test_what_is_sampled_has_the_models_distribution(tokenizer: PreTrainedTokenizerFast, opening: Any) -> None:
-    model = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1), tokenizer=tokenizer, max_new_tokens=1)
+@pytest.mark.parametrize("create", [LocalEngine, partial(ContinuousEngine, cached_tokens=16_384)], ids=["ours", "continuous"])
+def test_what_is_sampled_has_the_models_distribution(
+    tokenizer: PreTrainedTokenizerFast, opening: Any, create: Callable[..., Engine]
+) -> None:
+    model = create_model(tokenizer, hidden_size=32, layers=1)
     with torch.no_grad():
-        model.model.lm_head.weight.mul_(2)  # far from uniform, as a trained model is
+        model.lm_head.weight.mul_(2)  # far from uniform, as a trained model is
+    engine = create(model, tokenizer)
     conversation = [to_entry(message) for message in opening(0)]
     drawn: Counter[int] = Counter()
     logprobs: dict[int, float] = {}
     for start in range(0, 4000, 100):
-        futures = [model.engine.submit(Request(conversation, max_new_tokens=1, seed=start + n)) for n in range(100)]
+        futures = [engine.submit(Request(conversation, max_new_tokens=1, seed=start + n)) for n in range(100)]
         for future in futures:
             reply = future.result(60)
             drawn.update(reply.sampled_ids)
@@ -267,6 +273,7 @@ def test_what_is_sampled_has_the_models_distribution(tokenizer: PreTrainedTokeni
     for token in common:
         expected = 4000 * math.exp(logprobs[token])
         assert abs(drawn[token] - expected) < 4.5 * math.sqrt(expected) + 1
+    engine.clear()
 
 
 def test_a_model_whose_weights_are_broken_says_so(tokenizer: PreTrainedTokenizerFast, opening: Any) -> None:
