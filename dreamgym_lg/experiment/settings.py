@@ -21,9 +21,9 @@ TRAINING = {
     "evaluate_every", "evaluate_tasks", "references_only", "refresh_every", "refresh_episodes", "refresh_steps",
 }  # fmt: skip
 """Settings that only training reads."""
-FREE = CHANGED_LATER | TRAINING
+CHANGEABLE = CHANGED_LATER | TRAINING
 """Settings that may change until training has begun."""
-ENDS = ("stop_after_uniform", "stop_after_collapse", "max_gap", "environment", "real_steps")
+STOP_CRITERIA = ("stop_after_uniform", "stop_after_collapse", "max_gap", "environment", "real_steps")
 """Settings that decide where a training ends: one that has ended goes on with others."""
 
 _POSITIVE = ("iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every", "refresh_every")

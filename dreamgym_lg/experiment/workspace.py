@@ -24,7 +24,7 @@ from dreamgym_lg.experience.chat_models import to_experience_model
 from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experience_models import as_trained, is_local_model, local_experience_model
-from dreamgym_lg.experiment.settings import CHANGED_LATER, ENDS, FREE, Settings, check_same, read_settings
+from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
 from dreamgym_lg.experiment.world import Rollouts, World
 from dreamgym_lg.launch import launched
 from dreamgym_lg.progress import show_progress
@@ -108,7 +108,7 @@ class Workspace:
         Raises `ConfigurationError` otherwise. What only training reads may change until it has begun, and nothing once a
         training with these settings has ended.
         """
-        free = CHANGED_LATER if (self.out / "training.db").exists() else FREE
+        free = CHANGED_LATER if (self.out / "training.db").exists() else CHANGEABLE
         free = free if settings is None or not self.training_ended(settings) else set()
         found, wanted = read_settings(self.out), self.check_settings(settings, free)
         self.settings = settings or self.settings
@@ -126,7 +126,7 @@ class Workspace:
             told = f"{self.out} is of another version of dreamgym-lg ({error}): take another folder"
             raise ConfigurationError(told) from error
 
-    def check_settings(self, settings: Settings | None = None, free: Collection[str] = FREE) -> dict[str, object]:
+    def check_settings(self, settings: Settings | None = None, free: Collection[str] = CHANGEABLE) -> dict[str, object]:
         """What the folder is to hold. Args: `settings`, others than its own; `free`, those of them that may differ.
 
         Raises `ConfigurationError` if the folder was made with another world or other settings.
@@ -139,7 +139,7 @@ class Workspace:
     def training_ended(self, settings: Settings) -> bool:
         """Whether a training with these settings has nothing left to do here."""
         done = next(iter(self.replay_buffer.metrics(self.run_name("stage/train"))), {})
-        same_end = all(done.get(name) == getattr(settings, name) for name in ENDS)
+        same_end = all(done.get(name) == getattr(settings, name) for name in STOP_CRITERIA)
         return same_end and done.get("iterations", 0) >= settings.iterations
 
     def run_name(self, name: str) -> str:
