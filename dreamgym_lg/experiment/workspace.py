@@ -18,7 +18,7 @@ from uuid import uuid4
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.environment import CreateEnvironment
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.chat_models import to_experience_model
 from dreamgym_lg.experience.hosted import name_of
@@ -114,7 +114,7 @@ class Workspace:
         self.settings = settings or self.settings
         self.models.mkdir(parents=True, exist_ok=True)
         if found is None or (settings is not None and found != wanted):
-            _write(self.out / "settings.json", json.dumps(wanted, indent=2))
+            write_whole(self.out / "settings.json", json.dumps(wanted, indent=2))
 
     def stored_settings(self) -> Settings | None:
         """The settings that the folder was made and trained with; None for a new one, and for another world's."""
@@ -147,7 +147,7 @@ class Workspace:
         if self._prefix is None:
             file = self.out / "run"
             if not file.exists():
-                _write(file, f"{self.out.name}-{uuid4().hex[:8]}/")
+                write_whole(file, f"{self.out.name}-{uuid4().hex[:8]}/")
             self._prefix = file.read_text()
         return f"{self._prefix}{name}"
 
@@ -387,14 +387,10 @@ def _give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _write(file: Path, text: str) -> None:
+def write_whole(file: Path, text: str) -> None:
     """Write a file that is either whole or as it was. Raises `ConfigurationError` where nothing can be written."""
     draft = file.with_name(f"{file.name}.tmp")
-    try:
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(text)
         draft.replace(file)
-    except OSError as error:
-        raise ConfigurationError(
-            f"{file} cannot be written ({error.strerror or error}): free space or permissions, or take another folder"
-        ) from error
