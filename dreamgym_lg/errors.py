@@ -24,7 +24,8 @@ DreamGymError
 A message names what was given, the rule it broke and what to do.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -118,3 +119,19 @@ class CanaryLogError(DreamGymError):
 
 class NothingToTrain(DreamGymError):
     """An update without a single trainable token."""
+
+
+@contextmanager
+def writing(path: object, *errors: type[Exception]) -> Iterator[None]:
+    """Raise `ConfigurationError` where a file or folder cannot be written, as on a full disk.
+
+    Args: `errors`, what else than an `OSError` that is to the package that writes.
+    """
+    caught: tuple[type[Exception], ...] = (OSError, *errors)
+    try:
+        yield
+    except caught as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigurationError(
+            f"{path} cannot be written ({why}): free space or permissions, and the same call goes on; or take another folder"
+        ) from error

@@ -17,6 +17,7 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | 
     """What an iteration's episodes were like. Failed rollouts are counted, and left out of every mean."""
     episodes = [trajectory for group in groups for trajectory in group]
     played = [trajectory for trajectory in episodes if trajectory.error is None]
+    missing = sum(is_missing(trajectory.error) for trajectory in episodes)
     steps = sum(len(trajectory.steps) for trajectory in played)
     synthetic = [group for group in groups if group[0].task.origin == "synthetic"]
     rewritten = [segment for trajectory in episodes for segment in rewritten_segments(trajectory)]
@@ -24,10 +25,10 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | 
     return {
         "episodes": len(episodes),
         "failed_episodes": len(episodes) - len(played),
+        "unreadable_episodes": len(episodes) - len(played) - missing,
         "first_error": next((t.error for t in episodes if t.error), None),
         "reward_mean": sum(trajectory.reward for trajectory in played) / max(len(played), 1),
-        "train_success": sum(trajectory.success for trajectory in played)
-        / max(sum(not is_missing(t.error) for t in episodes), 1),
+        "train_success": sum(trajectory.success for trajectory in played) / max(len(episodes) - missing, 1),
         "uniform_groups": sum(is_uniform(group) for group in groups) / max(len(groups), 1),
         "synthetic_share": len(synthetic) / max(len(groups), 1),
         "invalid_action_share": sum(trajectory.invalid_actions for trajectory in played) / max(steps, 1),

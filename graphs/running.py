@@ -1,6 +1,7 @@
 """Runs a training graph durably: to its end, on from where a crash left it, and to the end of a node at Ctrl-C."""
 
 import signal
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.errors import GraphDrained
 from langgraph.runtime import RunControl
 
+from dreamgym_lg.errors import writing
 from dreamgym_lg.graphs.training import Training, create_training_graph
 
 
@@ -44,6 +46,9 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
         with _draining(control):
             try:
                 graph.invoke(given, config, durability="sync", control=control)
+            except sqlite3.OperationalError:  # of the checkpoints alone: a replay buffer's is none of SQLite's
+                with writing(checkpoints, sqlite3.OperationalError):
+                    raise
             except GraphDrained as drained:
                 raise KeyboardInterrupt from drained
 

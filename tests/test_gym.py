@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,25 @@ def test_traces_decide_in_the_dream_what_they_know_unless_it_is_switched_off(age
     assert decided(train, "Rome", verify_dream=lambda task, state: 1) == [dreamed, ("", "verify", 1)]
     assert decided(train, "") == [("Error", "schema", 0), ("", "effects", 0)]
     assert agent.booked == []
+
+
+def test_a_folder_refuses_another_dream_and_takes_the_same_script_again(agent: Agent, buffer: ReplayBuffer) -> None:
+    """Other checks or functions were not noticed: the old result came back."""
+
+    def made(**options: Any) -> DreamGym:
+        return gym_of(agent, buffer, **{"checks": {"effects", "recorded"}, "payload": lambda task: task, **options})
+
+    made().open()
+    made(checks=["recorded", "effects"], payload=lambda task: task).open()  # a set has no order, a lambda no address
+    made(tasks=tasks()[:1], verify_real=agent.verify).open()  # more may be imported, and asked of reality, later
+    with pytest.raises(ConfigurationError, match=r"made with checks=\['effects', 'recorded'\], and checks=\[\] is given: give"):
+        made(checks=()).open()
+    with pytest.raises(ConfigurationError, match=r"was made with checks=.*, and checks=\(default\) is given"):
+        made(checks=("recorded", "effects", "answers")).evaluate(Says())
+    with pytest.raises(ConfigurationError, match="was made with payload='<lambda>', and payload='tasks' is given"):
+        made(payload=partial(tasks, 3)).open()
+    with pytest.raises(ConfigurationError, match=r"verify_dream=\(default\), and verify_dream='verify' is given"):
+        made(verify_dream=agent.verify).check_settings()
 
 
 def test_checks_and_writes_of_unknown_names_are_refused_at_once(agent: Agent, buffer: ReplayBuffer) -> None:

@@ -147,7 +147,7 @@ def test_without_notes_none_are_learned_asked_for_or_mixed_with_a_folder_that_ha
     played = dreamed(gym, experience, Says(actions=[each.action for each in recorded.steps]), recorded.task)
     assert played.success and played.annotation is None and {each.decided_by for each in played.steps} == {"model"}
     gym.open()
-    with pytest.raises(ConfigurationError, match=r"was made with arguments=\{'notes': False\}"):
+    with pytest.raises(ConfigurationError, match=r"was made with checks=\[\] notes=False, and checks=\(default\) notes="):
         make().open()
 
 

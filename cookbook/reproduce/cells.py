@@ -4,12 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import product
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Place
 from dreamgym_lg.learner import LearnerName
 
+Part = Literal["comparison", "learners", "ablations", "data", "transfer"]
 Without = Literal["replay", "generation", "check", "hidden"]
 
 
@@ -19,8 +20,8 @@ class Method:
 
     name: str
     title: str
-    stage: int
-    """Of which round: the lower ones are run first, for all seeds."""
+    part: Part
+    """Of the whole: the parts are run in this order, each for all seeds."""
     learner: LearnerName | None = None
     """None: supervised alone."""
     place: Place = "dream"
@@ -43,28 +44,29 @@ SIZES = (100, 200, 400, 800)
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method(name="sft", title="SFT: the base policy", stage=0),
-        Method(name="sft-more", title="SFT, 300 steps more on every success", stage=0),
-        Method(name="real-grpo", title="GRPO, real", stage=0, learner="grpo", place="real"),
-        Method(name="dream-grpo", title="DreamGym GRPO", stage=0, learner="grpo"),
-        Method(name="s2r-grpo", title="DreamGym-S2R GRPO", stage=0, learner="grpo", place="s2r"),
-        Method(name="dream-ppo", title="DreamGym PPO", stage=1, learner="ppo"),
-        Method(name="real-ppo", title="PPO, real", stage=1, learner="ppo", place="real"),
-        Method(name="s2r-ppo", title="DreamGym-S2R PPO", stage=1, learner="ppo", place="s2r"),
-        Method(name="real-rft", title="RFT, real", stage=1, learner="rft", place="real"),
-        Method(name="real-dpo", title="DPO, real", stage=1, learner="dpo", place="real"),
-        Method(name="no-check", title="without the action check", stage=2, learner="grpo", without="check", worlds=GAMES),
-        Method(name="no-replay", title="without replay", stage=2, learner="grpo", without="replay"),
-        Method(name="no-generation", title="without task generation", stage=2, learner="grpo", without="generation",
+        Method(name="sft", title="SFT: the base policy", part="comparison"),
+        Method(name="sft-more", title="SFT, 300 steps more on every success", part="comparison"),
+        Method(name="real-grpo", title="GRPO, real", part="comparison", learner="grpo", place="real"),
+        Method(name="dream-grpo", title="DreamGym GRPO", part="comparison", learner="grpo"),
+        Method(name="s2r-grpo", title="DreamGym-S2R GRPO", part="comparison", learner="grpo", place="s2r"),
+        Method(name="dream-ppo", title="DreamGym PPO", part="learners", learner="ppo"),
+        Method(name="real-ppo", title="PPO, real", part="learners", learner="ppo", place="real"),
+        Method(name="s2r-ppo", title="DreamGym-S2R PPO", part="learners", learner="ppo", place="s2r"),
+        Method(name="real-rft", title="RFT, real", part="learners", learner="rft", place="real"),
+        Method(name="real-dpo", title="DPO, real", part="learners", learner="dpo", place="real"),
+        Method(name="no-check", title="without the action check", part="ablations", learner="grpo", without="check",
+               worlds=GAMES),
+        Method(name="no-replay", title="without replay", part="ablations", learner="grpo", without="replay"),
+        Method(name="no-generation", title="without task generation", part="ablations", learner="grpo", without="generation",
                worlds=("peckingorder", "twc", "desk")),
-        Method(name="no-hidden", title="without hidden facts", stage=2, learner="grpo", without="hidden",
+        Method(name="no-hidden", title="without hidden facts", part="ablations", learner="grpo", without="hidden",
                worlds=("peckingorder",)),
         *(
-            Method(name=f"data-{n}", title=f"{n} trajectories", stage=3, learner="grpo", trajectories=n, worlds=GAMES)
+            Method(name=f"data-{n}", title=f"{n} trajectories", part="data", learner="grpo", trajectories=n, worlds=GAMES)
             for n in SIZES
         ),
         *(
-            Method(name=f"moved-{name}-of-{game}", title=f"{title} of {game}", stage=4, moved=(game, name),
+            Method(name=f"moved-{name}-of-{game}", title=f"{title} of {game}", part="transfer", moved=(game, name),
                    worlds=[other for other in GAMES if other != game])
             for game in GAMES
             for name, title in (("sft", "SFT"), ("dream-grpo", "DreamGym GRPO"))
@@ -104,13 +106,18 @@ def create_cell(world: str, method: str, seed: int, iterations: int) -> Cell:
 def all_cells(worlds: Iterable[str], seeds: Iterable[int], iterations: int) -> list[Cell]:
     """Every cell, in the order in which they are run: the comparison first, for every seed, then ablations, data
     sizes, and policies moved to another game."""
-    order, wanted = list(METHODS), list(worlds)
+    parts, order, wanted = get_args(Part), list(METHODS), list(worlds)
     chosen = [
         create_cell(world, name, seed, iterations)
         for seed, world, (name, method) in product(seeds, wanted, METHODS.items())
         if world in method.worlds
     ]
-    return sorted(chosen, key=lambda c: (METHODS[c.method].stage, c.seed, wanted.index(c.world), order.index(c.method)))
+
+    def place(cell: Cell) -> tuple[int, ...]:
+        part = parts.index(METHODS[cell.method].part)
+        return part, cell.seed, wanted.index(cell.world), order.index(cell.method)
+
+    return sorted(chosen, key=place)
 
 
 def matching(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:

@@ -31,11 +31,11 @@ COMPARISONS = (
 )  # fmt: skip
 """Which pairs of methods are tested."""
 FURTHER = {
-    2: "Ablations of DreamGym GRPO",
-    3: "Data of the experience model",
-    4: "Policies of other games, not trained in this one",
+    "ablations": "Ablations of DreamGym GRPO",
+    "data": "Data of the experience model",
+    "transfer": "Policies of other games, not trained in this one",
 }
-"""Tables of their own, by the stage of their methods."""
+"""Tables of their own, by the part of their methods."""
 REMARKS = {
     "twc": """\
 The policy fails here before a dream can help it: after four demonstrations 93 % of the actions that the base policy samples
@@ -228,13 +228,13 @@ def _world(world: str, iterations: int, methods: Mapping[str, Sequence[Figures]]
     budget = f"Every trained policy: {iterations} iterations, {episodes} episodes; S2R has its real steps on top."
     lines = [f"## {world}, {iterations} iterations", "", budget, ""] if iterations else [f"## {world}", ""]
     lines += [REMARKS[world]] if world in REMARKS else []
-    main = {name: cells for name, cells in methods.items() if METHODS[name].stage < 2}
+    main = {name: cells for name, cells in methods.items() if METHODS[name].part in ("comparison", "learners")}
     lines += _methods(main)
-    for stage, title in FURTHER.items():
-        if chosen := {name: cells for name, cells in methods.items() if METHODS[name].stage == stage}:
+    for part, title in FURTHER.items():
+        if chosen := {name: cells for name, cells in methods.items() if METHODS[name].part == part}:
             whole = {"dream-grpo": methods["dream-grpo"]} if "dream-grpo" in methods else {}
             lines += [f"### {title}", "", *_methods({**whole, **chosen})]
-    lines += _savings(methods)
+    lines += _real_steps_for_equal_success(methods)
     compared = [
         (METHODS[a].title, METHODS[b].title, MODES[mode], found)
         for a, b in COMPARISONS
@@ -259,7 +259,7 @@ def _world(world: str, iterations: int, methods: Mapping[str, Sequence[Figures]]
     ]
 
 
-def _savings(methods: Mapping[str, Sequence[Figures]]) -> list[str]:
+def _real_steps_for_equal_success(methods: Mapping[str, Sequence[Figures]]) -> list[str]:
     """How many times fewer real steps than training in reality alone, at the same real success, seed by seed."""
     rows = []
     for place, learner in product(("dream", "s2r"), ("grpo", "ppo")):

@@ -29,9 +29,9 @@ from dreamgym_lg.token_recorder import TrainablePolicy, unrecorded
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
 _REMEMBERED_ANSWERS, _REMEMBERED_DEMONSTRATIONS = 100_000, 20_000
-_NOTES_TRIES, _WITHOUT_NOTES = 3, 24
-"""Tries to write a world's notes, and worlds in a row without readable ones after which no more are asked for."""
-"""How often a world's notes are asked for, where they cannot be read."""
+_NOTES_TRIES, _MAX_NOTES_FAILURES = 3, 24
+"""How often a world's notes are asked for, where they cannot be read; and after how many worlds in a row whose notes could not
+be read no more are asked for."""
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class ExperienceModel:
         self._set_version(f"{name_of(model)}/{self.prompt_format.name}" if version is None else version)
         self._answers: dict[str, Prediction] = {}
         self._notes: dict[str, str] = {}
-        self._unnoted = 0
+        self._notes_failures = 0
         self._asking: dict[str, asyncio.Task[Any]] = {}
         self._found: dict[tuple[str, str, str], tuple[Step, ...]] = {}
         self._successes: SimilarSuccesses | None = None
@@ -117,7 +117,7 @@ class ExperienceModel:
         self._set_version(version)
         self._answers.clear()
         self._notes.clear()
-        self._unnoted = 0
+        self._notes_failures = 0
         self._found.clear()
         self._successes = None
 
@@ -299,7 +299,7 @@ class ExperienceModel:
             self._notes[key] = stored
         if key in self._notes:
             return self._notes[key]
-        if self._unnoted >= _WITHOUT_NOTES:
+        if self._notes_failures >= _MAX_NOTES_FAILURES:
             return ""
         model, messages, notes = self._given_model(), self.notes_messages(task), ""
         sampled = isinstance(model, TrainablePolicy)
@@ -309,14 +309,16 @@ class ExperienceModel:
                 answer = await self._ainvoke(model.bind(temperature=1.0, seed=seed) if sampled else model, messages)
                 found = self.prompt_format.read_notes(answer.text)
                 check_notes(found, [tool["name"] for tool in schemas(task) if tool["name"] not in self.writes], self._recorded)
-                notes, self._unnoted = write_notes(found), 0
+                notes, self._notes_failures = write_notes(found), 0
                 break
             except PredictionFailed as error:
                 if attempt == _NOTES_TRIES - 1:
                     logger.warning("no notes for the world of task %s, which leaves its lookups open: %s", task.id, error)
-                    self._unnoted += 1
-                    if self._unnoted == _WITHOUT_NOTES:
-                        logger.warning("no notes could be read of %d worlds in a row: no more are asked for", _WITHOUT_NOTES)
+                    self._notes_failures += 1
+                    if self._notes_failures == _MAX_NOTES_FAILURES:
+                        logger.warning(
+                            "no notes could be read of %d worlds in a row: no more are asked for", _MAX_NOTES_FAILURES
+                        )
                 elif not sampled:
                     messages = [*messages, *_mended(answer, error)]
         _keep(self._notes, key, notes, _REMEMBERED_ANSWERS)

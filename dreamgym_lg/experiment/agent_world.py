@@ -72,6 +72,9 @@ class AgentWorld(World):
             name (`ChatTaskGenerator`), any `TaskGenerator`, or None. `TaskChecks` refuses what must not be trained on.
         options: `route`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
+    The folder of an experiment holds fixed `checks`, `notes`, and the names of `payload`, `verify_dream` and
+    `create_environment`: another dream needs another folder. What such a function does is not compared. `tasks` may change.
+
     Raises `ConfigurationError` for arguments of a wrong kind, for `process` where this machine cannot (it says what is lacking)
     or without a path, and if no dreamed episode of the graph could be right: something is not simulated, would fail each of
     them or, with `guard`, could leak (`Examination.refused` says what to do).
@@ -116,7 +119,8 @@ class AgentWorld(World):
         self.graph: Any = load_agent(graph) if isinstance(graph, str) else graph
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
         self.writes, self.checks, self._dream = writes, checks, create_environment
-        self.notes, self.arguments = notes, {} if notes else {"notes": False}  # its experience model is trained otherwise
+        dream = {"payload": payload, "verify_dream": verify_dream, "create_environment": create_environment}
+        self.notes, self.arguments = notes, _arguments(notes, checks, dream)
         self.judged_by_dream = verify_dream is None and create_environment is None
         self._grounding: Grounding | None = None
         self.asks_experience = create_environment is None
@@ -255,6 +259,17 @@ class AgentWorld(World):
             reset_real=self.reset_real if real else None,
             **self.options,
         )
+
+
+def _arguments(notes: bool, checks: Collection[str], functions: Mapping[str, Any]) -> dict[str, object]:
+    """What decides how an episode is dreamed and what it earns, where it is not the default; of a function the name."""
+    names = {
+        key: getattr(getattr(given, "func", given), "__name__", type(given).__name__)
+        for key, given in functions.items()
+        if given is not None
+    }
+    kept = {} if set(checks) == set(CHECKS) else {"checks": sorted(checks)}
+    return ({} if notes else {"notes": False}) | kept | names
 
 
 def _isolation(chosen: str | None, graph: object) -> Isolation:

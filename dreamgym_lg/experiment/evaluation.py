@@ -17,7 +17,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
+from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version, write_whole
 from dreamgym_lg.fidelity.verdicts import Verdicts, measure_verdicts, summarise
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.rollout import check_played, real_steps
@@ -200,7 +200,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),
     }
-    (work.out / "result.json").write_text(json.dumps(result, indent=2))
+    write_whole(work.out / "result.json", json.dumps(result, indent=2))
     return result
 
 

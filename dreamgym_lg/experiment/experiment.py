@@ -35,6 +35,7 @@ from dreamgym_lg.experiment.world import Rollouts, World
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.types import Task
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
@@ -43,7 +44,10 @@ if TYPE_CHECKING:
 
 
 _OPTIONS = "stage/train/options"
-"""Where it is recorded which options of the learner the training had when it last went on."""
+"""Where it is recorded which options of the learner and which tasks the training had when it last went on."""
+
+_BEGAN = "stage/train/from"
+"""Where the policy that training began with is recorded, if one was given."""
 
 
 class Experiment(Workspace):
@@ -224,18 +228,16 @@ class Experiment(Workspace):
             ranks = join_launch()
             assert ranks is not None
             serve_learner(self, self.base_policy, learner, ranks)
-        if self._policy is not None and (self.out / "training.db").exists():
+        if self._policy is not None:
             self._check_policy(self._policy)  # before the settings of a call that is refused are written
         self.open(replace(self.settings, **given))
         self._check_trainable()
         start = None if self.training_ended(self.settings) else self.base_policy()
-        if self._policy is not None:
-            self._check_policy(self._policy)
         if start is None:
             self._check_ended(own, servers)
             self.trained = sampling_like(self._policy, self.policy("trained"))
         else:
-            self.replay_buffer.record_metrics(self.run_name(_OPTIONS), 0, {"options": json.dumps(_digests(own))})
+            self._record_start(own)
             start = served_by(self, start, servers) if servers else start
             self.trained = train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
         if (ranks := join_launch()) is not None:
@@ -260,8 +262,8 @@ class Experiment(Workspace):
 
         Raises `ConfigurationError`.
         """
-        recorded = self.replay_buffer.metrics(self.run_name(_OPTIONS))
-        before = json.loads(next((row["options"] for row in recorded), "{}"))
+        recorded = next(iter(self.replay_buffer.metrics(self.run_name(_OPTIONS))), {})
+        before = json.loads(recorded.get("options", "{}"))
         for name, digest in _digests(options).items():
             if before.get(name) == digest:
                 continue
@@ -274,6 +276,8 @@ class Experiment(Workspace):
             )
         unused = [f"servers={servers!r}"] if servers else []
         unused += [f"report_to={self.report_to!r}"] if self.report_to else []
+        if recorded.get("tasks") not in (None, _digest_of(tasks := self.tasks("train"))):
+            unused.append(f"tasks= (the {len(tasks)} to train on are others than it had)")
         played = self.replay_buffer.trajectories(run=self.run_name(TRAIN), source="synthetic", limit=1)
         dreamed = next((each.experience_version for each in played), "")
         if dreamed and isinstance(self._given, ExperienceModel) and self._given.version != dreamed:
@@ -281,15 +285,23 @@ class Experiment(Workspace):
         if unused:
             self.say(f"the training in {self.out} has ended and makes no use of {', '.join(unused)}; more iterations go on")
 
+    def _record_start(self, options: Mapping[str, Any]) -> None:
+        """Record what this training has, and the given policy that it began with."""
+        told = {"options": json.dumps(_digests(options)), "tasks": _digest_of(self.tasks("train"))}
+        self.replay_buffer.record_metrics(self.run_name(_OPTIONS), 0, told)
+        given = self._policy
+        if given is not None and not next(iter(self.replay_buffer.metrics(self.run_name(_BEGAN))), None):
+            name = str(getattr(given, "name_or_path", given))
+            self.replay_buffer.record_metrics(self.run_name(_BEGAN), 0, {"policy": _version(given), "name": name})
+
     def _check_policy(self, given: "LocalChatModel | str | Path") -> None:
         """Raise `ConfigurationError` for another policy than the one that training in this folder began with."""
-        run, version = self.run_name("stage/train/from"), policy_version(Path(given) if isinstance(given, str) else given)
-        began = next((row["policy"] for row in self.replay_buffer.metrics(run)), None)
-        own = [policy_version(self.models / name) for name in ("base", "trained")]
-        if began is None:
-            name = str(getattr(given, "name_or_path", given))
-            self.replay_buffer.record_metrics(run, 0, {"policy": version, "name": name})
-        elif version not in (began, *own):
+        base, trained = (policy_version(self.models / name) for name in ("base", "trained"))
+        recorded = next((row["policy"] for row in self.replay_buffer.metrics(self.run_name(_BEGAN))), None)
+        if recorded is None and not (self.out / "training.db").exists():
+            return
+        began, version = recorded or base, _version(given)
+        if version not in (began, base, trained):
             raise ConfigurationError(
                 f"{self.out} trains the policy {began!r}, and {version!r} is given: give the first one, or take another folder "
                 "(out=, --out)"
@@ -348,6 +360,15 @@ def _digests(options: Mapping[str, Any]) -> dict[str, str]:
 
     told = {name: json.dumps(value, default=plain, sort_keys=True) for name, value in options.items()}
     return {name: sha256(text.encode()).hexdigest()[:16] for name, text in told.items()}
+
+
+def _digest_of(tasks: Sequence[Task]) -> str:
+    told = json.dumps(sorted((task.id, task.instruction) for task in tasks))
+    return sha256(told.encode()).hexdigest()[:16]
+
+
+def _version(given: "LocalChatModel | str | Path") -> str:
+    return policy_version(Path(given) if isinstance(given, str) else given)
 
 
 def _name(given: object) -> str:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.experiment.model_card import model_card
 from dreamgym_lg.manifest import read_manifest, write_manifest
 
@@ -57,12 +57,9 @@ def export_policy(
     draft = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     try:
-        _write(policy, draft, folder, provenance, agent)
-        draft.rename(folder)
-    except (OSError, SafetensorError) as error:
-        raise ConfigurationError(
-            f"{folder} cannot be written ({error}): free space or permissions, or another folder"
-        ) from error
+        with writing(folder, SafetensorError):
+            _write(policy, draft, folder, provenance, agent)
+            draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

@@ -21,9 +21,9 @@ TRAINING = {
     "evaluate_every", "evaluate_tasks", "references_only", "refresh_every", "refresh_episodes", "refresh_steps",
 }  # fmt: skip
 """Settings that only training reads."""
-FREE = CHANGED_LATER | TRAINING
+CHANGEABLE = CHANGED_LATER | TRAINING
 """Settings that may change until training has begun."""
-ENDS = ("stop_after_uniform", "stop_after_collapse", "max_gap", "environment", "real_steps")
+STOP_CRITERIA = ("stop_after_uniform", "stop_after_collapse", "max_gap", "environment", "real_steps")
 """Settings that decide where a training ends: one that has ended goes on with others."""
 
 _POSITIVE = ("iterations", "num_tasks", "num_generations", "concurrency", "batch_size", "evaluate_every", "refresh_every")
@@ -152,14 +152,23 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
         raise ConfigurationError(f"{file} is damaged ({error}): restore it, or take another folder") from error
 
 
-def check_same(folder: Path, found: Mapping[str, object], wanted: Mapping[str, object], free: Collection[str]) -> None:
+def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any], free: Collection[str]) -> None:
     """Raise `ConfigurationError` where a folder was made with other values than are wanted. Args: `free`, which may differ."""
     differing = (key for key in wanted if key not in free and found.get(key) != wanted[key])
     if changed := sorted(differing, key=lambda key: (key != "world", key)):
-        before, now = ("".join(f" {key}={values.get(key)!r}" for key in changed[:4]) for values in (found, wanted))
+        before, now = ("".join(_changed(key, *pair) for key in changed[:4]) for pair in ((found, wanted), (wanted, found)))
         raise ConfigurationError(
             f"{folder} was made with{before}, and{now} is given: give the old value, or another folder (out=, --out)"
         )
+
+
+def _changed(key: str, values: Mapping[str, Any], others: Mapping[str, Any]) -> str:
+    """A setting and its value; of the world's `arguments`, of which only some worlds write the defaults, each that differs."""
+    if key != "arguments":
+        return f" {key}={values.get(key)!r}"
+    own, other = values.get(key, {}), others.get(key, {})
+    told = (name for name in sorted({**own, **other}) if own.get(name) != other.get(name))
+    return "".join(f" {name}={own[name]!r}" if name in own else f" {name}=(default)" for name in told)
 
 
 def quick(settings: Settings) -> Settings:

@@ -41,8 +41,8 @@ CHECKED, PATIENCE = 25, 4
 """The base policy is evaluated every so many steps, and its training ends after so many evaluations without a better one."""
 FEW = 20
 """Recorded episodes below which a warning says that there are few."""
-UNNOTED = 4
-"""Of so many recorded episodes one is shown without its notes."""
+NO_NOTES_EVERY = 4
+"""One recorded episode in so many is shown without its notes."""
 WATCHED = 64
 """Held-out episodes whose loss ends the experience model's training."""
 
@@ -266,7 +266,7 @@ def _as_dreamed(work: Workspace, recorded: Sequence[Trajectory]) -> list[Traject
     if not work.experience("").notes:
         return dreamed
     writes = work.world.writing_tools(work.replay_buffer)
-    return [in_noted_world(each, writes) if number % UNNOTED else each for number, each in enumerate(dreamed)]
+    return [in_noted_world(each, writes) if number % NO_NOTES_EVERY else each for number, each in enumerate(dreamed)]
 
 
 def _notes_conversations(work: Workspace, trajectories: Sequence[Trajectory]) -> list[Messages]:

@@ -13,7 +13,7 @@ from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment import evaluation, gate, supervised
-from dreamgym_lg.experiment.settings import ENDS, Settings
+from dreamgym_lg.experiment.settings import STOP_CRITERIA, Settings
 from dreamgym_lg.experiment.trackers import ExperimentTrackers
 from dreamgym_lg.experiment.workspace import REFRESH, TRAIN, Workspace
 from dreamgym_lg.launch import launched
@@ -122,7 +122,7 @@ def train_policy(
     kept = sampling_like(policy, work.policy("best")) if (work.models / "best").exists() else policy
     save_model(kept.model, kept.tokenizer, work.models / "trained")
     seconds = time.perf_counter() - start + before
-    figures = {"seconds": seconds, "iterations": wanted} | {name: getattr(work.settings, name) for name in ENDS}
+    figures = {"seconds": seconds, "iterations": wanted} | {name: getattr(work.settings, name) for name in STOP_CRITERIA}
     work.replay_buffer.record_metrics(work.run_name("stage/train"), 0, figures)
     kept.name_or_path = str(work.models / "trained")
     return kept

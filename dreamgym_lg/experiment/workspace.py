@@ -18,13 +18,13 @@ from uuid import uuid4
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.environment import CreateEnvironment
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import ConfigurationError, writing
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.chat_models import to_experience_model
 from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experience_models import as_trained, is_local_model, local_experience_model
-from dreamgym_lg.experiment.settings import CHANGED_LATER, ENDS, FREE, Settings, check_same, read_settings
+from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
 from dreamgym_lg.experiment.world import Rollouts, World
 from dreamgym_lg.launch import launched
 from dreamgym_lg.progress import show_progress
@@ -108,13 +108,13 @@ class Workspace:
         Raises `ConfigurationError` otherwise. What only training reads may change until it has begun, and nothing once a
         training with these settings has ended.
         """
-        free = CHANGED_LATER if (self.out / "training.db").exists() else FREE
+        free = CHANGED_LATER if (self.out / "training.db").exists() else CHANGEABLE
         free = free if settings is None or not self.training_ended(settings) else set()
         found, wanted = read_settings(self.out), self.check_settings(settings, free)
         self.settings = settings or self.settings
         self.models.mkdir(parents=True, exist_ok=True)
         if found is None or (settings is not None and found != wanted):
-            _write(self.out / "settings.json", json.dumps(wanted, indent=2))
+            write_whole(self.out / "settings.json", json.dumps(wanted, indent=2))
 
     def stored_settings(self) -> Settings | None:
         """The settings that the folder was made and trained with; None for a new one, and for another world's."""
@@ -126,7 +126,7 @@ class Workspace:
             told = f"{self.out} is of another version of dreamgym-lg ({error}): take another folder"
             raise ConfigurationError(told) from error
 
-    def check_settings(self, settings: Settings | None = None, free: Collection[str] = FREE) -> dict[str, object]:
+    def check_settings(self, settings: Settings | None = None, free: Collection[str] = CHANGEABLE) -> dict[str, object]:
         """What the folder is to hold. Args: `settings`, others than its own; `free`, those of them that may differ.
 
         Raises `ConfigurationError` if the folder was made with another world or other settings.
@@ -139,7 +139,7 @@ class Workspace:
     def training_ended(self, settings: Settings) -> bool:
         """Whether a training with these settings has nothing left to do here."""
         done = next(iter(self.replay_buffer.metrics(self.run_name("stage/train"))), {})
-        same_end = all(done.get(name) == getattr(settings, name) for name in ENDS)
+        same_end = all(done.get(name) == getattr(settings, name) for name in STOP_CRITERIA)
         return same_end and done.get("iterations", 0) >= settings.iterations
 
     def run_name(self, name: str) -> str:
@@ -147,7 +147,7 @@ class Workspace:
         if self._prefix is None:
             file = self.out / "run"
             if not file.exists():
-                _write(file, f"{self.out.name}-{uuid4().hex[:8]}/")
+                write_whole(file, f"{self.out.name}-{uuid4().hex[:8]}/")
             self._prefix = file.read_text()
         return f"{self._prefix}{name}"
 
@@ -387,14 +387,10 @@ def _give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _write(file: Path, text: str) -> None:
+def write_whole(file: Path, text: str) -> None:
     """Write a file that is either whole or as it was. Raises `ConfigurationError` where nothing can be written."""
     draft = file.with_name(f"{file.name}.tmp")
-    try:
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(text)
         draft.replace(file)
-    except OSError as error:
-        raise ConfigurationError(
-            f"{file} cannot be written ({error.strerror or error}): free space or permissions, or take another folder"
-        ) from error

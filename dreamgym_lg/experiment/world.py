@@ -36,8 +36,8 @@ class World(ABC):
     name: str
     """The `environment` of its tasks, e.g. `textworld_express/peckingorder`."""
     arguments: Mapping[str, object] = {}
-    """What it was created with that its name does not say, as keyword arguments, JSON-serialisable. Written to the folder of
-    an experiment, which refuses another world and creates an installed one with them again."""
+    """What it was created with that its name does not say, as keyword arguments, JSON-serialisable (of a function, its name).
+    Written to the folder of an experiment, which refuses another world and creates an installed one with them again."""
     settings: Settings = Settings()
     """What an experiment on this world uses unless it is told otherwise."""
     max_steps: int = 30

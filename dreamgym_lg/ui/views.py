@@ -135,9 +135,13 @@ def alarms(history: History) -> list[tuple[int, str]]:
         wrong = dict(check_health(rows[:end]))
         found += [(iteration, text) for name, text in wrong.items() if name not in told]
         told = set(wrong)
-        if failed := read_number(row.get("failed_episodes")):
-            counted = "1 episode" if failed == 1 else f"{failed:.0f} episodes"
-            found.append((iteration, f"{counted} could not be played, the first: {row.get('first_error')}"))
+        failed, unreadable = (read_number(row.get(name)) or 0 for name in ("failed_episodes", "unreadable_episodes"))
+        causes = [
+            (failed - unreadable, "could not be played"),
+            (unreadable, "ended in an unreadable answer of the experience model"),
+        ]
+        if counted := [f"{n:.0f} episode{'s' * (n != 1)} {cause}" for n, cause in causes if n > 0]:
+            found.append((iteration, f"{' and '.join(counted)}, the first: {row.get('first_error')}"))
         if row.get("stopped_early"):
             found.append((iteration, "the run ended early"))
     return found

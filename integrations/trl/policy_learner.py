@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from dreamgym_lg.errors import ConfigurationError, MissingDependency, NothingToTrain
+from dreamgym_lg.errors import ConfigurationError, MissingDependency, NothingToTrain, writing
 from dreamgym_lg.learner import Credit, Groups, TrainingRow
 from dreamgym_lg.types import Trajectory
 
@@ -361,8 +361,9 @@ class PolicyLearner:
     def _write_progress(self) -> None:
         """The one moment at which an update counts: a crash before it repeats the update from the checkpoint before."""
         draft = self._progress_file.with_suffix(".tmp")
-        draft.write_text(json.dumps(self._progress))
-        draft.replace(self._progress_file)
+        with writing(self._progress_file):
+            draft.write_text(json.dumps(self._progress))
+            draft.replace(self._progress_file)
 
 
 def _arguments(model: PreTrainedModel, path: Path, config: Mapping[str, Any], *, frozen: bool) -> GRPOConfig:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 
-from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.errors import MissingDependency, writing
 from dreamgym_lg.learner import TrainingRow
 
 try:
@@ -112,6 +113,10 @@ class PolicyTrainer(GRPOTrainer):
         if ranks.rank == 0:
             for name, values in (pair for metrics in others for pair in metrics.items()):
                 self._metrics["train"][name] += values
+
+    def _save_checkpoint(self, model: PreTrainedModel, trial: Any) -> None:
+        with writing(self.args.output_dir, SafetensorError, RuntimeError):  # which `torch.save` raises on a full disk
+            super()._save_checkpoint(model, trial)
 
     def passes(self, segments: Sequence[Segment]) -> list[list[int]]:
         """Which segments share a forward pass."""

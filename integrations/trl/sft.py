@@ -12,8 +12,9 @@ from typing import Any
 from uuid import uuid4
 
 import torch
+from safetensors import SafetensorError
 
-from dreamgym_lg.errors import ConfigurationError, MissingDependency, NothingToTrain
+from dreamgym_lg.errors import ConfigurationError, MissingDependency, NothingToTrain, writing
 
 try:
     from datasets import Dataset
@@ -356,14 +357,20 @@ def _check_learning_rate(model: PreTrainedModel, learning_rate: float) -> None:
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
     """Write a model folder, tokenizer and chat template with it, that is either whole or not there; adapters are merged.
 
-    Its file `version` names these weights: each time they are written it is another one.
+    Its file `version` names these weights: each time they are written it is another one. Raises `ConfigurationError` where the
+    disk does not take them.
     """
     draft, old = path.with_name(path.name + ".tmp"), path.with_name(path.name + ".old")
     for left in (draft, old):
         shutil.rmtree(left, ignore_errors=True)
-    model.save_pretrained(draft, state_dict=merged_weights(model))
-    tokenizer.save_pretrained(draft)
-    (draft / "version").write_text(uuid4().hex[:8])
+    try:
+        with writing(path, SafetensorError):
+            model.save_pretrained(draft, state_dict=merged_weights(model))
+            tokenizer.save_pretrained(draft)
+            (draft / "version").write_text(uuid4().hex[:8])
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)  # what was stored meanwhile needs the space
+        raise
     if path.exists():
         path.rename(old)  # a folder cannot be replaced in one step, and deleting it in place can be interrupted
     draft.rename(path)

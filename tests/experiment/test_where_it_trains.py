@@ -172,14 +172,31 @@ def test_an_ended_training_refuses_options_that_would_change_nothing(make: Make)
     assert len(played(work)) == 3, "another training, which ends later, may have others"
 
 
+def test_a_training_that_began_with_the_base_policy_refuses_another_and_writes_nothing(make: Make) -> None:
+    make().train(iterations=1, **NUMBERS)
+    settings = (make().out / "settings.json").read_text()
+    for iterations in (1, 2):
+        with pytest.raises(ConfigurationError, match="trains the policy .*, and 'other' is given"):
+            make().train("other", iterations, **NUMBERS)
+    assert (make().out / "settings.json").read_text() == settings
+    make().train(make().models / "base", 1, **NUMBERS)
+
+
 def test_what_an_ended_training_cannot_use_is_said(make: Make, scripted: Any) -> None:
     make().train(iterations=1, **NUMBERS)
     said: list[str] = []
     make(say=said.append).train(iterations=1, **NUMBERS)
     assert said == []
+    (work := make(say=said.append)).replay_buffer.add_tasks([replace(work.tasks("train")[0], id="imported")])
+    work.train(iterations=1, **NUMBERS)
+    assert "has ended and makes no use of tasks= (the 5 to train on are others than it had)" in said.pop()
+    work.train(iterations=2, **NUMBERS)
+    work.train(iterations=2, **NUMBERS)
+    assert not any("tasks=" in each for each in said), "it went on with them"
+    said.clear()
     other = ExperienceModel(scripted(reply=str), version="other")
     unused = {"servers": "http://gpu:8000", "report_to": "tensorboard"}
-    make(say=said.append, experience_model=other).train(iterations=1, **unused, **NUMBERS)
+    make(say=said.append, experience_model=other).train(iterations=2, **unused, **NUMBERS)
     assert "has ended and makes no use of servers='http://gpu:8000', report_to=('tensorboard',)" in said[0]
     assert "experience_model='other' (it trained in the dream of 'ScriptedModel/experience-7')" in said[0]
 

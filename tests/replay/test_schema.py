@@ -293,3 +293,5 @@ def test_a_full_disk_says_what_is_safe_and_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(ReplayBufferError, match="the disk is full. What was stored before is safe: free some space"):
             buffer.add(Trajectory(task=task, steps=steps, run="r", rollout_index=1))
         assert buffer.count("trajectories") == 1
+        connection.execute("PRAGMA max_page_count = 1000000")
+        assert buffer.add(Trajectory(task=task, steps=steps, run="r", rollout_index=1)), "the same call goes on"

@@ -21,7 +21,7 @@ from dreamgym_lg.replay.reader import Filters, ReplayReader
 from dreamgym_lg.rollout import check_played
 from dreamgym_lg.types import Step, Task, Trajectory
 from dreamgym_lg.ui.app import create_app, serve
-from dreamgym_lg.ui.views import CHOICES, link, parting
+from dreamgym_lg.ui.views import CHOICES, alarms, link, parting
 
 ATTACK_RUN = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">\"'>{{ 7 * 7 }}"
 PAGES = [
@@ -122,6 +122,15 @@ def test_a_run_has_alarms_evaluations_and_curriculum(client: TestClient) -> None
     assert "1 dream 1 1 50% 0.210 1.00 [0.21, 1.00] 2 1 –" in text, "iteration 1: one group, of a varied task, one failed"
     picture = client.get("/curves.png?run=train")
     assert picture.headers["content-type"] == "image/png" and picture.content.startswith(b"\x89PNG")
+
+
+def test_an_alarm_tells_unreadable_answers_from_what_could_not_be_played() -> None:
+    unreadable, first = "ended in an unreadable answer of the experience model", "the first: PredictionFailed: no reward"
+    both, one = {"failed_episodes": 3, "unreadable_episodes": 2}, {"failed_episodes": 1, "unreadable_episodes": 1}
+    assert alarms({at: row | {"first_error": "PredictionFailed: no reward"} for at, row in enumerate([both, one])}) == [
+        (0, f"1 episode could not be played and 2 episodes {unreadable}, {first}"),
+        (1, f"1 episode {unreadable}, {first}"),
+    ]
 
 
 def test_the_address_of_the_curves_changes_with_the_figures(client: TestClient, database: Path) -> None:

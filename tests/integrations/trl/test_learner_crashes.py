@@ -1,8 +1,11 @@
 """The learner after a crash: nothing counted is lost, nothing is done twice."""
 
+import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,8 @@ import torch
 from grpo_parts import groups_of, learner_of, model_of, moments, promptly, some, trajectory, weights
 from transformers import PreTrainedTokenizerFast
 
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experiment.workspace import policy_version
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.trl.adapters import default_adapters
@@ -163,6 +168,54 @@ def test_a_damaged_checkpoint_is_an_error_at_once(tokenizer: PreTrainedTokenizer
     shutil.rmtree(tmp_path / "checkpoint-1")
     error = promptly(lambda: learner_of(model_of(tokenizer), tokenizer, tmp_path))
     assert error is not None and "checkpoint-1" in str(error)
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """What is written beyond so many bytes of a file fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("written", [1_000, 30_000])
+def test_a_policy_that_the_disk_does_not_take_leaves_the_one_before(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, written: int
+) -> None:
+    """The error was `Error while serializing: I/O error`, and the draft kept its space."""
+    model, folder = create_model(tokenizer, hidden_size=32, layers=1, max_tokens=64), tmp_path / "trained"
+    save_model(model, tokenizer, folder)
+    before = policy_version(folder)
+    with (
+        largest_file(written),
+        pytest.raises(ConfigurationError, match=f"{folder} cannot be written .*too large.*: free space"),
+    ):
+        save_model(model, tokenizer, folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["trained"] and policy_version(folder) == before
+    assert torch.equal(weights(LocalChatModel.from_path(folder).model), weights(model))
+    save_model(model, tokenizer, folder)
+    assert policy_version(folder) != before
+
+
+@pytest.mark.parametrize("written", [1_000, 20_000])
+def test_an_update_that_the_disk_does_not_take_is_repeated(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, written: int
+) -> None:
+    """`torch.save` called it `unexpected pos 3904 vs 3796`."""
+    model = model_of(tokenizer)
+    learner = learner_of(model, tokenizer, tmp_path)
+    learner.update(groups_of(model, 0))
+    groups = groups_of(model, 1)
+    with largest_file(written):
+        error = promptly(lambda: learner.update(groups))
+    assert isinstance(error, ConfigurationError) and f"{tmp_path} cannot be written" in str(error)
+    resumed = learner_of(model_of(tokenizer), tokenizer, tmp_path)
+    assert resumed.iteration == 1
+    assert promptly(lambda: resumed.update(groups)) is None
+    resumed.close()
 
 
 KILLER = """
