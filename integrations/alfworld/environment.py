@@ -10,7 +10,7 @@ from typing import Any
 
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, MissingDependency
 from dreamgym_lg.integrations.alfworld import data
-from dreamgym_lg.integrations.alfworld.text import check_action, without_frame
+from dreamgym_lg.integrations.alfworld.text import Check, check_action, without_frame
 from dreamgym_lg.integrations.text_games.environment import TextGame
 from dreamgym_lg.integrations.text_games.text import one_line
 from dreamgym_lg.types import StepResult, Task
@@ -60,7 +60,11 @@ _PARSING = threading.RLock()
 class ALFWorld(TextGame):
     """One episode at a time of any task of `data.load_tasks`; instances may live in different threads.
 
-    Reward 1 on success, which ends the episode, else 0; an episode is truncated after `max_steps` steps (the paper's 50).
+    Args:
+        max_steps: An episode is truncated after so many steps (the paper's 50); at least 1.
+        check: How much `check_action` knows, see `text.check_action`.
+
+    Reward 1 on success, which ends the episode, else 0.
     The first observation is the room alone: the task stands in the instruction. `info["valid"]` says whether the game
     knew the action here and now; it answers both what is impossible and what it does not understand with
     `NOTHING_HAPPENS`, and neither changes anything.
@@ -69,10 +73,10 @@ class ALFWorld(TextGame):
     (a second, the same again a tenth), what other threads print is lost, and other instances wait with their `reset`.
     """
 
-    def __init__(self, *, max_steps: int = 50) -> None:
+    def __init__(self, *, max_steps: int = 50, check: Check = "names") -> None:
         if max_steps < 1:
             raise ConfigurationError(f"max_steps={max_steps}; allowed: 1 or more")
-        self.max_steps = max_steps
+        self.max_steps, self.check = max_steps, check
         self._engine: _Engine | None = None
         self._steps = 0
         self._over = True
@@ -113,7 +117,7 @@ class ALFWorld(TextGame):
         return StepResult(observation, float(success), success, truncated, {"success": success, "valid": valid})
 
     def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-        return check_action(action, observations)
+        return check_action(action, observations, check=self.check)
 
     def valid_actions(self) -> list[str]:
         return self._engine.admissible if self._engine is not None else []
