@@ -38,11 +38,11 @@ def create_oracle(task: Task, rng: Random) -> Oracle:
 def _next(goal: Goal, known: Known, order: Callable[[str], list[str]]) -> tuple[str, str]:
     """A place and what to do there; "" for only to look into it. Args: `order`, in which things of a kind are searched for."""
     held, lamp = known.held, "lamp" in goal.place
-    target = next((place for place in order("") if kind_of(place) == goal.place), known.here)
+    target = next((place for place in order("") if kind_of(place) == goal.place), "")
     if held and kind_of(held) != goal.thing:  # a thing too many: down with it, here or elsewhere
         return known.here, f"move {held} to {known.here}"
     if held and goal.treat and (goal.treat, held) not in known.treated:
-        tool = next((place for place in known.places if kind_of(place) in TOOLS[goal.treat]), known.here)
+        tool = next((place for kind in TOOLS[goal.treat] for place in known.places if kind_of(place) == kind), "")
         return tool, f"{goal.treat} {held} with {tool}"
     if held and not lamp:
         return target, f"move {held} to {target}"
