@@ -122,10 +122,10 @@ def create_alfworld() -> World:
     world.settings = replace(
         world.settings,
         tasks=None,
-        episodes={"demonstration": 120, "fluent_wrong": 100, "random": 40, "unfinished": 280},
+        episodes={"demonstration": 480, "fluent_wrong": 60, "random": 30, "unfinished": 150},
         experience_steps=150,
         experience_tokens=256,
-        batch_size=8,
+        batch_size=4,
         evaluate_tasks=16,
     )
     return world
