@@ -112,12 +112,12 @@ class Goal(NamedTuple):
     """Kind of the receptacle that it belongs in or on, or the lamp under which it is to be looked at."""
     treat: str
     """What is to be done to it before: `heat`, `cool`, `clean` or ""."""
-    count: int
+    number: int
 
     @property
     def wanted(self) -> list[str]:
         """Kinds of what has to be found, in order."""
-        return [*[self.thing] * self.count, *([self.place] if "lamp" in self.place else [])]
+        return [*[self.thing] * self.number, *([self.place] if "lamp" in self.place else [])]
 
 
 _GOAL = re.compile(
