@@ -117,6 +117,7 @@ def test_alfworld_is_played_where_it_is_asked_for(reproduce: Any, tmp_path: Path
     assert (run.settings.iterations, run.settings.num_tasks, run.world.family) == (3, 8, "pick_and_place_simple")
     with pytest.raises(ConfigurationError, match=r"none does not exist; name the folder.*ALFWORLD_DATA"):
         run.collect()
+    run.replay_buffer.close()
     assert reproduce.play.create_world(cell.of("no-hidden")).hidden_facts is None
 
 

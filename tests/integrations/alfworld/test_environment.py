@@ -195,4 +195,4 @@ def test_another_textworld_inside_is_played_as_it_is(monkeypatch: pytest.MonkeyP
     monkeypatch.delattr(engine.textgen, "copy_context")
     with pytest.warns(UserWarning, match="copy_context.*ALFWorld runs, but slowly"):
         engine.speed_up()
-    assert engine.Rule.parse_conjunctive_query is stock
+    assert engine.Rule.parse_conjunctive_query == stock
