@@ -101,11 +101,8 @@ class _Unchecked(TextWorldExpressWorld):
 def create_world(cell: Cell) -> World:
     """The world of a cell, without what its method leaves out. The support desk's is made by `open_experiment`."""
     without = METHODS[cell.method].without
-    world = (
-        create_alfworld()
-        if cell.world == "alfworld"
-        else (_Unchecked if without == "check" else TextWorldExpressWorld)(cell.world)
-    )
+    game = _Unchecked if without == "check" else TextWorldExpressWorld
+    world: World = create_alfworld() if cell.world == "alfworld" else game(cell.world)
     if cell.world == "sorting":  # longer names and observations
         episodes = {"demonstration": 4, "random": 400, "unfinished": 1500}
         world.settings = replace(world.settings, episodes=episodes, policy_tokens=32, experience_tokens=400)
