@@ -2,9 +2,11 @@
 
 import csv
 import json
+import lzma
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +14,15 @@ from typing import Any
 import pytest
 
 from dreamgym_lg import Experiment, ReplayBuffer, Step, Task, Trajectory
-from dreamgym_lg.errors import ConfigurationError, DreamGymError
+from dreamgym_lg.errors import ConfigurationError, DreamGymError, MissingDependency
 from dreamgym_lg.statistics import wilson
 
 pytest.importorskip("trl")
 pytest.importorskip("textworld_express")
 
 FOLDER = Path(__file__).parent.parent / "cookbook" / "reproduce"
+PACKED = Path(__file__).parent / "integrations" / "alfworld" / "games.jsonl.xz"
+"""Eight games of ALFWorld."""
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +103,23 @@ def test_what_an_ablation_leaves_out_of_its_world(reproduce: Any) -> None:
     assert whole.check_action(task, "fly", ["You are in the kitchen. "]) and whole.hidden_facts is not None
     assert unchecked.check_action(task, "fly", ["You are in the kitchen. "]) is None and unchecked.check == whole.check
     assert open_book.hidden_facts is None and unchecked.hidden_facts is not None
+
+
+def test_alfworld_is_played_where_it_is_asked_for(reproduce: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells are listed without it, and each says what is missing."""
+    assert "alfworld" not in reproduce.cells.DEFAULT_WORLDS and "alfworld.sft.seed0" in call("--list", "--worlds", "alfworld")
+    cell = reproduce.cells.create_cell("alfworld", "dream-grpo", 0, 3)
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "none"))
+    if find_spec("alfworld") is None:
+        with pytest.raises(MissingDependency, match=r"pip install 'dreamgym-lg\[alfworld\]'"):
+            reproduce.play.open_experiment(cell, tmp_path / "run", reproduce.play.Scale())
+        return
+    run = reproduce.play.open_experiment(cell, tmp_path / "run", reproduce.play.Scale())
+    assert (run.settings.iterations, run.settings.num_tasks, run.world.family) == (3, 8, "pick_and_place_simple")
+    with pytest.raises(ConfigurationError, match=r"none does not exist; name the folder.*ALFWORLD_DATA"):
+        run.collect()
+    run.replay_buffer.close()
+    assert reproduce.play.create_world(cell.of("no-hidden")).hidden_facts is None
 
 
 # --- folders and counts ------------------------------------------------------------------------------------------------------
@@ -312,3 +333,24 @@ def test_one_cell_from_nothing_and_then_none(tmp_path: Path) -> None:
     assert all(found["real_steps"].values())
     assert "GRPO, real" in (results / "RESULTS.md").read_text()
     assert "1 of 1 cells are done" in call(*cell) and "1 of 1 cells are done" in call(*cell, "--list")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("alfworld") is None, reason="needs alfworld")
+def test_a_cell_of_alfworld_from_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On copies of one of the games that the tests of its adapter have, as games of every split."""
+    shared, *games = lzma.decompress(PACKED.read_bytes()).splitlines()
+    game = next(each for each in map(json.loads, games) if "SprayBottle" in each["id"])
+    splits = {"train": range(400, 430), "valid_seen": range(3)}
+    copies = [
+        {**game, "split": split, "id": f"pick_and_place_simple-SprayBottle-None-Toilet-{room}/trial_{split}"}
+        for split, rooms in splits.items()
+        for room in rooms
+    ]
+    (tmp_path / "games.jsonl.xz").write_bytes(lzma.compress(b"\n".join([shared, *(json.dumps(c).encode() for c in copies)])))
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "games.jsonl.xz"))
+    chosen = ["--quick", "--worlds", "alfworld", "--only", "sft", "--seeds", "0", "--runs", str(tmp_path)]
+    assert "0 of 1 cells are done" in call(*chosen, seconds=280)
+    found = json.loads((tmp_path / "quick" / "results" / "alfworld.sft.seed0.json").read_text())
+    assert found["real"]["sampled"]["episodes"] == 3 and found["offline_trajectories"] == 20
+    assert found["offline_successes"] >= 2 and all(found["real_steps"][kind] for kind in ("offline", "validation", "proof"))

@@ -31,13 +31,15 @@ class Method:
     """How many offline trajectories the experience model has. None: all."""
     moved: tuple[str, str] | None = None
     """World and method of the cell whose policy is judged here, without any training here."""
-    worlds: Sequence[str] = ("peckingorder", "twc", "sorting", "desk")
+    worlds: Sequence[str] = ("peckingorder", "twc", "sorting", "desk", "alfworld")
     """Those in which the method means anything."""
 
 
 GAMES = ("peckingorder", "twc", "sorting")
-WORLDS = (*GAMES, "desk")
+DEFAULT_WORLDS = (*GAMES, "desk")
 """Three games of TextWorld-Express, and the support desk of this cookbook."""
+WORLDS = (*DEFAULT_WORLDS, "alfworld")
+"""ALFWorld's pick-and-place tasks as well, which need a package and games that do not come with `dreamgym-lg[all]`."""
 SIZES = (100, 200, 400, 800)
 """Offline trajectories of the experience model, of about five steps each."""
 
@@ -60,7 +62,7 @@ METHODS: dict[str, Method] = {
         Method(name="no-generation", title="without task generation", part="ablations", learner="grpo", without="generation",
                worlds=("peckingorder", "twc", "desk")),
         Method(name="no-hidden", title="without hidden facts", part="ablations", learner="grpo", without="hidden",
-               worlds=("peckingorder",)),
+               worlds=("peckingorder", "alfworld")),
         *(
             Method(name=f"data-{n}", title=f"{n} trajectories", part="data", learner="grpo", trajectories=n, worlds=GAMES)
             for n in SIZES

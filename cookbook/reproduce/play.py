@@ -14,10 +14,9 @@ from typing import Any
 
 from cells import METHODS, Cell, create_cell
 
-from dreamgym_lg import Experiment, ReplayBuffer, Settings, Trajectory
+from dreamgym_lg import Experiment, ReplayBuffer, Settings, Trajectory, World
 from dreamgym_lg.experiment.evaluation import MODES
 from dreamgym_lg.experiment.workspace import TRAIN, policy_version
-from dreamgym_lg.integrations.textworld_express.text import GAMES
 from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWorld
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.rollout import check_played, is_missing, real_steps
@@ -99,10 +98,11 @@ class _Unchecked(TextWorldExpressWorld):
         return None
 
 
-def create_world(cell: Cell) -> TextWorldExpressWorld:
-    """The game of a cell, without what its method leaves out."""
+def create_world(cell: Cell) -> World:
+    """The world of a cell, without what its method leaves out. The support desk's is made by `open_experiment`."""
     without = METHODS[cell.method].without
-    world = (_Unchecked if without == "check" else TextWorldExpressWorld)(cell.world)
+    game = _Unchecked if without == "check" else TextWorldExpressWorld
+    world: World = create_alfworld() if cell.world == "alfworld" else game(cell.world)
     if cell.world == "sorting":  # longer names and observations
         episodes = {"demonstration": 4, "random": 400, "unfinished": 1500}
         world.settings = replace(world.settings, episodes=episodes, policy_tokens=32, experience_tokens=400)
@@ -111,9 +111,26 @@ def create_world(cell: Cell) -> TextWorldExpressWorld:
     return world
 
 
+def create_alfworld() -> World:
+    """ALFWorld's pick-and-place tasks, of the games at $ALFWORLD_DATA. Raises `DreamGymError` without the package."""
+    from dreamgym_lg.integrations.alfworld.world import ALFWorldWorld
+
+    world = ALFWorldWorld(family="pick_and_place_simple", max_steps=12)
+    world.settings = replace(
+        world.settings,
+        tasks=None,
+        episodes={"demonstration": 480, "fluent_wrong": 60, "random": 30, "unfinished": 150},
+        experience_steps=150,
+        experience_tokens=256,
+        batch_size=4,
+        evaluate_tasks=16,
+    )
+    return world
+
+
 def open_experiment(cell: Cell, folder: Path, scale: Scale, **shown: Any) -> Experiment:
     """The experiment in a folder of this cell. Args: `shown`, `progress` and `say` of `Experiment`."""
-    if cell.world in GAMES:
+    if cell.world != "desk":
         world = create_world(cell)
         return Experiment(world, folder, settings_of(cell, world.settings, scale), **shown)
     sys.path.insert(0, str(DESK))

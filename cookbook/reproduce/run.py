@@ -4,6 +4,7 @@ Run: python cookbook/reproduce/run.py --list                              (every
      python cookbook/reproduce/run.py --minutes 60                        (run cells; start no new one after an hour)
      python cookbook/reproduce/run.py --only peckingorder --seeds 0 1 2   (one world)
      python cookbook/reproduce/run.py --only 'twc.dream-*'                (by pattern; --only may be given several times)
+     python cookbook/reproduce/run.py --worlds alfworld                   (needs dreamgym-lg[alfworld] and its games)
      python cookbook/reproduce/run.py --iterations 40                     (a larger budget: other cells, other tables)
      python cookbook/reproduce/run.py --quick --only dream-grpo           (minutes, in folders of its own; proves nothing)
 
@@ -19,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cells import METHODS, WORLDS, Cell, all_cells, matching
+from cells import DEFAULT_WORLDS, METHODS, WORLDS, Cell, all_cells, matching
 from rich.table import Table
 
 from dreamgym_lg.cli.console import console, progress_shown, quiet_libraries
@@ -108,7 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="show the cells in their order, and which are done")
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="cells by name, method or world")
     parser.add_argument("--minutes", type=float, help="start no new cell after so many minutes")
-    parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=WORLDS, metavar="WORLD", help=", ".join(WORLDS))
+    shown = f"{', '.join(WORLDS)}; default: all but alfworld"
+    parser.add_argument("--worlds", nargs="+", default=list(DEFAULT_WORLDS), choices=WORLDS, metavar="WORLD", help=shown)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED", help="default: 0 1 2")
     parser.add_argument("--iterations", type=int, default=10, help="the budget, each 64 episodes; default: 10")
     parser.add_argument("--runs", type=Path, default=Path("runs/reproduce"), help="where folders are; default: runs/reproduce")

@@ -41,7 +41,10 @@ REMARKS = {
 The policy fails here before a dream can help it: after four demonstrations 93 % of the actions that the base policy samples
 are invalid, so few episodes earn anything, and training in reality from it learns nothing either. Tried beside the cells,
 seed 0, real validation worlds solved by imitation alone: 16 demonstrations 0 of 32, 40 demonstrations 4 of 32.
-"""
+""",
+    "alfworld": """\
+Pick-and-place tasks, episodes of 12 actions; the demonstrator, which searches, solved 120 of 120 train games.
+""",
 }
 """What was tried in a world beside its cells, and what holds it back."""
 _DRAWS = 4000

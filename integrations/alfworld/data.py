@@ -4,6 +4,7 @@ import json
 import lzma
 import re
 import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -17,8 +18,19 @@ from dreamgym_lg.types import Split, Task
 OfficialSplit = Literal["train", "valid_train", "valid_seen", "valid_unseen"]
 """3,553, 200, 140 and 134 games. `valid_seen`: rooms of `train`; `valid_unseen`: other rooms."""
 OFFICIAL_SPLITS: tuple[OfficialSplit, ...] = get_args(OfficialSplit)
+Family = Literal[
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+]
+"""The six types of task: `metadata["type"]`."""
+FAMILIES: tuple[Family, ...] = get_args(Family)
 
 _TASK_LINE = re.compile(r'("task"\s*:\s*\[\s*\{\s*"rhs"\s*:\s*)("(?:[^"\\]|\\.)*")')
+_TAKE = re.compile(r"take (\w+) \d+ from (\w+) \d+")
 _FIX = "name the folder that `alfworld-download` made ($ALFWORLD_DATA) or a packed alfworld_games.jsonl.xz"
 
 
@@ -61,6 +73,18 @@ def load_tasks(
 def walkthrough(task: Task) -> list[str]:
     """The stored solution, mostly the shortest: it goes straight to what it cannot know of. Errors: see `game_data`."""
     return [str(action) for action in game_data(task)["walkthrough"]]
+
+
+@lru_cache(maxsize=4)
+def usual_places(path: str | Path) -> Mapping[str, Counter[str]]:
+    """Of each kind of thing, such as `vase`, in which kinds of receptacles the solutions of the train games find it."""
+    usual = defaultdict[str, Counter[str]](Counter)
+    for game in _games(_located(path)):
+        if _split(game) == "train":
+            for action in game.data["walkthrough"]:
+                if found := _TAKE.fullmatch(action):
+                    usual[found[1]][found[2]] += 1
+    return usual
 
 
 def game_data(task: Task) -> dict[str, Any]:

@@ -1,89 +1,60 @@
 """Scripted policies for ALFWorld: its demonstrator, and the mistakes one can make there."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
-from typing import NamedTuple
 
-from dreamgym_lg.integrations.alfworld.data import walkthrough
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.alfworld.data import usual_places
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
-from dreamgym_lg.integrations.alfworld.text import names
+from dreamgym_lg.integrations.alfworld.text import TOOLS, Goal, Known, follow, goal_of, kind_of, likely_order, names
 from dreamgym_lg.integrations.text_games import scripted_policies
 from dreamgym_lg.integrations.text_games.scripted_policies import Mistakes, Oracle, View
 from dreamgym_lg.types import Task, Trajectory
 
-_TAKE = re.compile(r"take (.+) from (.+)")
-_MOVE = re.compile(r"move (.+) to (.+)")
-_TREAT = re.compile(r"(?:heat|cool|clean) (.+) with (.+)")
-_TAKEN = re.compile(r"You pick up the (.+) from the (.+)\.")
 _ARRIVED = re.compile(r"You arrive at (.+?)\. ")
-_MOVED = re.compile(r"You move the (.+) to the (.+)\.")
 
 
-class _Goal(NamedTuple):
-    """An action of the walkthrough that is more than the way to a place."""
+def create_oracle(task: Task, rng: Random) -> Oracle:
+    """The demonstrator of `task`: it searches the room until it sees what is needed, as a policy has to.
 
-    action: str
-    place: str
-    needs: str
-    """What has to be in the hand: a thing, "" for nothing, "*" for whatever it is."""
-    done: str
-    """How the answer to it begins."""
-
-
-def _goals(actions: Sequence[str]) -> list[_Goal]:
-    goals, place = list[_Goal](), ""
-    for action in actions:
-        if action.startswith("go to "):
-            place = action.removeprefix("go to ")
-        elif take := _TAKE.fullmatch(action):
-            goals.append(_Goal(action, take[2], "", f"You pick up the {take[1]} from"))
-        elif move := _MOVE.fullmatch(action):
-            goals.append(_Goal(action, move[2], move[1], f"You move the {move[1]} to the {move[2]}."))
-        elif treat := _TREAT.fullmatch(action):
-            goals.append(_Goal(action, treat[2], treat[1], f"You {action.split(' ')[0]} the {treat[1]} using"))
-        elif action.startswith("use "):
-            goals.append(_Goal(action, place, "*", f"You turn on the {action.removeprefix('use ')}."))
-    return goals
-
-
-def _approach(action: str, place: str, valid: Sequence[str], tried: int) -> str:
-    """`action` if it is possible, else the way to `place`, else away from here, each time elsewhere."""
-    away = [other for other in valid if other.startswith("go to ")] or ["look"]
-    return next((step for step in (action, f"go to {place}", f"open {place}") if step in valid), away[tried % len(away)])
-
-
-def create_oracle(task: Task) -> Oracle:
-    """The demonstrator of `task`: it plays the stored solution.
-
-    It finds back from a detour: to the place, to an empty hand, to the thing that is needed. After one that undoes what
-    was done, such as heating what was cooled, it plays the whole solution again.
+    It looks first where such things lie in the train games, in an order drawn by `rng`, and finds back from a
+    detour: it puts down what it does not need. Raises `ConfigurationError` for an instruction that is none of ALFWorld's.
     """
-    goals = _goals(walkthrough(task))
+    if (goal := goal_of(task.instruction)) is None:
+        raise ConfigurationError(f"task {task.id} asks {task.instruction!r}, which is no instruction of ALFWorld's")
+    usual, seed = usual_places(str(task.metadata["path"])), rng.randrange(2**32)
 
     def right(seen: Sequence[str], valid: Sequence[str]) -> str:
-        done, held, lies, homes = 0, "", dict[str, str](), dict[str, str]()
-        for observation in seen:
-            if observation.startswith(goals[done % len(goals)].done):
-                done += 1
-            if taken := _TAKEN.fullmatch(observation):
-                held = taken[1]
-            elif moved := _MOVED.fullmatch(observation):
-                held, lies[moved[1]] = "", moved[2]
-        homes = {move[1]: move[2] for goal in goals[:done] if (move := _MOVE.fullmatch(goal.action))}
-        goal, tried = goals[done % len(goals)], len(seen)
-        if held and goal.needs not in ("*", held):  # a thing too many: to where it belongs, or out of the way
-            down = [action for action in valid if action.startswith(f"move {held} to ")]
-            place = homes.get(held, goal.place)
-            return _approach(down[0] if down and held not in homes else f"move {held} to {place}", place, valid, tried)
-        if goal.needs not in ("*", held):  # it was put down again
-            place = lies.get(goal.needs, goal.place)
-            return _approach(f"take {goal.needs} from {place}", place, valid, tried)
-        take = _TAKE.fullmatch(goal.action)
-        place = lies.get(take[1], goal.place) if take else goal.place
-        return _approach(f"take {take[1]} from {place}" if take else goal.action, place, valid, tried)
+        known = follow(seen)
+        place, action = _next(goal, known, lambda kind: likely_order(known.places, usual.get(kind, {}), seed))
+        away = [other for other in valid if other.startswith("go to ")] or ["look"]
+        steps = [action, f"open {place}"] if known.here == place else [f"go to {place}"]
+        return next((step for step in steps if step in valid), away[len(seen) % len(away)])
 
     return right
+
+
+def _next(goal: Goal, known: Known, order: Callable[[str], list[str]]) -> tuple[str, str]:
+    """A place and what to do there; "" for only to look into it. Args: `order`, in which things of a kind are searched for."""
+    held, lamp = known.held, "lamp" in goal.place
+    target = next((place for place in order("") if kind_of(place) == goal.place), "")
+    if held and kind_of(held) != goal.thing:  # a thing too many: down with it, here or elsewhere
+        return known.here, f"move {held} to {known.here}"
+    if held and goal.treat and (goal.treat, held) not in known.treated:
+        tool = next((place for kind in TOOLS[goal.treat] for place in known.places if kind_of(place) == kind), "")
+        return tool, f"{goal.treat} {held} with {tool}"
+    if held and not lamp:
+        return target, f"move {held} to {target}"
+    for place, names_there in known.contents.items():
+        for name in names_there:
+            if held and kind_of(name) == goal.place:
+                return place, f"use {name}"
+            done = place == target and not (goal.treat and (goal.treat, name) not in known.treated)
+            if not held and kind_of(name) == goal.thing and not done:
+                return place, f"take {name} from {place}"
+    unknown = [place for place in order(goal.place if held else goal.thing) if place not in known.contents]
+    return (unknown[0] if unknown else known.here), ""
 
 
 def _wrong(view: View, rng: Random) -> str:
@@ -129,7 +100,7 @@ def scripted_trajectories(
         episodes=episodes,
         seed=seed,
         run=run,
-        create_oracle=lambda task, rng: create_oracle(task),
+        create_oracle=create_oracle,
         mistakes=MISTAKES,
         words=words,
     )

@@ -1,10 +1,16 @@
-"""What follows from the text of ALFWorld alone: the check of an action, and how a game begins."""
+"""What follows from the text of ALFWorld alone: the goal, where the agent is, the check of an action, how a game begins."""
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
 
-from dreamgym_lg.integrations.text_games.text import one_line
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.text_games.text import digest, one_line
+
+Check = Literal["names", "state"]
+"""How much `check_action` knows."""
 
 NOTHING_HAPPENS = "Nothing happens."
 """The environment's answer to an action that is impossible here and to one that it does not understand, alike."""
@@ -18,13 +24,152 @@ _FORMS = re.compile(
 _NAME = re.compile(r"(?<!\w)([a-z]+ \d+)(?!\w)")
 
 
-def check_action(action: str, observations: Sequence[str]) -> str | None:
-    """`NOTHING_HAPPENS` for an action of no known verb form or with a name, such as `drawer 2`, not observed so far, else None.
+@dataclass
+class Known:
+    """What the observations of an episode tell of the room, and of the agent's place and hand."""
 
-    Pure and without the engine, so that a dream can hold it. The engine itself would take 2 in 1,000 of its admissible
-    actions without their names having been shown, since places can share a spot; here nobody can, in dream or reality.
+    places: list[str] = field(default_factory=list)
+    """All receptacles of the room, from the first observation."""
+    here: str = ""
+    """The receptacle before the agent; "" in the middle of the room."""
+    held: str = ""
+    contents: dict[str, list[str]] = field(default_factory=dict)
+    """What lies in or on each receptacle that was looked into, as it was last seen or changed."""
+    shut: dict[str, bool] = field(default_factory=dict)
+    """Of each receptacle that has a door: whether it is closed."""
+    treated: set[tuple[str, str]] = field(default_factory=set)
+    """What was heated, cooled or cleaned: `(verb, thing)`."""
+
+    def see(self, observation: str) -> None:
+        """Take in the next observation, of the engine or of a dream."""
+        if begun := _BEGIN.fullmatch(observation):
+            self.places = self.places or _NAME.findall(begun[1])
+        elif taken := _TAKEN.fullmatch(observation):
+            self.held = taken[1]
+            self.contents[taken[2]] = [name for name in self.contents.get(taken[2], []) if name != taken[1]]
+        elif moved := _MOVED.fullmatch(observation):
+            self.held = ""
+            self.contents.setdefault(moved[2], []).append(moved[1])
+        elif treated := _TREATED.fullmatch(observation):
+            self.treated.add((treated[1], treated[2]))
+        else:
+            if arrived := _ARRIVED.fullmatch(observation):
+                self.here = arrived[1]
+            if closed := _CLOSED.fullmatch(observation):
+                self.shut[closed[1]] = True
+            doors = _DOOR.findall(observation)
+            self.shut |= {place: how == "closed" for place, how in doors}
+            for place, listed in _LIES.findall(observation):
+                self.contents[place or (doors[-1][0] if doors else self.here)] = _NAME.findall(listed)
+
+
+_BEGIN = re.compile(r"You are in the middle of a room\. Looking quickly around you, you see (.+)\.")
+_ARRIVED = re.compile(r"You arrive at ([a-z]+ \d+)\. .+")
+_DOOR = re.compile(r"The ([a-z]+ \d+) is (closed|open)\.")
+_LIES = re.compile(r"(?:On the ([a-z]+ \d+)|In it), you see (.+?)\.")
+_CLOSED = re.compile(r"You close the ([a-z]+ \d+)\.")
+_TAKEN = re.compile(r"You pick up the ([a-z]+ \d+) from the ([a-z]+ \d+)\.")
+_MOVED = re.compile(r"You move the ([a-z]+ \d+) to the ([a-z]+ \d+)\.")
+_TREATED = re.compile(r"You (heat|cool|clean) the ([a-z]+ \d+) using the .+")
+
+
+def follow(observations: Sequence[str]) -> Known:
+    """What these observations of an episode tell, oldest first."""
+    known = Known()
+    for observation in observations:
+        known.see(observation)
+    return known
+
+
+_FIXED = ("desklamp", "floorlamp", "houseplant", "sink")
+TOOLS = {"heat": ("microwave",), "cool": ("fridge",), "clean": ("sinkbasin", "bathtubbasin")}
+"""Where things are heated, cooled and cleaned."""
+
+
+def possible(known: Known) -> set[str]:
+    """Every action that the engine may accept, as far as the observations tell."""
+    here, held, shut = known.here, known.held, known.shut.get(known.here)
+    actions = {"look", "inventory", "help", *(f"go to {place}" for place in known.places if place != here)}
+    actions |= {f"examine {name}" for name in (here, held) if name}
+    if not here:
+        return actions
+    reach = [] if shut else known.contents.get(here, [])
+    actions |= {f"use {name}" for name in reach if "lamp" in name}
+    if shut is not None:
+        actions.add(f"{'open' if shut else 'close'} {here}")
+    if not held:
+        return actions | {f"take {name} from {here}" for name in reach if kind_of(name) not in _FIXED}
+    actions |= {f"{verb} {held} with {here}" for verb, tools in TOOLS.items() if kind_of(here) in tools}
+    return actions if shut else actions | {f"move {held} to {here}"}
+
+
+class Goal(NamedTuple):
+    """What an instruction asks for."""
+
+    thing: str
+    """Kind of the thing, e.g. `vase`."""
+    place: str
+    """Kind of the receptacle that it belongs in or on, or the lamp under which it is to be looked at."""
+    treat: str
+    """What is to be done to it before: `heat`, `cool`, `clean` or ""."""
+    number: int
+
+    @property
+    def wanted(self) -> list[str]:
+        """Kinds of what has to be found, in order."""
+        return [*[self.thing] * self.number, *([self.place] if "lamp" in self.place else [])]
+
+
+_GOAL = re.compile(
+    r"Your task is to: (?:(?:put|find|look at|examine) )?(?:(?:an?|the) )?(?:(two|clean|cool|hot|heat) )?(?:some )?"
+    r"(\w+) (?:(?:and put (?:it|them) )?(?:in|on)|(?:under|with) the) (\w+)\."
+)
+
+
+def goal_of(instruction: str) -> Goal | None:
+    """The goal of an instruction of any of ALFWorld's six types; None for another text."""
+    if (found := _GOAL.fullmatch(instruction)) is None:
+        return None
+    how = found[1] or ""
+    treat = "heat" if how == "hot" else how if how != "two" else ""
+    return Goal(found[2], found[3], treat, 2 if how == "two" else 1)
+
+
+def likely_order(places: Sequence[str], usual: Mapping[str, int], seed: int) -> list[str]:
+    """Places in an order drawn by `seed`, in which those where a thing usually lies come early.
+
+    Args: `usual`, how often it was found in each kind of receptacle (`data.usual_places`).
     """
-    form = _FORMS.fullmatch(action.strip())
+    kinds, total = Counter(map(kind_of, places)), sum(usual.values()) or 1
+
+    def drawn(place: str) -> float:  # weighted sampling without replacement (Efraimidis and Spirakis, 2006)
+        kind = kind_of(place)
+        weight = usual.get(kind, 0) / total / kinds[kind] + 0.01
+        return float(((int(digest(str(seed), place), 16) + 1) / 2**64) ** (1 / weight))
+
+    return sorted(places, key=lambda place: (-drawn(place), place))
+
+
+def kind_of(name: str) -> str:
+    """`drawer` of `drawer 2`."""
+    return name.partition(" ")[0]
+
+
+def check_action(action: str, observations: Sequence[str], *, check: Check = "names") -> str | None:
+    """`NOTHING_HAPPENS` for an action that the real game would refuse whatever it hides, else None.
+
+    Pure and without the engine, so that a dream can hold it. `names`: a known verb form and no name, such as `drawer 2`, that
+    was not observed so far. `state`: also where the agent is, what it holds, what lies here and which doors are open,
+    as it follows from the observations. Against the engine, on 100 walks through 50 train games: `state` refuses 1.6 % of
+    the admissible actions, those that reach from one place to another on the same spot and `slice`, which no task needs. Of
+    what it lets through 1.2 % is inadmissible: the way to a place on the same spot, a thing where its kind does not belong.
+    """
+    if check not in get_args(Check):
+        raise ConfigurationError.unknown("check", check, get_args(Check))
+    action = action.strip()
+    if check == "state":
+        return None if action in possible(follow(observations)) else NOTHING_HAPPENS
+    form = _FORMS.fullmatch(action)
     if form is None:
         return NOTHING_HAPPENS
     named = {name for name in form.groups() if name}

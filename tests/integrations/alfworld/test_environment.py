@@ -19,6 +19,7 @@ from dreamgym_lg.types import StepResult, Task
 
 pytest.importorskip("alfworld", reason="alfworld is not installed: pip install 'dreamgym-lg[alfworld]'")
 
+from dreamgym_lg.integrations.alfworld import engine, engine_process
 from dreamgym_lg.integrations.alfworld import environment as module
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
 
@@ -127,18 +128,49 @@ def test_an_episode_is_truncated_and_needs_a_reset(tasks: list[Task]) -> None:
         ALFWorld(max_steps=0)
 
 
-def test_close_gives_the_engine_to_the_next(tasks: list[Task], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_IDLE", [])
-    first, second = ALFWorld(), ALFWorld()
-    first.reset(tasks[0])
-    engine = first._engine
-    first.close()
-    first.close()
-    assert [engine] == module._IDLE and not first.valid_actions()
+def test_what_is_closed_is_over(tasks: list[Task]) -> None:
+    environment = ALFWorld()
+    environment.reset(tasks[0])
+    environment.close()
+    environment.close()
+    assert not environment.valid_actions()
     with pytest.raises(RuntimeError):
-        first.step("look")
-    second.reset(tasks[0])
-    assert second._engine is engine and not module._IDLE
+        environment.step("look")
+
+
+def test_the_process_of_the_games_is_renewed_and_ends_when_its_last_game_does(
+    tasks: list[Task], played: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "RENEWED_AFTER", 2)
+    monkeypatch.setattr(engine_process, "_newest", None)
+    environments = [ALFWorld() for _ in range(3)]
+    for environment in environments:
+        assert environment.reset(tasks[0]) == played[tasks[0].id][0]
+    workers = [environment._game._worker for environment in environments]
+    assert workers[0] is workers[1] and workers[2] is not workers[0]
+    old = workers[0].child
+    del workers
+    for environment in environments[:2]:
+        assert old.poll() is None
+        assert [environment.step(action) for action in solution(tasks[0])] == played[tasks[0].id][1]
+        environment.close()
+        environment.reset(tasks[0])  # in the new one, and then in a third
+    assert old.poll() is not None
+
+
+def test_a_process_that_was_killed_fails_the_episodes_in_it_and_no_later_one(
+    tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "_newest", None)
+    environment, other = ALFWorld(), ALFWorld()
+    for each in (environment, other):
+        each.reset(tasks[0])
+    environment._game._worker.child.kill()
+    for each in (environment, other):
+        with pytest.raises(EnvironmentFailed, match="failed in 'look': the process of ALFWorld's engine has ended .status -9"):
+            each.step("look")
+    other.close()
+    assert environment.reset(tasks[0]) == tasks[0].metadata["observation"]
 
 
 def test_a_game_that_the_engine_cannot_read_is_a_failed_rollout(
@@ -155,13 +187,12 @@ def test_a_game_that_the_engine_cannot_read_is_a_failed_rollout(
     with pytest.raises(ConfigurationError, match="take a task of load_tasks"):
         environment.reset(replace(tasks[0], metadata={}))
     assert environment.reset(tasks[0]) == tasks[0].metadata["observation"]
-    print("still heard")
-    assert sys.argv == arguments and capsys.readouterr().out == "still heard\n"
+    assert sys.argv == arguments and not capsys.readouterr().out
 
 
 def test_another_textworld_inside_is_played_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = module.Rule.parse_conjunctive_query
-    monkeypatch.delattr(module.textgen, "copy_context")
+    stock = engine.Rule.parse_conjunctive_query
+    monkeypatch.delattr(engine.textgen, "copy_context")
     with pytest.warns(UserWarning, match="copy_context.*ALFWorld runs, but slowly"):
-        module.speed_up.__wrapped__()
-    assert module.Rule.parse_conjunctive_query is stock
+        engine.speed_up()
+    assert engine.Rule.parse_conjunctive_query == stock

@@ -1,12 +1,12 @@
 """Scripted policies, against the real engine."""
 
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.alfworld.data import walkthrough
-from dreamgym_lg.integrations.alfworld.text import NOTHING_HAPPENS
+from dreamgym_lg.integrations.alfworld.text import NOTHING_HAPPENS, names
 from dreamgym_lg.types import Task
 
 pytest.importorskip("alfworld", reason="alfworld is not installed: pip install 'dreamgym-lg[alfworld]'")
@@ -59,9 +59,13 @@ def test_kinds_do_what_they_are_named_after(environment: ALFWorld, training: lis
     played = {kind: list(scripted_trajectories(training, environment, episodes={kind: 12}, seed=9)) for kind in KINDS}
     invalid = {kind: sum(trajectory.invalid_actions for trajectory in found) for kind, found in played.items()}
     for trajectory in played["demonstration"]:
-        assert [step.action for step in trajectory.steps] == walkthrough(trajectory.task)
         assert trajectory.success and not trajectory.invalid_actions
-    assert sum(trajectory.success for trajectory in played["noisy"]) >= 11  # it finds back
+        seen = names([trajectory.steps[0].observation])
+        for step in trajectory.steps:  # it knows nothing but what it was shown
+            assert names([step.action]) <= seen
+            seen |= names([step.next_observation])
+    assert len({len(trajectory.steps) for trajectory in played["demonstration"]}) > 4  # it searches, differently each time
+    assert sum(trajectory.success for trajectory in played["noisy"]) >= 8  # it finds back
     assert sum(len(trajectory.steps) for trajectory in played["noisy"]) > sum(len(t.steps) for t in played["demonstration"])
     assert not any(trajectory.success for trajectory in played["random"])
     assert min(invalid["noisy"], invalid["malformed"], invalid["fluent_wrong"], invalid["mixture"]) > 0
@@ -74,7 +78,7 @@ def test_kinds_do_what_they_are_named_after(environment: ALFWorld, training: lis
 @pytest.mark.parametrize("detour", ["take soapbar 1", "go to", "back"])
 def test_the_oracle_finds_back(environment: ALFWorld, training: list[Task], detour: str) -> None:
     task = next(task for task in training if task.metadata["type"] == "pick_two_obj_and_place")
-    right = create_oracle(task)
+    right = create_oracle(task, Random(0))
     seen, moved = [environment.reset(task)], False
     for _ in range(29):
         valid = environment.valid_actions()

@@ -24,11 +24,32 @@ def test_splits_and_panel_share_no_task(packed: Path) -> None:
 
 def test_collect_plays_every_episode_that_is_asked_for(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "AT_ONCE", 2)
-    world = ALFWorldWorld(packed)
+    monkeypatch.setattr(module, "REPEATED", 2)
+    world = ALFWorldWorld(packed, max_steps=30)
     tasks = world.tasks("train")
-    played = list(world.collect(tasks, {"demonstration": 5}, seed=0))
-    assert len(tasks) > 2 and len(played) == 5 and all(trajectory.success for trajectory in played)
-    assert len({(trajectory.task.id, trajectory.rollout_index) for trajectory in played}) == 5
+    played = list(world.collect(tasks, {"demonstration": 8}, seed=0))
+    assert len(tasks) == 5 and len(played) == 8 and all(trajectory.success for trajectory in played)
+    assert len({(trajectory.task.id, trajectory.rollout_index) for trajectory in played}) == 8
+    assert {trajectory.task.id for trajectory in played} == {task.id for task in tasks[:4]}, "twice, as `REPEATED` says"
+
+
+def test_a_family_is_a_part_of_the_games(packed: Path) -> None:
+    world = ALFWorldWorld(packed, family="pick_and_place_simple")
+    found = [task for split in ("train", "validation", "test") for task in world.tasks(split)]
+    assert found and {task.metadata["type"] for task in found} == {world.arguments["family"]}
+    assert ALFWorldWorld(packed, family="pick_heat_then_place_in_recep").panels(limit=5)["unseen rooms"]
+    assert not world.panels(limit=5)["unseen rooms"]
+    with pytest.raises(ConfigurationError, match="unknown family 'pick_and_place'"):
+        ALFWorldWorld(packed, family="pick_and_place")  # type: ignore[arg-type]
+
+
+def test_a_dream_of_it_hides_where_things_lie_and_refuses_what_cannot_be(packed: Path) -> None:
+    world = ALFWorldWorld(packed)
+    task = next(task for task in world.tasks("train") if "SprayBottle" in task.id)
+    first = str(task.metadata["observation"])
+    assert {world.hidden_facts(task, [], seed)[0] for seed in range(9)} >= {"spraybottle at sidetable 1"}
+    assert world.check_action(task, "go to toilet 1", [first]) is None
+    assert world.check_action(task, "take spraybottle 1 from toilet 1", [first, "Nothing happens."]) == "Nothing happens."
 
 
 def test_without_games_it_says_where_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
