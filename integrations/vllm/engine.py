@@ -6,7 +6,6 @@ to `/v1/completions`. After each update the servers get the new weights, before 
 
 import asyncio
 import logging
-import random
 import time
 import weakref
 from collections import OrderedDict
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 import torch
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError, ModelUnavailable, ServersUnavailable
@@ -240,22 +240,34 @@ class ServedEngine:
         return await server.post("/v1/completions", body)
 
     async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
-        """What a call gives in one of the attempts. Without tenacity, which takes half as long as sending the request."""
+        """What a call gives in one of the attempts. Tenacity begins once one has failed: it takes half as long as a request."""
         begun = time.monotonic()
-        for attempt in range(self._attempts):
-            if attempt:
-                await asyncio.sleep(random.uniform(0, min(BACKOFF[0] * 2 ** (attempt - 1), BACKOFF[1])))
-            try:
-                return await call()
-            except Unanswered as unanswered:
-                error = unanswered
-        told = f"no reply in {self._attempts} attempts, the last: {error}"
-        if any(server.answered > begun for server in self.servers):
-            raise ModelUnavailable(f"{told}. Other calls were answered meanwhile") from error
-        raise ServersUnavailable(
-            f"{told}. Start the servers ({', '.join(server.url for server in self.servers)}) and run the same command "
-            "again: it goes on where it was"
-        ) from error
+        try:
+            return await call()
+        except Unanswered as error:
+            failed = [error]
+
+        async def once() -> T:
+            if failed:  # the first attempt, as it went
+                raise failed.pop()
+            return await call()
+
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(self._attempts),
+            wait=wait_random_exponential(multiplier=BACKOFF[0], max=BACKOFF[1]),
+            retry=retry_if_exception_type(Unanswered),
+            reraise=True,
+        )
+        try:
+            return await retrying(once)
+        except Unanswered as error:
+            told = f"no reply in {self._attempts} attempts, the last: {error}"
+            if any(server.answered > begun for server in self.servers):
+                raise ModelUnavailable(f"{told}. Other calls were answered meanwhile") from error
+            raise ServersUnavailable(
+                f"{told}. Start the servers ({', '.join(server.url for server in self.servers)}) and run the same command "
+                "again: it goes on where it was"
+            ) from error
 
 
 async def _created(api_key: str | None, timeout: float) -> aiohttp.ClientSession:
