@@ -64,8 +64,8 @@ def main() -> None:
 
 
 def walk_through(games: str, out: Path, *, quick: bool) -> None:
-    tasks, share, held, max_steps = (40, 2, 5, 8) if quick else (75, 100, 52, MAX_STEPS)
-    steps, tokens, batch = (2, 40, 4) if quick else (300, 100, 16)
+    tasks, share, held, max_steps = (40, 2, 5, 5) if quick else (75, 100, 52, MAX_STEPS)
+    steps, tokens, batch = (2, 24, 4) if quick else (300, 100, 16)
     settings = replace(
         ALFWorldWorld.settings,
         tasks=tasks,

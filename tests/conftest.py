@@ -13,7 +13,6 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist gives its workers one, which ric
 import asyncio
 import gc
 import json
-import random
 import signal
 import subprocess
 import sys
@@ -135,20 +134,22 @@ def _door_world() -> Callable[[list[BaseMessage]], str]:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `dreamgym demo --quick` leaves, killed up to three times in training and started again by the same line.
+    """What `dreamgym demo --quick` leaves, killed twice in training and started again by the same line.
 
-    Beside it, in `kills.json`: the episodes of training that were stored after each kill.
+    Beside it, in `kills.json`: the episodes of training that were stored after each kill of a running process.
     """
     out = tmp_path_factory.mktemp("finished") / "run"
     command = [sys.executable, "-m", "dreamgym_lg.cli.app", "demo", "--quick", "--seed", "3", "--out", str(out)]
-    rng, kills = random.Random(7), list[list[tuple[int, str, int]]]()
-    for _ in range(3):
+    kills = list[list[tuple[int, str, int]]]()
+    for seconds in (0.7, 2):  # after another episode was stored
         process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        if not _stores_more(out / "replay.db", len(kills[-1]) if kills else 0, process):
-            break  # it ended by itself, on a machine that is fast enough
-        time.sleep(rng.uniform(0, 5))  # somewhere in rollout, update or evaluation
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        try:
+            _wait_for_more(out / "replay.db", len(kills[-1]) if kills else 0, process)
+            time.sleep(seconds)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, "three iterations last longer than that"
         with ReplayBuffer(out / "replay.db") as buffer:
             kills.append([(t.iteration, t.task.id, t.rollout_index) for t in buffer.trajectories(run="train")])
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
@@ -158,14 +159,14 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def _stores_more(file: Path, stored: int, process: subprocess.Popen[bytes]) -> bool:
-    """Wait until the process has stored another episode of training; whether it has, before it ended."""
+def _wait_for_more(file: Path, stored: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the process has stored another episode of training."""
     deadline = time.monotonic() + 300
-    while process.poll() is None:
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "it ended before it stored another episode"
         if file.exists() and file.stat().st_size:
             with ReplayBuffer(file) as buffer:
                 if buffer.count("trajectories", run="train") > stored:
-                    return True
-        assert time.monotonic() < deadline, "nothing was stored within five minutes"
+                    return
         time.sleep(0.3)
-    return False
+    raise AssertionError("nothing was stored within five minutes")

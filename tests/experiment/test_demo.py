@@ -1,8 +1,7 @@
-"""The closed loop end to end, small, killed again and again: what it leaves, and that it went on where it was."""
+"""The closed loop end to end, small, killed twice: what it leaves, and that it went on where it was."""
 
 import json
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -88,9 +87,8 @@ def test_kill_9_loses_nothing_and_does_nothing_twice(finished_run: Path) -> None
         episodes = [(t.iteration, t.task.id, t.rollout_index) for t in buffer.trajectories(run="train")]
         metrics = buffer.metrics("train")
     assert len(episodes) == len(set(episodes)) == ITERATIONS * EPISODES
-    assert after_kill, "it was killed at least once"
-    for earlier, later in pairwise([set(), *after_kill, set(episodes)]):
-        assert earlier <= later
+    first, second = after_kill
+    assert set() < first < second < set(episodes), "both came in the midst of training"
     progress = json.loads((finished_run / "models" / "policy" / "progress.json").read_text())
     updates = sum(not row["skipped"] for row in metrics)
     assert progress["iteration"] == ITERATIONS
