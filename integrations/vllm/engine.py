@@ -6,18 +6,17 @@ to `/v1/completions`. After each update the servers get the new weights, before 
 
 import asyncio
 import logging
-import random
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
 import torch
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError, ModelUnavailable, ServersUnavailable
@@ -138,8 +137,9 @@ class ServedEngine:
     # --- in the loop's thread: nothing below needs a lock -------------------------------------------------------------------
 
     async def _confirm_all(self) -> None:
-        confirming = (self._retried(partial(self._confirm, server)) for server in self.servers)
-        confirmed = await asyncio.gather(*confirming, return_exceptions=True)
+        confirmed = await asyncio.gather(
+            *(self._retried(lambda s=s: self._confirm(s)) for s in self.servers), return_exceptions=True
+        )
         failed = [each for each in confirmed if isinstance(each, BaseException)]
         wrong = [each for each in failed if not isinstance(each, ServersUnavailable)]
         if wrong or len(failed) == len(self.servers):
@@ -239,23 +239,29 @@ class ServedEngine:
         }
         return await server.post("/v1/completions", body)
 
-    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
-        """What a call gives in one of the attempts. Without tenacity, which takes half as long as sending the request."""
+    async def _retried(self, call: Any) -> Any:
+        """What a call gives in one of the attempts."""
         begun = time.monotonic()
-        for attempt in range(self._attempts):
-            if attempt:
-                await asyncio.sleep(random.uniform(0, min(BACKOFF[0] * 2 ** (attempt - 1), BACKOFF[1])))
-            try:
-                return await call()
-            except Unanswered as unanswered:
-                error = unanswered
-        told = f"no reply in {self._attempts} attempts, the last: {error}"
-        if any(server.answered > begun for server in self.servers):
-            raise ModelUnavailable(f"{told}. Other calls were answered meanwhile") from error
-        raise ServersUnavailable(
-            f"{told}. Start the servers ({', '.join(server.url for server in self.servers)}) and run the same command "
-            "again: it goes on where it was"
-        ) from error
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(self._attempts),
+            wait=wait_random_exponential(multiplier=BACKOFF[0], max=BACKOFF[1]),
+            retry=retry_if_exception_type(Unanswered),
+            reraise=True,
+        )
+
+        async def once() -> Any:  # what is no coroutine function, AsyncRetrying would not await
+            return await call()
+
+        try:
+            return await retrying(once)
+        except Unanswered as error:
+            told = f"no reply in {self._attempts} attempts, the last: {error}"
+            if any(server.answered > begun for server in self.servers):
+                raise ModelUnavailable(f"{told}. Other calls were answered meanwhile") from error
+            raise ServersUnavailable(
+                f"{told}. Start the servers ({', '.join(server.url for server in self.servers)}) and run the same command "
+                "again: it goes on where it was"
+            ) from error
 
 
 async def _created(api_key: str | None, timeout: float) -> aiohttp.ClientSession:
