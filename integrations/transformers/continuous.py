@@ -53,7 +53,8 @@ class ContinuousEngine:
     """Generates the replies of a model in this process, by transformers' continuous batching. Thread-safe.
 
     A seed fixes no reply: all calls draw from PyTorch's generator. Tool calls are not guided. `clear` waits for the calls under
-    way, then gives back all that the batch held; the next call starts one with the model's present weights.
+    way, then gives back all that the batch held; the next call starts one with the model's present weights. Nothing else may
+    compute with the model between a call and `clear`. Calls at temperature 0 and others take turns, which takes a second each.
 
     Float32 weights on a GPU, which a policy in training has, are copied to bfloat16 when a batch starts.
 
@@ -138,13 +139,18 @@ _all_batches: "weakref.WeakSet[_Batches]" = weakref.WeakSet()
 
 
 class _Batches:
-    """A model's batches that run: one that samples, one that takes the most likely token. In the loop's thread alone."""
+    """A model's batch that runs: one that samples, or one that takes the most likely token. In the loop's thread alone.
+
+    Never both: transformers changes the model's configuration during each pass of a batch, so that no other thread may compute
+    with the same model meanwhile (`is_causal`; it would read what comes after a token).
+    """
 
     def __init__(self, model: PreTrainedModel, max_batch_size: int, cached_tokens: int | None) -> None:
         self.lock = asyncio.Lock()
         self._model, self._was_training = model, model.training
         self._sampler: PreTrainedModel | None = None
-        self._running: dict[bool, ContinuousBatchingManager] = {}
+        self._running: ContinuousBatchingManager | None = None
+        self._greedy = False
         self._config = ContinuousBatchingConfig(
             page_size=PAGE,
             num_blocks=None if cached_tokens is None else math.ceil(cached_tokens / PAGE),
@@ -157,12 +163,9 @@ class _Batches:
 
     async def running(self, *, greedy: bool) -> ContinuousBatchingManager:
         """The batch, started if it has to be."""
-        batch = self._running.get(greedy)
-        if batch is not None and batch.is_running():
-            return batch
-        if batch is not None:  # it has died of an error, and its calls with it
-            del self._running[greedy]
-            await asyncio.to_thread(batch.stop)
+        if self._running is not None and self._running.is_running() and self._greedy == greedy:
+            return self._running
+        await self._end()  # of the other kind, or dead of an error
         if self._sampler is None:
             self._was_training = self._model.training
             self._sampler = sampling_model(self._model)
@@ -171,7 +174,8 @@ class _Batches:
         generation = GenerationConfig(eos_token_id=-1, **sampling)
         # the batch seeds PyTorch's generator, which other code draws from too: by a number drawn from it
         self._config.seed = int(torch.randint(1 << 31, ()))
-        batch = self._running[greedy] = self._sampler.init_continuous_batching(generation, self._config)
+        batch = self._sampler.init_continuous_batching(generation, self._config)
+        self._running, self._greedy = batch, greedy
         batch.start()  # a daemon thread, as this one is: it holds up no process that ends
         while batch.batch_processor is None and batch.is_running():
             await asyncio.sleep(0.001)
@@ -182,17 +186,20 @@ class _Batches:
     async def stop(self) -> None:
         """Let the calls under way end, and give all memory back."""
         async with self.lock:
-            for batch in self._running.values():
-                await asyncio.to_thread(batch.stop)
-            self._running.clear()
+            await self._end()
             if self._sampler is not None:
                 self._sampler = None
                 self._model.train(self._was_training)
 
+    async def _end(self) -> None:
+        if self._running is not None:
+            await asyncio.to_thread(self._running.stop)
+            self._running = None
+
     def abandon(self) -> None:
         """Nobody waits for a reply any more."""
-        for batch in self._running.values():
-            batch.stop(hard_stop=True, timeout=WATCH_SECONDS)
+        if self._running is not None:
+            self._running.stop(hard_stop=True, timeout=WATCH_SECONDS)
 
 
 @atexit.register

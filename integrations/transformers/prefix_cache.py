@@ -50,8 +50,6 @@ class PrefixCache:
         """Of all buffers, their room to grow included; one that several conversations share is counted once."""
         self._sharing: Counter[int] = Counter()
         self._tokens_only: OrderedDict[_Key, Prefix] = OrderedDict()
-        self._ends: dict[int, str] = {}
-        """End tokens, decoded."""
 
     def find(self, request: Request, text: str) -> Prefix | None:
         """The conversation up to its last reply, if it was sampled here and `text` begins with it."""
@@ -94,9 +92,7 @@ class PrefixCache:
         if request.owner is not None:
             self._forget(_key(request.owner, request.conversation))
         key = _key(request.owner, [*request.conversation, {"role": "assistant", "content": reply}])
-        if ended and sampled[-1] not in self._ends:
-            self._ends[sampled[-1]] = tokenizer.decode(sampled[-1:])
-        end = self._ends[sampled[-1]] if ended else ""
+        end = tokenizer.decode(sampled[-1:]) if ended else ""
         self._remember(key, text + reply[len(request.forced) :] + end, ids + sampled)
         return reply, cut
 

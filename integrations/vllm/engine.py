@@ -9,9 +9,8 @@ import logging
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -138,8 +137,9 @@ class ServedEngine:
     # --- in the loop's thread: nothing below needs a lock -------------------------------------------------------------------
 
     async def _confirm_all(self) -> None:
-        confirming = (self._retried(partial(self._confirm, server)) for server in self.servers)
-        confirmed = await asyncio.gather(*confirming, return_exceptions=True)
+        confirmed = await asyncio.gather(
+            *(self._retried(lambda s=s: self._confirm(s)) for s in self.servers), return_exceptions=True
+        )
         failed = [each for each in confirmed if isinstance(each, BaseException)]
         wrong = [each for each in failed if not isinstance(each, ServersUnavailable)]
         if wrong or len(failed) == len(self.servers):
@@ -239,25 +239,19 @@ class ServedEngine:
         }
         return await server.post("/v1/completions", body)
 
-    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
-        """What a call gives in one of the attempts. Tenacity begins once one has failed: it takes half as long as a request."""
+    async def _retried(self, call: Any) -> Any:
+        """What a call gives in one of the attempts."""
         begun = time.monotonic()
-        try:
-            return await call()
-        except Unanswered as error:
-            failed = [error]
-
-        async def once() -> T:
-            if failed:  # the first attempt, as it went
-                raise failed.pop()
-            return await call()
-
         retrying = AsyncRetrying(
             stop=stop_after_attempt(self._attempts),
             wait=wait_random_exponential(multiplier=BACKOFF[0], max=BACKOFF[1]),
             retry=retry_if_exception_type(Unanswered),
             reraise=True,
         )
+
+        async def once() -> Any:  # what is no coroutine function, AsyncRetrying would not await
+            return await call()
+
         try:
             return await retrying(once)
         except Unanswered as error:

@@ -1,6 +1,7 @@
 """Continuous batching, on a CPU: what holds beyond the contract of all engines (`test_contract.py`)."""
 
 import asyncio
+import copy
 import gc
 import math
 import subprocess
@@ -39,6 +40,7 @@ async def test_new_weights_answer_after_clear(
 ) -> None:
     policy = create_policy(tokenizer)
     policy.model.train()
+    own = copy.deepcopy(policy.model)
 
     async def said(engine: Any) -> tuple[Sequence[int], Sequence[float]]:
         greedy = policy.model_copy(update={"engine": engine, "temperature": 0.0})
@@ -48,9 +50,10 @@ async def test_new_weights_answer_after_clear(
     old = await said(policy.engine)
     with torch.no_grad():
         policy.model.lm_head.weight.mul_(3)
+        own.load_state_dict(policy.model.state_dict())
     policy.weights_changed()
     assert policy.model.training, "as it was before the batch"
-    new, here = await said(policy.engine), await said(LocalEngine(policy.model, tokenizer))
+    new, here = await said(policy.engine), await said(LocalEngine(own, tokenizer))
     assert new[0] == here[0] and new[1] == pytest.approx(here[1], abs=1e-4) != old[1]
     recorders = await converse_all(policy, 4, turns=2)
     assert max(forward_error(policy, recorder.segments()[0]) for recorder in recorders) < 1e-4
@@ -105,6 +108,17 @@ def test_a_model_whose_weights_are_broken_says_so(tokenizer: PreTrainedTokenizer
     policy.weights_changed()
     assert policy.invoke(opening(0)).usage_metadata
     policy.free_memory()
+
+
+async def test_calls_at_temperature_0_and_others_take_turns(
+    tokenizer: PreTrainedTokenizerFast, opening: Callable[[int], list[BaseMessage]]
+) -> None:
+    """Two threads that compute with one model change what it is: `is_causal` would stay False, and training read the future."""
+    policy = create_policy(tokenizer)
+    asked = [policy.with_temperature(float(i % 2)).ainvoke(opening(i), max_new_tokens=100) for i in range(4)]
+    assert all(reply.usage_metadata for reply in await asyncio.gather(*asked))
+    await asyncio.to_thread(policy.free_memory)
+    assert getattr(policy.model.config, "is_causal", True)
 
 
 async def test_a_call_that_nobody_waits_for_leaves_the_batch(

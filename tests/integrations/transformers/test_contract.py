@@ -54,8 +54,9 @@ def policy(request: pytest.FixtureRequest, folder: Path, here: LocalChatModel) -
         yield here.model_copy(update={"engine": ServedEngine(server.url, here.tokenizer, model=here.model)})
         server.stop()
     elif request.param == "continuous":
-        engine = ContinuousEngine(here.model, here.tokenizer, cached_tokens=16_384)
-        yield here.model_copy(update={"engine": engine})
+        own = LocalChatModel.from_path(folder, max_new_tokens=12)  # no other engine may compute with its model
+        engine = ContinuousEngine(own.model, own.tokenizer, cached_tokens=16_384)
+        yield own.model_copy(update={"engine": engine})
         engine.clear()
     else:
         yield LocalChatModel.from_path(folder, max_new_tokens=12)
