@@ -43,7 +43,11 @@ are invalid, so few episodes earn anything, and training in reality from it lear
 seed 0, real validation worlds solved by imitation alone: 16 demonstrations 0 of 32, 40 demonstrations 4 of 32.
 """,
     "alfworld": """\
-Pick-and-place tasks, episodes of 12 actions; the demonstrator, which searches, solved 120 of 120 train games.
+Pick-and-place tasks, episodes of 12 actions. The demonstrator, which searches, solves 39 of 40 train games in so many. The
+base policy holds all back: it learns when to search, open, take and put, and misspells names of things ("take ceug 1") that it
+must copy. Seed 0, real validation games solved, of 16, after every 25th supervised step of 4 episodes: with 122 successes of 90
+games 0, 0, 1, 0, 0, 0 (55 % of its actions at step 100 are invalid); with 467 of 120 games 0, 0, 1, stopped there. No
+experience model was trained.
 """,
 }
 """What was tried in a world beside its cells, and what holds it back."""
