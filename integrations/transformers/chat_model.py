@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers.continuous import ContinuousEngine, create_engine
+from dreamgym_lg.integrations.transformers.continuous import ContinuousEngine
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.engine_process import ProcessEngine
 from dreamgym_lg.integrations.transformers.loading import HUB_OPTIONS, MODEL_OPTIONS, load_model, load_tokenizer
@@ -80,7 +80,7 @@ class LocalChatModel(TrainablePolicy):
     tokenizer: PreTrainedTokenizerBase = Field(repr=False, exclude=True)
     """Its tokenizer, with a chat template."""
     engine: Engine = Field(default=cast(Engine, None), repr=False, exclude=True)
-    """Generates the replies; by default what `create_engine` gives for `model`."""
+    """Generates the replies; by default a `LocalEngine` of `model`."""
     name_or_path: str = ""
     temperature: float = Field(default=1.0, ge=0)
     """0 takes the most likely token; recorded log-probabilities are those of the distribution sampled from (at 0: of 1)."""
@@ -134,8 +134,7 @@ class LocalChatModel(TrainablePolicy):
             engine: Engine = ProcessEngine(path, max_batch_size=max_batch_size, **loading)
             return cls(engine=engine, tokenizer=tokenizer, **{"name_or_path": str(path), **options})
         model = load_model(path, **loading)
-        guided = bool(options.get("guided"))
-        engine = create_engine(model, tokenizer, max_batch_size=max_batch_size, guided=guided)
+        engine = LocalEngine(model, tokenizer, max_batch_size=max_batch_size)
         return cls(engine=engine, model=model, tokenizer=tokenizer, **{"name_or_path": str(path), **options})
 
     def __init__(self, **fields: Any) -> None:
@@ -154,7 +153,7 @@ class LocalChatModel(TrainablePolicy):
         if self.engine is None:
             if self.model is None:
                 raise ConfigurationError("nothing generates the replies: give model=, engine=, or use LocalChatModel.from_path")
-            self.engine = create_engine(self.model, self.tokenizer, guided=bool(self.guided))
+            self.engine = LocalEngine(self.model, self.tokenizer)
         self._tools = ToolDialect(self.tokenizer, self.engine.ends)
 
     @property

@@ -16,14 +16,12 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching import ContinuousBatchingManager
-from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from dreamgym_lg.errors import ConfigurationError, ContextExceeded
 from dreamgym_lg.event_loop import lasting_loop
 from dreamgym_lg.integrations.transformers.batch import BROKEN_WEIGHTS, end_tokens, show
-from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache
-from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Request
+from dreamgym_lg.integrations.transformers.requests import Generated, Request
 
 MEMORY_SHARE = 0.4
 """Of the GPU's free memory, for keys and values: the policy and an experience model may share a GPU."""
@@ -33,20 +31,6 @@ PAGE = 256
 
 WATCH_SECONDS = 5.0
 """A call that hears nothing for so long looks whether its batch still runs."""
-
-
-def create_engine(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_batch_size: int = 128, guided: bool = False
-) -> Engine:
-    """`ContinuousEngine` for a model on a GPU where flash attention is installed; else, and for guided calls, `LocalEngine`.
-
-    Without flash attention, transformers compares each token of a continuous batch with those of all its conversations.
-    """
-    flash = is_flash_attn_2_available() or is_flash_attn_3_available()
-    devices = {parameter.device for parameter in model.parameters()}
-    if flash and not guided and [device.type for device in devices] == ["cuda"]:
-        return ContinuousEngine(model, tokenizer, max_batch_size=max_batch_size)
-    return LocalEngine(model, tokenizer, max_batch_size=max_batch_size)
 
 
 class ContinuousEngine:
