@@ -37,6 +37,11 @@ FURTHER = {
 }
 """Tables of their own, by the part of their methods."""
 REMARKS = {
+    "peckingorder": """\
+The experience model is trained for 200 steps. With 100, the default of before, and all else the same, DreamGym GRPO solved 96
+and 96 of 120 (greedy, temperature 1) on seed 0, 87 and 85 on seed 1, and 3 and 1 on seed 3; the longer training was first tried
+on seed 3, where the experience model had not learned to copy what its prompt holds.
+""",
     "twc": """\
 The policy fails here before a dream can help it: after four demonstrations 93 % of the actions that the base policy samples
 are invalid, so few episodes earn anything, and training in reality from it learns nothing either. Tried beside the cells,

@@ -13,7 +13,7 @@ from dreamgym_lg.experience.notes import in_noted_world
 from dreamgym_lg.experience.prompt_formats import is_tool_task
 from dreamgym_lg.experiment.workspace import REFRESH, Workspace
 from dreamgym_lg.fidelity.judgement import Judgement, ajudge, keys_of
-from dreamgym_lg.statistics import Rate
+from dreamgym_lg.statistics import FEW_EPISODES, Rate
 from dreamgym_lg.types import Task, Trajectory
 
 FEW_JUDGED = 20
@@ -156,7 +156,7 @@ def _check_facts_told(told: Rate | None) -> None:
     """Raise `UntruthfulDream` where the answers often do not name the hidden fact that they reveal: a small experience model
     that has not learned to copy from its prompt, in whose dream a task cannot be completed but by chance.
     """
-    if told is None or told.episodes < FEW_JUDGED or told.high >= FEWEST_TOLD:
+    if told is None or told.episodes < FEW_EPISODES or told.high >= FEWEST_TOLD:
         return
     raise UntruthfulDream(
         f"the dream names {told.successes} of {told.episodes} hidden facts in the answers that should reveal them: {told}, "

@@ -171,7 +171,7 @@ def test_a_dream_that_keeps_its_hidden_facts_for_itself_is_refused_with_the_figu
     with pytest.raises(UntruthfulDream, match=r"names 0 of \d+ hidden facts.*0\.00 \[.*experience_steps=.*--force"):
         gate.check_truthful(make(truthful, traces))
     said: list[str] = []
-    gate.check_truthful(make(truthful, traces[:4], said=said))
+    gate.check_truthful(make(truthful, traces[:3], said=said))
     assert said, "too few to refuse"
     gate.check_truthful(make(truthful, traces, max_false_success=None))
     gate.check_truthful(make(lambda messages: truthful(messages).replace("delivered", "shipped"), traces, said=said))
