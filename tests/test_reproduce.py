@@ -71,7 +71,7 @@ def test_cells_by_pattern(reproduce: Any) -> None:
         c.matching(cells, ["dream"])
     with pytest.raises(ConfigurationError, match="unknown method 'grpo'"):
         c.create_cell("twc", "grpo", 0, 10)
-    with pytest.raises(ConfigurationError, match="unknown world 'twc'; known: peckingorder"):
+    with pytest.raises(ConfigurationError, match="unknown world 'twc'; known: alfworld, peckingorder"):
         c.create_cell("twc", "no-hidden", 0, 10)
 
 
