@@ -280,16 +280,15 @@ def _real_steps_for_equal_success(methods: Mapping[str, Sequence[Figures]]) -> l
             if (other := real.get(each["seed"])) is None:
                 continue
             played, own = each["real"]["sampled"], each["real_steps"]["training"] + each["real_steps"]["validation"]
-            total = other["real_steps"]["training"]
+            chosen = other["real_steps"]["validation"]
             needed = steps_until(other, played["successes"] / played["episodes"])
-            counts = (
-                (f"{needed:,}", f"{needed / own:.1f}") if needed is not None else (f"not in {total:,}", f"> {total / own:.1f}")
-            )
+            total = chosen + (other["real_steps"]["training"] if needed is None else needed)
+            counts = (f"not in {total:,}", f"> {total / own:.1f}") if needed is None else (f"{total:,}", f"{total / own:.1f}")
             rows.append((METHODS[each["method"]].title, each["seed"], _counted(played), f"{own:,}", *counts))
     if not rows:
         return []
     head = ("method", "seed", "temperature 1", "its real steps, training and choosing",
-            "training steps after which training in reality succeeds as often", "times its own")  # fmt: skip
+            "the same of training in reality until it succeeds as often", "times its own")  # fmt: skip
     return ["### Real steps for the same success", "", *_table(head, rows)]
 
 

@@ -23,7 +23,7 @@ LIMIT = 50
 RUN = "fidelity"
 MOST_MISSED = 0.8
 """Share of the real successes that a dream may fail to pay: refused is one whose 95 % interval is wholly above."""
-FEWEST_TOLD = 0.8
+FEWEST_TOLD = 0.75
 """Share of the hidden facts that a dream has to name where a step reveals them: refused is one whose interval is below."""
 _KINDS = 4
 """Of the episodes that are asked about."""
@@ -43,7 +43,7 @@ def measure(work: Workspace, experience: ExperienceModel, *, limit: int = LIMIT)
     work.check_settings()
     writes = work.world.writing_tools(work.replay_buffer)
     episodes = _chosen(work, writes, limit, notes=experience.notes)
-    key = f"{experience.version}/{keys_of(episodes)}"
+    key = f"{experience.version}/{keys_of(episodes)}/{len(FIGURES)}"  # one stored before a figure was added lacks it
     stored = next(iter(work.replay_buffer.metrics(work.run_name(RUN))), {})
     if stored.get("key") == key:
         return Judgement.from_dict(json.loads(stored["judgement"]))
@@ -92,7 +92,7 @@ def check_truthful(work: Workspace) -> None:
         return
     judgement = measure(work, work.experience())
     _check_successes_paid(work, judgement.false_failure)
-    _check_facts_told(judgement.facts_told)
+    _check_facts_told(work, judgement.facts_told)
     rate = judgement.false_success
     if rate is not None and rate.value > limit and (rate.low <= limit or rate.episodes < FEW_JUDGED):  # it may be chance
         judgement = measure(work, work.experience(), limit=_LARGE)
@@ -152,17 +152,25 @@ def _check_successes_paid(work: Workspace, missed: Rate | None) -> None:
     )
 
 
-def _check_facts_told(told: Rate | None) -> None:
+def _check_facts_told(work: Workspace, told: Rate | None) -> None:
     """Raise `UntruthfulDream` where the answers often do not name the hidden fact that they reveal: a small experience model
     that has not learned to copy from its prompt, in whose dream a task cannot be completed but by chance.
+
+    Of a model that was not trained here it is only said: a larger one may tell the fact in other words.
     """
     if told is None or told.episodes < FEW_EPISODES or told.high >= FEWEST_TOLD:
         return
-    raise UntruthfulDream(
+    said = (
         f"the dream names {told.successes} of {told.episodes} hidden facts in the answers that should reveal them: {told}, "
-        f"with 95 % confidence fewer than {FEWEST_TOLD:g} of them. A policy cannot learn to use what it is not told. Train the "
-        "experience model longer (experience_steps=, in another folder) or on more recorded trajectories, or take a better "
-        "one; or train nonetheless with max_false_success=None (`dreamgym train --force`)"
+        f"with 95 % confidence fewer than {FEWEST_TOLD:g} of them"
+    )
+    if not work.newest_experience():
+        work.say(f"{said}. It may tell them in other words: read some dreamed episodes (`dreamgym ui`)")
+        return
+    raise UntruthfulDream(
+        f"{said}. A policy cannot learn to use what it is not told. Train the experience model longer (experience_steps=, in "
+        "another folder) or on more recorded trajectories, or take a better one; or train nonetheless with "
+        "max_false_success=None (`dreamgym train --force`)"
     )
 
 

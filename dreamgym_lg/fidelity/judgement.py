@@ -160,19 +160,26 @@ async def _put(
     told = []
     for position, fact in _drawn_facts(dream.experience, trajectory.task, exchanges):
         result = await ask(position, exchanges[position].action)
-        told.append(result is not None and normalised(fact) in normalised(result.observation))
+        told.append(result is not None and _names(result.observation, fact))
     return _Put(trajectory, asked, again, told)
 
 
 def _drawn_facts(experience: ExperienceModel, task: Task, exchanges: Sequence[Exchange]) -> Iterator[tuple[int, str]]:
     """The steps that really revealed a hidden fact, by position, each with the fact that a dream has drawn in its place.
 
-    Left out is what the recorded answer names as well: it may say that without knowing what is hidden, as a list of all does.
+    Left out is a step whose recorded answer names both, or whose action names the revealed one: it can be answered without
+    knowing what is hidden.
     """
     for position, (exchange, revealed) in enumerate(zip(exchanges, experience.facts(task, exchanges), strict=False)):
         drawn = experience.facts(task, exchanges[:position])[-1]
-        if revealed and revealed in (observed := exchange.prediction.observation) and drawn and drawn not in observed:
+        told = exchange.prediction.observation
+        if _names(told, revealed) and drawn and not _names(told, drawn) and not _names(exchange.action, revealed):
             yield position, drawn
+
+
+def _names(text: str, fact: str) -> bool:
+    """Whether the text holds the words of a fact as they are: a grapefruit is no grape."""
+    return bool(fact) and f" {normalised(fact)} " in f" {normalised(text)} "
 
 
 def _lookups(exchanges: Sequence[Exchange], writes: Collection[str]) -> Iterator[_Lookup]:
@@ -238,7 +245,7 @@ def _judged(found: Sequence[_Put], version: str) -> Judgement:
         invalid_recall=_clustered(invalid),
         same_lookup=_clustered(same),
         lookup_after_write=_clustered(after),
-        facts_told=_clustered([each.told for each in found]),
+        facts_told=_clustered(_by_task(found, lambda each: each.told)),
         by_kind={kind: rate for kind, of in sorted(kinds.items()) if (rate := _over_tasks(of, _pays))},
         by_decision={who: rate for who, of in sorted(decisions.items()) if (rate := _over_tasks(of, _pays))},
     )
@@ -256,10 +263,14 @@ def _kind(trajectory: Trajectory) -> str:
 
 def _over_tasks(given: Sequence[_Put], outcome: Callable[[_Put], bool]) -> Rate | None:
     """The share of episodes, those of one task taken for alike."""
+    return _clustered(_by_task(given, lambda each: [outcome(each)]))
+
+
+def _by_task(given: Sequence[_Put], outcomes: Callable[[_Put], Sequence[bool]]) -> list[list[bool]]:
     clusters = defaultdict[str, list[bool]](list)
     for each in given:
-        clusters[each.trajectory.task.id].append(outcome(each))
-    return _clustered(list(clusters.values()))
+        clusters[each.trajectory.task.id] += outcomes(each)
+    return [cluster for cluster in clusters.values() if cluster]
 
 
 def _clustered(clusters: Sequence[Sequence[bool]]) -> Rate | None:

@@ -168,11 +168,14 @@ def test_a_dream_that_keeps_its_hidden_facts_for_itself_is_refused_with_the_figu
     facts = staticmethod(lambda task, history, seed: ["shipped", *(["delivered"] * len(history))][::-1])
     monkeypatch.setattr(Desk, "hidden_facts", facts)  # drawn is `shipped`, and recorded was `delivered`
     traces = [trace(number) for number in range(gate.FEW_JUDGED)]
-    with pytest.raises(UntruthfulDream, match=r"names 0 of \d+ hidden facts.*0\.00 \[.*experience_steps=.*--force"):
-        gate.check_truthful(make(truthful, traces))
     said: list[str] = []
+    gate.check_truthful(make(truthful, traces, said=said))
+    assert "It may tell them in other words" in said[0], "a model that was not trained here"
+    (work := make(truthful, traces)).models.joinpath("experience-0").mkdir(parents=True)
+    with pytest.raises(UntruthfulDream, match=r"names 0 of \d+ hidden facts.*0\.00 \[.*experience_steps=.*--force"):
+        gate.check_truthful(work)
     gate.check_truthful(make(truthful, traces[:3], said=said))
-    assert said, "too few to refuse"
+    assert "hidden facts" not in said[-1], "too few to refuse"
     gate.check_truthful(make(truthful, traces, max_false_success=None))
     gate.check_truthful(make(lambda messages: truthful(messages).replace("delivered", "shipped"), traces, said=said))
 

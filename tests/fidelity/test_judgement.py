@@ -155,7 +155,7 @@ def test_a_dream_resumed_behind_steps_goes_on_with_their_score(scripted: Any) ->
     assert "You have it." in model.asked[-1][2].text and dream.resume(WHOLE.task, []) == "Cancel order 1."
 
 
-COLOURS = "red", "blue", "green"
+COLOURS = "red", "blue", "dark blue"
 
 
 def next_colour(task: Task, history: Sequence[Exchange], seed: int) -> list[str]:
@@ -173,7 +173,8 @@ def reads_its_fact(messages: Any) -> str:
     ("reply", "named"), [(reads_its_fact, 1), (lambda _: "valid, why\nreward 0, continues\nIt is red.", 0)]
 )
 async def test_a_dream_has_to_name_the_hidden_fact_that_it_has_drawn(reply: Any, named: int, scripted: Any) -> None:
-    door = episode(("list", "red, blue, green"), ("open", "It is red."), ("wait", "You wait."), success=False, tools=False)
+    steps = ("list", "red, blue, dark blue"), ("open", "It is red."), ("say red", "You say red.")
+    door = episode(*steps, success=False, tools=False)
     drawn_alike, drawn_otherwise = (replace(door.task, metadata={**door.task.metadata, "seed": seed}) for seed in (0, 1))
     experience = ExperienceModel(scripted(reply=reply), prompt_format="lines", retries=0, hidden_facts=next_colour)
     found = await ajudge(
@@ -182,6 +183,7 @@ async def test_a_dream_has_to_name_the_hidden_fact_that_it_has_drawn(reply: Any,
         version="v",
     )
     assert found.facts_told and (found.facts_told.successes, found.facts_told.episodes) == (named, 1), (
-        "of the one step that revealed red, where blue is drawn: a list names all, and where red is drawn it may be habit"
+        "of the one step that revealed red, where blue is drawn: a list names all, an action names red itself, and where red "
+        "is drawn it may be habit"
     )
     assert Judgement.from_dict(json.loads(json.dumps(found.to_dict()))) == found
