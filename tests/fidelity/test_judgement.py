@@ -13,6 +13,7 @@ from dreamgym_lg.errors import ModelUnavailable
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange
+from dreamgym_lg.fidelity.conclusions import _of_judgement
 from dreamgym_lg.fidelity.judgement import Judgement, ajudge, keys_of
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
@@ -187,3 +188,4 @@ async def test_a_dream_has_to_name_the_hidden_fact_that_it_has_drawn(reply: Any,
         "is drawn it may be habit"
     )
     assert Judgement.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert any("hidden facts that a step reveals are named" in said.sentence for said in _of_judgement(found))
