@@ -66,8 +66,8 @@ class _Worker:
                 if not isinstance(error, OSError | EOFError | pickle.UnpicklingError):
                     raise
                 raise EnvironmentFailed(
-                    f"the process of ALFWorld's engine has ended (status {self.child.wait()}: -9 may be a lack of memory); the next "
-                    "episode starts another one"
+                    f"the process of ALFWorld's engine has ended (status {self.child.wait()}: -9 may be a lack of memory); "
+                    "the next episode starts another one"
                 ) from error
         if isinstance(answer, str):
             raise EnvironmentFailed(answer)
