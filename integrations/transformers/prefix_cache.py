@@ -12,7 +12,7 @@ from dreamgym_lg.errors import ContextExceeded
 from dreamgym_lg.integrations.transformers.requests import Request
 from dreamgym_lg.integrations.transformers.tool_format import render
 
-CACHED_BYTES = 1 << 28
+CACHED_BYTES = 1 << 30
 """Keys and values that a model keeps over all conversations; the least recently used go first and are read anew."""
 
 TOKENS_ONLY = 10_000
@@ -52,10 +52,17 @@ class PrefixCache:
         self._tokens_only: OrderedDict[_Key, Prefix] = OrderedDict()
 
     def find(self, request: Request, text: str) -> Prefix | None:
-        """The conversation up to its last reply, if it was sampled here and `text` begins with it."""
+        """The conversation up to the last reply that was sampled here, if `text` begins with it.
+
+        A later reply may be another than was sampled: a dream corrects what its experience model gets wrong.
+        """
         key = _key(request.owner, request.conversation)
-        prefix = self.prefixes.get(key) or self._tokens_only.get(key)
-        return prefix if prefix is not None and text.startswith(prefix.text) else None
+        replies = [place for place, (role, *_) in enumerate(key[1:], start=1) if role == "assistant"]
+        for end in reversed(replies):
+            prefix = self.prefixes.get(key[: end + 1]) or self._tokens_only.get(key[: end + 1])
+            if prefix is not None and text.startswith(prefix.text):
+                return prefix
+        return None
 
     def encode(
         self, tokenizer: PreTrainedTokenizerBase, request: Request, max_tokens: int

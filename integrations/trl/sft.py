@@ -220,9 +220,9 @@ def train_sft(
 
     `until` is asked after every step, with its number, and ends the training early.
     Rows are drawn in random order: sorted by length, they would be sorted by what an agent does in them. The model is trained
-    where it is, on a GPU under bf16 autocast. `config` goes to TRL's `SFTConfig`. Raises `NothingToTrain` if no row has a
-    label, `ConfigurationError` for an option that is unknown or set already and for a model whose weights are in half
-    precision.
+    where it is, under bf16 autocast on a GPU and on a CPU with AMX (`bf16=False`: without). `config` goes to TRL's `SFTConfig`.
+    Raises `NothingToTrain` if no row has a label, `ConfigurationError` for an option that is unknown or set already and for a
+    model whose weights are in half precision.
     """
     taken = {field.name for field in fields(SFTConfig)} - set(_ADVICE)
     check_options("train_sft", config, known=taken, advice=_ADVICE, config=SFTConfig)
@@ -256,8 +256,10 @@ def train_sft(
 
 def _arguments(model: PreTrainedModel, config: Mapping[str, Any]) -> SFTConfig:
     warmup = min(20, config["max_steps"] // 10)
-    arguments: dict[str, Any] = {**_SETTINGS, **precision(model, config), "warmup_steps": warmup, **config}
-    args = SFTConfig(**arguments)
+    arguments: dict[str, Any] = {**_SETTINGS, **precision(model, config), "warmup_steps": warmup}
+    if arguments["use_cpu"] and torch.cpu.get_capabilities().get("amx_bf16") and not config.get("fp16"):
+        arguments["bf16"] = True  # such a processor multiplies it many times as fast; the weights stay float32
+    args = SFTConfig(**{**arguments, **config})
     args._n_gpu = min(args.n_gpu, 1)  # one process trains on one GPU, whatever else is visible
     return args
 

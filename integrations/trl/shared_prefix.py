@@ -18,21 +18,23 @@ class SharedPrefix(NamedTuple):
 
     def inputs(self, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
         """What the model is given for (rows, tokens) `ids`, padded on the right: its outputs begin at token `length`."""
-        given: dict[str, Any] = {"input_ids": ids[:, self.length :], "attention_mask": mask, "use_cache": False}
-        return given if self.past is None else {**given, "past_key_values": self.past}
+        given: dict[str, Any] = {"input_ids": ids[:, self.length :], "use_cache": False}
+        if self.past is None:  # no token attends to what is behind it, padding included; a mask would cost half as much again
+            return given
+        return {**given, "attention_mask": mask, "past_key_values": self.past}
 
 
 def shared_prefix(model: PreTrainedModel, ids: torch.Tensor, *, before: int) -> SharedPrefix:
     """What the rows of `ids` (rows, tokens; padded on the right at most) begin with, up to `before` tokens.
 
-    Nothing is shared by one row, by fewer than `LEAST` tokens, under activation checkpointing, and by a model whose cache
-    does not keep every token.
+    Nothing is shared by one row, by fewer than `LEAST` tokens or a quarter of the longest row, under activation checkpointing,
+    and by a model whose cache does not keep every token.
     """
     length = 0
     if len(ids) > 1 and not (model.training and model.is_activation_checkpointing):
         differs = (ids[:, :before] != ids[:1, :before]).any(dim=0)
         length = int(differs.int().argmax()) if differs.any() else differs.numel()
-    if length < LEAST:
+    if length < LEAST or length * 4 < ids.size(1):
         return SharedPrefix(0, None)
     past = model(input_ids=ids[:1, :length], use_cache=True, logits_to_keep=1).past_key_values
     if not isinstance(past, DynamicCache) or any(type(layer) is not DynamicLayer for layer in past.layers):

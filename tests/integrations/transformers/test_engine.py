@@ -179,6 +179,25 @@ async def test_a_full_cache_is_exact_and_splits_no_segment(
     assert max(forward_error(policy, recorder.segments()[0]) for recorder in recorders) < 1e-4
 
 
+def test_a_corrected_reply_costs_no_more_than_itself(tokenizer: PreTrainedTokenizerFast) -> None:
+    """A dream corrects what its experience model gets wrong: what came before that reply has been read."""
+    engine = LocalEngine(create_model(tokenizer, hidden_size=32, layers=1), tokenizer)
+    asked = [{"role": "user", "content": "hm"}]
+    for _ in range(2):
+        reply = engine.submit(Request(asked, max_new_tokens=4, seed=0)).result(10)
+        asked = [*asked, {"role": "assistant", "content": reply.text}, {"role": "user", "content": "take book"}]
+    asked[3] = {"role": "assistant", "content": "corrected"}
+    request = Request(asked, max_new_tokens=4, seed=0)
+
+    text, ids, prefix = engine.prefixes.encode(tokenizer, request, 1000)
+    assert prefix is not None and 0 < prefix.known < len(ids) and text.startswith(prefix.text)
+    assert prefix.text.count("take book") == 0, "the reply before the corrected one is the last that was sampled"
+    cached = engine.submit(request).result(10)
+    engine.clear()
+    anew = engine.submit(request).result(10)
+    assert (anew.sampled_ids, anew.logprobs) == (cached.sampled_ids, pytest.approx(cached.logprobs, abs=1e-4))
+
+
 async def test_a_conversation_goes_on_after_the_weights_have_changed(
     policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]
 ) -> None:

@@ -124,7 +124,7 @@ def test_the_number_of_passes_does_not_matter(tokenizer: PreTrainedTokenizerFast
     for tokens in (1, 1 << 20):  # a row a pass, or all rows in one
         monkeypatch.setattr(sft, "_TOKENS_A_PASS", tokens)
         model = model_of(tokenizer)
-        losses.append(train_sft(model, tokenizer, rows, steps=2, batch_size=len(rows), seed=0))
+        losses.append(train_sft(model, tokenizer, rows, steps=2, batch_size=len(rows), seed=0, bf16=False))
         trained.append(torch.cat([parameter.flatten() for parameter in model.parameters()]))
     torch.testing.assert_close(trained[0], trained[1], atol=1e-5, rtol=1e-4)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
@@ -133,7 +133,7 @@ def test_the_number_of_passes_does_not_matter(tokenizer: PreTrainedTokenizerFast
 def test_batches_do_not_come_in_order_of_their_length(tokenizer: PreTrainedTokenizerFast) -> None:
     """An agent that gives up early has short episodes: at the end of such an order it would have learned to give up."""
     model, lengths = model_of(tokenizer), list[int]()
-    model.register_forward_pre_hook(lambda _, __, given: lengths.append(given["attention_mask"].size(1)), with_kwargs=True)
+    model.register_forward_pre_hook(lambda _, __, given: lengths.append(given["input_ids"].size(1)), with_kwargs=True)
     rows = [{"input_ids": [*range(10, 20 + length)], "labels": [*range(10, 20 + length)]} for length in range(64)]
 
     train_sft(model, tokenizer, rows, steps=16, batch_size=4, learning_rate=1e-3)
