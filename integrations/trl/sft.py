@@ -101,16 +101,15 @@ class HeldOut:
 def weighted_loss(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, CausalLMOutputWithPast]:
     """The weighted mean of the learned tokens' losses (`total`: over what weight; default: theirs), and the model's outputs.
 
-    The outputs begin where the rows' first learned token is predicted.
+    The outputs are those of the positions at which some row's next token is learned: logits are what costs most.
     """
     labels, weights = inputs["labels"][:, 1:], inputs["weights"][:, 1:]
+    kept = (labels != -100).any(dim=0).nonzero()[:, 0]
+    prefix = shared_prefix(model, inputs["input_ids"], before=int(kept[0]) if len(kept) else 0)
+    outputs = model(**prefix.inputs(inputs["input_ids"], inputs["attention_mask"]), logits_to_keep=kept - prefix.length)
+    labels, weights = labels[:, kept], weights[:, kept]
     learned = labels != -100
-    first = int(learned.any(dim=0).int().argmax())
-    prefix = shared_prefix(model, inputs["input_ids"], before=first)
-    kept = inputs["input_ids"].size(1) - first
-    outputs = model(**prefix.inputs(inputs["input_ids"], inputs["attention_mask"]), logits_to_keep=kept)
-    labels, weights, learned = labels[:, first:], weights[:, first:], learned[:, first:]
-    losses = torch.nn.functional.cross_entropy(outputs.logits[:, :-1][learned].float(), labels[learned], reduction="none")
+    losses = torch.nn.functional.cross_entropy(outputs.logits[learned].float(), labels[learned], reduction="none")
     return (losses * weights[learned]).sum() / inputs.get("total", _total_weight(inputs)), outputs
 
 
