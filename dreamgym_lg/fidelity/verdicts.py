@@ -9,7 +9,7 @@ from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.training_data import recorded_exchanges
 from dreamgym_lg.statistics import wilson
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.types import Prediction, Trajectory
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, int | float | list[float]]:
@@ -56,30 +56,42 @@ async def measure_verdicts(
     them), each given the real history before it; an answer that cannot be read is a wrong one. Whatever else the model's
     server raises is raised.
     """
-    right, answers = [], []
     if invalid_only:  # of all others no demonstrations need be looked up
         asked = (each for each in trajectories if not all(step.valid for _, step in unrefused_steps(each, check_action)))
         trajectories = list(asked)
     experience.retrieve(trajectories)
-    for trajectory in trajectories:
-        exchanges = recorded_exchanges(experience, trajectory, check_action)
-        for position, exchange in enumerate(exchanges):
-            if invalid_only and exchange.prediction.valid:
-                continue
-            history = exchanges[:position]
-            if not experience.asked(trajectory.task, history, exchange.action):
-                continue
-            right.append(exchange.prediction)
-            answers.append(experience.apredict(trajectory.task, history, exchange.action, exchange.demonstrations))
-    given = await asyncio.gather(*answers, return_exceptions=True)
+    found = await asyncio.gather(
+        *(_judged(experience, each, check_action, invalid_only) for each in trajectories), return_exceptions=True
+    )
+    judged: list[tuple[Prediction, Prediction | None]] = []
+    for episode in found:
+        if isinstance(episode, BaseException):
+            raise episode  # a server that is down says nothing about the model's judgement
+        judged += episode
     invalid = recognised = valid = refused = wrong = 0
-    for real, answer in zip(right, given, strict=True):
-        if isinstance(answer, BaseException) and not isinstance(answer, PredictionFailed):
-            raise answer  # a server that is down says nothing about the model's judgement
-        said_valid = None if isinstance(answer, BaseException) else answer.valid
+    for real, answer in judged:
+        said_valid = None if answer is None else answer.valid
         invalid += not real.valid
         recognised += not real.valid and said_valid is False
         valid += real.valid
         refused += real.valid and said_valid is not True
-        wrong += isinstance(answer, BaseException) or abs(answer.reward - real.reward) > 0.01
+        wrong += answer is None or abs(answer.reward - real.reward) > 0.01
     return Verdicts(invalid, recognised, valid, refused, wrong)
+
+
+async def _judged(
+    experience: ExperienceModel, trajectory: Trajectory, check_action: CheckAction | None, invalid_only: bool
+) -> list[tuple[Prediction, Prediction | None]]:
+    """Each real step and what was answered, None if it cannot be read. One after the other: a model has read the earlier ones."""
+    exchanges = recorded_exchanges(experience, trajectory, check_action)
+    judged: list[tuple[Prediction, Prediction | None]] = []
+    for position, exchange in enumerate(exchanges):
+        history, right = exchanges[:position], exchange.prediction
+        if invalid_only and right.valid or not experience.asked(trajectory.task, history, exchange.action):
+            continue
+        try:
+            answer = await experience.apredict(trajectory.task, history, exchange.action, exchange.demonstrations)
+        except PredictionFailed:
+            answer = None
+        judged.append((right, answer))
+    return judged

@@ -61,6 +61,11 @@ def load_model(
     return model if "device_map" in options else model.to(device)
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether models compute on a CPU that is faster in bfloat16 than in float32: one with AMX, and no GPU beside it."""
+    return resolve_device("auto") == "cpu" and bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
 def resolve_device(device: str) -> str:
     """`auto` is the GPU if there is one, else the CPU.
 

@@ -34,6 +34,7 @@ try:
 except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
+from dreamgym_lg.integrations.transformers.loading import multiplies_bfloat16
 from dreamgym_lg.integrations.trl.adapters import merged_weights
 from dreamgym_lg.integrations.trl.options import SMALL, check_options, default_rate, precision
 from dreamgym_lg.integrations.trl.rows import (
@@ -256,8 +257,8 @@ def train_sft(
 def _arguments(model: PreTrainedModel, config: Mapping[str, Any]) -> SFTConfig:
     warmup = min(20, config["max_steps"] // 10)
     arguments: dict[str, Any] = {**_SETTINGS, **precision(model, config), "warmup_steps": warmup}
-    if arguments["use_cpu"] and torch.cpu.get_capabilities().get("amx_bf16") and not config.get("fp16"):
-        arguments["bf16"] = True  # such a processor multiplies it many times as fast; the weights stay float32
+    if arguments["use_cpu"] and multiplies_bfloat16():
+        arguments["bf16"] = not config.get("fp16")
     args = SFTConfig(**{**arguments, **config})
     args._n_gpu = min(args.n_gpu, 1)  # one process trains on one GPU, whatever else is visible
     return args

@@ -222,3 +222,19 @@ def test_a_kill_leaves_a_whole_folder_or_none(tokenizer: PreTrainedTokenizerFast
     save_model(model_of(tokenizer), tokenizer, tmp_path / "to")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["start", "to"], "what a kill left is cleared away"
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "to") and AutoTokenizer.from_pretrained(tmp_path / "to")
+
+
+@pytest.mark.parametrize(("amx", "given", "bf16"), [(True, {}, True), (False, {}, False), (True, {"bf16": False}, False)])
+def test_a_cpu_with_amx_trains_in_bfloat16(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, amx: bool, given: dict[str, bool], bf16: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
+    computed = set[torch.dtype]()
+    model = model_of(tokenizer)
+    model.lm_head.register_forward_hook(lambda _, __, logits: computed.add(logits.dtype))
+
+    train_sft(model, tokenizer, tokenize(tokenizer, SHORT), steps=1, **given)
+
+    assert computed == {torch.bfloat16 if bf16 else torch.float32}
+    assert model.dtype == torch.float32
