@@ -82,7 +82,7 @@ async def measure_verdicts(
 async def _judged(
     experience: ExperienceModel, trajectory: Trajectory, check_action: CheckAction | None, invalid_only: bool
 ) -> list[tuple[Prediction, Prediction | None]]:
-    """Each real step and what was answered, None if it cannot be read. One after the other: a model has read the earlier ones."""
+    """Each real step and the answer, None if it cannot be read. In their order: the model has read what came before."""
     exchanges = recorded_exchanges(experience, trajectory, check_action)
     judged: list[tuple[Prediction, Prediction | None]] = []
     for position, exchange in enumerate(exchanges):
