@@ -44,7 +44,8 @@ class TextWorldExpressWorld(World):
         experience_steps=200,
         experience_tokens=128,
         policy_tokens=16,
-        batch_size=8,
+        iterations=20,
+        batch_size=4,
         synthetic_share=0.5,
         stop_after_uniform=0,  # groups that all fail alike are not done: later ones of other worlds differ again
     )

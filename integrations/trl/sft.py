@@ -38,6 +38,7 @@ from dreamgym_lg.integrations.transformers.loading import multiplies_bfloat16
 from dreamgym_lg.integrations.trl.adapters import merged_weights
 from dreamgym_lg.integrations.trl.options import SMALL, check_options, default_rate, precision
 from dreamgym_lg.integrations.trl.rows import (
+    LENGTHS,
     Conversation,
     TokenizedConversation,
     create_collator,
@@ -139,7 +140,7 @@ class _WeightedTrainer(SFTTrainer):
         """One batch in passes of `_TOKENS_A_PASS` tokens, whose gradients add up: it needs the memory of one pass."""
         total, losses = _total_weight(inputs), []
         for rows in split_passes(inputs["attention_mask"].sum(dim=1).tolist(), _TOKENS_A_PASS):
-            length = int(inputs["attention_mask"][rows].sum(dim=1).max())
+            length = -(-int(inputs["attention_mask"][rows].sum(dim=1).max()) // LENGTHS) * LENGTHS
             part = {name: values[rows, :length] for name, values in inputs.items()}
             losses.append(super().training_step(model, {**part, "total": total}, None))
         return torch.stack(losses).sum()
