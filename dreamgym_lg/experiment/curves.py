@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 History = Mapping[int, Mapping[str, Any]]
 """A run's metrics by iteration, in order."""
 
-UNIFORM, VALUE = ("uniform_groups", "Uniform groups", 1), ("curriculum_value", "Mean variance of rewards", 0.25)
+UNIFORM, VALUE = ("uniform_groups", "Uniform groups", 1), ("curriculum_value", "Variance", 0.25)
 INVALID, ENTROPY = ("invalid_action_share", "Invalid actions", 1), ("entropy", "Entropy (nats)", math.inf)
 """Metrics that are drawn in pairs: key, name, and the most it can be."""
 

@@ -30,7 +30,7 @@ STEPS = {"offline": "offline", "train": "in training", "refresh": "refresh", "ev
 _PLACES = {"real": "the real environment", "s2r": "a dream, then the real environment"}
 NOTE = (
     "Base: trained on every recorded success. Whiskers and bands: 95 % intervals. Uniform groups: all rollouts earned the "
-    "same. V: variance of reward."
+    "same. Variance: of rewards, the mean over groups."
 )
 
 
@@ -173,12 +173,13 @@ def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None
     widths = {"wspace": 0.11, "width_ratios": (12, 10)}
     top: Any = figure.add_gridspec(1, 2, left=0.045, right=0.98, top=0.83, bottom=0.53, **widths).subplots()
     low: Any = figure.add_gridspec(1, 2, left=0.045, right=0.66, top=0.375, bottom=0.115, wspace=0.3).subplots()
-    side = figure.add_gridspec(2, 1, left=0.81, right=0.98, top=0.375, bottom=0.08, hspace=0.7, height_ratios=(5, 3))
+    nodes, steps, total = _node_seconds(history), _steps(result), sum(_node_seconds(history).values())
+    heights = {"hspace": 0.6, "height_ratios": (max(len(nodes), 1), max(len(steps), 1))}
+    side = figure.add_gridspec(2, 1, left=0.81, right=0.98, top=0.375, bottom=0.08, **heights)
     _draw_headline(top[0], _rows(result))
     curves.draw_progress(top[1], history)
     curves.draw_pair(low[0], history, curves.UNIFORM, curves.VALUE)
     curves.draw_pair(low[1], history, curves.INVALID, curves.ENTROPY)
-    nodes, steps, total = _node_seconds(history), _steps(result), sum(_node_seconds(history).values())
     texts = [f"{_duration(seconds)}, {seconds / total:.0%}" for seconds in nodes.values()]
     title = f"Training: {_duration(total)}" if total else "Training time"
     _draw_bars(figure.add_subplot(side[0]), title, nodes, texts, FAINT)
