@@ -213,9 +213,8 @@ class Workspace:
         As many as its steps take; where that would be all of them, a tenth of the tasks is held out.
         """
         offline, wanted = self.offline(), self.settings.batch_size * self.settings.experience_steps
-        if (known := self._known(len(offline))) > wanted:  # drawn: they are often recorded one kind after the other
-            drawn = Random(f"{self.settings.seed}/experience").sample(offline[:known], known)
-            return drawn[:wanted], drawn[wanted:] + offline[known:]
+        if (known := self._known(len(offline))) > wanted:
+            return offline[:wanted], offline[wanted:]
         ids = list(dict.fromkeys(trajectory.task.id for trajectory in offline[:known]))
         shown = set(ids[len(ids) // 10 :])
         return (

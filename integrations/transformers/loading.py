@@ -63,7 +63,8 @@ def load_model(
 
 def multiplies_bfloat16() -> bool:
     """Whether models compute on a CPU that is faster in bfloat16 than in float32: one with AMX, and no GPU beside it."""
-    return resolve_device("auto") == "cpu" and bool(torch.cpu.get_capabilities().get("amx_bf16"))
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # an older torch has none to tell
+    return resolve_device("auto") == "cpu" and bool(capabilities.get("amx_bf16"))
 
 
 def resolve_device(device: str) -> str:

@@ -79,6 +79,15 @@ def only_last_reply(rows: Sequence[TokenizedConversation]) -> list[TokenizedConv
     return cut
 
 
+def padded(length: int, longest: int | None = None) -> int:
+    """The length in tokens that rows are padded to: a multiple of 64, but no more than a model takes.
+
+    On a CPU each new length costs the compilation of its kernels (oneDNN).
+    """
+    rounded = -(-length // 64) * 64
+    return rounded if longest is None else max(length, min(rounded, longest))
+
+
 def split_passes(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     """Which rows share a forward and backward pass: rows of like length, the longest first.
 
@@ -95,16 +104,14 @@ def split_passes(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     return passes
 
 
-LENGTHS = 64
-"""A batch is padded to a multiple of so many tokens: on a CPU each new length costs the compilation of its kernels (oneDNN)."""
-
-
-def create_collator(pad_id: int) -> Callable[[list[TokenizedConversation]], dict[str, torch.Tensor]]:
-    """A data collator: rows of tokens padded on the right to one batch, of a multiple of `LENGTHS` tokens."""
+def create_collator(
+    pad_id: int, longest: int | None = None
+) -> Callable[[list[TokenizedConversation]], dict[str, torch.Tensor]]:
+    """A data collator: rows of tokens padded on the right to one batch, as long as `padded` says; `longest` is the model's."""
 
     def collate(rows: list[TokenizedConversation]) -> dict[str, torch.Tensor]:
         def pad(values: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
-            length = -(-max(map(len, values)) // LENGTHS) * LENGTHS
+            length = padded(max(map(len, values)), longest)
             return torch.tensor([[*value, *[fill] * (length - len(value))] for value in values], dtype=dtype)
 
         ids = [row["input_ids"] for row in rows]

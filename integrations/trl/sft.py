@@ -38,10 +38,10 @@ from dreamgym_lg.integrations.transformers.loading import multiplies_bfloat16
 from dreamgym_lg.integrations.trl.adapters import merged_weights
 from dreamgym_lg.integrations.trl.options import SMALL, check_options, default_rate, precision
 from dreamgym_lg.integrations.trl.rows import (
-    LENGTHS,
     Conversation,
     TokenizedConversation,
     create_collator,
+    padded,
     split_passes,
     tokenize,
     weigh_first_lines,
@@ -64,7 +64,7 @@ class HeldOut:
         self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[TokenizedConversation], *, every: int = 25, patience: int = 4
     ) -> None:
         self.batches = [rows[start : start + 4] for start in range(0, len(rows), 4)]
-        self.collate = create_collator(tokenizer.pad_token_id)
+        self.pad_id = tokenizer.pad_token_id
         self.every, self.patience = every, patience
         self.losses: dict[int, float] = {}
         """By the step after which it was measured."""
@@ -84,10 +84,10 @@ class HeldOut:
     def loss(self, model: PreTrainedModel) -> float:
         """The mean weighted loss of a learned token."""
         total = weight = 0.0
-        training = model.training
+        training, collate = model.training, create_collator(self.pad_id, _longest(model))
         model.eval()
         for batch in self.batches:
-            inputs = {name: value.to(model.device) for name, value in self.collate(list(batch)).items()}
+            inputs = {name: value.to(model.device) for name, value in collate(list(batch)).items()}
             weights = _total_weight(inputs).item()
             total += weighted_loss(model, inputs)[0].item() * weights
             weight += weights
@@ -107,8 +107,9 @@ def weighted_loss(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) ->
     """
     labels, weights = inputs["labels"][:, 1:], inputs["weights"][:, 1:]
     kept = (labels != -100).any(dim=0).nonzero()[:, 0]
-    prefix = shared_prefix(model, inputs["input_ids"], before=int(kept[0]) if len(kept) else 0)
-    outputs = model(**prefix.inputs(inputs["input_ids"], inputs["attention_mask"]), logits_to_keep=kept - prefix.length)
+    ids = inputs["input_ids"]  # a short beginning is cheaper computed with every row than masked
+    prefix = shared_prefix(model, ids, before=int(kept[0]) if len(kept) else 0, least=ids.size(1) // 4)
+    outputs = model(**prefix.inputs(ids, inputs["attention_mask"]), logits_to_keep=kept - prefix.length)
     labels, weights = labels[:, kept], weights[:, kept]
     learned = labels != -100
     losses = torch.nn.functional.cross_entropy(outputs.logits[learned].float(), labels[learned], reduction="none")
@@ -139,8 +140,9 @@ class _WeightedTrainer(SFTTrainer):
     ) -> torch.Tensor:
         """One batch in passes of `_TOKENS_A_PASS` tokens, whose gradients add up: it needs the memory of one pass."""
         total, losses = _total_weight(inputs), []
-        for rows in split_passes(inputs["attention_mask"].sum(dim=1).tolist(), _TOKENS_A_PASS):
-            length = -(-int(inputs["attention_mask"][rows].sum(dim=1).max()) // LENGTHS) * LENGTHS
+        lengths = [padded(length) for length in inputs["attention_mask"].sum(dim=1).tolist()]
+        for rows in split_passes(lengths, _TOKENS_A_PASS):
+            length = max(lengths[row] for row in rows)
             part = {name: values[rows, :length] for name, values in inputs.items()}
             losses.append(super().training_step(model, {**part, "total": total}, None))
         return torch.stack(losses).sum()
@@ -221,9 +223,9 @@ def train_sft(
 
     `until` is asked after every step, with its number, and ends the training early.
     Rows are drawn in random order: sorted by length, they would be sorted by what an agent does in them. The model is trained
-    where it is, under bf16 autocast on a GPU and on a CPU with AMX (`bf16=False`: without). `config` goes to TRL's `SFTConfig`.
-    Raises `NothingToTrain` if no row has a label, `ConfigurationError` for an option that is unknown or set already and for a
-    model whose weights are in half precision.
+    where it is, under bf16 autocast on a GPU or, without one, on a CPU with AMX (`bf16=False`: none). `config` goes to TRL's
+    `SFTConfig`. Raises `NothingToTrain` if no row has a label, `ConfigurationError` for an option that is unknown or set
+    already and for a model whose weights are in half precision.
     """
     taken = {field.name for field in fields(SFTConfig)} - set(_ADVICE)
     check_options("train_sft", config, known=taken, advice=_ADVICE, config=SFTConfig)
@@ -244,12 +246,16 @@ def train_sft(
             model=model,
             args=_arguments(model, given),
             train_dataset=Dataset.from_list(usable),
-            data_collator=create_collator(tokenizer.pad_token_id),
+            data_collator=create_collator(tokenizer.pad_token_id, _longest(model)),
             processing_class=tokenizer,
             callbacks=[_Progress(note, until)],
         )
         trainer.remove_callback(PrinterCallback)
-        trainer.train()
+        try:
+            trainer.train()
+        finally:  # else all that the model computes later is under this training's autocast, and the next one has none
+            trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+            model._is_accelerate_prepared = False
     model.eval()
     last = losses[-max(1, len(losses) // 10) :]
     return sum(last) / len(last)
@@ -335,8 +341,13 @@ def _rows(
     return [*rows, *(tokenize(tokenizer, talks, everything=everything) if talks else ())]
 
 
+def _longest(model: PreTrainedModel) -> int | None:
+    """How many tokens the model takes; None where its configuration does not say."""
+    return getattr(model.config, "max_position_embeddings", None)
+
+
 def _within_context(model: PreTrainedModel, rows: Sequence[TokenizedConversation]) -> list[TokenizedConversation]:
-    longest = getattr(model.config, "max_position_embeddings", None)
+    longest = _longest(model)
     kept = [row for row in rows if longest is None or len(row["input_ids"]) <= longest]
     if len(kept) < len(rows):
         logger.warning(

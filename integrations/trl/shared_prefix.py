@@ -24,17 +24,17 @@ class SharedPrefix(NamedTuple):
         return {**given, "attention_mask": mask, "past_key_values": self.past}
 
 
-def shared_prefix(model: PreTrainedModel, ids: torch.Tensor, *, before: int) -> SharedPrefix:
+def shared_prefix(model: PreTrainedModel, ids: torch.Tensor, *, before: int, least: int = 0) -> SharedPrefix:
     """What the rows of `ids` (rows, tokens; padded on the right at most) begin with, up to `before` tokens.
 
-    Nothing is shared by one row, by fewer than `LEAST` tokens or a quarter of the longest row, under activation checkpointing,
-    and by a model whose cache does not keep every token.
+    Nothing is shared by one row, by fewer than `least` or `LEAST` tokens, under activation checkpointing, and by a model whose
+    cache does not keep every token.
     """
     length = 0
     if len(ids) > 1 and not (model.training and model.is_activation_checkpointing):
         differs = (ids[:, :before] != ids[:1, :before]).any(dim=0)
         length = int(differs.int().argmax()) if differs.any() else differs.numel()
-    if length < LEAST or length * 4 < ids.size(1):
+    if length < max(least, LEAST):
         return SharedPrefix(0, None)
     past = model(input_ids=ids[:1, :length], use_cache=True, logits_to_keep=1).past_key_values
     if not isinstance(past, DynamicCache) or any(type(layer) is not DynamicLayer for layer in past.layers):

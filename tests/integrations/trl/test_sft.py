@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl import sft
-from dreamgym_lg.integrations.trl.rows import tokenize, weigh_first_lines
+from dreamgym_lg.integrations.trl.rows import create_collator, tokenize, weigh_first_lines
 from dreamgym_lg.integrations.trl.sft import fine_tune, save_model, train_sft
 
 COLOURS = {"apple": "red", "pear": "green", "plum": "blue", "lemon": "yellow"}
@@ -237,4 +238,19 @@ def test_a_cpu_with_amx_trains_in_bfloat16(
     train_sft(model, tokenizer, tokenize(tokenizer, SHORT), steps=1, **given)
 
     assert computed == {torch.bfloat16 if bf16 else torch.float32}
-    assert model.dtype == torch.float32
+    assert model(torch.tensor([[5]])).logits.dtype == model.dtype == torch.float32, "the training is over"
+    train_sft(model, tokenizer, tokenize(tokenizer, SHORT), steps=1, bf16=not bf16)
+    assert computed == {torch.bfloat16, torch.float32}, "the next one computes as it is told"
+
+
+def test_rows_are_padded_to_lengths_that_repeat_and_to_no_more_than_the_model_takes() -> None:
+    def shape(lengths: Sequence[int], longest: int | None) -> tuple[int, ...]:
+        rows = [{"input_ids": [5] * n, "labels": [5] * n, "weights": [1.0] * n} for n in lengths]
+        batch = create_collator(0, longest)(rows)
+        assert {tuple(values.shape) for values in batch.values()} == {tuple(batch["input_ids"].shape)}
+        assert batch["attention_mask"].sum(dim=1).tolist() == list(lengths)
+        return tuple(batch["input_ids"].shape)
+
+    assert shape([3, 65], None) == (2, 128)
+    assert shape([3, 65], 100) == (2, 100)
+    assert shape([64], 1000) == (1, 64)
