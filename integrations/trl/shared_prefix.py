@@ -27,8 +27,9 @@ class SharedPrefix(NamedTuple):
 def shared_prefix(model: PreTrainedModel, ids: torch.Tensor, *, before: int, least: int = 0) -> SharedPrefix:
     """What the rows of `ids` (rows, tokens; padded on the right at most) begin with, up to `before` tokens.
 
-    Nothing is shared by one row, by fewer than `least` or `LEAST` tokens, under activation checkpointing, and by a model whose
-    cache does not keep every token.
+    Nothing is shared by one row, under activation checkpointing, and by a model whose cache does not keep every token.
+
+    Args: `least`, tokens below which a beginning is not shared; never fewer than `LEAST`.
     """
     length = 0
     if len(ids) > 1 and not (model.training and model.is_activation_checkpointing):

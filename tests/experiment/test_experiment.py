@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, Step, StepResult, Task, Trajectory, World
 from dreamgym_lg.environment import play_action
@@ -19,6 +20,7 @@ from dreamgym_lg.experiment.evaluation import count_real_steps, uniform_groups, 
 from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.supervised import train_base_policy
 from dreamgym_lg.experiment.worlds import load_world, open_folder
+from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.sft import save_model
 
@@ -118,6 +120,18 @@ def test_what_the_experience_model_was_not_trained_on_is_held_out(work: Experime
     assert work.held_out_offline() == []
     hosted = Experiment(Doors(), work.out, work.settings, experience_model=scripted(reply=str))
     assert len(hosted.held_out_offline()) == 5, "a given model was trained on none of them"
+
+
+@pytest.mark.parametrize(("amx", "dtype"), [(True, "bfloat16"), (False, "auto")])
+def test_a_trained_experience_model_answers_in_what_the_processor_is_fast_in(
+    work: Experiment, monkeypatch: pytest.MonkeyPatch, amx: bool, dtype: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
+    given = dict[str, Any]()
+    monkeypatch.setattr(LocalChatModel, "from_path", lambda path, **options: given.update(options))
+    work._local("experience-0", own_process=False)
+    assert given["dtype"] == dtype
 
 
 def test_a_world_without_scripted_policies_says_what_to_do(tmp_path: Path) -> None:
