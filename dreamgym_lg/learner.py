@@ -5,6 +5,7 @@ A learner is given groups (the episodes of one task) and turns them into rows by
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from statistics import fmean, pstdev
 from typing import Literal, NamedTuple, Protocol
 
@@ -86,29 +87,65 @@ def group_credit(
     normalise: Normalisation = "episodes",
     length: int = 1,
 ) -> list[TrainingRow]:
-    """The rows of group-relative learning: every token of an episode has its episode's advantage within the group.
+    """The rows of group-relative learning: a reply has its episode's advantage over those that had earned as much.
 
-    How an episode was cut into segments has no influence: its weight is shared by its tokens, not by its segments. Left out
-    are failed episodes and those without a sampled token (of the group's mean and deviation too), and uniform groups, which
-    carry no signal.
+    A reply cannot have earned what was earned before it. So its episode is compared with those of the group that also replied
+    when they had earned just as much (without this, the useless last replies of the better failures are reinforced). Where all
+    reward comes at the end, as in the paper, that is the advantage within the group (GRPO). It is 0 where there is
+    no other such episode. Where an episode's replies and steps are not one to one, each reply counts as its first.
+
+    How an episode was cut into segments has no influence on its weight, which is shared by its tokens. Left out are failed
+    episodes and those without a sampled token (of the group's mean and deviation too), and uniform groups, which carry no
+    signal.
 
     Args:
-        advantages: From the rewards of a group's episodes.
+        advantages: From the rewards of two or more episodes.
         normalise: What all the weights of N episodes with T sampled tokens amount to. `episodes`: each episode weighs 1/N,
             a token of an episode with L of them 1/(N L) (GRPO). `tokens`: each token weighs 1/T (DAPO, BNPO, CISPO).
             `length`: each token weighs 1/(N `length`) (Dr. GRPO; TRL's `max_completion_length`).
     """
-    credited: list[tuple[Trajectory, float]] = []
+    credited: list[tuple[Trajectory, Sequence[float]]] = []
     for group in groups:
         usable = _usable([group])
         if len({episode.reward for episode in usable}) > 1:
-            credited += zip(usable, advantages([episode.reward for episode in usable]), strict=True)
+            credited += zip(usable, _progress_advantages(usable, advantages), strict=True)
     return _rows(credited, normalise, length)
+
+
+def _progress_advantages(
+    group: Sequence[Trajectory], advantages: Callable[[Sequence[float]], Sequence[float]]
+) -> list[list[float]]:
+    """Of each reply of each episode, among the episodes with a reply before which they had earned as much."""
+    earned = [_earned_before(episode) for episode in group]
+    found: dict[float, dict[int, float]] = {}
+    for level in {level for levels in earned for level in levels}:
+        reached = [number for number, levels in enumerate(earned) if level in levels]
+        compared = advantages([group[number].reward for number in reached]) if len(reached) > 1 else [0.0]
+        found[level] = dict(zip(reached, compared, strict=True))
+    return [[found[level][number] for level in levels] for number, levels in enumerate(earned)]
+
+
+def _earned_before(episode: Trajectory) -> list[float]:
+    """What an episode had earned before each of its replies, to six digits; 0 for all where that is not known.
+
+    It is known where there are as many replies as steps, in the order of the segments: in one, or each in one of its own.
+    """
+    replies = [len(_replies(segment)) for segment in trainable_segments(episode)]
+    if sum(replies) != len(episode.steps) or any(number > 1 for number in replies[:-1]):
+        return [0.0] * sum(replies)
+    return [round(before, 6) for before in accumulate((step.reward for step in episode.steps[:-1]), initial=0.0)]
+
+
+def _replies(segment: Segment) -> list[range]:
+    """The tokens of each reply: those sampled one after the other."""
+    bounds = [i for i, (before, own) in enumerate(pairwise([0, *segment.sampled, 0])) if before != own]
+    return [range(begin, end) for begin, end in zip(bounds[::2], bounds[1::2], strict=True)]
 
 
 def success_credit(groups: Groups) -> list[TrainingRow]:
     """The rows of rejection-sampling fine-tuning: every token of a success has advantage 1 and the same weight."""
-    return _rows([(episode, 1.0) for episode in _usable(groups) if episode.success], "tokens", 1)
+    successes = [episode for episode in _usable(groups) if episode.success]
+    return _rows([(e, [1.0] * sum(len(_replies(s)) for s in trainable_segments(e))) for e in successes], "tokens", 1)
 
 
 def _usable(groups: Groups) -> list[Trajectory]:
@@ -116,16 +153,20 @@ def _usable(groups: Groups) -> list[Trajectory]:
     return [episode for group in groups for episode in group if episode.error is None and _sampled_tokens(episode)]
 
 
-def _rows(credited: Sequence[tuple[Trajectory, float]], normalise: Normalisation, length: int) -> list[TrainingRow]:
-    """The rows of episodes whose tokens all have the advantage given with it."""
+def _rows(
+    credited: Sequence[tuple[Trajectory, Sequence[float]]], normalise: Normalisation, length: int
+) -> list[TrainingRow]:
+    """The rows of episodes whose replies have the advantages given with them."""
     all_tokens = sum(_sampled_tokens(episode) for episode, _ in credited)
     rows = []
-    for episode, advantage in credited:
+    for episode, advantages in credited:
         tokens = {"episodes": len(credited) * _sampled_tokens(episode), "tokens": all_tokens, "length": len(credited) * length}
-        rows += [
-            TrainingRow(segment, [advantage] * len(segment.token_ids), 1 / tokens[normalise])
-            for segment in trainable_segments(episode)
-        ]
+        left = iter(advantages)
+        for segment in trainable_segments(episode):
+            given = [0.0] * len(segment.token_ids)
+            for reply in _replies(segment):
+                given[reply.start : reply.stop] = [next(left)] * len(reply)
+            rows.append(TrainingRow(segment, given, 1 / tokens[normalise]))
     return rows
 
 

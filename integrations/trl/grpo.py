@@ -20,6 +20,9 @@ from dreamgym_lg.learner import group_credit
 class GRPOLearner(PolicyLearner):
     """Group-relative policy optimisation (Shao et al. 2024) by TRL's loss types.
 
+    A reply is compared with episodes that replied when they had earned as much (`dreamgym_lg.learner.group_credit`): where all
+    reward comes at the end, these are the group.
+
     Args:
         loss_type: One of `LOSS_TYPES`. With `dr_grpo`, `max_completion_length` is its constant.
         options: Of `PolicyLearner`, and of `GRPOConfig`: `epsilon`, `epsilon_high`, `delta`, `use_bias_correction_kl`,

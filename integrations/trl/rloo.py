@@ -10,9 +10,10 @@ from dreamgym_lg.learner import group_credit, leave_one_out_advantages
 class RLOOLearner(PolicyLearner):
     """REINFORCE leave-one-out (Ahmadian et al. 2024): rewards are not divided by the group's deviation.
 
-    Each of an episode's tokens weighs the same however long it is, so that with one optimiser step an iteration the gradient is
-    the policy gradient of the reward itself. TRL's own `RLOOTrainer` has one ratio per sequence, and an episode may be several:
-    here it is clipped per token, as in GRPO, and the KL term is in the loss, not in the reward.
+    Each of an episode's tokens weighs the same however long it is, so that with one optimiser step an iteration, and where all
+    reward comes at the end, the gradient is the policy gradient of the reward itself. TRL's own `RLOOTrainer` has one ratio per
+    sequence, and an episode may be several: here it is clipped per token, as in GRPO, and the KL term is in the loss, not in
+    the reward.
 
     Args: As of `PolicyLearner`, and of `GRPOConfig`: `epsilon`, `epsilon_high`, `delta`, `use_bias_correction_kl`,
         `vllm_importance_sampling_correction`, `vllm_importance_sampling_clip_max`.
