@@ -19,6 +19,7 @@ from dreamgym_lg.experience.annotate import Annotate
 from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment import evaluation, gate, supervised
+from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.trackers import check_trackers
 from dreamgym_lg.experiment.training import (
@@ -209,10 +210,10 @@ class Experiment(Workspace):
             options: Other values of `Settings` (`learner`, `lora`, `num_tasks`, ...), and arguments of the learner
                 (`peft_config`, which implies `lora`, ...).
 
-        Raises `ConfigurationError` without a task or a policy to train and for options that an ended training had not,
-        `UntruthfulDream` if the dream pays too much of what it must not (`max_false_success`), next to no success, or does not
-        tell its hidden facts (asked before the first iteration), `NothingToTrain` if the episodes give nothing to learn from,
-        `MissingDependency` without the extra `train`.
+        Raises `ConfigurationError` without a task or a policy to train, for options that an ended training had not and while
+        another process is at work in the folder, `UntruthfulDream` if the dream pays too much of what it must not
+        (`max_false_success`), next to no success, or does not tell its hidden facts (asked before the first iteration),
+        `NothingToTrain` if the episodes give nothing to learn from, `MissingDependency` without the extra `train`.
         """
         self.report_to = self.report_to if report_to is None else check_trackers(report_to)
         known = {field.name for field in fields(Settings)}
@@ -230,19 +231,24 @@ class Experiment(Workspace):
             serve_learner(self, self.base_policy, learner, ranks)
         if self._policy is not None:
             self._check_policy(self._policy)  # before the settings of a call that is refused are written
-        self.open(replace(self.settings, **given))
-        self._check_trainable()
-        start = None if self.training_ended(self.settings) else self.base_policy()
-        if start is None:
-            self._check_ended(own, servers)
-            self.trained = sampling_like(self._policy, self.policy("trained"))
-        else:
-            self._record_start(own)
-            start = served_by(self, start, servers) if servers else start
-            self.trained = train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
+        self.out.mkdir(parents=True, exist_ok=True)
+        with only_process(self.out):
+            self.open(replace(self.settings, **given))
+            self._check_trainable()
+            self.trained = self._train(learner, own, servers)
         if (ranks := join_launch()) is not None:
             ranks.close()
         return self.trained
+
+    def _train(self, learner: CreateLearner, options: Mapping[str, Any], servers: str | Sequence[str]) -> "LocalChatModel":
+        """What `train` returns. Args: `options`, those of the learner that the call was given."""
+        if self.training_ended(self.settings):
+            self._check_ended(options, servers)
+            return sampling_like(self._policy, self.policy("trained"))
+        start = self.base_policy()
+        self._record_start(options)
+        start = served_by(self, start, servers) if servers else start
+        return train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
 
     def _check_trainable(self) -> None:
         """Raise `ConfigurationError` without a task, and for refreshes of an experience model that is not trained here."""

@@ -178,8 +178,8 @@ def quick(settings: Settings) -> Settings:
         tasks=min(settings.tasks or 400, 400),
         episodes={kind: -(-n // 8) for kind, n in settings.episodes.items()},
         batch_size=4,
-        experience_steps=min(settings.experience_steps, 8),
-        base_steps=10,  # unsure enough that the episodes of a group differ: there are updates to see
+        experience_steps=min(settings.experience_steps, 30),  # fewer give a dream of nonsense, in which no group earns anything
+        base_steps=10,
         iterations=3,
         num_tasks=min(settings.num_tasks, 4),
         evaluate_every=3,

@@ -24,6 +24,7 @@ from dreamgym_lg.experience.chat_models import to_experience_model
 from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experience_models import as_trained, is_local_model, local_experience_model
+from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
 from dreamgym_lg.experiment.world import Rollouts, World
 from dreamgym_lg.launch import launched
@@ -153,18 +154,18 @@ class Workspace:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[bool]:
-        """Whether the stage is still to do; its wall time is recorded when it ends."""
-        if self._serves:
-            yield False
-            return
-        self.open()
-        if self.seconds(name) is not None:
+        """Whether the stage is still to do, by this process alone; its wall time is recorded when it ends."""
+        if not self._serves:
+            self.open()
+        if self._serves or self.seconds(name) is not None:
             yield False
             return
         start = time.perf_counter()
-        yield True
-        _give_back_memory()
-        self.replay_buffer.record_metrics(self.run_name(f"stage/{name}"), 0, {"seconds": time.perf_counter() - start})
+        with only_process(self.out):
+            yield (todo := self.seconds(name) is None)  # another process may have ended it since
+            if todo:
+                _give_back_memory()
+                self.replay_buffer.record_metrics(self.run_name(f"stage/{name}"), 0, {"seconds": time.perf_counter() - start})
 
     def seconds(self, name: str) -> float | None:
         """Wall time of a finished stage; None for one that has not ended."""

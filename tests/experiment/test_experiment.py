@@ -1,6 +1,9 @@
 """What holds for an experiment on any world: its folder, its stages, the policy it keeps, how worlds are found."""
 
+import multiprocessing
+import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -18,6 +21,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import worlds
 from dreamgym_lg.experiment.evaluation import count_real_steps, uniform_groups, validate
 from dreamgym_lg.experiment.experience_models import load_experience_model
+from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.supervised import train_base_policy
 from dreamgym_lg.experiment.worlds import load_world, open_folder
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -49,6 +53,31 @@ def test_progress_is_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, 
         for done in (1, 2):
             Experiment(Doors(), "nowhere").progress("train", done, 2)
     assert capsys.readouterr().err == "\x1b[Ktrain: 1/2\r\x1b[Ktrain: 2/2\n"
+
+
+def test_a_folder_is_one_process_s_at_a_time(tmp_path: Path) -> None:
+    """Two that train in one would mix their episodes; a killed one leaves nothing to clear away."""
+    program = "import sys; from pathlib import Path; from dreamgym_lg.experiment.lock import only_process\n"
+    program += "with only_process(Path(sys.argv[1])): print('ready', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "ready\n"
+        refused = pytest.raises(ConfigurationError, match=f"process {other.pid} is at work in .*: wait until it has ended")
+        with refused:
+            Experiment(Doors(), tmp_path).collect()
+        before = (tmp_path / "settings.json").read_text()
+        with refused:
+            Experiment(Doors(), tmp_path).train(iterations=99)
+        assert (tmp_path / "settings.json").read_text() == before, "what the other process trains with"
+        other.kill()
+    run = Experiment(Doors(), tmp_path)
+    run.collect()
+    assert len(run.offline()) == 5
+    with only_process(tmp_path / "models"):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+    with only_process(tmp_path / "models"):
+        child.kill()
 
 
 class Door(Environment):
