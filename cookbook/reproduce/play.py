@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from cells import GAMES, METHODS, Cell, create_cell
+from cells import METHODS, Cell, create_cell
 
 from dreamgym_lg import Experiment, ReplayBuffer, Settings, Trajectory, World
 from dreamgym_lg.experiment.evaluation import MODES
@@ -103,8 +103,6 @@ def create_world(cell: Cell) -> World:
     without = METHODS[cell.method].without
     game = _Unchecked if without == "check" else TextWorldExpressWorld
     world: World = create_alfworld() if cell.world == "alfworld" else game(cell.world)
-    if cell.world in GAMES:  # the first cells had batches of 8; the worlds' default is 4 now
-        world.settings = replace(world.settings, batch_size=8)
     if cell.world == "sorting":  # longer names and observations
         episodes = {"demonstration": 4, "random": 400, "unfinished": 1500}
         world.settings = replace(world.settings, episodes=episodes, policy_tokens=32, experience_tokens=400)

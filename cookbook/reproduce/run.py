@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     shown = f"{', '.join(WORLDS)}; default: all but alfworld"
     parser.add_argument("--worlds", nargs="+", default=list(DEFAULT_WORLDS), choices=WORLDS, metavar="WORLD", help=shown)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED", help="default: 0 1 2")
-    parser.add_argument("--iterations", type=int, default=10, help="the budget, each 64 episodes; default: 10")
+    parser.add_argument("--iterations", type=int, default=20, help="the budget, each 64 episodes; default: 20")
     parser.add_argument("--runs", type=Path, default=Path("runs/reproduce"), help="where folders are; default: runs/reproduce")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where figures go; default: beside this file")
     parser.add_argument("--quick", action="store_true", help="few steps of everything, to see it run; proves nothing")

@@ -38,9 +38,9 @@ FURTHER = {
 """Tables of their own, by the part of their methods."""
 REMARKS = {
     "peckingorder": """\
-The experience model is trained for 200 steps of 8 conversations. With 100 steps, and all else the same, DreamGym GRPO solved 96
-and 96 of 120 (greedy, temperature 1) on seed 0, 87 and 85 on seed 1, and 3 and 1 on seed 3; the longer training was first tried
-on seed 3, where the experience model had not learned to copy what its prompt holds.
+Each cell of a seed has the same base policy, and each dream the same experience model. In `whole-episode-credit/` are the cells
+of ten iterations that were run before GRPO compared a reply only with episodes that had earned as much before it; their bases
+and experience models are others (supervised batches of 8).
 """,
     "twc": """\
 The policy fails here before a dream can help it: after four demonstrations 93 % of the actions that the base policy samples
