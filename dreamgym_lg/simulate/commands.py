@@ -5,6 +5,7 @@ import inspect
 import textwrap
 import types
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, get_args, get_origin
 
@@ -61,7 +62,7 @@ def _function(tool: BaseTool) -> types.FunctionType | None:
 @lru_cache(500)
 def _read(function: types.FunctionType) -> StateUpdate | None:
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        tree = _parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError):  # no file: typed into an interpreter
         return None
     made = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "Command"]
@@ -79,6 +80,14 @@ def _read(function: types.FunctionType) -> StateUpdate | None:
             asked[key] = len(values) == len(known)
     answers = any(MESSAGES in each.update for each in known)
     return StateUpdate(asked, computed, answers, known[0].goto, known[0].graph)
+
+
+def _parse(source: str) -> ast.Module:
+    """`ast.parse`, again where another thread disturbed it: before Python 3.12 threads share its count of the depth."""
+    for _ in range(20):
+        with suppress(SystemError):  # "AST constructor recursion depth mismatch", https://github.com/python/cpython/issues/106905
+            return ast.parse(source)
+    return ast.parse(source)
 
 
 class _Made(NamedTuple):

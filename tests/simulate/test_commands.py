@@ -1,6 +1,9 @@
 """Tools that return a `Command` and may act on the world: they are simulated, and the state that they write is answered too."""
 
+import gc
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
@@ -17,6 +20,7 @@ from zoo.models import ScriptedModel
 
 from dreamgym_lg import AgentWorld
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.simulate import commands
 from dreamgym_lg.simulate.doctor import examine
 
 ORDERS: list[str] = []
@@ -170,3 +174,22 @@ def test_the_doctor_names_the_state_that_is_asked() -> None:
     parts = {part.name: part for part in examine(asking(find, move, close)).parts}
     assert [parts[name].handling for name in ("find", "move", "close")] == ["simulated"] * 3
     assert parts["find"].advice.endswith("the state that it writes: customer") and parts["close"].advice == ""
+
+def test_threads_that_read_code_at_once_do_not_disturb_each_other() -> None:
+    """Before Python 3.12 `ast.parse` fails at random where another thread parses too, and would stop an episode."""
+
+    def read(_: int) -> None:
+        for made in (find, move, close):
+            commands._read.__wrapped__(made.func or made.coroutine)
+
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    gc.callbacks.append(yielding := lambda *_: sum(range(50)))  # Python code in the middle of a parse lets another thread run
+    try:
+        sys.setswitchinterval(1e-6)
+        gc.set_threshold(10, 2, 2)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(read, range(200)))
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(yielding)
