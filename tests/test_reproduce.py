@@ -30,10 +30,11 @@ def reproduce() -> Iterator[Any]:
     sys.path.insert(0, str(FOLDER))
     try:
         import cells
+        import estimates
         import play
         import tables
 
-        yield SimpleNamespace(cells=cells, play=play, tables=tables)
+        yield SimpleNamespace(cells=cells, play=play, estimates=estimates, tables=tables)
     finally:
         sys.path.remove(str(FOLDER))
 
@@ -227,11 +228,11 @@ def test_a_part_of_the_data_keeps_the_tasks_and_the_base_policy(reproduce: Any, 
     ("only_a", "only_b", "p"), [(0, 0, 1.0), (5, 5, 1.0), (10, 2, 158 / 4096), (0, 6, 2 / 64), (6, 0, 2 / 64)]
 )
 def test_mcnemar(reproduce: Any, only_a: int, only_b: int, p: float) -> None:
-    assert reproduce.tables.mcnemar(only_a, only_b) == pytest.approx(p)
+    assert reproduce.estimates.mcnemar(only_a, only_b) == pytest.approx(p)
 
 
 def test_the_interval_over_seeds(reproduce: Any) -> None:
-    over_seeds, half = reproduce.tables.over_seeds, [1, 0] * 50
+    over_seeds, half = reproduce.estimates.over_seeds, [1, 0] * 50
     assert over_seeds([[1] * 3 + [0] * 7])[:3] == pytest.approx((0.3, *wilson(3, 10)))
     assert over_seeds([[1] * 10, [1] * 10])[:3] == pytest.approx((1, 1, 1))
     assert over_seeds([[1] * 10, [0] * 10])[:3] == (0.5, 0, 1), "two seeds that disagree say nothing"
@@ -260,7 +261,7 @@ def figures(method: str, seed: int, sampled: str, iterations: int = 10, **values
 
 
 def test_pairs_are_of_the_same_worlds_and_seeds(reproduce: Any) -> None:
-    compare = reproduce.tables.compare
+    compare = reproduce.estimates.compare
     first = [figures("dream-grpo", 0, "1110"), figures("dream-grpo", 1, "1100"), figures("dream-grpo", 2, "1111")]
     second = [figures("sft", 0, "1001"), figures("sft", 1, "0000"), figures("sft", 5, "1111")]
     found = compare(first, second, "sampled")
@@ -274,15 +275,25 @@ def test_pairs_are_of_the_same_worlds_and_seeds(reproduce: Any) -> None:
 def test_real_steps_for_the_same_success(reproduce: Any, tmp_path: Path) -> None:
     """Those before the first iteration that succeeds as often; where there is none, all of them are a lower bound."""
     curve = [{"iteration": i, "train_success": s, "real_steps": 300 + i} for i, s in enumerate((0.0, 0.5, 0.25, 0.75))]
-    found = [reproduce.tables.steps_until({"training": curve}, rate) for rate in (0, 0.5, 0.6, 0.75, 0.8)]
+    found = [reproduce.estimates.steps_until({"training": curve}, rate) for rate in (0, 0.5, 0.6, 0.75, 0.8)]
     assert found == [0, 300, 300 + 301 + 302, 300 + 301 + 302, None]
     cells = [figures("real-grpo", seed, "1110", training=curve) for seed in (1, 2)]
     cells += [figures("s2r-grpo", 1, "1110", training=[]), figures("s2r-grpo", 2, "1111", training=[])]
     for cell in cells:
         (tmp_path / f"{cell['cell']}.json").write_text(json.dumps(cell))
     text = reproduce.tables.write_tables(tmp_path)[0].read_text()
-    assert "| DreamGym-S2R GRPO | 1 | 3/4 [0.30, 0.95] | 1,050 | 953 | 0.9 |" in text
-    assert "| DreamGym-S2R GRPO | 2 | 4/4 [0.51, 1.00] | 2,050 | not in 2,050 | > 1.0 |" in text
+    assert "| DreamGym-S2R GRPO | 1 | 3/4 [0.30, 0.95] | 1,000, 50 | 903 | 0.9 | 0.9 |" in text
+    assert "| DreamGym-S2R GRPO | 2 | 4/4 [0.51, 1.00] | 2,000, 50 | not in 2,000 | > 1.0 | > 1.0 |" in text
+    assert "| DreamGym-S2R GRPO | all 2 |  |  |  | > 1.0 [0.9, 1.0] | > 1.0 [0.9, 1.0] |" in text
+
+
+def test_savings_over_seeds(reproduce: Any) -> None:
+    saving, over = reproduce.estimates.Saving, reproduce.estimates.savings_over_seeds
+    assert over([saving(2.0, True), saving(8.0, True)]) == "4.0 [2.0, 8.0]"
+    assert over([saving(2.0, True), saving(8.0, False)]) == "> 4.0 [2.0, 8.0]"
+    assert over([saving(3.0, True)]) == "3.0"
+    dreamed = figures("dream-grpo", 0, "1110")
+    assert reproduce.estimates.saving(dreamed, figures("real-grpo", 0, "1110"), ("training",)) is None, "it spent none"
 
 
 def test_tables_are_made_from_the_figures(reproduce: Any, tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from math import comb
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from cells import GAMES, METHODS, WORLDS
+from estimates import Estimate, Figures, compare, over_seeds, saving, savings_over_seeds, steps_until
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.statistics import wilson
@@ -18,8 +17,6 @@ from dreamgym_lg.statistics import wilson
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Figures = Mapping[str, Any]
-"""What `results/CELL.json` holds."""
 MODES = {"greedy": "greedy", "sampled": "temperature 1"}
 COMPARISONS = (
     ("real-grpo", "sft"), ("dream-grpo", "sft"), ("dream-grpo", "sft-more"), ("dream-grpo", "real-grpo"),
@@ -61,89 +58,6 @@ experience model was trained.
 """,
 }
 """What was tried in a world beside its cells, and what holds it back."""
-_DRAWS = 4000
-
-
-# --- statistics ------------------------------------------------------------------------------------------------------------
-
-
-class Estimate(NamedTuple):
-    """A mean over seeds with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-    seeds: int
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
-def over_seeds(outcomes: Sequence[Sequence[float]]) -> Estimate:
-    """The mean of the seeds' means, with a bootstrap over seeds and, within each, over its held-out worlds.
-
-    A single seed says nothing of the spread between seeds: of its outcomes 0 and 1 the interval is Wilson's, else
-    (differences) that of the worlds alone. Of two or three seeds the interval is too narrow.
-
-    Args: `outcomes`, of every seed the values of its worlds. Raises `ValueError` unless all have as many, one at least.
-    """
-    if len(counts := {len(each) for each in outcomes}) != 1 or counts == {0}:
-        raise ValueError(f"{len(outcomes)} seeds with {sorted(counts)} worlds: every seed needs as many as the others, and one")
-    values = np.array([list(each) for each in outcomes], float)
-    seeds, worlds = values.shape
-    if seeds == 1 and set(values.flat) <= {0.0, 1.0}:
-        return Estimate(float(values.mean()), *wilson(float(values.sum()), worlds), 1)
-    rng = np.random.default_rng(0)
-    drawn = np.zeros(_DRAWS)
-    for _ in range(seeds):  # each time a seed, and then so many of its worlds
-        seed, chosen = rng.integers(seeds, size=(_DRAWS, 1)), rng.integers(worlds, size=(_DRAWS, worlds))
-        drawn += values[seed, chosen].mean(axis=1) / seeds
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Estimate(float(values.mean()), float(low), float(high), seeds)
-
-
-def mcnemar(only_a: int, only_b: int) -> float:
-    """The exact two-sided p of McNemar's test: of paired outcomes, how many only the first and only the second solved."""
-    n, least = only_a + only_b, min(only_a, only_b)
-    return min(1.0, 2 * sum(comb(n, i) for i in range(least + 1)) / 2**n)
-
-
-class Comparison(NamedTuple):
-    """One method minus another on the same held-out worlds of the same seeds."""
-
-    difference: Estimate
-    only_first: int
-    only_second: int
-
-    @property
-    def p(self) -> float:
-        return mcnemar(self.only_first, self.only_second)
-
-
-def compare(first: Iterable[Figures], second: Iterable[Figures], mode: str) -> Comparison | None:
-    """Two methods on one world, by the seeds that both have; None where they share none."""
-    others = {each["seed"]: each["real"][mode]["outcomes"] for each in second}
-    pairs = [(each["real"][mode]["outcomes"], others[each["seed"]]) for each in first if each["seed"] in others]
-    pairs = [(a, b) for a, b in pairs if len(a) == len(b)]
-    if not pairs:
-        return None
-    both = [(x, y) for a, b in pairs for x, y in zip(a, b, strict=True)]
-    difference = over_seeds([[int(x) - int(y) for x, y in zip(a, b, strict=True)] for a, b in pairs])
-    return Comparison(difference, both.count(("1", "0")), both.count(("0", "1")))
-
-
-def steps_until(cell: Figures, success: float) -> int | None:
-    """Real training steps behind the first policy of a training in reality whose own episodes succeed as often as `success`.
-
-    That the first such iteration counts, of 64 episodes each, favours the training in reality. None if there is none.
-    Raises `KeyError` for figures that were written before the steps of each iteration were kept.
-    """
-    spent = 0
-    for row in cell["training"]:
-        if row["train_success"] >= success:
-            return spent
-        spent += int(row["real_steps"])
-    return None
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------------
@@ -232,6 +146,13 @@ evaluation come on top. Minutes are wall time on a machine that had other work t
 """
 
 
+KINDS = ("training", "validation")
+EQUAL_SUCCESS = """\
+Training in reality counts until an iteration whose own 64 episodes succeed as often; `>`: it never does. Over seeds: the
+geometric mean with the 95 % interval of a bootstrap over seeds, in which `>` counts as the number behind it.
+"""
+
+
 def _markdown(results: Sequence[Figures]) -> str:
     lines = ["# Results", "", f"Made from the {len(results)} finished cells in this folder by `run.py`; do not edit.", "", NOTE]
     for (world, iterations), methods in by_budget(results).items():
@@ -277,24 +198,28 @@ def _world(world: str, iterations: int, methods: Mapping[str, Sequence[Figures]]
 
 
 def _real_steps_for_equal_success(methods: Mapping[str, Sequence[Figures]]) -> list[str]:
-    """How many times fewer real steps than training in reality alone, at the same real success, seed by seed."""
+    """How many times fewer real steps than training in reality alone, at the same real success: by seed, and over them."""
     rows = []
     for place, learner in product(("dream", "s2r"), ("grpo", "ppo")):
         real = {each["seed"]: each for each in methods.get(f"real-{learner}", ()) if "real_steps" in each["training"][0]}
-        for each in methods.get(f"{place}-{learner}", ()):
-            if (other := real.get(each["seed"])) is None:
-                continue
-            played, own = each["real"]["sampled"], each["real_steps"]["training"] + each["real_steps"]["validation"]
-            chosen = other["real_steps"]["validation"]
+        cells = [each for each in methods.get(f"{place}-{learner}", ()) if each["seed"] in real]
+        found = [[saving(each, real[each["seed"]], kinds) for each in cells] for kinds in (("training",), KINDS)]
+        for each, *times in zip(cells, *found, strict=True):
+            other, played = real[each["seed"]], each["real"]["sampled"]
+            own = f"{each['real_steps']['training']:,}, {each['real_steps']['validation']:,}"
             needed = steps_until(other, played["successes"] / played["episodes"])
-            total = chosen + (other["real_steps"]["training"] if needed is None else needed)
-            counts = (f"not in {total:,}", f"> {total / own:.1f}") if needed is None else (f"{total:,}", f"{total / own:.1f}")
-            rows.append((METHODS[each["method"]].title, each["seed"], _counted(played), f"{own:,}", *counts))
+            told = f"not in {other['real_steps']['training']:,}" if needed is None else f"{needed:,}"
+            shown = ("–" if time is None else str(time) for time in times)
+            rows.append((METHODS[each["method"]].title, each["seed"], _counted(played), own, told, *shown))
+        if len(cells) > 1:
+            known = ([time for time in times if time is not None] for times in found)
+            over = (savings_over_seeds(times) if times else "–" for times in known)
+            rows.append((METHODS[cells[0]["method"]].title, f"all {len(cells)}", "", "", "", *over))
     if not rows:
         return []
-    head = ("method", "seed", "temperature 1", "its real steps, training and choosing",
-            "the same of training in reality until it succeeds as often", "times its own")  # fmt: skip
-    return ["### Real steps for the same success", "", *_table(head, rows)]
+    head = ("method", "seed", "temperature 1", "its real steps: training, choosing", "training in reality needs",
+            "times its own", "with choosing on both sides")  # fmt: skip
+    return ["### Real steps for the same success", "", EQUAL_SUCCESS, *_table(head, rows)]
 
 
 def _signed(estimate: Estimate) -> str:
