@@ -143,10 +143,20 @@ class World(ABC):
         """Trajectories as rows of supervised training of a policy. Default: what `conversation` makes of each.
 
         Args: `max_new_tokens`, the most tokens of a reply when it plays.
-        """
-        from dreamgym_lg.integrations.trl.rows import tokenize
 
-        return tokenize(tokenizer, [self.conversation(trajectory) for trajectory in recorded])
+        Raises `ConfigurationError` if a recorded reply has more: the policy could never give it.
+        """
+        from dreamgym_lg.integrations.trl.rows import reply_lengths, tokenize
+
+        rows = tokenize(tokenizer, [self.conversation(trajectory) for trajectory in recorded])
+        lengths = [length for row in rows for length in reply_lengths(row)]
+        if (longest := max(lengths, default=0)) > max_new_tokens:
+            cut = sum(length > max_new_tokens for length in lengths)
+            raise ConfigurationError(
+                f"{cut} of {len(lengths)} recorded replies have more than policy_tokens={max_new_tokens} tokens, where the "
+                f"policy is cut off: raise policy_tokens (Settings) to {longest} or more"
+            )
+        return rows
 
     def conversation(self, trajectory: Trajectory) -> Messages:
         """A trajectory as the conversation that its policy held, for supervised training. Default: of the episode graph."""

@@ -18,7 +18,10 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Split, Task, Trajectory
 
 EPISODES = {"demonstration": 1, "random": 400, "unfinished": 1500}
-_OWN: Mapping[str, Mapping[str, Any]] = {"twc": {"tasks": 5000, "episodes": {"demonstration": 4, "unfinished": 1500}}}
+_OWN: Mapping[str, Mapping[str, Any]] = {
+    "peckingorder": {"policy_tokens": 16},
+    "twc": {"tasks": 5000, "episodes": {"demonstration": 4, "unfinished": 1500}},
+}
 """Settings in which a game differs from `TextWorldExpressWorld.settings`."""
 
 
@@ -43,7 +46,7 @@ class TextWorldExpressWorld(World):
         retrieved_characters=80,
         experience_steps=200,
         experience_tokens=128,
-        policy_tokens=16,
+        policy_tokens=32,
         iterations=20,
         batch_size=4,
         synthetic_share=0.5,

@@ -1,6 +1,7 @@
 """The rows of supervised training: conversations as tokens, with what is learned of them and how much it weighs."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import NotRequired, TypedDict
 
 import torch
@@ -44,6 +45,11 @@ def tokenize(
         {"input_ids": ids, "labels": [x if learned or everything else -100 for x, learned in zip(ids, mask, strict=True)]}
         for ids, mask in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True)
     ]
+
+
+def reply_lengths(row: TokenizedConversation) -> list[int]:
+    """The length of each learned stretch of a conversation in tokens, the token that ends a reply included."""
+    return [len(list(part)) for learned, part in groupby(row["labels"], lambda label: label != -100) if learned]
 
 
 def weigh_first_lines(

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from random import Random
@@ -26,6 +27,7 @@ from dreamgym_lg.experiment.supervised import train_base_policy
 from dreamgym_lg.experiment.worlds import load_world, open_folder
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+from dreamgym_lg.integrations.trl.rows import reply_lengths
 from dreamgym_lg.integrations.trl.sft import save_model
 
 
@@ -171,6 +173,17 @@ def test_a_world_without_scripted_policies_says_what_to_do(tmp_path: Path) -> No
         Experiment(Shut(), tmp_path / "other", Settings(episodes={"random": 1})).collect()
     with pytest.raises(ConfigurationError, match="no offline trajectory of 0 is a success"):
         train_base_policy(bare)
+
+
+def test_a_policy_that_could_not_say_what_was_recorded_is_not_trained(work: Experiment) -> None:
+    """Its replies are cut off where the recorded ones go on: a game of long names looked unlearnable for that alone."""
+    work.collect()
+    opened = [trajectory for trajectory in work.offline() if trajectory.success]
+    rows = partial(work.world.policy_rows, opened, create_tokenizer(["open the door"]), max_new_tokens=8)
+    (length,) = {length for row in rows() for length in reply_lengths(row)}
+    assert rows(max_new_tokens=length) == rows() and length > 1
+    with pytest.raises(ConfigurationError, match=f"3 of 3 .* policy_tokens={length - 1} .* raise .* to {length} or more"):
+        rows(max_new_tokens=length - 1)
 
 
 def test_a_folder_keeps_its_settings_and_only_iterations_may_change(work: Experiment, tmp_path: Path) -> None:
