@@ -35,9 +35,10 @@ FURTHER = {
 """Tables of their own, by the part of their methods."""
 REMARKS = {
     "peckingorder": """\
-Each cell of a seed has the same base policy, and each dream the same experience model. In `whole-episode-credit/` are the cells
-of ten iterations that were run before GRPO compared a reply only with episodes that had earned as much before it; their bases
-and experience models are others (supervised batches of 8).
+Each cell of a seed has the same base policy, and each dream the same experience model. In `first-run/` the dreamed trainings
+were run once before, from the same base policies: which calls share a batch depends on time, and sums with it. In
+`whole-episode-credit/` are the cells of ten iterations that were run before GRPO compared a reply only with episodes that had
+earned as much before it; their bases and experience models are others (supervised batches of 8).
 """,
     "twc": """\
 In `replies-cut-off/` are cells in which the policy's replies ended after 16 tokens. A quarter of the demonstrated actions have

@@ -54,7 +54,7 @@ class Settings:
     """Optimiser steps of the base policy at most, on every offline success; it is done when its validation success stops
     rising."""
     policy_tokens: int = 256
-    """Most tokens of a reply of the policy."""
+    """Most tokens of a reply of the policy, its end included; `train_base` refuses recorded replies that have more."""
     batch_size: int = 16
     """Conversations an optimiser step, in all supervised training."""
     supervised_learning_rate: float | None = None
