@@ -42,7 +42,10 @@ earned as much before it; their bases and experience models are others (supervis
 """,
     "twc": """\
 In `replies-cut-off/` are cells in which the policy's replies ended after 16 tokens. A quarter of the demonstrated actions have
-more, and 31 of 40 demonstrations need one: they say nothing of the game.
+more, and 31 of 40 demonstrations need one: they say nothing of the game. With 32 tokens, seed 0, one run: 16 demonstrations
+solve 3 of 32 real validation worlds at best; in seven iterations of GRPO in reality from there (1,032 steps) the mean reward
+rose from 0.27 to 0.40, and after five 0 of 32 were solved: after a first invalid action the policy never finds back. No dream
+was tried since.
 """,
     "sorting": """\
 The base policy, of four demonstrations of long names, holds all back: it spells names and quantities wrongly
@@ -58,6 +61,7 @@ experience model was trained.
 """,
 }
 """What was tried in a world beside its cells, and what holds it back."""
+COMMITTED = Path(__file__).resolve().parent / "results"
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------------
@@ -106,7 +110,8 @@ def write_tables(folder: Path) -> list[Path]:
     """Write RESULTS.md, results.csv and, where matplotlib is installed, results.png beside the figures in `folder`."""
     results = load_results(folder)
     written = [folder / "RESULTS.md", folder / "results.csv"]
-    written[0].write_text(_markdown(results))
+    absent = REMARKS.keys() - {each["world"] for each in results} if folder.resolve() == COMMITTED else ()
+    written[0].write_text(_markdown(results, sorted(absent)))
     with written[1].open("w", newline="") as file:
         rows = [_flat(each) for each in results]
         writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
@@ -153,10 +158,12 @@ geometric mean with the 95 % interval of a bootstrap over seeds, in which `>` co
 """
 
 
-def _markdown(results: Sequence[Figures]) -> str:
+def _markdown(results: Sequence[Figures], absent: Sequence[str] = ()) -> str:
+    """Args: `absent`, worlds without a cell of which there is something to say."""
     lines = ["# Results", "", f"Made from the {len(results)} finished cells in this folder by `run.py`; do not edit.", "", NOTE]
     for (world, iterations), methods in by_budget(results).items():
         lines += _world(world, iterations, methods)
+    lines += [line for world in absent for line in (f"## {world}: no cell", "", REMARKS[world])]
     return "\n".join([*lines, "## Every policy", "", *_policies(results)])
 
 
