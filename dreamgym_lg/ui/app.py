@@ -96,7 +96,7 @@ def create_app(path: Path) -> Starlette:
 
 
 def serve(path: Path, port: int, *, say: Callable[[str], None]) -> None:
-    """Serve the pages on this machine's loopback until the user ends it.
+    """Serve the pages on this machine's loopback until the user ends it, by Ctrl-C: it raises `KeyboardInterrupt` then.
 
     Args: `port`, 0 for any free one; `say`, told the address.
 
@@ -114,6 +114,7 @@ def serve(path: Path, port: int, *, say: Callable[[str], None]) -> None:
     with listening:
         say(f"http://{HOST}:{listening.getsockname()[1]}")
         uvicorn.Server(uvicorn.Config(create_app(path), log_level="warning")).run(sockets=[listening])
+    raise KeyboardInterrupt  # only a signal ends it, and uvicorn was seen to return without raising that again
 
 
 @lru_cache(maxsize=32)
