@@ -414,3 +414,10 @@ def test_a_port_that_is_taken_is_told(database: Path) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="another one with --port"):
         serve(database, taken.getsockname()[1], say=pytest.fail)
+
+
+def test_what_a_signal_ended_is_an_interrupt(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uvicorn raises the signal again as a rule."""
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
+    with pytest.raises(KeyboardInterrupt):
+        serve(database, 0, say=lambda address: None)
