@@ -1,6 +1,7 @@
 """What an iteration's episodes were like, and what the figures of a run say goes wrong: alarms of one sentence each."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from dreamgym_lg.errors import NothingToTrain
@@ -13,8 +14,13 @@ WINDOW = 3
 """Iterations over whose mean a figure is judged: a single one says little."""
 
 
-def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | str | None]:
-    """What an iteration's episodes were like. Failed rollouts are counted, and left out of every mean."""
+def describe(
+    groups: Sequence[Sequence[Trajectory]], *, max_new_tokens: int | None = None
+) -> dict[str, float | int | str | None]:
+    """What an iteration's episodes were like. Failed rollouts are counted, and left out of every mean.
+
+    Args: `max_new_tokens`, after which the policy's replies are cut off; None where nobody knows.
+    """
     episodes = [trajectory for group in groups for trajectory in group]
     played = [trajectory for trajectory in episodes if trajectory.error is None]
     missing = sum(is_missing(trajectory.error) for trajectory in episodes)
@@ -22,6 +28,8 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | 
     synthetic = [group for group in groups if group[0].task.origin == "synthetic"]
     rewritten = [segment for trajectory in episodes for segment in rewritten_segments(trajectory)]
     reread = sum(list(segment.sampled).index(1) for segment in rewritten)
+    replies = [length for trajectory in played for segment in trajectory.segments for length in _reply_lengths(segment)]
+    cut = sum(length >= max_new_tokens for length in replies) if max_new_tokens else 0
     return {
         "episodes": len(episodes),
         "failed_episodes": len(episodes) - len(played),
@@ -32,6 +40,7 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | 
         "uniform_groups": sum(is_uniform(group) for group in groups) / max(len(groups), 1),
         "synthetic_share": len(synthetic) / max(len(groups), 1),
         "invalid_action_share": sum(trajectory.invalid_actions for trajectory in played) / max(steps, 1),
+        "cut_reply_share": cut / max(len(replies), 1),
         "steps_mean": steps / max(len(played), 1),
         "segments": sum(len(trajectory.segments) for trajectory in episodes),
         "rewritten_segments": len(rewritten),
@@ -39,6 +48,11 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | int | 
         "reread_share": reread / max(sum(len(s.token_ids) for t in episodes for s in t.segments), 1),
         "episodes_without_tokens": sum(not any(segment.trainable for segment in t.segments) for t in played),
     }
+
+
+def _reply_lengths(segment: Segment) -> list[int]:
+    """The length of each reply in sampled tokens."""
+    return [len(list(part)) for sampled, part in groupby(segment.sampled) if sampled]
 
 
 def is_uniform(group: Sequence[Trajectory]) -> bool:
@@ -83,12 +97,13 @@ def check_health(rows: Sequence[Row]) -> list[Alarm]:
     found = _splits(rows[-1:])
     if len(rows) < WINDOW:
         return found
-    invalid, kl, clipped, entropy = (
-        _mean(rows[-WINDOW:], name) for name in ("invalid_action_share", "kl", "clip_ratio/region_mean", "entropy")
-    )
+    names = ("invalid_action_share", "cut_reply_share", "kl", "clip_ratio/region_mean", "entropy")
+    invalid, cut, kl, clipped, entropy = (_mean(rows[-WINDOW:], name) for name in names)
     first, told = _mean(rows[:WINDOW], "entropy"), {}
     if invalid is not None and invalid > 0.5:
         told["invalid"] = f"{invalid:.0%} of the actions are invalid: show the policy demonstrations first (train_base)"
+    if cut is not None and cut > 0.1:
+        told["cut"] = f"{cut:.0%} of the policy's replies are cut off: raise policy_tokens (Settings), or teach it to be brief"
     if kl is not None and kl > 0.5:
         told["kl"] = f"KL of {kl:.2f} a token, the policy is far from where it began: a larger beta or a lower learning_rate"
     if clipped is not None and clipped > 0.3:

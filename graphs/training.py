@@ -171,7 +171,7 @@ class Training:
         groups = self._groups(state["run"], iteration)
         ordered = [trajectory for group in groups for trajectory in group]
         check_trainable(ordered)
-        metrics = describe(groups)
+        metrics = describe(groups, max_new_tokens=getattr(self.policy, "max_new_tokens", None))
         spent = self._real_steps(state["run"], iteration) if self.source == "real" else 0
         if self.source == "real":
             metrics["real_steps"] = spent

@@ -66,12 +66,13 @@ def train_experience_model(
     shown, held_out = (_as_dreamed(work, each) for each in work.experience_data())
     edited = _edited(work, shown, annotated)
     start, notes = _start(work, model), _notes_conversations(work, shown)
-    conversations = [*_conversations(work, [*shown, *edited]), *notes]
-    rows: Sequence[Messages] | Sequence[TokenizedConversation] = conversations
     watched: Sequence[TokenizedConversation] = ()
     if any(_is_judged(trajectory) for trajectory in shown):
         rows = [*_judging_rows(work, start, shown, edited), *_evenly_weighed(_tokenized(start, notes))]
         watched = _tokenized(start, _conversations(work, held_out[:WATCHED]))
+    else:
+        rows = _tokenized(start, [*_conversations(work, [*shown, *edited]), *notes])
+    _say_cut(work, rows)
     _fine_tune(
         work,
         "experience model",
@@ -82,6 +83,18 @@ def train_experience_model(
         first_lines_weight=FIRST_LINES_WEIGHT,
         held_out=watched,
     )
+
+
+def _say_cut(work: Workspace, rows: "Sequence[TokenizedConversation]") -> None:
+    """Say how many recorded answers have more tokens than the experience model may write: the dream would cut them off."""
+    from dreamgym_lg.integrations.trl.rows import reply_lengths
+
+    lengths, most = [length for row in rows for length in reply_lengths(row)], work.settings.experience_tokens
+    if cut := sum(length > most for length in lengths):
+        work.say(
+            f"{cut} of {len(lengths)} answers to learn have more than experience_tokens={most} tokens and will be cut off in "
+            f"the dream: raise experience_tokens (Settings) to {max(lengths)} or more"
+        )
 
 
 def _annotated_by(annotator: object) -> Annotate | None:
@@ -326,7 +339,7 @@ def _fine_tune(
     label: str,
     start: str | Path,
     to: str,
-    rows: "Sequence[Messages] | Sequence[TokenizedConversation]",
+    rows: "Sequence[TokenizedConversation]",
     *,
     steps: int,
     **options: Any,

@@ -1,6 +1,7 @@
 """What holds for an experiment on any world: its folder, its stages, the policy it keeps, how worlds are found."""
 
 import multiprocessing
+import re
 import subprocess
 import sys
 import time
@@ -19,11 +20,11 @@ import torch
 from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, Step, StepResult, Task, Trajectory, World
 from dreamgym_lg.environment import play_action
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment import worlds
+from dreamgym_lg.experiment import supervised, worlds
 from dreamgym_lg.experiment.evaluation import count_real_steps, uniform_groups, validate
 from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.lock import only_process
-from dreamgym_lg.experiment.supervised import train_base_policy
+from dreamgym_lg.experiment.supervised import train_base_policy, train_experience_model
 from dreamgym_lg.experiment.worlds import load_world, open_folder
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
@@ -184,6 +185,19 @@ def test_a_policy_that_could_not_say_what_was_recorded_is_not_trained(work: Expe
     assert rows(max_new_tokens=length) == rows() and length > 1
     with pytest.raises(ConfigurationError, match=f"3 of 3 .* policy_tokens={length - 1} .* raise .* to {length} or more"):
         rows(max_new_tokens=length - 1)
+
+
+def test_recorded_answers_that_the_dream_would_cut_off_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, said = list[str](), list[str]()
+    monkeypatch.setattr(supervised, "_fine_tune", lambda work, label, *_, **__: trained.append(label))
+    for tokens in (3, 200):
+        settings = replace(Doors.settings, experience_tokens=tokens)
+        work = Experiment(Doors(), tmp_path / str(tokens), settings, say=said.append)
+        work.collect()
+        train_experience_model(work)
+    assert trained == ["experience model"] * 2
+    assert len(said) == 1
+    assert re.match(r"5 of 5 answers .* experience_tokens=3 tokens .*: raise experience_tokens .* to \d\d or more", said[0])
 
 
 def test_a_folder_keeps_its_settings_and_only_iterations_may_change(work: Experiment, tmp_path: Path) -> None:

@@ -101,11 +101,11 @@ def make(tmp_path: Path, scripted: Any) -> Make:
     save_model(create_model(tokenizer, hidden_size=32, layers=1), tokenizer, tmp_path / "run" / "models" / "base")
     dream = scripted(reply=lambda _: "valid, no progress yet\nreward 0, continues\nA dreamed door.")
 
-    def make(**options: Any) -> Experiment:
+    def make(policy_tokens: int = 9, **options: Any) -> Experiment:
         work = Experiment(
             Doors(),
             tmp_path / "run",
-            Settings(evaluate_tasks=0, real_budget=0),
+            Settings(evaluate_tasks=0, real_budget=0, policy_tokens=policy_tokens),
             create_learner=Counts,
             engine=lambda _: Turns(),
             **{"experience_model": ExperienceModel(dream, retries=0), **options},
@@ -149,6 +149,13 @@ def test_real_training_ends_when_its_steps_are_spent_and_goes_on_with_more(make:
     again = make()
     again.train(iterations=9, environment="real", real_steps=spent + 1, **NUMBERS)
     assert len(played(again)) == first + 1 and counted(again) > spent
+
+
+@pytest.mark.parametrize(("policy_tokens", "share"), [(1, 1.0), (2, 0.0)])
+def test_a_run_counts_replies_that_are_cut_off(policy_tokens: int, share: float, make: Make) -> None:
+    work = make(policy_tokens=policy_tokens)  # every reply has one token
+    work.train(iterations=2, environment="real", **NUMBERS)
+    assert [row["cut_reply_share"] for row in work.replay_buffer.metrics("train")] == [share] * 2
 
 
 def test_an_ended_training_refuses_options_that_would_change_nothing(make: Make) -> None:

@@ -279,6 +279,7 @@ def test_failed_rollouts_are_counted_and_left_out_of_every_mean() -> None:
         "uniform_groups": 0.5,
         "synthetic_share": 0.5,
         "invalid_action_share": 0.0,
+        "cut_reply_share": 0.0,
         "steps_mean": 1.5,
         "segments": 3,
         "rewritten_segments": 0,
@@ -286,6 +287,16 @@ def test_failed_rollouts_are_counted_and_left_out_of_every_mean() -> None:
         "reread_share": 0.0,
         "episodes_without_tokens": 3,
     }
+
+
+def test_replies_as_long_as_the_policy_may_answer_were_cut_off() -> None:
+    sampled = [0, 1, 1, 1, 0, 0, 1, 1, 0, 1]
+    replies = Segment(token_ids=[5] * 10, sampled=sampled, logprobs=[0.0] * 10)
+    unplayed = episode(error="x", segments=[replies])
+    groups = [[episode(0.0, segments=[replies]), episode(0.0, segments=[]), unplayed]]
+    assert describe(groups, max_new_tokens=3)["cut_reply_share"] == 1 / 3
+    assert describe(groups, max_new_tokens=4)["cut_reply_share"] == 0
+    assert describe(groups)["cut_reply_share"] == 0, "nobody knows the limit"
 
 
 def test_an_unreadable_answer_is_no_success_and_in_no_other_mean() -> None:
