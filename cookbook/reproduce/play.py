@@ -103,9 +103,8 @@ def create_world(cell: Cell) -> World:
     without = METHODS[cell.method].without
     game = _Unchecked if without == "check" else TextWorldExpressWorld
     world: World = create_alfworld() if cell.world == "alfworld" else game(cell.world)
-    if cell.world == "sorting":  # longer names and observations
-        episodes = {"demonstration": 4, "random": 400, "unfinished": 1500}
-        world.settings = replace(world.settings, episodes=episodes, policy_tokens=32, experience_tokens=400)
+    if cell.world == "sorting":
+        world.settings = replace(world.settings, episodes={"demonstration": 4, "random": 400, "unfinished": 1500})
     if without == "hidden":
         world.hidden_facts = None
     return world

@@ -45,7 +45,7 @@ class TextWorldExpressWorld(World):
         retrieved=1,
         retrieved_characters=80,
         experience_steps=200,
-        experience_tokens=128,
+        experience_tokens=400,
         policy_tokens=32,
         iterations=20,
         batch_size=4,
