@@ -10,7 +10,7 @@ from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.experience.grounding import Decision, Grounds
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.notes import Note, notes_of, read_notes, with_notes, write_notes
-from dreamgym_lg.experience.predictions import Exchange, check_returns, in_hindsight
+from dreamgym_lg.experience.predictions import Exchange, believed, check_returns, in_hindsight
 from dreamgym_lg.experience.prompt_formats import first_observation, is_tool_task, schemas, with_tools
 from dreamgym_lg.experience.rules import call_reasoning, played
 from dreamgym_lg.types import Prediction, Step, StepResult, Task
@@ -35,6 +35,8 @@ class DreamEnvironment(Environment):
         rewards: What the steps pay; say it as the real environment does.
         full_score_completes: With `score`: an episode is a success as soon as its score is 1, and ends, whatever the
             experience model says. One that has read of few successes seldom says that a task is completed.
+        pays_once: With `score`: an action that has been paid is not paid again before something is lost. So is every score that
+            follows from the state alone (an object counts where it belongs, however often it is put there).
         grounding: What real traces decide before the experience model is asked.
     """
 
@@ -45,12 +47,14 @@ class DreamEnvironment(Environment):
         check_action: CheckAction | None = None,
         rewards: Rewards = "outcome",
         full_score_completes: bool = False,
+        pays_once: bool = False,
         grounding: Grounds | None = None,
     ) -> None:
         if rewards not in get_args(Rewards):
             raise ConfigurationError.unknown("rewards", rewards, get_args(Rewards))
         self.experience, self.rewards, self.grounding = experience, rewards, grounding
         self.full_score_completes = full_score_completes and rewards == "score"
+        self.pays_once = pays_once and rewards == "score"
         self._check_action = check_action
         self._task: Task | None = None
         self._history: list[Exchange] = []
@@ -159,6 +163,8 @@ class DreamEnvironment(Environment):
         return self._task
 
     def _advance(self, action: str, found: tuple[Step, ...], prediction: Prediction, decided_by: str) -> StepResult:
+        if self.pays_once and prediction.reward > 0 and self._is_paid(action):
+            prediction = believed(prediction._replace(reward=0.0), self._score)
         if self.rewards == "score":  # the next prompt shows the score that is paid
             prediction = prediction._replace(reward=self._clipped(prediction.reward))
         self._history.append(Exchange(action, prediction, found))
@@ -173,6 +179,15 @@ class DreamEnvironment(Environment):
         info["decided_by"] = decided_by
         reward = prediction.reward if self.rewards == "score" else float(prediction.success)
         return StepResult(prediction.observation, reward, prediction.terminated, False, info)
+
+    def _is_paid(self, action: str) -> bool:
+        """Whether the action has been paid since something was lost."""
+        for exchange in reversed(self._history):
+            if exchange.prediction.reward < 0:
+                return False
+            if exchange.action == action and exchange.prediction.reward > 0:
+                return True
+        return False
 
     def _clipped(self, reward: float) -> float:
         """The reward, cut so that the score stays in [0, 1]."""

@@ -48,6 +48,8 @@ class World(ABC):
     """Whether dreams are played by the experience model; otherwise their episodes are recorded without its version."""
     full_score_completes: bool = False
     """With `score`: whether a score of 1 is what the environment itself calls a success (`DreamEnvironment`)."""
+    pays_once: bool = False
+    """With `score`: whether no action is paid twice unless something was lost in between (`DreamEnvironment`)."""
     judged_by_dream: bool = True
     """Whether a dreamed episode earns what the dream of the experience model says. False for a world that verifies dreamed
     episodes itself, or brings its own dream: then no gate is before training."""
@@ -94,6 +96,7 @@ class World(ABC):
             check_action=self.check_action,
             rewards=self.rewards,
             full_score_completes=self.full_score_completes,
+            pays_once=self.pays_once,
         )
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterable[Trajectory]:

@@ -14,12 +14,12 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.text_games.environment import TextGame
 from dreamgym_lg.types import Step, Task, Trajectory
 
-Kind = Literal["demonstration", "noisy", "random", "malformed", "fluent_wrong", "mixture", "unfinished"]
+Kind = Literal["demonstration", "noisy", "random", "malformed", "fluent_wrong", "mixture", "unfinished", "unfinished_wrong"]
 """`demonstration`: the shortest solution.  `noisy`: a solution with stray actions in between.  `random`: valid actions.
 `malformed`: mostly broken commands.  `fluent_wrong`: right form, wrong object or place, from some point on.
 `mixture`: each step is of a kind drawn anew.
-`unfinished`: as `noisy`; where it would have succeeded its last step is left out, so that none of several
-steps is a success."""
+`unfinished`, `unfinished_wrong`: as `noisy` and `fluent_wrong`; where one would have succeeded its last step is left out, so
+that none of several steps is a success."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -85,7 +85,7 @@ def choose(kind: Kind, view: View, mistakes: Mistakes, rng: Random, *, gone_wron
     """The action of one step of a scripted policy.
 
     Args:
-        gone_wrong: A `fluent_wrong` episode has passed its turning point.
+        gone_wrong: A `fluent_wrong` or `unfinished_wrong` episode has passed its turning point.
     """
     match kind:
         case "demonstration":
@@ -96,7 +96,7 @@ def choose(kind: Kind, view: View, mistakes: Mistakes, rng: Random, *, gone_wron
             if rng.random() >= 0.7:
                 return view.right
             return corrupt(rng.choice([view.right, rng.choice(view.valid)]), mistakes, rng)
-        case "fluent_wrong":
+        case "fluent_wrong" | "unfinished_wrong":
             return mistakes.wrong(view, rng) if gone_wrong and rng.random() < 0.8 else view.right
         case "noisy" | "unfinished":
             stray: Kind = rng.choice(["random", "malformed", "fluent_wrong"])
@@ -130,7 +130,7 @@ def play_scripted(
         step, success, _ = play_action(environment, action, seen, last=len(steps) + 1 >= environment.max_steps)
         steps.append(step)
         seen.append(step.next_observation)
-        if success and kind == "unfinished" and len(steps) > 1:
+        if success and kind in ("unfinished", "unfinished_wrong") and len(steps) > 1:
             return [*steps[:-2], replace(steps[-2], truncated=True)], False
         if step.terminated or step.truncated:
             return steps, success

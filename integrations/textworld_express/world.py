@@ -20,7 +20,11 @@ from dreamgym_lg.types import Split, Task, Trajectory
 EPISODES = {"demonstration": 1, "random": 400, "unfinished": 1500}
 _OWN: Mapping[str, Mapping[str, Any]] = {
     "peckingorder": {"policy_tokens": 16},
-    "twc": {"tasks": 5000, "episodes": {"demonstration": 4, "unfinished": 1500}},
+    "twc": {
+        "tasks": 5000,
+        "episodes": {"demonstration": 60, "unfinished": 750, "unfinished_wrong": 750},  # most places are wrong for an object
+        "experience_steps": 300,
+    },
 }
 """Settings in which a game differs from `TextWorldExpressWorld.settings`."""
 
@@ -63,6 +67,7 @@ class TextWorldExpressWorld(World):
         self.name = f"textworld_express/{game}"
         self.settings = replace(self.settings, **_OWN.get(game, {}))
         self.check: Check = check or ("state" if game in STATE_KNOWN else "names")
+        self.pays_once = game != "simonsays"  # which may ask for the same action again
         self.arguments = {"check": self.check, "max_steps": max_steps}
         self._made: dict[range, list[Task]] = {}
 

@@ -106,6 +106,24 @@ def test_a_full_score_completes_a_task_where_the_world_says_so(scripted: Any) ->
         assert [(each.terminated, each.info["success"]) for each in results] == [(False, False)] * 2 + [(completes, completes)]
 
 
+def test_an_action_is_paid_once_where_the_world_says_so(scripted: Any) -> None:
+    """A dream paid for putting the same thing away again, until its score was full."""
+    rewards = {"take cup": 0.25, "put cup": 0.25, "drop cup": -0.25, "wait": 0.0}
+    actions = ["take cup", "put cup", "wait", "take cup", "put cup", "drop cup", "take cup", "take cup"]
+    for once, expected in ((True, [0.25, 0.25, 0, 0, 0, -0.25, 0.25, 0]), (False, [0.25, 0.25, 0, 0.25, 0.25, -0.25, 0.25, 0])):
+        answers = iter([f"valid, fine\nreward {rewards[action]}, continues\nWell." for action in actions])
+        model = scripted(reply=lambda _, answers=answers: next(answers))
+        dream = DreamEnvironment(ExperienceModel(model), rewards="score", pays_once=once)
+        assert [each.reward for each in play(dream, actions)] == expected
+
+
+def test_a_success_that_rests_on_a_second_payment_is_none(scripted: Any) -> None:
+    answers = iter(f"valid, fine\nreward 0.5, {status}\nWell." for status in ("continues", "success"))
+    model = scripted(reply=lambda _: next(answers))
+    dream = DreamEnvironment(ExperienceModel(model), rewards="score", full_score_completes=True, pays_once=True)
+    assert [(each.reward, each.terminated) for each in play(dream, ["put cup", "put cup"])] == [(0.5, False), (0.0, False)]
+
+
 def test_a_score_inside_the_bounds_is_paid_as_it_was_said(scripted: Any) -> None:
     said = [0.1, 0.2, 0.3, -0.1, 0.15]
     assert paid(scripted, [f"{reward}, continues" for reward in said], "score") == said
