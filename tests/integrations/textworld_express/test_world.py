@@ -2,15 +2,18 @@
 
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.worlds import load_world
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 pytest.importorskip("textworld_express")
 
+from dreamgym_lg.integrations.textworld_express.text import GAMES
 from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWorld
 
 SPLITS = ("train", "validation", "test")
@@ -41,6 +44,29 @@ def test_dream_and_reality_refuse_the_same_actions() -> None:
         for action in (*environment.valid_actions(), "take elephant", "put shelf in shelf", "take"):
             assert world.check_action(task, action, seen) == environment.check_action(action, seen)
         environment.close()
+
+
+@pytest.mark.parametrize("game", sorted(set(GAMES) - {"simonsays"}))
+def test_no_game_pays_an_action_twice_before_something_is_lost(game: str) -> None:
+    """What `pays_once` has its dreams do."""
+    world, repeated = TextWorldExpressWorld(game, max_steps=30), 0
+    for trajectory in world.collect(world.tasks("train", limit=150), {"fluent_wrong": 100, "mixture": 60}, seed=0):
+        paid = set[str]()
+        for step in trajectory.steps:
+            paid = paid if step.reward >= 0 else set()
+            assert step.reward <= 0 or step.action not in paid
+            repeated += step.action in paid
+            paid |= {step.action} if step.reward > 0 else set()
+    assert repeated > 0 or game == "coin", "the test would say little"
+
+
+def test_a_dreamed_game_pays_an_action_once(scripted: Any) -> None:
+    taken = ExperienceModel(scripted(reply=lambda _: "valid, fine\nreward 0.25, continues\nYou take it."))
+    for game, pays in (("twc", [0.25, 0.0]), ("simonsays", [0.25, 0.25])):
+        world = TextWorldExpressWorld(game)
+        dream = world.create_dream(taken)
+        dream.reset(world.tasks("train", limit=9)[0])
+        assert [dream.step("take it").reward for _ in pays] == pays
 
 
 def test_collect_plays_as_many_episodes_of_each_kind_as_asked() -> None:
