@@ -41,20 +41,19 @@ were run once before, from the same base policies: which calls share a batch dep
 earned as much before it; their bases and experience models are others (supervised batches of 8).
 """,
     "twc": """\
-Sixty demonstrations, 1,500 episodes without a success of which half place things wrongly on purpose, replies of 32 tokens. Twenty
-iterations in reality do not train this base policy, and neither do twenty in the dream, which says as much: what holds the game
-back is the policy. Shown the right way up to that point (60 validation worlds, 60 demonstrations), it takes the first thing
-rightly in 57, puts it in the right place in 53, and takes the *other* thing in 24: in 23 it does something else that is valid,
-mostly takes the same thing again, in 13 it misspells. After the training in reality 27 are right, after the dream 26. Tried
-without much gain, seed 0, one run each, best of 64 real validation worlds (60 demonstrations: 17): 200 demonstrations 23, the
-same in batches of 16 26; noisy demonstrations 3; the experience model's weights as the beginning 19; 600 more steps of
-pretraining on dealing with each thing of a list once 11.
-Learning rates of 1e-3 (dream, six iterations: 3 of 32) and 3e-4 with 32 tasks x 4 episodes (reality, ten iterations: 6 of 32)
-do not help either.
+Sixty demonstrations, 1,500 episodes without a success of which half place things wrongly on purpose, replies of 32 tokens.
+Twenty iterations in reality do not train this base policy, and neither do twenty in the dream, which says as much: what
+holds the game back is the policy. Shown the right way up to that point (60 validation worlds, 60 demonstrations), it takes
+the first thing rightly in 57, puts it in the right place in 53, and takes the *other* thing in 24: in 23 it does something
+else that is valid, mostly takes the same thing again, in 13 it misspells. After the training in reality 27 are right, after
+the dream 26. Tried without much gain, seed 0, one run each, best of 64 real validation worlds (60 demonstrations: 17): 200
+demonstrations 23, the same in batches of 16 26; noisy demonstrations 3; the experience model's weights as the beginning 19;
+600 more steps of pretraining on dealing with each thing of a list once 11. Learning rates of 1e-3 (dream, six iterations: 3
+of 32) and 3e-4 with 32 tasks x 4 episodes (reality, ten iterations: 6 of 32) do not help either.
 
-The dream was mended on the way. Of wrong placements it paid 69 % (with recordings of which half go wrong 18 %, both after 200
-steps), and it paid for taking away and putting back until the score was full (`pays_once`). In `replies-cut-off/` are cells in which the policy's replies ended after 16 tokens: they say
-nothing of the game.
+The dream was mended on the way. Of wrong placements it paid 69 % (with recordings of which half go wrong 18 %, both after
+200 steps), and it paid for taking away and putting back until the score was full (`pays_once`). In `replies-cut-off/` are
+cells in which the policy's replies ended after 16 tokens: they say nothing of the game.
 """,
     "sorting": """\
 The base policy, of four demonstrations of long names, holds all back: it spells names and quantities wrongly
