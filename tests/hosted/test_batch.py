@@ -219,6 +219,7 @@ def test_an_own_agents_traces_are_annotated_by_batch_within_a_budget(
     monkeypatch.setattr(supervised, "_tokenized", lambda start, conversations: conversations)
     monkeypatch.setattr(supervised, "_judging_rows", lambda work, start, shown, edited: supervised._conversations(work, shown))
     monkeypatch.setattr(supervised, "_evenly_weighed", lambda rows: rows)
+    monkeypatch.setattr(supervised, "_say_cut", lambda work, rows: None)
     server, said = batches(), list[str]()
     for limit, reached in ((5, False), (100, True)):
         with ReplayBuffer(tmp_path / "replay.db") as buffer:
