@@ -303,10 +303,15 @@ def test_tables_are_made_from_the_figures(reproduce: Any, tmp_path: Path) -> Non
     cells += [figures("dream-grpo", 0, "1110", iterations=40), figures("no-check", 0, "0000", iterations=40)]
     for cell in cells:
         (tmp_path / f"{cell['cell']}.json").write_text(json.dumps(cell))
+    (tmp_path / "remarks").mkdir()
+    for world in ("twc", "sorting"):
+        (tmp_path / "remarks" / f"{world}.md").write_text(f"What was tried in {world}.\n")
     written = reproduce.tables.write_tables(tmp_path)
     assert [path.name for path in written] == ["RESULTS.md", "results.csv", "results.png"]
     assert written[2].read_bytes().startswith(b"\x89PNG")
     told, ten, forty = written[0].read_text().split("\n## twc")
+    assert forty.count("What was tried in twc.") == ten.count("What was tried in twc.") == 1
+    assert "## sorting: no cell\n\nWhat was tried in sorting.\n" in forty
     assert "from the 6 finished cells" in told and ten.startswith(", 10 iterations") and "no-check" not in ten
     assert (
         "| DreamGym GRPO | 2 | 1.00 [1.00, 1.00] | 1.00 [1.00, 1.00] | 1.00 [1.00, 1.00] | 500 | 50 | 9,000 | 300 | 2 |" in ten

@@ -33,43 +33,6 @@ FURTHER = {
     "transfer": "Policies of other games, not trained in this one",
 }
 """Tables of their own, by the part of their methods."""
-REMARKS = {
-    "peckingorder": """\
-Each cell of a seed has the same base policy, and each dream the same experience model. In `first-run/` the dreamed trainings
-were run once before, from the same base policies: which calls share a batch depends on time, and sums with it. In
-`whole-episode-credit/` are the cells of ten iterations that were run before GRPO compared a reply only with episodes that had
-earned as much before it; their bases and experience models are others (supervised batches of 8).
-""",
-    "twc": """\
-Sixty demonstrations, 1,500 episodes without a success of which half place things wrongly on purpose, replies of 32 tokens.
-Twenty iterations in reality do not train this base policy, and neither do twenty in the dream, which says as much: what
-holds the game back is the policy. Shown the right way up to that point (60 validation worlds, 60 demonstrations), it takes
-the first thing rightly in 57, puts it in the right place in 53, and takes the *other* thing in 24: in 23 it does something
-else that is valid, mostly takes the same thing again, in 13 it misspells. After the training in reality 27 are right, after
-the dream 26. Tried without much gain, seed 0, one run each, best of 64 real validation worlds (60 demonstrations: 17): 200
-demonstrations 23, the same in batches of 16 26; noisy demonstrations 3; the experience model's weights as the beginning 19;
-600 more steps of pretraining on dealing with each thing of a list once 11. Learning rates of 1e-3 (dream, six iterations: 3
-of 32) and 3e-4 with 32 tasks x 4 episodes (reality, ten iterations: 6 of 32) do not help either.
-
-The dream was mended on the way. Of wrong placements it paid 69 % (with recordings of which half go wrong 18 %, both after
-200 steps), and it paid for taking away and putting back until the score was full (`pays_once`). In `replies-cut-off/` are
-cells in which the policy's replies ended after 16 tokens: they say nothing of the game.
-""",
-    "sorting": """\
-The base policy, of four demonstrations of long names, holds all back: it spells names and quantities wrongly
-("take 20g of brmount"). GRPO in the real environment ended itself in its sixth iteration, since not one action of 64 episodes
-was valid. No dream was tried.
-""",
-    "alfworld": """\
-Pick-and-place tasks, episodes of 12 actions. The demonstrator, which searches, solves 39 of 40 train games in so many. The
-base policy holds all back: it learns when to search, open, take and put, and misspells names of things ("take ceug 1") that it
-must copy. Seed 0, real validation games solved, of 16, after every 25th supervised step of 4 episodes: with 122 successes of 90
-games 0, 0, 1, 0, 0, 0 (55 % of its actions at step 100 are invalid); with 467 of 120 games 0, 0, 1, stopped there. No
-experience model was trained.
-""",
-}
-"""What was tried in a world beside its cells, and what holds it back."""
-COMMITTED = Path(__file__).resolve().parent / "results"
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------------
@@ -115,11 +78,14 @@ def success(cells: Iterable[Figures], mode: str, place: str = "real") -> Estimat
 
 
 def write_tables(folder: Path) -> list[Path]:
-    """Write RESULTS.md, results.csv and, where matplotlib is installed, results.png beside the figures in `folder`."""
+    """Write RESULTS.md, results.csv and, where matplotlib is installed, results.png beside the figures in `folder`.
+
+    What was tried in a world beside its cells, and what holds it back, is taken from `remarks/WORLD.md` there.
+    """
     results = load_results(folder)
     written = [folder / "RESULTS.md", folder / "results.csv"]
-    absent = REMARKS.keys() - {each["world"] for each in results} if folder.resolve() == COMMITTED else ()
-    written[0].write_text(_markdown(results, sorted(absent)))
+    remarks = {file.stem: file.read_text() for file in sorted((folder / "remarks").glob("*.md"))}
+    written[0].write_text(_markdown(results, remarks))
     with written[1].open("w", newline="") as file:
         rows = [_flat(each) for each in results]
         writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
@@ -166,21 +132,23 @@ geometric mean with the 95 % interval of a bootstrap over seeds, in which `>` co
 """
 
 
-def _markdown(results: Sequence[Figures], absent: Sequence[str] = ()) -> str:
-    """Args: `absent`, worlds without a cell of which there is something to say."""
+def _markdown(results: Sequence[Figures], remarks: Mapping[str, str]) -> str:
     lines = ["# Results", "", f"Made from the {len(results)} finished cells in this folder by `run.py`; do not edit.", "", NOTE]
     for (world, iterations), methods in by_budget(results).items():
-        lines += _world(world, iterations, methods)
-    lines += [line for world in absent for line in (f"## {world}: no cell", "", REMARKS[world])]
+        lines += _world(world, iterations, methods, remarks)
+    absent = remarks.keys() - {each["world"] for each in results}
+    lines += [line for world in sorted(absent) for line in (f"## {world}: no cell", "", remarks[world])]
     return "\n".join([*lines, "## Every policy", "", *_policies(results)])
 
 
-def _world(world: str, iterations: int, methods: Mapping[str, Sequence[Figures]]) -> list[str]:
+def _world(
+    world: str, iterations: int, methods: Mapping[str, Sequence[Figures]], remarks: Mapping[str, str]
+) -> list[str]:
     trained = [each for cells in methods.values() for each in cells if each["episodes"]]
     episodes = "/".join(str(n) for n in sorted({each["episodes"] for each in trained}))
     budget = f"Every trained policy: {iterations} iterations, {episodes} episodes; S2R has its real steps on top."
     lines = [f"## {world}, {iterations} iterations", "", budget, ""] if iterations else [f"## {world}", ""]
-    lines += [REMARKS[world]] if world in REMARKS else []
+    lines += [remarks[world]] if world in remarks else []
     main = {name: cells for name, cells in methods.items() if METHODS[name].part in ("comparison", "learners")}
     lines += _methods(main)
     for part, title in FURTHER.items():
