@@ -22,6 +22,11 @@ def known_words() -> list[str]:
     return Path(__file__).with_name("words.txt").read_text().split()
 
 
+def _stands_in(name: str, other: str) -> bool:
+    """Whether one would be found when looking for it in the other: whole words of a name, any part of an id."""
+    return name in other if any(map(str.isdigit, name + other)) else f" {name} " in f" {other} "
+
+
 class Names:
     """Draws the names of one conversation, often from few syllables: names of like pieces are what copying mistakes.
 
@@ -35,6 +40,7 @@ class Names:
         few = rng.random() < 0.35
         self.syllables = [self._syllable() for _ in range(rng.randint(4, 9))] if few else []
         self.known_share = rng.choice([0.0, 0.3, 0.6, 0.9])
+        self.alike_share = rng.choice([0.0, 0.0, 0.3, 0.7])
         self.pair_share = rng.choice([0.0, 0.2, 0.5, 0.9])
 
     def word(self) -> str:
@@ -68,13 +74,28 @@ class Names:
         return rng.choice(shapes)
 
     def several(self, count: int, draw: Callable[[], str] | None = None) -> list[str]:
-        """So many different ones, none contained in another."""
+        """So many different ones, none of which stands whole in another. In some conversations they are easily mistaken."""
         found: list[str] = []
         for _ in range(50 * count):
-            new = (draw or self.name)()
-            if len(found) < count and not any(new in old or old in new for old in found):
+            alike = found and self.rng.random() < self.alike_share
+            new = self.alike(self.rng.choice(found)) if alike else (draw or self.name)()
+            if len(found) < count and not any(_stands_in(new, old) or _stands_in(old, new) for old in found):
                 found.append(new)
         return found if len(found) == count else self.several(count, self.id)
+
+    def alike(self, name: str) -> str:
+        """A name that begins or ends like this one, such as another digit in an id or a further syllable."""
+        rng = self.rng
+        if digits := [at for at, character in enumerate(name) if character.isdigit()]:
+            at = rng.choice(digits)
+            return name[:at] + rng.choice("0123456789") + name[at + 1 :]
+        first, *rest = name.split(" ")
+        if rest and rng.random() < 0.5:
+            return rng.choice([f"{first} {self.word()}", f"{self.word()} {rest[-1]}"])
+        half, syllable = len(first) // 2, self._syllable()
+        return " ".join(
+            [rng.choice([first + syllable, syllable + first, first[:half] + syllable, syllable + first[half:]]), *rest]
+        )
 
     def _syllable(self) -> str:
         end = self.rng.choice(["", "", *CONSONANTS[:6]])

@@ -21,13 +21,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from dreamgym_lg.integrations.transformers import tiny_models
+from dreamgym_lg.integrations.transformers.loading import multiplies_bfloat16
 from dreamgym_lg.integrations.transformers.small_base.names import known_words
 from dreamgym_lg.integrations.transformers.small_base.skills import VERBS, conversation
 from dreamgym_lg.integrations.transformers.small_base.tool_skills import ACTS
 
 COMMON = 3500
 """So many of `known_words()` are common ones, which the tokenizer keeps in few pieces."""
-VOCABULARY, HIDDEN, LAYERS, HEADS = 4096, 192, 4, 4
+VOCABULARY, HIDDEN, LAYERS, HEADS = 4096, 192, 6, 4
 HEAD = HIDDEN // HEADS
 ROPE_THETA = 1e8
 """Large, so that most of a head's dimensions compare content and not position; Qwen2.5 has 1e6."""
@@ -40,7 +41,7 @@ MATCHED = ((1.0,), (1.0,), (1.0, 0.7), (1.0, 0.7))
 """How much each of the last tokens counts when a head of the second layer looks for where they stood before."""
 POOL = 48
 """So many texts wait to be packed where they fit."""
-LENGTHS, LONGEST = (256, 512, 1024), 512
+LENGTHS, LONGEST = (512, 1024), 768
 """Tokens of a packed row, and of a text at most: attention over short rows costs half as much."""
 MARKS = ["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 SPACED = (
@@ -123,6 +124,19 @@ def create_copying_model(vocabulary: int, *, seed: int = 0) -> LlamaForCausalLM:
     return model
 
 
+def deepen(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
+    """A copy of the model, up to so many layers deep; those behind its own add nothing yet."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers, config.layer_types = layers, None
+    deeper = LlamaForCausalLM(config)
+    deeper.load_state_dict(model.state_dict(), strict=False)
+    with torch.no_grad():
+        for layer in deeper.model.layers[len(model.model.layers) :]:
+            layer.mlp.down_proj.weight.zero_()
+            layer.self_attn.o_proj.weight.zero_()
+    return deeper
+
+
 def _orthogonal(rows: int, columns: int) -> torch.Tensor:
     found, _ = torch.linalg.qr(torch.randn(max(rows, columns), min(rows, columns)))
     return found if rows >= columns else found.T
@@ -186,10 +200,10 @@ def _continue_matches(model: LlamaForCausalLM, compared: torch.Tensor, match: fl
 
 
 def row(tokenizer: PreTrainedTokenizerFast, seed: int | str) -> Row:
-    """One pretraining text: a conversation, of which the replies are learned, or (one in six) a string of random tokens
+    """One pretraining text: a conversation, of which the replies are learned, or (one in eight) a string of random tokens
     of which spans are said again, so that every token of the vocabulary is copied, among many and among few."""
     rng = Random(f"row/{seed}")
-    if rng.random() < 1 / 6:
+    if rng.random() < 1 / 8:
         return random_spans(rng, len(tokenizer))
     made = conversation(seed)
     encoded = tokenizer.apply_chat_template(
@@ -239,19 +253,32 @@ def batches(
 
 
 def pretrain(
-    out: Path, *, steps: int, seed: int = 0, learning_rate: float = 1.2e-3, tokens: int = 2048, start: Path | None = None
+    out: Path,
+    *,
+    steps: int,
+    seed: int = 0,
+    learning_rate: float = 1.2e-3,
+    tokens: int = 4096,
+    start: Path | None = None,
+    layers: int = LAYERS,
+    compiled: bool = False,
 ) -> None:
     """Write tokenizer and weights (bfloat16) to `out`; every 100 steps, so that a run can be stopped.
 
     Args:
         tokens: Of one batch.
         start: A folder to go on from; None to begin with `create_copying_model`.
+        layers: Of the model that is trained; those that `start` lacks are new (`deepen`).
+        compiled: Compile the model (`torch.compile`), which needs a C++ compiler and takes a minute.
     """
     tokenizer = create_tokenizer() if start is None else PreTrainedTokenizerFast.from_pretrained(start)
     if start is None:
         model = create_copying_model(len(tokenizer), seed=seed)
     else:
         model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
+    model = deepen(model, layers)
+    if compiled:
+        model.model.compile(dynamic=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     begun, recent, data = time.monotonic(), [], batches(tokenizer, tokens=tokens, lengths=LENGTHS, seed=seed)
     for step in range(1, steps + 1):
@@ -268,12 +295,14 @@ def pretrain(
             recent.clear()
         if step % 100 == 0 or step == steps:
             tokenizer.save_pretrained(out)
-            copy.deepcopy(model).to(torch.bfloat16).save_pretrained(out)
+            deepen(model, layers).to(torch.bfloat16).save_pretrained(out)
 
 
 def _update(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, ids: torch.Tensor, learned: torch.Tensor) -> float:
-    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
-    loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[learned[:, 1:]]), ids[:, 1:][learned[:, 1:]])
+    with torch.autocast("cpu", torch.bfloat16, enabled=multiplies_bfloat16()):
+        hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
+        logits = model.lm_head(hidden[learned[:, 1:]])
+    loss = torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][learned[:, 1:]])
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -284,13 +313,16 @@ def _update(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, ids: torc
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--steps", type=int, default=5500, help="optimiser steps, of 2,048 tokens")
+    parser.add_argument("--steps", type=int, default=9500, help="optimiser steps, of 4,096 tokens")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=1.2e-3)
     parser.add_argument("--start", type=Path, help="go on from this folder")
-    given = parser.parse_args()
-    torch.set_num_threads(1)  # a model this small takes longer on two
-    pretrain(given.out, steps=given.steps, seed=given.seed, learning_rate=given.learning_rate, start=given.start)
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--compile", action="store_true", dest="compiled", help="a quarter faster; needs a C++ compiler")
+    given = vars(parser.parse_args())
+    torch.set_num_threads(given.pop("threads"))
+    pretrain(given.pop("out"), **given)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,12 @@ from random import Random
 from typing import Any
 
 from dreamgym_lg.integrations.transformers.small_base.names import Conversation, Names
-from dreamgym_lg.integrations.transformers.small_base.tool_skills import call_tools, follow_calls
+from dreamgym_lg.integrations.transformers.small_base.tool_skills import (
+    answer_calls,
+    call_tools,
+    follow_calls,
+    work_through,
+)
 
 ORDINALS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
 _VERBS = "take get pick push pull find choose select use carry lift touch press grab want"
@@ -158,6 +163,59 @@ def game(rng: Random, names: Names) -> Conversation:
     return Conversation([*system, *_turns(*texts)])
 
 
+def all_marked(rng: Random, names: Names) -> Conversation:
+    """Each of the things with one of several marks, once, in the order in which they were shown."""
+    marks = names.several(rng.randint(2, 4), names.word)
+    things = names.several(_size(rng, 12))
+    marked = [(rng.choice(marks), thing) for thing in things]
+    wanted, verb = rng.choice(marked)[0], rng.choice(VERBS)
+    shown = _listed(rng, [f"{mark} {thing}" for mark, thing in marked])
+    steps = [thing for mark, thing in marked if mark == wanted]
+    order = f"{verb.capitalize()} all that is {wanted}."
+    texts = [rng.choice([f"{order}\n{shown}", f"You see {shown}\n{order}"])]
+    return Conversation(_turns(*_acted(rng, texts, [(f"{verb} {step}", step) for step in steps], f"You {verb} the ")))
+
+
+def put_away(rng: Random, names: Names) -> Conversation:
+    """Things that lie in wrong places are taken one by one, each put where it belongs; the others stay."""
+    size, count = _size(rng, 9), rng.randint(2, 6)
+    drawn = names.several(size + count)
+    things, places = drawn[:size], drawn[size:]
+    lies = {thing: rng.choice([*places, ""]) for thing in things}
+    belongs = {thing: rng.choice(places) for thing in things}
+    told = [f"{thing}: {place}" for thing, place in belongs.items()]
+    said = [f"The {thing} belongs in the {place}." for thing, place in belongs.items()]
+    rng.shuffle(told)
+    rng.shuffle(said)
+    rule = rng.choice([" ".join(said), "\n".join(told)])
+    room = [f"a {place} that contains {_and([t for t in things if lies[t] == place])}" for place in places]
+    room += [f"a {thing}" for thing in things if not lies[thing]]
+    rng.shuffle(room)
+    shown = " ".join(rng.choice(["You see ", "There is also ", "You also see "]) + f"{part}." for part in room)
+    order = [t for part in room for t in things if f"a {t}" == part or (lies[t] and part.startswith(f"a {lies[t]} that"))]
+    take, put = rng.choice(VERBS), rng.choice(["put", "place", "leave"])
+    acts = []
+    for thing in order:
+        if lies[thing] != belongs[thing]:
+            acts += [(f"{take} {thing}", f"{take} the {thing}")]
+            acts += [(f"{put} {thing} in {belongs[thing]}", f"{put} the {thing} in the {belongs[thing]}")]
+    verbs = f"You may {take} and {put}. Do what has to be done.\n"
+    texts = [rng.choice([f"{verbs}{rule}\n{shown}", f"{verbs}{shown}\n{rule}"])]
+    return Conversation(_turns(*_acted(rng, texts, acts[:8], "You "))) if acts else put_away(rng, names)
+
+
+def _and(things: list[str]) -> str:
+    return " and ".join(f"a {thing}" for thing in things) or "nothing"
+
+
+def _acted(rng: Random, texts: list[str], acts: list[tuple[str, str]], answer: str) -> list[str]:
+    """The texts, then each action and what it gives. Args: `acts`, actions with the end of the answer."""
+    short = rng.random() < 0.2
+    for action, then in acts:
+        texts += [action, "ok" if short else f"{answer}{then}."]
+    return texts[:-1]
+
+
 def judge(rng: Random, names: Names) -> Conversation:
     """The world's side: what an action gives. A thing that was taken before, or was never there, makes it invalid."""
     things, verb = names.several(_size(rng, 9)), rng.choice(VERBS)
@@ -204,10 +262,14 @@ SKILLS: dict[Callable[[Random, Names], Conversation], int] = {
     changes: 3,
     lookup: 3,
     game: 4,
+    all_marked: 4,
+    put_away: 5,
     judge: 3,
     rules: 3,
     call_tools: 5,
     follow_calls: 4,
+    work_through: 6,
+    answer_calls: 5,
 }
 """Each skill with its share."""
 

@@ -109,6 +109,99 @@ def _followed(
     return [_user(f"{_request(rng, look, first)}{order} Say the {field}."), *turns, _reply(f"{field} {found[field]}")]
 
 
+class Rules(NamedTuple):
+    """Which tool deals with a record, by the value of one of its fields; the last value asks for none."""
+
+    field: str
+    values: list[str]
+    cases: dict[str, Tool]
+    said: str
+
+
+def work_through(rng: Random, names: Names) -> Conversation:
+    """One to three things are looked up, each is dealt with by rules that say which tool its record asks for, if any.
+
+    Who asks may own them: then a first call says which ones there are, and the first or last of them is meant.
+    """
+    first, *others = _tools(rng, names, rng.choice([2, 3, 3, 4, 5]))
+    look, rules = first._replace(keys=first.keys[:1]), _rules(rng, names, others)
+    (key,), owned = look.keys, rng.random() < 0.35
+    things = names.several(rng.randint(1, 4) if owned else rng.choice([1, 1, 2, 2, 3]), names.id)
+    said, turns, tools = _asks_for(rng, names, look, things), [], [look, *others]
+    if owned:
+        owner, id_ = names.word(), names.id()
+        tool = Tool(look.act, owner, f"{look.act}_{owner}s", [f"{owner}_id"], f"{look.act} the {owner}.")
+        which, at = rng.choice([("first", 0), ("last", -1)])
+        said = f"I am {owner} {id_}. Look at my {which} {look.thing}."
+        turns += [_call(tool, {f"{owner}_id": id_}), _result(tool, {f"{owner}_id": id_, "all": things})]
+        things, tools = [things[at]], [*tools, tool]
+    for thing in things:
+        record = {**_fields(rng, names), rules.field: rng.choice(rules.values)}
+        record = dict(rng.sample(list(record.items()), len(record)))
+        turns += [_call(look, {key: thing}), _result(look, {key: thing, **record} if rng.random() < 0.5 else record)]
+        if (then := rules.cases.get(record[rules.field])) is not None:
+            more = {name: rng.choice(list(record.values())) for name in then.keys[1:]}
+            said += "".join(f" {name} of {thing}: {value}." for name, value in more.items())
+            turns += [_call(then, {then.keys[0]: thing, **more}), _result(then, {"now": then.act})]
+    value = record[rules.field]
+    turns.append(_reply(rng.choice([f"The {rules.field} of {thing} is {value}.", f"{thing} {value}"])))
+    made = _conversation(rng, names, tools, [[_user(said), *turns]])
+    made.messages[0]["content"] = f"{rules.said}\n{made.messages[0]['content']}"
+    return made
+
+
+def _rules(rng: Random, names: Names, tools: list[Tool]) -> Rules:
+    field, *values = names.several(len(tools) + 2, names.word)
+    cases = dict(zip(values, tools, strict=False))
+    said = [rng.choice([f"{value}: {tool.name}.", f"If it is {value}, {tool.act} it."]) for value, tool in cases.items()]
+    said.append(rng.choice([f"{values[-1]}: nothing.", f"If it is {values[-1]}, do nothing."]))
+    rng.shuffle(said)
+    told = f"Look at the {field} of each. {' '.join(said)} Say at the end: The {field} of it is ..."
+    return Rules(field, values, cases, told)
+
+
+def _asks_for(rng: Random, names: Names, look: Tool, things: list[str]) -> str:
+    told = ", ".join(things[:-1]) + f" and {things[-1]}" if len(things) > 1 else things[0]
+    return rng.choice([f"It is about {told}.", f"Please look at {look.thing} {told}.", f"{names.word()}: {told}."])
+
+
+# --- The world's side -----------------------------------------------------------------------------------------------
+
+
+def answer_calls(rng: Random, names: Names) -> Conversation:
+    """What tools answer: records that were noted, as they were changed since; and whether all was done that the task asks."""
+    kind, *keys = names.several(rng.randint(3, 5), names.word)
+    records = {thing: {key: names.word() for key in keys} for thing in names.several(rng.randint(2, 5), names.id)}
+    look, change = f"{rng.choice(ACTS)}_{kind}", f"{rng.choice(['set', 'change', 'update'])}_{kind}"
+    noted = "\n".join(f"{look} {json.dumps({kind: thing})}: {json.dumps(record)}" for thing, record in records.items())
+    wanted = {
+        thing: (rng.choice(keys), names.word()) for thing in rng.sample(list(records), rng.randint(1, min(3, len(records))))
+    }
+    task = " and ".join(f"set the {key} of {thing} to {value}" for thing, (key, value) in wanted.items())
+    system = f"The tools: {look}({kind})\n{change}({kind}, field, value)\nTask: {task}.\nnotes:\n{noted}"
+    texts, done = [system + "\n"], dict[str, tuple[str, str]]()
+    plan = [thing for thing in wanted if rng.random() < 0.8]
+    for _ in range(rng.randint(2, 6)):
+        if plan and rng.random() < 0.5:
+            thing = plan.pop(0)
+            key, value = wanted[thing] if rng.random() < 0.8 else (rng.choice(keys), names.word())
+            action, answer = {"name": change, "arguments": {kind: thing, "field": key, "value": value}}, {key: value}
+            records[thing][key], done[thing], first = value, (key, value), "valid, it writes"
+        else:
+            thing = rng.choice(list(records)) if rng.random() < 0.85 else names.id()
+            action, first = {"name": look, "arguments": {kind: thing}}, "valid, it reads"
+            answer = records.get(thing, {"error": f"no {thing}"})
+            first += "" if thing in records else ", refused"
+        texts[-1] += f"> {json.dumps(action)}"
+        texts += [f"{first}\nreward 0, continues\n{json.dumps(answer)}", ""]
+    calls = "; ".join(f"{change}({thing}, {key}, {value})" for thing, (key, value) in done.items()) or "nothing"
+    missing = next((thing for thing in wanted if done.get(thing) != wanted[thing]), None)
+    verdict = "valid\nreward 1, success" if missing is None else f"valid, {missing} is wrong\nreward 0, failure"
+    texts[-1] += f'> {{"answer": "{rng.choice(["Done.", "It is done.", names.word()])}"}}\ncalls so far: {calls}'
+    texts.append(f"{verdict}\n(nothing)")
+    return Conversation([{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)])
+
+
 def _conversation(rng: Random, names: Names, tools: list[Tool], rounds: list[list[dict[str, Any]]]) -> Conversation:
     """The rounds one after the other, sometimes after a system message and a greeting."""
     system = [{"role": "system", "content": f"You help with {names.word()}."}] if rng.random() < 0.4 else []

@@ -13,8 +13,15 @@ from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
 from dreamgym_lg.integrations.transformers.small_base.measure import KINDS, measure, probes
 from dreamgym_lg.integrations.transformers.small_base.names import Conversation, Names, known_words
-from dreamgym_lg.integrations.transformers.small_base.pretrain import batches, create_copying_model, pretrain, random_spans
-from dreamgym_lg.integrations.transformers.small_base.skills import SKILLS, conversation
+from dreamgym_lg.integrations.transformers.small_base.pretrain import (
+    batches,
+    create_copying_model,
+    deepen,
+    pretrain,
+    random_spans,
+)
+from dreamgym_lg.integrations.transformers.small_base.skills import SKILLS, conversation, put_away
+from dreamgym_lg.integrations.transformers.small_base.tool_skills import work_through
 from dreamgym_lg.integrations.transformers.tool_parsing import Call, parse_reply
 
 _PECKING_ORDER = (
@@ -44,24 +51,11 @@ def said(made: Conversation) -> str:
     return json.dumps([made.messages, made.tools])
 
 
-FIXED = {
-    "yes",
-    "no",
-    "in",
-    "the",
-    "is",
-    "valid",
-    "invalid",
-    "reward",
-    "continues",
-    "success",
-    "failure",
-    "You",
-    "see",
-    "0",
-    "1",
-    "The",
-}
+_FIXED = (
+    "yes no in the of is valid invalid reward continues success failure You see 0 1 The it reads writes refused error nothing "
+    "wrong"
+)
+FIXED = set(_FIXED.split())
 """What a reply says besides what was said before."""
 
 # --- What it is pretrained on ---------------------------------------------------------------------------------------
@@ -129,6 +123,70 @@ def test_an_action_is_judged_by_what_is_still_there() -> None:
     assert min(judged.values()) > 50
 
 
+def test_things_are_put_away_once_each_and_only_those_that_lie_wrong() -> None:
+    """Replayed by hand, from what is said."""
+    moved = 0
+    for seed in range(100):
+        rng = Random(seed)
+        messages = put_away(rng, Names(rng)).messages
+        told = messages[0]["content"].replace("You may ", "")
+        lies = {
+            thing: place
+            for place, things in re.findall(r" a ([^.]+) that contains ([^.]+)\.", told)
+            for thing in things[2:].split(" and a ")
+        }
+        belongs = dict(re.findall(r"^([^:\n]+): (.+)$", told, re.M)) or dict(
+            re.findall(r"The ([^.]+) belongs in the ([^.]+)\.", told)
+        )
+        acts = [message["content"] for message in messages[1::2]]
+        done = [
+            re.fullmatch(rf"\w+ {re.escape(taken.split(' ', 1)[1])} in (.+)", put)
+            for taken, put in zip(acts[::2], acts[1::2], strict=True)
+        ]
+        things = [taken.split(" ", 1)[1] for taken in acts[::2]]
+        assert len(things) == len(set(things)) and all(done)
+        for thing, put in zip(things, done, strict=True):
+            assert put is not None and put[1] == belongs[thing] != lies.get(thing)
+            moved += 1
+    assert moved > 150
+
+
+def test_what_is_worked_through_follows_the_rules_for_each_record() -> None:
+    """After each record comes the tool that its value asks for, on that thing; or none."""
+    called = {True: 0, False: 0}
+    for seed in range(100):
+        rng = Random(seed)
+        made = work_through(rng, Names(rng))
+        field = re.search(r"Look at the (.+?) of each", made.messages[0]["content"])[1]  # type: ignore[index]
+        order = made.messages[0]["content"].partition(" Say at the end")[0]
+        calls = [message["tool_calls"][0]["function"] for message in made.messages if "tool_calls" in message]
+        answers = [json.loads(message["content"]) for message in made.messages if message["role"] == "tool"]
+        for at, (call, answer) in enumerate(zip(calls, answers, strict=True)):
+            if field in answer:
+                then = calls[at + 1 : at + 2]
+                rule = re.search(
+                    rf"(?:(?<!\w){re.escape(answer[field])}: ([^ .]+)|If it is {re.escape(answer[field])}, (?:do )?([^ .]+))",
+                    order,
+                )
+                assert rule is not None
+                act = rule[1] or rule[2]
+                follows = bool(then) and next(iter(then[0]["arguments"].values())) == next(iter(call["arguments"].values()))
+                assert follows == (act != "nothing"), (made, at)
+                assert not follows or then[0]["name"].startswith(act)
+                called[follows] += 1
+    assert min(called.values()) > 20
+
+
+def test_names_that_are_easily_mistaken_are_different_ones() -> None:
+    for seed in range(200):
+        names = Names(Random(seed))
+        names.alike_share = 0.9
+        drawn = names.several(8)
+        assert len({name.lower() for name in drawn}) == 8
+        for name in drawn:
+            assert not any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", other) for other in drawn if other != name)
+
+
 # --- Tokenizer and template -----------------------------------------------------------------------------------------
 
 
@@ -175,6 +233,15 @@ def test_before_any_training_the_model_goes_on_with_what_was_said_before() -> No
         right, asked = right + int((said == told[3:]).sum()), asked + len(said)
 
     assert right / asked > 0.95
+
+
+def test_a_deeper_model_says_the_same_before_it_is_trained() -> None:
+    model, ids = create_copying_model(512), torch.randint(10, 512, (2, 40))
+    deeper = deepen(model, 8)
+
+    assert len(deeper.model.layers) == 8
+    with torch.no_grad():
+        assert torch.allclose(model(input_ids=ids).logits, deeper(input_ids=ids).logits, atol=1e-5)
 
 
 def test_random_spans_are_learned_only_where_they_follow_from_what_was_said() -> None:
