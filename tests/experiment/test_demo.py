@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dreamgym_lg.experiment.evaluation import DREAMED
 from dreamgym_lg.graphs import served
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
@@ -19,12 +20,14 @@ def test_demo_leaves_its_proof(finished_run: Path) -> None:
     (unseen,) = result["panels"].values()
     for policy in ("base", "trained"):
         for mode in ("greedy", "sampled"):
-            for row in (result["real"], result["dream"], unseen):
+            dreamed = [result["dream"]] if mode == DREAMED else []
+            for row in (result["real"], unseen, *dreamed):
                 figures = row[policy][mode]
                 assert 0 <= figures["successes"] <= figures["episodes"] and figures["episodes"] >= 8
                 low, high = figures["interval"]
                 assert low <= figures["successes"] / figures["episodes"] <= high
                 assert row is result["dream"] or figures["failed"] == 0, "only an unreadable prediction may fail an episode"
+        assert set(result["dream"][policy]) == {DREAMED}, "dreamed episodes are dear: greedy ones are real alone"
     assert result["real_steps"]["refresh"] == 0 and result["real_steps"]["offline"] > 1000
     assert set(result["seconds"]) == {"collect", "experience", "base", "train", "prove"}
     assert (finished_run / "report.html").stat().st_size > 10_000
