@@ -241,7 +241,7 @@ def _call(tool: Tool, arguments: Mapping[str, str]) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
-def _result(tool: Tool, fields: Mapping[str, str]) -> dict[str, Any]:
+def _result(tool: Tool, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": "tool", "name": tool.name, "content": json.dumps(fields)}
 
 
