@@ -260,15 +260,13 @@ def pretrain(
     learning_rate: float = 1.2e-3,
     tokens: int = 4096,
     start: Path | None = None,
-    layers: int = LAYERS,
     compiled: bool = False,
 ) -> None:
     """Write tokenizer and weights (bfloat16) to `out`; every 100 steps, so that a run can be stopped.
 
     Args:
         tokens: Of one batch.
-        start: A folder to go on from; None to begin with `create_copying_model`.
-        layers: Of the model that is trained; those that `start` lacks are new (`deepen`).
+        start: A folder to go on from, its model deepened to `LAYERS`; None to begin with `create_copying_model`.
         compiled: Compile the model (`torch.compile`), which needs a C++ compiler and takes a minute.
     """
     tokenizer = create_tokenizer() if start is None else PreTrainedTokenizerFast.from_pretrained(start)
@@ -276,7 +274,7 @@ def pretrain(
         model = create_copying_model(len(tokenizer), seed=seed)
     else:
         model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
-    model = deepen(model, layers)
+    model = deepen(model, LAYERS)
     if compiled:
         model.model.compile(dynamic=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
@@ -295,7 +293,7 @@ def pretrain(
             recent.clear()
         if step % 100 == 0 or step == steps:
             tokenizer.save_pretrained(out)
-            deepen(model, layers).to(torch.bfloat16).save_pretrained(out)
+            deepen(model, LAYERS).to(torch.bfloat16).save_pretrained(out)
 
 
 def _update(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, ids: torch.Tensor, learned: torch.Tensor) -> float:
@@ -317,7 +315,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=1.2e-3)
     parser.add_argument("--start", type=Path, help="go on from this folder")
-    parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true", dest="compiled", help="a quarter faster; needs a C++ compiler")
     given = vars(parser.parse_args())
