@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.guide import Guides, mask
-from dreamgym_lg.integrations.transformers.prefix_cache import Prefix, PrefixCache
+from dreamgym_lg.integrations.transformers.prefix_cache import BLOCK, Beginnings, KeyValues, Prefix, PrefixCache, with_room
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_parsing import safe_length
 
@@ -84,6 +84,16 @@ class Decoder:
         logits: torch.Tensor = self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1].float()
         self.passes.append((start, time.perf_counter()))
         return logits
+
+    def read(self, ids: list[int], buffer: torch.Tensor, known: int) -> None:
+        """Read the tokens behind the first `known` ones of a conversation, whose keys and values are in the buffer.
+
+        Theirs are written behind those. Args: `buffer`, [layers, 2, heads, tokens or more, head size].
+        """
+        device, cache = self.model.device, DynamicCache()
+        cache.layers = [_BufferLayer(layer[:, None], known) for layer in buffer]
+        positions = torch.arange(known, known + len(ids), device=device)[None]
+        self.forward(input_ids=torch.tensor([ids], device=device), position_ids=positions, past_key_values=cache)
 
     def buffer(self, size: int) -> torch.Tensor:
         """Memory for the keys and values of one batch, the same every time: fresh memory costs more than what it is for."""
@@ -157,6 +167,28 @@ class Row:
     @property
     def known(self) -> int:
         return 0 if self.prefix is None else self.prefix.known
+
+
+def read_ahead(decoder: Decoder, beginnings: Beginnings, row: Row) -> None:
+    """Read most of a long new text before the batch does, in which all rows are as long as the longest.
+
+    What conversations have begun with before is not read again.
+    """
+    end = (len(row.ids) - 1) // BLOCK * BLOCK  # the batch reads one token at least
+    if len(row.ids) - row.known <= 2 * BLOCK:
+        return
+    shape = (decoder.layers, 2, decoder.heads, with_room(len(row.ids)), decoder.head_size)
+    buffer = torch.empty(shape, dtype=decoder.compute_dtype, device=decoder.model.device)
+    known, first = row.known, row.known == 0
+    if row.prefix is not None and row.prefix.cached is not None:
+        buffer[..., :known, :] = row.prefix.cached.buffer[..., :known, :]
+    elif first:
+        known = beginnings.fill(row.ids[:end], buffer)
+    if known < end:
+        decoder.read(row.ids[known:end], buffer, known)
+    if first:
+        beginnings.keep(row.ids[:end], buffer)
+    row.prefix = Prefix("", row.ids[:end], KeyValues(buffer, end), end)
 
 
 def show(request: Request, shown: str, text: str, *, over: bool) -> str:

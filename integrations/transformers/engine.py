@@ -18,8 +18,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers.batch import Batch, Decoder, Row
-from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache
+from dreamgym_lg.integrations.transformers.batch import Batch, Decoder, Row, read_ahead
+from dreamgym_lg.integrations.transformers.prefix_cache import Beginnings, PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 
 IDLE_SECONDS = 0.0005
@@ -47,6 +47,7 @@ class LocalEngine:
             raise ConfigurationError(f"max_batch_size={max_batch_size}: a batch holds one call or more")
         self.max_batch_size = max_batch_size
         self.prefixes = PrefixCache()
+        self._beginnings = Beginnings()
         self._decoder = Decoder(model, tokenizer)
         self._seeds = itertools.count()
         self._waiting: _Waiting = queue.SimpleQueue()
@@ -74,6 +75,7 @@ class LocalEngine:
         """Forget every cached key and value, and give their memory back: the weights that made them have changed."""
         with _one_batch_at_a_time:
             self.prefixes.clear()
+            self._beginnings.clear()
             self._decoder.free_buffer()
 
     @torch.inference_mode()
@@ -93,6 +95,8 @@ class LocalEngine:
             model.eval()
             try:
                 with self._decoder.autocast():
+                    for row in rows:
+                        read_ahead(self._decoder, self._beginnings, row)
                     Batch(self._decoder, self.prefixes, rows).run()
             finally:
                 if training:  # else a trainer may have begun since the last answer was given

@@ -1,8 +1,10 @@
 """The conversations an engine remembers: their tokens as they were sampled, and the keys and values of those."""
 
+from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -15,10 +17,21 @@ from dreamgym_lg.integrations.transformers.tool_format import render
 CACHED_BYTES = 1 << 30
 """Keys and values that a model keeps over all conversations; the least recently used go first and are read anew."""
 
+SHARED_BYTES = CACHED_BYTES // 4
+"""Keys and values of what conversations begin with, beside those: the least recently used go first."""
+
+BLOCK = 32
+"""Tokens that are shared, or not, as one."""
+
 TOKENS_ONLY = 10_000
 """Conversations beyond that whose tokens alone are remembered."""
 
 _Key = tuple[Any, ...]
+
+
+def with_room(tokens: int) -> int:
+    """Tokens that a buffer for so many has room for, with the next steps; twice as many would be most of what is kept."""
+    return tokens + max(tokens // 4, 16)
 
 
 @dataclass(slots=True)
@@ -131,8 +144,7 @@ class PrefixCache:
         filled, total = known.shape[-2], known.shape[-2] + new.shape[-2]
         cached = before.cached if before is not None else None
         if cached is None or cached.filled != filled or cached.buffer.shape[-2] < total:  # or another has gone on from there
-            room = total + max(total // 4, 16)  # for the next steps; twice as much would be most of what is kept
-            cached = KeyValues(new.new_empty(*new.shape[:3], room, new.shape[-1]), total)
+            cached = KeyValues(new.new_empty(*new.shape[:3], with_room(total), new.shape[-1]), total)
             cached.buffer[..., :filled, :] = known
         cached.buffer[..., filled:total, :] = new
         cached.filled = total
@@ -168,6 +180,52 @@ class PrefixCache:
         self._tokens_only[key] = Prefix(text, ids)
         if len(self._tokens_only) > TOKENS_ONLY:
             self._tokens_only.popitem(last=False)
+
+
+class Beginnings:
+    """Keys and values of what conversations began with, by tokens: instructions, tools, a group's first message.
+
+    In blocks of `BLOCK` tokens, each known by all tokens up to its end. Not thread-safe, as `PrefixCache`.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[bytes, torch.Tensor] = OrderedDict()
+        self.bytes = 0
+
+    def fill(self, ids: Sequence[int], buffer: torch.Tensor) -> int:
+        """Write what is known of these tokens into a buffer; returns for how many of them.
+
+        Args: `buffer`, [layers, 2, heads, tokens or more, head size].
+        """
+        known = 0
+        for end, name in _named_blocks(ids):
+            if (block := self._blocks.get(name)) is None:
+                break
+            self._blocks.move_to_end(name)
+            buffer[..., known:end, :] = block
+            known = end
+        return known
+
+    def keep(self, ids: Sequence[int], buffer: torch.Tensor) -> None:
+        """Remember the whole blocks of these tokens."""
+        for end, name in _named_blocks(ids):
+            if name not in self._blocks:
+                block = self._blocks[name] = buffer[..., end - BLOCK : end, :].clone()
+                self.bytes += block.nbytes
+        while self.bytes > SHARED_BYTES:
+            self.bytes -= self._blocks.popitem(last=False)[1].nbytes
+
+    def clear(self) -> None:
+        self._blocks.clear()
+        self.bytes = 0
+
+
+def _named_blocks(ids: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """Where each whole block ends, and its name: a hash of all tokens up to there."""
+    digest = blake2b(digest_size=16)
+    for end in range(BLOCK, len(ids) + 1, BLOCK):
+        digest.update(array("q", ids[end - BLOCK : end]).tobytes())
+        yield end, digest.digest()
 
 
 def check_length(request: Request, ids: Sequence[int], max_tokens: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ContextExceeded
@@ -32,11 +32,12 @@ from dreamgym_lg.token_recorder import TokenRecorder
 
 @contextmanager
 def counted_forwards(model: Any) -> Iterator[list[int]]:
-    """The batch size of every forward pass made meanwhile."""
+    """The batch size of every forward pass of a batch made meanwhile, not of what is read ahead of one."""
     sizes: list[int] = []
 
     def note(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        sizes.append(len(kwargs["input_ids"]))
+        if "attention_mask" in kwargs:
+            sizes.append(len(kwargs["input_ids"]))
 
     hook = model.register_forward_pre_hook(note, with_kwargs=True)
     try:
@@ -254,19 +255,61 @@ async def test_two_models_take_turns_with_whole_batches(
     assert len(sizes) <= 3 * 4
 
 
-async def test_a_turn_forwards_only_what_is_new(policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]) -> None:
+@contextmanager
+def counted_tokens(model: Any) -> Iterator[list[int]]:
+    """How many tokens every forward pass made meanwhile reads of each row."""
     lengths: list[int] = []
 
     def note(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
         lengths.append(kwargs["input_ids"].shape[1])
 
-    hook = policy.model.register_forward_pre_hook(note, with_kwargs=True)
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield lengths
+    finally:
+        hook.remove()
+
+
+async def test_a_turn_forwards_only_what_is_new(policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]) -> None:
     messages = opening(12)
-    messages += [await policy.ainvoke(messages), HumanMessage("hm")]
-    await policy.ainvoke(messages)
-    hook.remove()
-    assert lengths[0] > 60
-    assert all(length < 10 for length in lengths[1:])
+    with TokenRecorder(seed=0) as recorder, counted_tokens(policy.model) as lengths:
+        messages += [await policy.ainvoke(messages), HumanMessage("hm")]
+        first = sum(lengths)
+        messages += [await policy.ainvoke(messages), HumanMessage("hm " * 80)]
+        second = sum(lengths)
+        await policy.ainvoke(messages)
+    read = [len(call.given_ids) + len(call.sampled_ids) - 1 for call in recorder.calls]
+    assert read[0] > 60
+    assert read[2] - read[1] > 80, "long enough to be read ahead of the batch"
+    assert [first, second, sum(lengths)] == read
+
+
+async def test_what_conversations_begin_with_is_read_once(
+    policy: LocalChatModel, monkeypatch: pytest.MonkeyPatch, forward_error: Callable[..., float]
+) -> None:
+    async def told(name: str, owner: int) -> TokenRecorder:
+        with TokenRecorder(seed=owner) as recorder:
+            await policy.ainvoke([SystemMessage("take the red apple " * 20), HumanMessage(f"you are {name}")])
+        return recorder
+
+    with counted_tokens(policy.model) as lengths:
+        first = await told("in the kitchen", 1)
+        alone, shared = sum(lengths), len(first.calls[0].given_ids) // transformers_cache.BLOCK * transformers_cache.BLOCK
+        second = await told("on the table", 2)
+    own = len(second.calls[0].given_ids) + len(second.calls[0].sampled_ids) - 1
+    assert alone == len(first.calls[0].given_ids) + len(first.calls[0].sampled_ids) - 1
+    assert shared > 64
+    assert own - shared <= sum(lengths) - alone <= own - shared + transformers_cache.BLOCK
+    assert max(forward_error(policy, each.segments()[0]) for each in (first, second)) < 1e-4
+
+    engine = policy.engine
+    assert isinstance(engine, LocalEngine)
+    monkeypatch.setattr(transformers_cache, "SHARED_BYTES", 100_000)
+    third = await told("the fridge", 3)
+    assert forward_error(policy, third.segments()[0]) < 1e-4
+    assert 0 < engine._beginnings.bytes <= 100_000, "the least recently used are forgotten"
+    policy.weights_changed()
+    assert not engine._beginnings.bytes, "they were made by other weights"
 
 
 @pytest.mark.slow
