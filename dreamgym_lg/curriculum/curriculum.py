@@ -97,9 +97,14 @@ class Curriculum:
         return found
 
     def propose(self, rng: random.Random) -> Task | None:
-        """A variation of one of the last iteration's `num_seeds` tasks with the highest V; None if none had variance."""
-        ranked = sorted((v, task_id) for task_id, v in self.values.items() if v > 0 and task_id in self._tasks)
-        seeds = [task_id for _, task_id in ranked[-self._num_seeds :]]
+        """A variation of one of the last iteration's `num_seeds` tasks with the highest V; None if there is none.
+
+        Where no task had variance, those that were always solved are varied: a variation may be harder.
+        """
+        ranked = sorted((v, task_id) for task_id, v in self.values.items() if task_id in self._tasks)
+        varied = [task_id for v, task_id in ranked if v > 0][-self._num_seeds :]
+        solved = [task_id for _, task_id in ranked if any(each.success for each in self._episodes[task_id])]
+        seeds = varied or solved
         if self._generate is None or not seeds:
             return None
         episodes = [episode for task_id in reversed(seeds) for episode in self._episodes[task_id]]

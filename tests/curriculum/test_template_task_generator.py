@@ -56,8 +56,10 @@ def test_a_variation_says_where_it_comes_from_and_how_it_is_judged() -> None:
     generate = generator([parent, *TRACES[1:]])
     varied = generate(parent.task, [], random.Random(0))
     assert varied is not None and varied.origin == "synthetic" and varied.parent_id == parent.task.id
-    assert varied.metadata["generated"]["generator"] == "templates" and varied.metadata["generated"]["seed"] == parent.task.id
-    assert f"the request of {parent.task.id} with the values of desk/" in varied.metadata["generated"]["why"]
+    made_from = varied.metadata["generated"]
+    assert made_from["generator"] == "templates" and made_from["seed"] in {each.task.id for each in [parent, *TRACES]}
+    assert f"the request of {parent.task.id} with the values of desk/" in made_from["why"]
+    assert (f"solved as {made_from['seed']} was" in made_from["why"]) == (made_from["seed"] != parent.task.id)
     amount = references(varied)[-1].arguments["amount"]
     assert all(text in varied.metadata["rubric"] for text in varied.metadata["reference_calls"])
     assert f'"{amount} are refunded."' in varied.metadata["rubric"]
@@ -66,12 +68,16 @@ def test_a_variation_says_where_it_comes_from_and_how_it_is_judged() -> None:
     assert generate(parent.task, [], random.Random(0)) == varied
 
 
-def test_the_seed_tasks_own_rubric_gets_the_new_values() -> None:
+def test_the_rubric_of_the_success_that_is_carried_over_gets_the_new_values() -> None:
+    def with_rubric(success: Trajectory) -> Trajectory:
+        order, amount = calls(success)[-1].arguments["order_id"], calls(success)[-1].arguments["amount"]
+        rubric = f"Exactly {amount} of {order} are refunded; A-10001 is another order."
+        return replace(success, task=replace(success.task, metadata={**success.task.metadata, "rubric": rubric}))
+
     parent = trace(0, random.Random(0), kind="refund")
-    amount, order = calls(parent)[-1].arguments["amount"], "A-1000"
-    rubric = f"Exactly {amount} of {order} are refunded; A-10001 is another order."
-    parent = replace(parent, task=replace(parent.task, metadata={**parent.task.metadata, "rubric": rubric}))
-    varied = generator([parent, *TRACES[1:]])(parent.task, [], random.Random(0))
+    varied = generator([with_rubric(each) if calls(each)[-1].name == "refund" else each for each in [parent, *TRACES[1:]]])(
+        parent.task, [], random.Random(0)
+    )
     assert varied is not None
     made = references(varied)[-1].arguments
     assert (
@@ -150,6 +156,61 @@ def test_a_success_that_looked_up_less_than_most_is_no_seed() -> None:
     assert generator([lucky, *careful])(lucky.task, [], random.Random(0)) is None
     assert generator([lucky, *careful])(careful[0].task, [], random.Random(0)) is None, "every other request is known"
     assert generator([lucky, *careful, look("X-1", 30)])(careful[0].task, [], random.Random(0)) is not None
+
+
+def returned(n: int, status: str, tool: str, who: str = "Ada Berg") -> Trajectory:
+    answer = json.dumps({**ANSWER, "order": f"A-{n}", "status": status})
+    done: list[Call] = [("lookup_order", {"order_id": f"A-{n}"}, answer), (tool, {"order_id": f"A-{n}"}, "done")]
+    return recorded(f"b/{n}", f"{who} here, I want my money back for order A-{n}.", done, "Done.")
+
+
+def test_the_same_words_by_the_same_customer_come_with_other_outcomes() -> None:
+    """A policy that knows by the name what has to be done gets along with a request's own calls alone."""
+    people = [f"{first} Berg" for first in ["Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hal", "Ida", "Jon", "Kim", "Leo"]]
+    done = {"open": "cancel", "delivered": "refund", "shipped": "escalate"}
+    traces = [returned(n, list(done)[n % 3], done[list(done)[n % 3]], people[n % 12]) for n in range(90)]
+    generate, made = generator(traces), set[str]()
+    for seed in range(60):
+        varied = generate(traces[0].task, [], random.Random(seed))
+        assert varied is not None and varied.metadata["observation"].startswith("Ada Berg here, I want my money back")
+        order, (_, write) = str(references(varied)[0].arguments["order_id"]), references(varied)
+        assert write.name == done[list(done)[int(order[2:]) % 3]], "as the new order's status asks"
+        made.add(write.name)
+    assert len(made) == 3
+
+
+def test_a_case_in_which_successes_differ_is_not_varied() -> None:
+    """Something that no lookup tells decides: who else gets it is not known."""
+    agreed = [returned(n, "open", "refund") for n in range(20)]
+    assert generator([*agreed, look("X-1", 30)]).can_vary
+    new = [recorded(f"n/{n}", f"Show B-{n}.", calls_of(n), "Here.") for n in range(20)]
+    contested = [returned(n, "open", "escalate") for n in range(20, 40)]
+    assert generator([*agreed, *new])(agreed[0].task, [], random.Random(0)) is not None
+    assert generator([*agreed, *new, *contested])(agreed[0].task, [], random.Random(0)) is None
+
+
+def calls_of(n: int) -> list[Call]:
+    return [("lookup_order", {"order_id": f"B-{n}"}, json.dumps({**ANSWER, "order": f"B-{n}", "status": "open"}))]
+
+
+def test_the_second_of_two_orders_makes_a_case_of_its_own() -> None:
+    def both(n: int, first: str, second: str) -> Trajectory:
+        done = list[Call]()
+        for order, status in ((f"A-{n}", first), (f"B-{n}", second)):
+            done.append(("lookup_order", {"order_id": order}, json.dumps({"order": order, "status": status})))
+            done.append(({"open": "cancel", "delivered": "refund"}[status], {"order_id": order}, "done"))
+        return recorded(f"b/{n}", f"Take back A-{n} and B-{n}.", done, "Done.")
+
+    cases = [("open", "delivered"), ("delivered", "open"), ("open", "open")]
+    traces = [both(n, *cases[n % 3]) for n in range(60)]
+    others = [replace(both(n, *cases[n % 3]), success=False) for n in range(60, 90)]
+    others = [replace(each, task=replace(each.task, metadata={"observation": f"Show {each.task.id}."})) for each in others]
+    generate = generator([*traces, *others])
+    found = [references(task) for seed in range(40) if (task := generate(traces[0].task, [], random.Random(seed))) is not None]
+    assert len(found) > 20
+    for calls_made in found:
+        wanted = cases[int(str(calls_made[0].arguments["order_id"])[2:]) % 3]
+        assert [call.name for call in calls_made[1::2]] == [{"open": "cancel", "delivered": "refund"}[each] for each in wanted]
 
 
 def test_what_is_dear_to_one_tier_and_not_to_another() -> None:

@@ -1,0 +1,146 @@
+"""A tool agent's recorded episodes as calls, answers and values, each value with the place where it stands."""
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from datetime import date
+from typing import Any, NamedTuple
+
+from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.types import Task, Trajectory
+
+Scalar = str | int | float | bool | None
+Place = tuple[str, ...]
+"""Where a value stands: `call`, `answer` or `metadata`, the tool's name, then keys and numbers down to the value. Of a tool's
+second call the name is `TOOL 2`: what one order is answered is not what the other is."""
+_OWN = ("observation", "tools", "rubric", "generated", "reference_calls")
+"""Metadata that is no fact of the task's world."""
+
+
+class Play(NamedTuple):
+    """A recorded episode of a tool agent: its calls, what came back, and its last words."""
+
+    task: Task
+    success: bool
+    calls: tuple[ToolCall, ...]
+    answers: tuple[Any, ...]
+    """Of each call: the JSON value that its text is, else the list of its words."""
+    said: str
+    """The final answer; "" where there is none or it was not the only one."""
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        return tuple(call.name for call in self.calls)
+
+    def values(self) -> Iterator[tuple[Place, Scalar]]:
+        """Every value with its place, calls before answers."""
+        for name, call in zip(self.names(), self.calls, strict=True):
+            yield from leaves(call.arguments, ("call", name))
+        for name, answer in zip(self.names(), self.answers, strict=True):
+            yield from leaves(answer, ("answer", name))
+        yield from leaves(self.facts(), ("metadata",))
+
+    def names(self) -> Iterator[str]:
+        """The tool of each call as it stands in a `Place`."""
+        made = Counter[str]()
+        for call in self.calls:
+            made[call.name] += 1
+            yield call.name if made[call.name] == 1 else f"{call.name} {made[call.name]}"
+
+    def facts(self) -> dict[str, Any]:
+        """The task's metadata that are facts of its world."""
+        return {key: value for key, value in self.task.metadata.items() if key not in _OWN}
+
+
+def unnumbered(place: Place) -> Place:
+    """The place in a tool's first call."""
+    return (*place[:1], *(name.partition(" ")[0] for name in place[1:2]), *place[2:]) if place[0] != "metadata" else place
+
+
+def by_place(play: Play) -> dict[Place, dict[str, Scalar]]:
+    """The values that stand in each place, under their texts."""
+    found: dict[Place, dict[str, Scalar]] = defaultdict(dict)
+    for place, value in play.values():
+        if text := text_of(value):
+            found[place].setdefault(text, value)
+    return found
+
+
+def read_play(trajectory: Trajectory) -> Play | None:
+    """A trajectory as calls and answers; None for an agent that calls no tool, and after malformed or invalid calls."""
+    calls, answers, said = list[ToolCall](), list[Any](), list[str]()
+    for step in trajectory.steps:
+        try:
+            action = parse_action(step.action)
+        except ValueError:
+            return None
+        if isinstance(action, str):
+            said.append(action)
+        elif not step.valid:
+            return None
+        else:
+            calls.append(action)
+            answers.append(_parsed(step.next_observation))
+    talked = len(said) > 1  # the user said more, which belongs to that request alone
+    success = trajectory.success and not talked
+    return Play(trajectory.task, success, tuple(calls), tuple(answers), said[-1] if said else "") if calls else None
+
+
+def _parsed(text: str) -> Any:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text.split()
+    return found if isinstance(found, dict | list) else text.split()
+
+
+def leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Scalar]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from leaves(inner, (*place, str(key)))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from leaves(inner, (*place, str(number)))
+    else:
+        yield place, value
+
+
+def text_of(value: Scalar) -> str:
+    """As it would stand in a sentence."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return "" if value is None else str(value).strip(".,;:!?()\"'")
+
+
+def number_of(value: Scalar) -> float | None:
+    """The size of an amount or date; None for what has none."""
+    if isinstance(value, str):
+        text = text_of(value)
+        try:
+            return float(text)
+        except ValueError:
+            try:
+                return float(date.fromisoformat(text[:10]).toordinal())
+            except ValueError:
+                return None
+    return None if value is None or isinstance(value, bool) else float(value)
+
+
+def whole(text: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w-]){re.escape(text)}(?![\w-])")
+
+
+def exchange(value: Any, exchanged: Mapping[str, Scalar]) -> Any:
+    """The value with every old value in it replaced by its new one, in texts too."""
+    if isinstance(value, Mapping):
+        return {key: exchange(inner, exchanged) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [exchange(inner, exchanged) for inner in value]
+    if isinstance(value, str):
+        old = sorted((text for text in exchanged if text), key=len, reverse=True)
+        pattern = "|".join(whole(text).pattern for text in old)
+        return re.sub(pattern, lambda match: text_of(exchanged[match[0]]), value) if old else value
+    new = exchanged.get(text_of(value), value) if not isinstance(value, bool | None) else value
+    number = number_of(new) if isinstance(new, str) else None  # a word of an answer, where the argument is a number
+    return new if number is None else int(number) if number.is_integer() else number
