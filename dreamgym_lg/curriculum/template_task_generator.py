@@ -336,5 +336,3 @@ def _masked(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:
     """The request without its values; what stands nowhere but in its metadata may say what is asked, and stays."""
     values = [text for text, places in slots.items() if any(place[0] != "metadata" for place in places)]
     return str(exchange(first_observation(play.task), dict.fromkeys(values, "")))
-
-
