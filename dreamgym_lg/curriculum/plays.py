@@ -68,7 +68,7 @@ def by_place(play: Play) -> dict[Place, dict[str, Scalar]]:
 
 
 def read_play(trajectory: Trajectory) -> Play | None:
-    """A trajectory as calls and answers; None for an agent that calls no tool, and after malformed or invalid calls."""
+    """A trajectory as calls and answers; None after malformed or invalid calls."""
     calls, answers, said = list[ToolCall](), list[Any](), list[str]()
     for step in trajectory.steps:
         try:
@@ -84,7 +84,7 @@ def read_play(trajectory: Trajectory) -> Play | None:
             answers.append(_parsed(step.next_observation))
     talked = len(said) > 1  # the user said more, which belongs to that request alone
     success = trajectory.success and not talked
-    return Play(trajectory.task, success, tuple(calls), tuple(answers), said[-1] if said else "") if calls else None
+    return Play(trajectory.task, success, tuple(calls), tuple(answers), said[-1] if said else "")
 
 
 def _parsed(text: str) -> Any:

@@ -54,10 +54,10 @@ class TemplateTaskGenerator:
     """A `TaskGenerator` that puts another trace's values (ids, names, amounts, dates) into a recorded request.
 
     The values of a request are found by comparing it with its trace: what stands in the request and in a call's arguments or
-    answers. The variation has the same wording, and all its values from one other trace. What has to be done is what was done
-    in a recorded success whose request asks alike, which may be another than the request's own: so the same words, by the same
-    customer, come with an open and with a closed order, and no policy gets along by knowing them. It is taken only if that
-    success can be carried over call by call:
+    answers. A variation has the words of a recorded request that asks as the task does, whatever became of it; its values are
+    all from one other trace; and what has to be done is what was done in a recorded success that asks alike. So the same
+    words, of the same customer, come with an open and with a closed order, and no policy gets along by knowing them. It is
+    taken only if that success can be carried over call by call:
 
     * each call that reads was recorded with the new values, and always answered alike: its answer replaces the old one;
     * the new answers make a case that a recorded success with the same calls and a similar request has been in: where those
@@ -68,8 +68,8 @@ class TemplateTaskGenerator:
 
     A success that looked up less than most with a similar request is not carried over: it was right by luck.
 
-    The calls so made are `metadata["reference_calls"]`, as action texts. The rubric is that success's task's
-    with the new values, else it is written from these calls.
+    The calls so made are `metadata["reference_calls"]`, as action texts. The rubric is that of the success's task with the new
+    values, else it is written from these calls.
 
     Args:
         trajectories: Real ones of training tasks; seeds are the successes among them.
@@ -78,9 +78,10 @@ class TemplateTaskGenerator:
 
     def __init__(self, trajectories: Sequence[Trajectory], *, writes: Callable[[str], bool]) -> None:
         self._writes = writes
-        plays = [play for each in trajectories if each.task.split == "train" and (play := read_play(each)) is not None]
+        read = [play for each in trajectories if each.task.split == "train" and (play := read_play(each)) is not None]
+        plays = [play for play in read if play.calls]
         self._donors = [(play, by_place(play)) for play in plays]
-        self._requests = {first_observation(play.task) for play in plays}
+        self._known = {first_observation(play.task) for play in read}
         self._answers: dict[str, list[Any]] = defaultdict(list)
         counts: dict[Place, Counter[str]] = defaultdict(Counter)
         for play in plays:
@@ -94,19 +95,21 @@ class TemplateTaskGenerator:
         self._flags = {place for place, found in counts.items() if len(found) <= _FLAG}
         rubrics = Counter(str(play.task.metadata.get("rubric") or "") for play in plays)
         self._rules = {rubric for rubric, number in rubrics.items() if number > 1}
-        requests = [_masked(play, self._slots(play)) for play in plays]
-        self._names = _names(requests)
-        self._overlap = Overlap(" ".join(self._words(request)) for request in requests)
+        masked = [_masked(play, self._slots(play)) for play in read]
+        self._names = _names(masked)
+        asked = [words(request) - self._names for request in masked]
+        self._overlap = Overlap(" ".join(each) for each in asked)
+        self._requests = list(zip(read, asked, strict=True))
         self._successes = [
-            Success(play, self._words(request), self._kind(play), self._kind(play, writes_only=True), by_place(play))
-            for play, request in zip(plays, requests, strict=True)
-            if play.success
+            Success(play, request, self._kind(play), self._kind(play, writes_only=True), by_place(play))
+            for play, request in self._requests
+            if play.success and play.calls
         ]
-        self._seeds: dict[str, Play] = {}
-        for play in plays:
-            if play.success and self._slots(play):
-                self._seeds.setdefault(play.task.id, play)
-                self._seeds.setdefault(first_observation(play.task), play)
+        self._seeds: dict[str, frozenset[str]] = {}
+        for play, request in self._requests:
+            if play.success and play.calls and self._slots(play):
+                self._seeds.setdefault(play.task.id, request)
+                self._seeds.setdefault(first_observation(play.task), request)
 
     @property
     def can_vary(self) -> bool:
@@ -115,14 +118,15 @@ class TemplateTaskGenerator:
 
     def __call__(self, task: Task, trajectories: Sequence[Trajectory], rng: Random) -> Task | None:
         """As `TaskGenerator`; None without a recorded success of `task`, or of the task that it was itself varied from."""
-        seed = self._seeds.get(task.id) or self._seeds.get(first_observation(task))
-        seed = seed or self._seeds.get(task.metadata.get("generated", {}).get("seed", ""))
-        if seed is None or task.split != "train":
+        names = (task.id, first_observation(task), str(task.metadata.get("generated", {}).get("seed", "")))
+        request = next((self._seeds[name] for name in names if name in self._seeds), None)
+        if request is None or task.split != "train":
             return None
-        slots = self._slots(seed)
-        alike = self._alike(seed, slots)
+        alike = self._alike(request)
+        worded = [play for play, other in self._requests if self._overlap(request, other) >= _ALIKE]
         for success in rng.sample(alike, min(_SUCCESSES, len(alike))):
-            own = slots if success.play is seed else self._slots(success.play)
+            seed = rng.choice(worded)
+            slots, own = self._slots(seed), self._slots(success.play)
             if (paired := _paired(seed, slots, success.play, own)) is None:
                 continue
             same = [each for each in alike if each.kind == success.kind]
@@ -132,7 +136,7 @@ class TemplateTaskGenerator:
                 if found is None or self._contested(found.case, others):
                     continue
                 varied = self._vary(task, seed, success.play, donor, paired, found)
-                if varied is not None and first_observation(varied) not in self._requests:
+                if varied is not None and first_observation(varied) not in self._known:
                     return varied
         return None
 
@@ -179,16 +183,12 @@ class TemplateTaskGenerator:
         looked_up = any(not self._writes(call.name) for call in calls)
         return _CarriedOver(exchanged, calls, case) if looked_up else None
 
-    def _alike(self, seed: Play, slots: Mapping[str, Sequence[Place]]) -> list[Success]:
+    def _alike(self, request: frozenset[str]) -> list[Success]:
         """The successes whose requests ask alike, without those that looked up less than most of them."""
-        request = self._words(_masked(seed, slots))
         alike = [each for each in self._successes if self._overlap(request, each.request) >= _ALIKE]
         looked_up = Counter(tool for each in alike for tool in {*each.play.tools} if not self._writes(tool))
         usual = {tool for tool, number in looked_up.items() if 2 * number > len(alike)}
         return [each for each in alike if usual.issubset(each.play.tools)]
-
-    def _words(self, request: str) -> frozenset[str]:
-        return words(request) - self._names
 
     def _kind(self, play: Play, *, writes_only: bool = False) -> Kind:
         calls = [call for call in play.calls if not writes_only or self._writes(call.name)]
@@ -311,13 +311,16 @@ def _paired(
     if len(first) != len(second):
         return None
     paired = dict(zip(first, second, strict=True))
-    return paired if all(_meet(slots[one], own[other]) for one, other in paired.items()) else None
+    return paired if all(_meet(one, slots[one], other, own[other]) for one, other in paired.items()) else None
 
 
-def _meet(one: Sequence[Place], other: Sequence[Place]) -> bool:
-    """Whether two values stand in the same place: of a call or an answer, where both do stand in one."""
-    traced = [{place for place in places if place[0] != "metadata"} for places in (one, other)]
-    return bool(traced[0] & traced[1] if all(traced) else {*one} & {*other})
+def _meet(text: str, places: Sequence[Place], other: str, others: Sequence[Place]) -> bool:
+    """Whether two values stand in the same place of their traces, or are ids, dates or amounts that are written alike."""
+    shared = {*places} & {*others}
+    if any(place[0] != "metadata" for place in shared):
+        return True
+    shape, wanted = (re.sub(r"\d+", "0", value) for value in (text, other))
+    return shape == wanted if "0" in shape + wanted else bool(shared)
 
 
 def _in_order(play: Play, slots: Mapping[str, Sequence[Place]]) -> list[str]:

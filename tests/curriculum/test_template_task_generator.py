@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -58,8 +59,7 @@ def test_a_variation_says_where_it_comes_from_and_how_it_is_judged() -> None:
     assert varied is not None and varied.origin == "synthetic" and varied.parent_id == parent.task.id
     made_from = varied.metadata["generated"]
     assert made_from["generator"] == "templates" and made_from["seed"] in {each.task.id for each in [parent, *TRACES]}
-    assert f"the request of {parent.task.id} with the values of desk/" in made_from["why"]
-    assert (f"solved as {made_from['seed']} was" in made_from["why"]) == (made_from["seed"] != parent.task.id)
+    assert re.search(r"the request of desk/\d+ with the values of desk/\d+, whose answers are recorded", made_from["why"])
     amount = references(varied)[-1].arguments["amount"]
     assert all(text in varied.metadata["rubric"] for text in varied.metadata["reference_calls"])
     assert f'"{amount} are refunded."' in varied.metadata["rubric"]
@@ -169,14 +169,14 @@ def test_the_same_words_by_the_same_customer_come_with_other_outcomes() -> None:
     people = [f"{first} Berg" for first in ("Ada", "Ben", "Cleo", "Dan", "Eva", "Gus", "Hal", "Ida", "Jon", "Kim", "Leo")]
     done = {"open": "cancel", "delivered": "refund", "shipped": "escalate"}
     traces = [returned(n, list(done)[n % 3], done[list(done)[n % 3]], people[n % 11]) for n in range(90)]
-    generate, made = generator(traces), set[str]()
+    generate, made = generator(traces), set[tuple[str, str]]()
     for seed in range(60):
         varied = generate(traces[0].task, [], random.Random(seed))
-        assert varied is not None and varied.metadata["observation"].startswith("Ada Berg here, I want my money back")
+        assert varied is not None
         order, (_, write) = str(references(varied)[0].arguments["order_id"]), references(varied)
         assert write.name == done[list(done)[int(order[2:]) % 3]], "as the new order's status asks"
-        made.add(write.name)
-    assert len(made) == 3
+        made.add((varied.metadata["observation"].partition(" ")[0], write.name))
+    assert len(made) > 20, "of 11 customers, in 3 cases"
 
 
 def test_a_case_in_which_successes_differ_is_not_varied() -> None:
