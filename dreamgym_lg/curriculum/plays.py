@@ -14,7 +14,7 @@ Scalar = str | int | float | bool | None
 Place = tuple[str, ...]
 """Where a value stands: `call`, `answer` or `metadata`, the tool's name, then keys and numbers down to the value. Of a tool's
 second call the name is `TOOL 2`: what one order is answered is not what the other is."""
-_OWN = ("observation", "tools", "rubric", "generated", "reference_calls")
+_OWN = ("observation", "tools", "rubric", "generated", "reference_calls", "reference_answers")
 """Metadata that is no fact of the task's world."""
 
 
@@ -26,6 +26,8 @@ class Play(NamedTuple):
     calls: tuple[ToolCall, ...]
     answers: tuple[Any, ...]
     """Of each call: the JSON value that its text is, else the list of its words."""
+    texts: tuple[str, ...]
+    """Of each call: its answer as it was."""
     said: str
     """The final answer; "" where there is none or it was not the only one."""
 
@@ -69,7 +71,7 @@ def by_place(play: Play) -> dict[Place, dict[str, Scalar]]:
 
 def read_play(trajectory: Trajectory) -> Play | None:
     """A trajectory as calls and answers; None after malformed or invalid calls."""
-    calls, answers, said = list[ToolCall](), list[Any](), list[str]()
+    calls, texts, said = list[ToolCall](), list[str](), list[str]()
     for step in trajectory.steps:
         try:
             action = parse_action(step.action)
@@ -81,10 +83,11 @@ def read_play(trajectory: Trajectory) -> Play | None:
             return None
         else:
             calls.append(action)
-            answers.append(_parsed(step.next_observation))
+            texts.append(step.next_observation)
     talked = len(said) > 1  # the user said more, which belongs to that request alone
     success = trajectory.success and not talked
-    return Play(trajectory.task, success, tuple(calls), tuple(answers), said[-1] if said else "")
+    answers = tuple(map(_parsed, texts))
+    return Play(trajectory.task, success, tuple(calls), answers, tuple(texts), said[-1] if said else "")
 
 
 def _parsed(text: str) -> Any:

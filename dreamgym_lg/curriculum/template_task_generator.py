@@ -68,7 +68,8 @@ class TemplateTaskGenerator:
 
     A success that looked up less than most with a similar request is not carried over: it was right by luck.
 
-    The calls so made are `metadata["reference_calls"]`, as action texts. The rubric is that of the success's task with the new
+    The calls so made are `metadata["reference_calls"]`, as action texts, and `metadata["reference_answers"]` what the writing
+    ones were answered, "" for the others, which are recorded. The rubric is that of the success's task with the new
     values, else it is written from these calls.
 
     Args:
@@ -140,6 +141,12 @@ class TemplateTaskGenerator:
                     return varied
         return None
 
+    def by_luck(self, task: Task) -> bool:
+        """Whether each recorded success of a task looked up less than most with a similar request."""
+        own = [each for each in self._successes if each.play.task.id == task.id]
+        careful = (each.play in [other.play for other in self._alike(each.request)] for each in own)
+        return bool(own) and not any(careful)
+
     def _slots(self, play: Play) -> dict[str, list[Place]]:
         """The values in the request that are the trace's own, and where else in the trace each stands."""
         request = first_observation(play.task)
@@ -186,9 +193,13 @@ class TemplateTaskGenerator:
     def _alike(self, request: frozenset[str]) -> list[Success]:
         """The successes whose requests ask alike, without those that looked up less than most of them."""
         alike = [each for each in self._successes if self._overlap(request, each.request) >= _ALIKE]
-        looked_up = Counter(tool for each in alike for tool in {*each.play.tools} if not self._writes(tool))
-        usual = {tool for tool, number in looked_up.items() if 2 * number > len(alike)}
+        usual = self._usual(alike)
         return [each for each in alike if usual.issubset(each.play.tools)]
+
+    def _usual(self, alike: Sequence[Success]) -> set[str]:
+        """What most of these successes looked up."""
+        looked_up = Counter(tool for each in alike for tool in {*each.play.tools} if not self._writes(tool))
+        return {tool for tool, number in looked_up.items() if 2 * number > len(alike)}
 
     def _kind(self, play: Play, *, writes_only: bool = False) -> Kind:
         calls = [call for call in play.calls if not writes_only or self._writes(call.name)]
@@ -258,6 +269,10 @@ class TemplateTaskGenerator:
         if facts is None:
             return None
         made = [render_call(*call) for call in found.calls]
+        answers = [
+            exchange(text, found.exchanged) if self._writes(call.name) else ""
+            for call, text in zip(success.calls, success.texts, strict=True)
+        ]
         carried = "" if success is seed else f", solved as {success.task.id} was"
         why = f"the request of {seed.task.id} with the values of {donor.task.id}, whose answers are recorded{carried}"
         return variation(
@@ -265,7 +280,7 @@ class TemplateTaskGenerator:
             exchange(first_observation(seed.task), exchanged),
             rubric=self._rubric(success, found.exchanged, made),
             generated={"generator": "templates", "why": why, "seed": success.task.id},
-            metadata={**task.metadata, **facts, "reference_calls": made},
+            metadata={**task.metadata, **facts, "reference_calls": made, "reference_answers": answers},
         )
 
     def _rubric(self, success: Play, exchanged: Mapping[str, Scalar], made: Sequence[str]) -> str:

@@ -72,7 +72,8 @@ class Grounding:
     """The recorded answers, and the effects and facts of recorded successes, in a replay buffer's real trajectories.
 
     *Recorded answers.* A call (tool, arguments) after the same earlier writing calls is answered as it was recorded, byte for
-    byte: as in traces of the same task, else as in those of the same world. Where recordings contradict each other, the answer
+    byte: as in traces of the same task, else as in those of the same world; a writing call of a task that was generated from a
+    recorded success as it was there, with the new values. Where recordings contradict each other, the answer
     of more than half of them is taken, and none if there is no such answer. An identical call of a reading tool with no
     writing call in between is answered as before, whoever answered. Traces of evaluation tasks answer nothing.
 
@@ -177,7 +178,8 @@ class Grounding:
         if (call := self._call(action)) is not None:
             if "recorded" not in self.checks:
                 return None
-            found = self._before(call, calls, history) or self._recorded(task, history, action, call, effects, unseen)
+            found = self._before(call, calls, history) or self._carried_over(task, history, action, call, effects)
+            found = found or self._recorded(task, history, action, call, effects, unseen)
             return Decision(found, "recorded") if found is not None else None
         return None if unseen or not is_answer(action) else self._judge(task, unordered(effects), action)
 
@@ -208,12 +210,30 @@ class Grounding:
         for answers in (own, world):
             (answer, valid), votes = max(answers.items(), key=lambda each: each[1].number, default=(("", True), NO_VOTES))
             if 2 * votes.number > sum(each.number for each in answers.values()):
-                step = Step(observation="", action=action, next_observation=answer, valid=valid)
-                writes = frozenset(filter(self.writes, self.uses))
-                # what the experience model is trained to give where no annotator wrote any
-                reasoning = votes.reasoning or call_reasoning(task, [played(each) for each in history], step, writes)
-                return in_hindsight(replace(step, reasoning=reasoning), success=False)
+                return self._answered(task, history, action, answer, valid=valid, reasoning=votes.reasoning)
         return None
+
+    def _carried_over(
+        self, task: Task, history: Sequence[Exchange], action: str, call: Call, effects: Effects
+    ) -> Prediction | None:
+        """What a writing call of a generated task's reference is answered, behind no other writing calls than those."""
+        calls = [self._call(text) for text in task.metadata.get("reference_calls", ())]
+        wanted = self._index.effects((each, True) for each in calls)
+        if not {*effects} <= {*wanted}:
+            return None
+        for each, answer in zip(calls, task.metadata.get("reference_answers", ()), strict=False):
+            if each == call and answer:
+                return self._answered(task, history, action, answer)
+        return None
+
+    def _answered(
+        self, task: Task, history: Sequence[Exchange], action: str, answer: str, *, valid: bool = True, reasoning: str = ""
+    ) -> Prediction:
+        """This answer, with the reasoning that the experience model is trained to give where it has none."""
+        step = Step(observation="", action=action, next_observation=answer, valid=valid)
+        writes = frozenset(filter(self.writes, self.uses))
+        reasoning = reasoning or call_reasoning(task, [played(each) for each in history], step, writes)
+        return in_hindsight(replace(step, reasoning=reasoning), success=False)
 
     def _judge(self, task: Task, done: Effects, action: str) -> Decision | None:
         """The verdict on a final answer behind these writing calls."""

@@ -123,6 +123,7 @@ class AgentWorld(World):
         self.notes, self.arguments = notes, _arguments(notes, checks, dream)
         self.judged_by_dream = verify_dream is None and create_environment is None
         self._grounding: Grounding | None = None
+        self._read: tuple[tuple[ReplayBuffer, int], TemplateTaskGenerator] | None = None
         self.asks_experience = create_environment is None
         examined = self.examine()
         self.tools = with_returns(self.graph, tool_schemas(examined.tools))
@@ -174,7 +175,12 @@ class AgentWorld(World):
         return frozenset(filter(grounding.writes, grounding.uses))
 
     def judged_by_traces(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> list[Task]:
-        return list(filter(self._grounded(replay_buffer).judges, tasks)) if self.judged_by_dream else []
+        """As `World.judged_by_traces`, without those whose recorded successes were right by luck: they looked up less than most
+        do with such a request, and a dream would make up what the right policy looks up."""
+        if not self.judged_by_dream:
+            return []
+        judged, templates = self._grounded(replay_buffer).judges, self._templates(replay_buffer)
+        return [task for task in tasks if judged(task) and (task.origin == "synthetic" or not templates.by_luck(task))]
 
     def _grounded(self, replay_buffer: ReplayBuffer) -> Grounding:
         grounding = self._grounding or self.ground(replay_buffer)
@@ -225,8 +231,17 @@ class AgentWorld(World):
         )
         if self._generator != "templates":
             return self._generator
-        templates = TemplateTaskGenerator(traces, writes=self.writing_tools(replay_buffer).__contains__)
+        templates = self._templates(replay_buffer)
         return templates if templates.can_vary else None
+
+    def _templates(self, replay_buffer: ReplayBuffer) -> TemplateTaskGenerator:
+        """Read anew where there are other traces than before."""
+        traces = replay_buffer.count("trajectories", source="offline", split="train")
+        if self._read is None or self._read[0] != (replay_buffer, traces):
+            found = list(replay_buffer.trajectories(source="offline", split="train", errors=False))
+            writes = self.writing_tools(replay_buffer)
+            self._read = (replay_buffer, traces), TemplateTaskGenerator(found, writes=writes.__contains__)
+        return self._read[1]
 
     def check_task(self, task: Task) -> str | None:
         return self._checks(task)
