@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dreamgym_lg import AgentWorld, Step, Task
-from dreamgym_lg.actions import render_answer
+from dreamgym_lg.actions import parse_action, render_answer
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
 from dreamgym_lg.experiment.evaluation import validate
 
@@ -90,13 +90,24 @@ def test_the_recorded_successes_judge_their_tickets_and_the_variations_of_them(d
     world = AgentWorld(desk.gym.world.graph, tasks=buffer.tasks(split="train"), writes=desk.old_policy.WRITES)
     judged = {each.id for each in world.judged_by_traces(world.tasks("train"), buffer)}
     solved = {each.task.id: each for each in buffer.trajectories(source="offline") if each.success}
-    (guessed,) = (solved[id] for id in solved.keys() - judged)
-    assert judged < solved.keys() and len(guessed.steps) == 1, "a right guess, for which nothing was looked up"
+    lucky = [len(solved[id].steps) for id in solved.keys() - judged]
+    assert judged < solved.keys() and len(lucky) < len(judged) / 2
+    assert max(lucky) <= 3, "right guesses, for which too little was looked up"
+    assert all("get_order" in str(solved[id].steps) for id in judged if solved[id].task.metadata["kind"] == "last")
     generate, rng = world.task_generator(world.tasks("train"), buffer), Random(0)
     assert generate is not None
     seeds = [each for each in world.tasks("train") if each.id in judged]
     varied = [task for seed in seeds if (task := generate(seed, [], rng)) is not None]
     assert varied and world.judged_by_traces(varied, buffer) == varied
+    rows = sys.modules["tickets"]
+    for task in varied:  # what the reference does is what the shop's rules ask for, in a case that the database is in
+        with desk.shop.fresh():
+            rows._deal_with(task)
+            wanted = rows._rows()
+        with desk.shop.fresh():
+            for name, arguments in map(parse_action, task.metadata["reference_calls"]):
+                getattr(sys.modules["agent"], name)(**arguments)
+            assert rows._rows() == wanted, task.metadata
 
 
 def test_recorded_successes_judge_an_episode_as_the_real_database_does(desk: Any) -> None:
@@ -106,6 +117,7 @@ def test_recorded_successes_judge_an_episode_as_the_real_database_does(desk: Any
     judged = world.judged_by_traces(world.tasks("train"), buffer)
     grounding = world.ground(buffer)
     grounding.refresh()
+    told = [json.loads(answer).get("city") for answer in buffer.answers("get_customer")]
 
     def check(task: Task, steps: Sequence[Step], success: bool) -> None:
         history = [Exchange(step.action, in_hindsight(step, success=False)) for step in steps[:-1]]
@@ -118,8 +130,7 @@ def test_recorded_successes_judge_an_episode_as_the_real_database_does(desk: Any
     for habit in desk.old_policy.HABITS:
         for episode in desk.gym.evaluate(desk.old_policy.OldPolicy(habit=habit), real=True, tasks=judged)[1]:
             check(episode.task, episode.steps, episode.success)
-    assert decided == {("effects", True): 57, ("effects", False): 117, ("answers", True): 36, ("answers", False): 28}
-    told = [json.loads(answer).get("city") for answer in buffer.answers("get_customer")]
+    assert decided == {("effects", True): 52, ("effects", False): 104, ("answers", True): 36, ("answers", False): 28}
     rng, words = Random(0), [*filter(None, told), *desk.tickets.DAYS]  # a city that no trace tells is unknown
     for task in (task for task in judged if task.metadata["kind"] == "where"):
         with desk.shop.fresh():

@@ -548,6 +548,17 @@ def test_a_generated_task_is_judged_by_the_calls_that_it_was_generated_with(buff
     assert [(each.reward, each.info["decided_by"]) for each in (right, wrong)] == [(1.0, "effects"), (0.0, "effects")]
 
 
+def test_a_generated_task_is_answered_what_its_success_was_answered(buffer: ReplayBuffer, dream: Any) -> None:
+    """An experience model that refuses the right call teaches the policy another one."""
+    facts = {"reference_calls": [ORDER, REFUND], "reference_answers": ["", REFUNDED]}
+    made = task("new", metadata=facts, origin="synthetic")
+    played = dream()
+    right, _ = played.play(made, REFUND, DONE)
+    assert (right.observation, right.info["decided_by"]) == (REFUNDED, "recorded")
+    other, after = played.play(made, CANCEL, REFUND)
+    assert [each.info["decided_by"] for each in (other, after)] == ["model", "model"], "what came after that is not known"
+
+
 def test_recorded_successes_judge_a_task_if_none_of_them_leaves_the_outcome_to_the_answer(buffer: ReplayBuffer) -> None:
     new = task("new", origin="synthetic", metadata={"reference_calls": [ORDER, REFUND]})
     asks, failed = task("asks"), task("failed")
