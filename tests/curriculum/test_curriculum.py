@@ -160,7 +160,18 @@ def test_only_tasks_of_the_last_iteration_are_varied(seed: int) -> None:
     assert len(ages) == 39 * 2 and set(ages) == {1}
 
 
-def test_after_an_iteration_without_variance_nothing_is_varied() -> None:
+def test_after_an_iteration_without_variance_what_was_solved_is_varied() -> None:
+    """An agent whose recorded tasks are all solved already would else meet no other: a variation may be harder."""
+    made = Curriculum(TASKS, task_generator=vary)
+    made.update(group(TASKS[5], [0.0, 0.0], 1))
+    assert made.propose(random.Random(0)) is None
+    made.update([episode(TASKS[6], 1.0, 1, success=True), episode(TASKS[6], 1.0, 1, success=True, rollout_index=1)])
+    assert {made.propose(random.Random(seed)).parent_id for seed in range(9)} == {"t6"}  # type: ignore[union-attr]
+    made.update(group(TASKS[7], [0.0, 1.0], 1))
+    assert {made.propose(random.Random(seed)).parent_id for seed in range(9)} == {"t7"}  # type: ignore[union-attr]
+
+
+def test_after_an_iteration_in_which_nothing_was_solved_nothing_is_varied() -> None:
     made = curriculum()
     made.update(group(TASKS[5], [1.0, 1.0], 1))
     assert made.propose(random.Random(0)) is None and made.values == {"t5": 0.0}
