@@ -15,6 +15,8 @@ import pytest
 
 from dreamgym_lg import Experiment, ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.errors import ConfigurationError, DreamGymError, MissingDependency
+from dreamgym_lg.experience.predictions import in_hindsight
+from dreamgym_lg.experience.prompt_formats import LineFormat
 from dreamgym_lg.statistics import wilson
 
 pytest.importorskip("trl")
@@ -104,6 +106,20 @@ def test_what_an_ablation_leaves_out_of_its_world(reproduce: Any) -> None:
     assert whole.check_action(task, "fly", ["You are in the kitchen. "]) and whole.hidden_facts is not None
     assert unchecked.check_action(task, "fly", ["You are in the kitchen. "]) is None and unchecked.check == whole.check
     assert open_book.hidden_facts is None and unchecked.hidden_facts is not None
+
+
+def test_without_reasoning_nothing_but_the_verdict_is_learned_or_shown(reproduce: Any) -> None:
+    steps = [
+        Step(observation="o", action=act, next_observation="p", reward=float(n), valid=bool(n), terminated=bool(n))
+        for n, act in enumerate(("fly", "take pear"))
+    ]
+    task = Task(id="t", instruction="", environment="", metadata={"observation": "o"})
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.add(Trajectory(task=task, steps=steps, source="offline", success=True, run="offline"))
+        reproduce.play.leave_verdicts(buffer)
+        (kept,) = buffer.trajectories(source="offline")
+    answers = [LineFormat("").answer(in_hindsight(step, success=True)) for step in kept.steps]
+    assert answers == ["invalid\nreward 0, continues\np", "valid\nreward 1, success\np"]
 
 
 def test_alfworld_is_played_where_it_is_asked_for(reproduce: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

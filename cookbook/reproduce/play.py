@@ -166,14 +166,22 @@ def prepare(cell: Cell, runs: Path, create: Open) -> Path:
         return shared / "base"
     if method.place == "s2r":  # its first part is the dreamed cell
         return train(cell.of(cell.method.replace("s2r", "dream")), runs, create)
-    own = method.without in ("replay", "check", "hidden") or method.trajectories
+    own = method.without in ("replay", "reasoning", "check", "hidden") or method.trajectories
     folder = shared / f"experience-{cell.method}" if own else shared / "experience"
     if method.trajectories and not folder.exists():
         copy_part(create(base, shared / "base"), folder, method.trajectories)
     run = create(cell, copied(shared / "base", folder))
+    if method.without == "reasoning":
+        leave_verdicts(run.replay_buffer)
     run.train_experience()
     run.replay_buffer.close()
     return folder
+
+
+def leave_verdicts(buffer: ReplayBuffer) -> None:
+    """Nothing but `valid` or `invalid` as the reasoning of every recorded step, so that no model learns or is shown more."""
+    for each in list(buffer.trajectories(source="offline")):
+        buffer.set_reasoning(each, ["valid" if step.valid else "invalid" for step in each.steps])
 
 
 def copied(source: Path, target: Path) -> Path:
