@@ -63,7 +63,7 @@ def main() -> None:
     start, out, seed = time.perf_counter(), arguments.out, arguments.seed
 
     # as a judge the experience model is refused by the gate: recorded successes judge, also those of generated tickets
-    dreamed: dict[str, Any] = {} if arguments.truthful else {"references_only": True, "synthetic_share": 0.5}
+    dreamed: dict[str, Any] = {} if arguments.truthful else {"references_only": True, "synthetic_share": 0.75}
     settings, held_out = replace(SETTINGS, seed=seed, **dreamed), {}
     if arguments.quick:
         settings = replace(quick(settings), iterations=1, num_tasks=2, num_generations=4, base_steps=4)

@@ -43,7 +43,6 @@ class Curriculum:
         check_task: CheckTask = lambda task: None,
         synthetic_share: float = 0.25,
         num_seeds: int = 8,
-        vary_all: bool = False,
         seed: int = 0,
     ) -> None:
         """Args:
@@ -51,8 +50,6 @@ class Curriculum:
         check_task: Refuses generated tasks.
         synthetic_share: The paper's lambda in [0, 1].
         num_seeds: Its m: how many high-V tasks are varied.
-        vary_all: Whether a variation takes the place of an original task that is drawn, too, wherever there is one: of tasks
-            that the policy has been shown solved.
         """
         if not tasks:
             raise ConfigurationError("a curriculum needs at least one task")
@@ -64,7 +61,6 @@ class Curriculum:
         self._original = list(tasks)
         self._generate, self._check = task_generator, check_task
         self._share, self._num_seeds, self._seed = synthetic_share, num_seeds, seed
-        self._vary_all = vary_all and task_generator is not None
         self.values: dict[str, float] = {}
         """V of each task of the newest iteration that was trained on."""
         self._episodes: dict[str, list[Trajectory]] = {}
@@ -113,17 +109,10 @@ class Curriculum:
             return None
         episodes = [episode for task_id in reversed(seeds) for episode in self._episodes[task_id]]
         for _ in range(_TRIES):
-            if (task := self._variation(self._tasks[rng.choice(seeds)], episodes, rng)) is not None:
+            task = self._generate(self._tasks[rng.choice(seeds)], episodes, rng)
+            if (reason := "not_written" if task is None else self._check(task)) is None:
                 return task
-        return None
-
-    def _variation(self, task: Task, episodes: Sequence[Trajectory], rng: random.Random) -> Task | None:
-        """A variation of the task that may be trained on."""
-        assert self._generate is not None
-        varied = self._generate(task, episodes, rng)
-        if (reason := "not_written" if varied is None else self._check(varied)) is None:
-            return varied
-        self._counts[f"refused_{reason}"] += 1
+            self._counts[f"refused_{reason}"] += 1
         return None
 
     def sample(self, n: int, *, iteration: int) -> list[Task]:
@@ -134,12 +123,10 @@ class Curriculum:
             if (task := self.propose(rng)) is not None:
                 chosen[task.id] = task
                 self._tasks[task.id] = task
+        self._counts["generated_tasks"] += len(chosen)
         rest = [task for task in self._original if task.id not in chosen]
         for task in rng.sample(rest, min(n - len(chosen), len(rest))):
-            varied = self._variation(task, (), rng) if self._vary_all else None
-            taken = task if varied is None or varied.id in chosen else varied
-            chosen[taken.id] = self._tasks[taken.id] = taken
-        self._counts["generated_tasks"] += sum(task.origin == "synthetic" for task in chosen.values())
+            chosen[task.id] = task
         return list(chosen.values())
 
     def pop_metrics(self) -> dict[str, int]:

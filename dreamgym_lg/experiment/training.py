@@ -225,7 +225,6 @@ def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:
         task_generator=work.world.task_generator(tasks, work.replay_buffer) if share else None,
         check_task=partial(_check_task, work),
         synthetic_share=share,
-        vary_all=s.references_only,  # recorded successes judge them, and the base policy was shown these
         seed=s.seed,
     )
     trained_on = work.replay_buffer.trajectories(run=work.run_name(TRAIN), errors=False)

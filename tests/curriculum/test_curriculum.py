@@ -82,14 +82,6 @@ def test_originals_take_the_place_of_variations_that_cannot_be_written() -> None
         assert len(set(ids(tasks))) == 8 and {task.origin for task in tasks} == {"real"}
 
 
-def test_what_is_drawn_may_be_varied_too() -> None:
-    """Under `references_only` a policy has been shown every original task solved."""
-    assert {task.origin for task in curriculum(synthetic_share=0.5, vary_all=True).sample(8, iteration=0)} == {"synthetic"}
-    refused = Curriculum(TASKS, task_generator=vary, check_task=lambda task: "known", vary_all=True)
-    assert {task.origin for task in refused.sample(8, iteration=0)} == {"real"}
-    assert len(Curriculum(TASKS, vary_all=True).sample(8, iteration=0)) == 8
-
-
 def test_the_same_variation_written_twice_counts_once() -> None:
     def the_same(task: Task, trajectories: Sequence[Trajectory], rng: random.Random) -> Task:
         return replace(task, id="same", origin="synthetic")
