@@ -169,15 +169,17 @@ class Row:
         return 0 if self.prefix is None else self.prefix.known
 
 
-def read_ahead(decoder: Decoder, beginnings: Beginnings, row: Row) -> None:
+def read_ahead(decoder: Decoder, beginnings: Beginnings, row: Row, room: int) -> int:
     """Read most of a long new text before the batch does, in which all rows are as long as the longest.
 
-    What conversations have begun with before is not read again.
+    What conversations have begun with before is not read again. Args: `room`, bytes that its keys and values may take, which
+    are the batch's as well for a while. Returns how many they take; 0 where nothing is read.
     """
     end = (len(row.ids) - 1) // BLOCK * BLOCK  # the batch reads one token at least
-    if len(row.ids) - row.known <= 2 * BLOCK:
-        return
     shape = (decoder.layers, 2, decoder.heads, with_room(len(row.ids)), decoder.head_size)
+    size = math.prod(shape) * decoder.compute_dtype.itemsize
+    if len(row.ids) - row.known <= 2 * BLOCK or size > room:
+        return 0
     buffer = torch.empty(shape, dtype=decoder.compute_dtype, device=decoder.model.device)
     known, first = row.known, row.known == 0
     if row.prefix is not None and row.prefix.cached is not None:
@@ -189,6 +191,7 @@ def read_ahead(decoder: Decoder, beginnings: Beginnings, row: Row) -> None:
     if first:
         beginnings.keep(row.ids[:end], buffer)
     row.prefix = Prefix("", row.ids[:end], KeyValues(buffer, end), end)
+    return size
 
 
 def show(request: Request, shown: str, text: str, *, over: bool) -> str:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.batch import Batch, Decoder, Row, read_ahead
-from dreamgym_lg.integrations.transformers.prefix_cache import Beginnings, PrefixCache
+from dreamgym_lg.integrations.transformers.prefix_cache import CACHED_BYTES, Beginnings, PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 
 IDLE_SECONDS = 0.0005
@@ -95,8 +95,9 @@ class LocalEngine:
             model.eval()
             try:
                 with self._decoder.autocast():
+                    room = CACHED_BYTES
                     for row in rows:
-                        read_ahead(self._decoder, self._beginnings, row)
+                        room -= read_ahead(self._decoder, self._beginnings, row, room)
                     Batch(self._decoder, self.prefixes, rows).run()
             finally:
                 if training:  # else a trainer may have begun since the last answer was given

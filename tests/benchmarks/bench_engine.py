@@ -60,7 +60,7 @@ def main() -> None:
         seconds(policy, at_once)
         found: list[tuple[float, float]] = []
         for _ in range(ROUNDS):
-            engine.read_ahead = lambda *_: None
+            engine.read_ahead = lambda *_: 0
             padded = seconds(policy, at_once)
             engine.read_ahead = read_ahead
             found.append((padded, seconds(policy, at_once)))

@@ -311,6 +311,12 @@ async def test_what_conversations_begin_with_is_read_once(
     policy.weights_changed()
     assert not engine._beginnings.bytes, "they were made by other weights"
 
+    monkeypatch.setattr(transformers_engine, "CACHED_BYTES", 1000)
+    with counted_tokens(policy.model) as lengths:
+        fourth = await told("in the box", 4)
+    assert max(lengths) == len(fourth.calls[0].given_ids), "where memory is short the batch reads it"
+    assert forward_error(policy, fourth.segments()[0]) < 1e-4
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("create", [LocalEngine, partial(ContinuousEngine, cached_tokens=16_384)], ids=["ours", "continuous"])
