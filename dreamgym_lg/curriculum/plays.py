@@ -56,8 +56,8 @@ class Play(NamedTuple):
 
 
 def unnumbered(place: Place) -> Place:
-    """The place in a tool's first call."""
-    return (*place[:1], *(name.partition(" ")[0] for name in place[1:2]), *place[2:]) if place[0] != "metadata" else place
+    """The same place, whichever of a tool's calls it is in."""
+    return place if place[0] == "metadata" else (place[0], re.sub(r" \d+$", "", place[1]), *place[2:])
 
 
 def by_place(play: Play) -> dict[Place, dict[str, Scalar]]:
