@@ -88,8 +88,8 @@ class Settings:
     are frozen and as wide as they were saved; else all weights are trained, in float32. Saved policies have them merged."""
     references_only: bool = False
     """Whether to train only on tasks whose outcome recorded successes decide, by their writing calls or the facts of their
-    answers (`Grounding.judges`), and the experience model never: for tool agents whose dream answers well and judges badly. Left
-    out are tasks that were solved by luck: with fewer lookups than most successes with a similar request."""
+    answers (`Grounding.judges`), and the experience model never: for tool agents whose dream answers well and judges badly.
+    Left out are tasks that were solved by luck: with fewer lookups than most successes with a similar request."""
     synthetic_share: float = 0.25
     """Share of generated tasks in an iteration: the paper's lambda."""
     stop_after_uniform: int = 5
