@@ -139,7 +139,7 @@ def open_experiment(cell: Cell, folder: Path, scale: Scale, **shown: Any) -> Exp
 
     # as a judge its experience model is refused: recorded successes judge, also those of generated tickets
     folder.mkdir(parents=True, exist_ok=True)
-    settings = replace(SETTINGS, references_only=METHODS[cell.method].place != "real", synthetic_share=0.75)
+    settings = replace(SETTINGS, references_only=METHODS[cell.method].place != "real", synthetic_share=0.75, proof_tasks=150)
     tasks = create_shop(folder / "shop.db", seed=cell.seed, train=scale.traces)
     shop = Shop(folder / "shop.db")
     if not (folder / "traces.jsonl").exists():

@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.guide import Guides, mask
+from dreamgym_lg.integrations.transformers.loading import cache_argument
 from dreamgym_lg.integrations.transformers.prefix_cache import BLOCK, Beginnings, KeyValues, Prefix, PrefixCache, with_room
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_parsing import safe_length
@@ -57,6 +58,7 @@ class Decoder:
                 "with device='auto', or with a device_map that names one device"
             )
         self.ends = end_tokens(tokenizer, model)
+        self._cache_argument = cache_argument(model)
         self._buffer = torch.empty(0)
 
     @cached_property
@@ -78,10 +80,11 @@ class Decoder:
         enabled = self.compute_dtype != self.model.dtype
         return torch.autocast(self.model.device.type, dtype=self.compute_dtype if enabled else None, enabled=enabled)
 
-    def forward(self, **inputs: Any) -> torch.Tensor:
-        """Logits of the last position, [batch, vocabulary], float32."""
+    def forward(self, cache: DynamicCache, **inputs: Any) -> torch.Tensor:
+        """Logits of the last position, [batch, vocabulary], float32. Args: `cache`, to which keys and values are added."""
         start = time.perf_counter()
-        logits: torch.Tensor = self.model(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1].float()
+        inputs |= {self._cache_argument: cache, "use_cache": True, "logits_to_keep": 1}
+        logits: torch.Tensor = self.model(**inputs).logits[:, -1].float()
         self.passes.append((start, time.perf_counter()))
         return logits
 
@@ -93,7 +96,7 @@ class Decoder:
         device, cache = self.model.device, DynamicCache()
         cache.layers = [_BufferLayer(layer[:, None], known) for layer in buffer]
         positions = torch.arange(known, known + len(ids), device=device)[None]
-        self.forward(input_ids=torch.tensor([ids], device=device), position_ids=positions, past_key_values=cache)
+        self.forward(cache, input_ids=torch.tensor([ids], device=device), position_ids=positions)
 
     def buffer(self, size: int) -> torch.Tensor:
         """Memory for the keys and values of one batch, the same every time: fresh memory costs more than what it is for."""
@@ -247,10 +250,10 @@ class Batch:
         while self.rows:
             device = self.buffer.device
             logits = self.decoder.forward(
+                self.cache,
                 input_ids=self.ids.to(device),
                 attention_mask=self.mask[:, : self.filled].to(device),
                 position_ids=self.positions.to(device),
-                past_key_values=self.cache,
             )
             tokens = self._sample(logits.cpu())
             active = [i for i, row in enumerate(self.rows) if not self._finished(i, row)]

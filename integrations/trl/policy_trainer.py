@@ -172,7 +172,7 @@ class PolicyTrainer(GRPOTrainer):
         def after_prefix(attention_mask: torch.Tensor, **inputs: torch.Tensor) -> Any:
             ones = attention_mask.new_ones(len(attention_mask), prefix.length)
             whole = torch.cat([ones, attention_mask], dim=1)
-            return model(**inputs, attention_mask=whole, past_key_values=prefix.past)
+            return model(**inputs, attention_mask=whole, **{prefix.argument: prefix.past})
 
         ids, mask = input_ids[:, prefix.length :], attention_mask[:, prefix.length :]
         found = super()._get_per_token_logps_and_entropies(after_prefix, ids, mask, logits_to_keep, **options)

@@ -6,6 +6,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from dreamgym_lg.integrations.transformers.loading import cache_argument
+
 LEAST = 32
 """Tokens below which a shared beginning is computed with every row."""
 
@@ -15,13 +17,15 @@ class SharedPrefix(NamedTuple):
 
     length: int
     past: DynamicCache | None
+    argument: str
+    """By which the model takes them."""
 
     def inputs(self, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
         """What the model is given for (rows, tokens) `ids`, padded on the right: its outputs begin at token `length`."""
         given: dict[str, Any] = {"input_ids": ids[:, self.length :], "use_cache": False}
         if self.past is None:  # no token attends to what is behind it, padding included; a mask would cost half as much again
             return given
-        return {**given, "attention_mask": mask, "past_key_values": self.past}
+        return {**given, "attention_mask": mask, self.argument: self.past}
 
 
 def shared_prefix(model: PreTrainedModel, ids: torch.Tensor, *, before: int, least: int = 0) -> SharedPrefix:
@@ -31,14 +35,15 @@ def shared_prefix(model: PreTrainedModel, ids: torch.Tensor, *, before: int, lea
 
     Args: `least`, tokens below which a beginning is not shared; never fewer than `LEAST`.
     """
-    length = 0
+    length, argument = 0, cache_argument(model)
     if len(ids) > 1 and not (model.training and model.is_activation_checkpointing):
         differs = (ids[:, :before] != ids[:1, :before]).any(dim=0)
         length = int(differs.int().argmax()) if differs.any() else differs.numel()
     if length < max(least, LEAST):
-        return SharedPrefix(0, None)
-    past = model(input_ids=ids[:1, :length], use_cache=True, logits_to_keep=1).past_key_values
-    if not isinstance(past, DynamicCache) or any(type(layer) is not DynamicLayer for layer in past.layers):
-        return SharedPrefix(0, None)
+        return SharedPrefix(0, None, argument)
+    past = DynamicCache(config=model.config)
+    if any(type(layer) is not DynamicLayer for layer in past.layers):
+        return SharedPrefix(0, None, argument)
+    model(input_ids=ids[:1, :length], use_cache=True, logits_to_keep=1, **{argument: past})
     past.batch_repeat_interleave(len(ids))
-    return SharedPrefix(length, past)
+    return SharedPrefix(length, past, argument)

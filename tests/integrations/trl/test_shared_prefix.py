@@ -1,7 +1,9 @@
 """What all rows of a batch begin with is computed once: the gradient is that of the whole rows."""
 
 from dataclasses import replace
+from inspect import unwrap
 from pathlib import Path
+from types import MethodType
 
 import pytest
 import torch
@@ -89,3 +91,17 @@ def test_what_is_shared_ends_before_the_first_token_that_is_needed_and_at_the_fi
     assert shared_prefix(model, ids, before=10**6, least=len(SHARED) + 1).past is None
     model.train().activation_checkpointing_enable()
     assert shared_prefix(model, ids, before=LEAST).past is None
+
+
+def test_a_model_whose_forward_accelerate_has_unwrapped_still_takes_the_shared_beginning(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    """A trainer's end takes the decorators off `forward`, and with them the renaming of arguments that were renamed."""
+    model = model_of(tokenizer).eval()
+    ids = torch.tensor([[*SHARED, 7, 8], [*SHARED, 9, 8]])
+    expected = model(input_ids=ids).logits[:, len(SHARED) :]
+    model.forward = MethodType(unwrap(model.forward.__func__), model)
+    prefix = shared_prefix(model, ids, before=len(SHARED))
+    assert prefix.past is not None and prefix.past.get_seq_length() == len(SHARED)
+    output = model(**prefix.inputs(ids, torch.ones_like(ids)), return_dict=True)
+    assert torch.allclose(output.logits, expected, atol=1e-5)
