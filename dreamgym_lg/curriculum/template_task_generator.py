@@ -31,8 +31,9 @@ _DONORS, _SUCCESSES = 100, 4
 """Traces whose values are tried for one variation, with the calls of each of so many successes."""
 _NAMED = 0.1
 """Share of the requests up to which a word that never stands in lower case is taken for a name: who asks, not what is asked."""
-_ALIKE = 0.5
-"""`Overlap` of two requests, their values aside, from which they ask alike."""
+_ALIKE, _NEAR = 0.6, 0.4
+"""`Overlap` of two requests, their values aside, from which they ask alike, and from which they may: what one success wrote is
+carried over to the former, and what another wrote instead forbids it from the latter on."""
 _EMPTY: Mapping[str, Scalar] = {"": None}
 _FLAG = 6
 """Most values of a place, in all traces, that make it a condition whatever they are."""
@@ -123,7 +124,7 @@ class TemplateTaskGenerator:
         request = next((self._seeds[name] for name in names if name in self._seeds), None)
         if request is None or task.split != "train":
             return None
-        alike = self._alike(request)
+        alike, near = self._alike(request), self._alike(request, _NEAR)
         worded = [play for play, other in self._requests if self._overlap(request, other) >= _ALIKE]
         for success in rng.sample(alike, min(_SUCCESSES, len(alike))):
             seed = rng.choice(worded)
@@ -131,7 +132,7 @@ class TemplateTaskGenerator:
             if (paired := _paired(seed, slots, success.play, own)) is None:
                 continue
             same = [each for each in alike if each.kind == success.kind]
-            others = [each for each in alike if each.writes != success.writes]
+            others = [each for each in near if each.writes != success.writes]
             for donor, offered in rng.sample(self._donors, min(_DONORS, len(self._donors))):
                 found = self._carried_over(success.play, own, offered, same)
                 if found is None or self._contested(found.case, others):
@@ -190,9 +191,9 @@ class TemplateTaskGenerator:
         looked_up = any(not self._writes(call.name) for call in calls)
         return _CarriedOver(exchanged, calls, case) if looked_up else None
 
-    def _alike(self, request: frozenset[str]) -> list[Success]:
+    def _alike(self, request: frozenset[str], least: float = _ALIKE) -> list[Success]:
         """The successes whose requests ask alike, without those that looked up less than most of them."""
-        alike = [each for each in self._successes if self._overlap(request, each.request) >= _ALIKE]
+        alike = [each for each in self._successes if self._overlap(request, each.request) >= least]
         usual = self._usual(alike)
         return [each for each in alike if usual.issubset(each.play.tools)]
 
