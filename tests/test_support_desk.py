@@ -110,6 +110,24 @@ def test_the_recorded_successes_judge_their_tickets_and_the_variations_of_them(d
             assert rows._rows() == wanted, task.metadata
 
 
+def test_demonstrations_of_generated_tickets_are_successes_in_the_real_database(desk: Any) -> None:
+    buffer = desk.gym.replay_buffer
+    world = AgentWorld(desk.gym.world.graph, tasks=buffer.tasks(split="train"), writes=desk.old_policy.WRITES)
+    made = world.demonstrations(world.tasks("train"), buffer, number=20, seed=0)
+    assert len({each.task.instruction for each in made}) == len(made) == 20
+    assert len({each.task.metadata["kind"] for each in made}) > 3
+    assert world.demonstrations(world.tasks("train"), buffer, number=5, seed=0) == made[:5]
+    tools = {each.__name__: each for each in sys.modules["agent"].TOOLS}
+    for each in made:
+        with desk.shop.fresh():
+            for step in each.steps[:-1]:
+                name, arguments = parse_action(step.action)
+                assert json.loads(step.next_observation) == tools[name](**arguments)
+            assert desk.shop.solved(each.task, parse_action(each.steps[-1].action)), each
+    without = AgentWorld(desk.gym.world.graph, tasks=buffer.tasks(split="train"), task_generator=None)
+    assert without.demonstrations(without.tasks("train"), buffer, number=5, seed=0) == []
+
+
 def test_recorded_successes_judge_an_episode_as_the_real_database_does(desk: Any) -> None:
     """Every trace, every habit of the old policy on the tickets of successes, and answers to questions in any words."""
     buffer, decided = desk.gym.replay_buffer, Counter[tuple[str, bool]]()

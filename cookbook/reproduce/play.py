@@ -85,6 +85,7 @@ def settings_of(cell: Cell, world: Settings, scale: Scale) -> Settings:
         num_tasks=scale.episodes // group,
         num_generations=group,
         synthetic_share=0.0 if method.without == "generation" else s.synthetic_share,
+        synthetic_demonstrations=0 if method.without in ("generation", "demonstrations") else s.synthetic_demonstrations,
     )
 
 
@@ -139,7 +140,8 @@ def open_experiment(cell: Cell, folder: Path, scale: Scale, **shown: Any) -> Exp
 
     # as a judge its experience model is refused: recorded successes judge, also those of generated tickets
     folder.mkdir(parents=True, exist_ok=True)
-    settings = replace(SETTINGS, references_only=METHODS[cell.method].place != "real", synthetic_share=0.75, proof_tasks=150)
+    dreamed = METHODS[cell.method].place != "real"
+    settings = replace(SETTINGS, references_only=dreamed, synthetic_share=0.75, synthetic_demonstrations=600, proof_tasks=150)
     tasks = create_shop(folder / "shop.db", seed=cell.seed, train=scale.traces)
     shop = Shop(folder / "shop.db")
     if not (folder / "traces.jsonl").exists():

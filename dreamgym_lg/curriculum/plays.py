@@ -14,7 +14,7 @@ Scalar = str | int | float | bool | None
 Place = tuple[str, ...]
 """Where a value stands: `call`, `answer` or `metadata`, the tool's name, then keys and numbers down to the value. Of a tool's
 second call the name is `TOOL 2`: what one order is answered is not what the other is."""
-_OWN = ("observation", "tools", "rubric", "generated", "reference_calls", "reference_answers")
+_OWN = ("observation", "tools", "rubric", "generated", "reference_calls", "reference_answers", "reference_reply")
 """Metadata that is no fact of the task's world."""
 
 

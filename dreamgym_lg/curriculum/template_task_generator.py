@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from dreamgym_lg.actions import ToolCall, render_call
+from dreamgym_lg.actions import ToolCall, render_answer, render_call
 from dreamgym_lg.curriculum.plays import (
     Place,
     Play,
@@ -22,7 +22,7 @@ from dreamgym_lg.curriculum.plays import (
 )
 from dreamgym_lg.curriculum.task_generator import Overlap, variation, words
 from dreamgym_lg.experience.prompt_formats import first_observation
-from dreamgym_lg.types import Task, Trajectory
+from dreamgym_lg.types import Step, Task, Trajectory
 
 Kind = tuple[tuple[str, ...], ...]
 """Of each call the tool, and those arguments that are no values of a request of its own, such as a reason."""
@@ -69,9 +69,9 @@ class TemplateTaskGenerator:
 
     A success that looked up less than most with a similar request is not carried over: it was right by luck.
 
-    The calls so made are `metadata["reference_calls"]`, as action texts, and `metadata["reference_answers"]` what the writing
-    ones were answered, "" for the others, which are recorded. The rubric is that of the success's task with the new
-    values, else it is written from these calls.
+    The calls so made are `metadata["reference_calls"]`, as action texts, `metadata["reference_answers"]` what each is answered,
+    and `metadata["reference_reply"]` the success's final answer with the new values, "" where it had none (`demonstration`).
+    The rubric is that of the success's task with the new values, else it is written from these calls.
 
     Args:
         trajectories: Real ones of training tasks; seeds are the successes among them.
@@ -85,11 +85,13 @@ class TemplateTaskGenerator:
         self._donors = [(play, by_place(play)) for play in plays]
         self._known = {first_observation(play.task) for play in read}
         self._answers: dict[str, list[Any]] = defaultdict(list)
+        self._texts: dict[str, str] = {}
         counts: dict[Place, Counter[str]] = defaultdict(Counter)
         for play in plays:
-            for call, answer in zip(play.calls, play.answers, strict=True):
+            for call, answer, text in zip(play.calls, play.answers, play.texts, strict=True):
                 known = self._answers[render_call(*call)]
                 known += [answer] if answer not in known else []
+                self._texts.setdefault(render_call(*call), text)
             for place, value in play.values():
                 counts[unnumbered(place)][text_of(value)] += 1
         # few values for many traces: a status, a kind, a currency
@@ -271,9 +273,14 @@ class TemplateTaskGenerator:
             return None
         made = [render_call(*call) for call in found.calls]
         answers = [
-            exchange(text, found.exchanged) if self._writes(call.name) else ""
-            for call, text in zip(success.calls, success.texts, strict=True)
+            exchange(text, found.exchanged) if self._writes(call.name) else self._texts[action]
+            for call, text, action in zip(success.calls, success.texts, made, strict=True)
         ]
+        reference = {
+            "reference_calls": made,
+            "reference_answers": answers,
+            "reference_reply": exchange(success.said, found.exchanged),
+        }
         carried = "" if success is seed else f", solved as {success.task.id} was"
         why = f"the request of {seed.task.id} with the values of {donor.task.id}, whose answers are recorded{carried}"
         return variation(
@@ -281,7 +288,7 @@ class TemplateTaskGenerator:
             exchange(first_observation(seed.task), exchanged),
             rubric=self._rubric(success, found.exchanged, made),
             generated={"generator": "templates", "why": why, "seed": success.task.id},
-            metadata={**task.metadata, **facts, "reference_calls": made, "reference_answers": answers},
+            metadata={**task.metadata, **facts, **reference},
         )
 
     def _rubric(self, success: Play, exchanged: Mapping[str, Scalar], made: Sequence[str]) -> str:
@@ -307,6 +314,18 @@ class TemplateTaskGenerator:
                 return None
             known[text_of(value)] = others[place]
         return dict(exchange(facts, known))
+
+
+def demonstration(task: Task) -> Trajectory | None:
+    """The success that a variation was made with, as an episode of it; None where its final answer is not known."""
+    reply, seen, steps = task.metadata.get("reference_reply"), first_observation(task), list[Step]()
+    if not reply:
+        return None
+    for action, answer in zip(task.metadata["reference_calls"], task.metadata["reference_answers"], strict=True):
+        steps.append(Step(observation=seen, action=action, next_observation=answer))
+        seen = answer
+    steps.append(Step(observation=seen, action=render_answer(reply), next_observation="", reward=1.0, terminated=True))
+    return Trajectory(task=task, steps=steps, source="synthetic", success=True)
 
 
 class _CarriedOver(NamedTuple):

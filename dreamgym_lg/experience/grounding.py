@@ -216,13 +216,14 @@ class Grounding:
     def _carried_over(
         self, task: Task, history: Sequence[Exchange], action: str, call: Call, effects: Effects
     ) -> Prediction | None:
-        """What a writing call of a generated task's reference is answered, behind no other writing calls than those."""
+        """What a call of a generated task's reference is answered: a writing one behind no other writing calls than those of
+        the reference, a reading one behind the same as there."""
         calls = [self._call(text) for text in task.metadata.get("reference_calls", ())]
         wanted = self._index.effects((each, True) for each in calls)
-        if not {*effects} <= {*wanted}:
-            return None
-        for each, answer in zip(calls, task.metadata.get("reference_answers", ()), strict=False):
-            if each == call and answer:
+        for number, answer in enumerate(task.metadata.get("reference_answers", ())):
+            before = self._index.effects((each, True) for each in calls[:number])
+            fits = {*effects} <= {*wanted} if self.writes(call.tool) else {*effects} == {*before}
+            if answer and calls[number] == call and fits:
                 return self._answered(task, history, action, answer)
         return None
 

@@ -24,6 +24,7 @@ from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.trackers import check_trackers
 from dreamgym_lg.experiment.training import (
     CreateLearner,
+    after_demonstrations,
     create_trl_learner,
     join_launch,
     sampling_like,
@@ -247,6 +248,7 @@ class Experiment(Workspace):
             return sampling_like(self._policy, self.policy("trained"))
         start = self.base_policy()
         self._record_start(options)
+        start = after_demonstrations(self, start, servers)
         start = served_by(self, start, servers) if servers else start
         return train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
 

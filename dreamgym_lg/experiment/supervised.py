@@ -39,6 +39,8 @@ FIRST_LINES_WEIGHT = 4.0
 """The loss weight of the experience model's verdict, reward and status."""
 CHECKED, PATIENCE = 25, 4
 """The base policy is evaluated every so many steps, and its training ends after so many evaluations without a better one."""
+SLOWER = 4.0
+"""What the learning rate is divided by where weights that were trained on such data are trained further."""
 FEW = 20
 """Recorded episodes below which a warning says that there are few."""
 NO_NOTES_EVERY = 4
@@ -196,7 +198,7 @@ def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None
         name,
         [*_tokenized(start, [*_conversations(work, old), *rng.choices(_conversations(work, new), k=half)]), *notes],
         steps=s.refresh_steps,
-        slower=4.0,
+        slower=SLOWER,
         first_lines_weight=FIRST_LINES_WEIGHT,
     )
 
@@ -221,6 +223,36 @@ def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
     shutil.rmtree(work.models / "base", ignore_errors=True)
     (best.folder if best.folder.exists() else last).rename(work.models / "base")
     shutil.rmtree(last, ignore_errors=True)
+
+
+def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalChatModel":
+    """The policy after it has imitated `Settings.synthetic_demonstrations`, stored as `models/imitated`; itself without any."""
+    from dreamgym_lg.integrations.trl.options import default_rate
+    from dreamgym_lg.integrations.trl.sft import save_model, train_sft
+
+    s, folder = work.settings, work.models / "imitated"
+    if folder.exists():
+        return work.policy("imitated", policy.temperature)
+    made = work.world.demonstrations(work.tasks("train"), work.replay_buffer, number=s.synthetic_demonstrations, seed=s.seed)
+    if not made:
+        work.say("no recorded success could be carried over to a generated task: training begins without demonstrations")
+        return policy
+    rows = work.world.policy_rows([*made, *_successes(work)], policy.tokenizer, max_new_tokens=s.policy_tokens)
+    steps = -(-len(rows) // s.batch_size)
+    train_sft(
+        policy.model,
+        policy.tokenizer,
+        rows,
+        steps=steps,
+        batch_size=s.batch_size,
+        learning_rate=(s.supervised_learning_rate or default_rate(policy.model, small=7e-4, large=1e-5)) / SLOWER,
+        seed=s.seed,
+        on_step=lambda step, loss: work.progress(f"demonstrations (loss {loss:.2f})", step, steps),
+        **POLICY_OPTIONS,
+    )
+    save_model(policy.model, policy.tokenizer, folder)
+    work.say(f"the policy has imitated {len(made)} generated demonstrations beside the recorded ones")
+    return work.policy("imitated", policy.temperature)
 
 
 def _check_evaluation(work: Workspace) -> None:

@@ -88,6 +88,20 @@ def served_by(work: Workspace, policy: "LocalChatModel", servers: str | Sequence
     return policy.model_copy(update={"engine": engine})
 
 
+def after_demonstrations(work: Workspace, policy: "LocalChatModel", servers: str | Sequence[str]) -> "LocalChatModel":
+    """The weights that a training begins with; the given ones where it is real, and where others have these as well."""
+    s = work.settings
+    if not s.synthetic_demonstrations or s.environment == "real":
+        return policy
+    if s.lora or servers or launched() is not None:
+        work.say(
+            f"synthetic_demonstrations={s.synthetic_demonstrations} are left out: adapters, vLLM servers and further processes "
+            "need the policy's weights as they are"
+        )
+        return policy
+    return sampling_like(policy, supervised.imitate_demonstrations(work, policy))
+
+
 def sampling_like(given: "LocalChatModel | str | Path | None", loaded: "LocalChatModel") -> "LocalChatModel":
     """The loaded policy, sampling as the given one did."""
     if given is None or isinstance(given, str | Path):

@@ -124,6 +124,13 @@ class World(ABC):
         """Why a generated task must not be trained on, in a word under which refusals are counted; None if it may."""
         return None
 
+    def demonstrations(
+        self, tasks: Sequence[Task], replay_buffer: ReplayBuffer, *, number: int, seed: int
+    ) -> Sequence[Trajectory]:
+        """So many successes of generated tasks, put together from recorded ones, fewer where there are not as many, which a
+        policy may imitate before it is trained in the dream. Args: `tasks`, the training tasks. Default: none."""
+        return ()
+
     def as_dreamed(self, recorded: Sequence[Trajectory]) -> Sequence[Trajectory]:
         """Recorded trajectories as the environment of a dream would meet them. Default: as they are."""
         return recorded

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 from desk_traces import SYSTEM, WRITES, Call, recorded, trace, traces
 
 from dreamgym_lg.actions import ToolCall, parse_action
-from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
+from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator, demonstration
 from dreamgym_lg.types import Task, Trajectory
 
 TRACES = traces(120)
@@ -32,6 +33,28 @@ def references(task: Task) -> list[ToolCall]:
 def orders() -> dict[str, dict[str, object]]:
     """What the traces say of each order."""
     return {(record := json.loads(each.steps[0].next_observation))["order"]: record for each in TRACES}
+
+
+def test_a_variation_can_be_demonstrated_with_what_was_recorded() -> None:
+    recorded_answers = {step.action: step.next_observation for each in TRACES for step in each.steps}
+    written = Counter[str]()
+    for seed in range(60):
+        varied = generator(TRACES)(TRACES[seed].task, [], random.Random(seed))
+        assert varied is not None and (shown := demonstration(varied)) is not None
+        assert shown.task == varied and shown.success and shown.steps[-1].terminated and shown.reward == 1.0
+        assert [step.action for step in shown.steps[:-1]] == varied.metadata["reference_calls"]
+        assert shown.steps[0].observation == varied.metadata["observation"]
+        for step in shown.steps[:-1]:
+            call = parse_action(step.action)
+            assert isinstance(call, ToolCall)
+            written[call.name] += 1
+            assert call.name in WRITES or step.next_observation == recorded_answers[step.action]
+        reply, last = parse_action(shown.steps[-1].action), references(varied)[-1]
+        if last.name == "refund":
+            assert reply == f"{last.arguments['amount']} are refunded."
+    assert written["refund"] > 5
+    silent = replace(varied, metadata={**varied.metadata, "reference_reply": ""})
+    assert demonstration(silent) is None and demonstration(TRACES[0].task) is None
 
 
 @pytest.mark.parametrize("seed", range(60))

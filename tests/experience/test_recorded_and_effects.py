@@ -559,6 +559,16 @@ def test_a_generated_task_is_answered_what_its_success_was_answered(buffer: Repl
     assert [each.info["decided_by"] for each in (other, after)] == ["model", "model"], "what came after that is not known"
 
 
+def test_what_a_generated_task_looks_up_is_answered_behind_the_same_writes_alone(buffer: ReplayBuffer, dream: Any) -> None:
+    facts = {"reference_calls": [ORDER, REFUND, OTHER], "reference_answers": [PAID, REFUNDED, SENT]}
+    made = task("new", metadata=facts, origin="synthetic")
+    first, _, second, again, _ = dream().play(made, ORDER, REFUND, OTHER, ORDER, DONE)
+    assert [each.observation for each in (first, second)] == [PAID, SENT]
+    assert again.info["decided_by"] == "model", "it was looked up before the refund"
+    before, *_ = dream().play(made, OTHER, DONE)
+    assert before.info["decided_by"] == "model", "nobody has looked it up before the refund"
+
+
 def test_recorded_successes_judge_a_task_if_none_of_them_leaves_the_outcome_to_the_answer(buffer: ReplayBuffer) -> None:
     new = task("new", origin="synthetic", metadata={"reference_calls": [ORDER, REFUND]})
     asks, failed = task("asks"), task("failed")
