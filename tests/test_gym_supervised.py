@@ -21,7 +21,7 @@ from langchain_core.tools import tool
 from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment import supervised
+from dreamgym_lg.experiment import supervised, training
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.evaluation import count_real_steps
 from dreamgym_lg.integrations.transformers.batch import Batch
@@ -335,3 +335,46 @@ def test_an_annotator_writes_the_reasoning_of_traces_and_edits(make: Callable[..
         found = list(edited.trajectories())
     assert found and all(each.reasoning.startswith("because") for trajectory in found for each in trajectory.steps)
     assert len(annotator.asked) == len(stored) + len(found)
+
+
+def test_a_policy_imitates_generated_demonstrations_once_before_the_dream(
+    make: Callable[..., DreamGym], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, asked = list[str](), list[int]()
+    gym = make(say=said.append)
+    gym.open(replace(gym.settings, synthetic_demonstrations=6))
+
+    def demonstrations(tasks: Any, buffer: Any, *, number: int, seed: int) -> list[Trajectory]:
+        asked.append(number)
+        return [replace(each, task=replace(each.task, id=f"new-{each.task.id}")) for each in TRACES[: number - 2]]
+
+    monkeypatch.setattr(gym.world, "demonstrations", demonstrations)
+    before, policy = weights(tiny()), tiny()
+    policy.temperature = 0.7
+    imitated = training.after_demonstrations(gym, policy, ())
+    assert asked == [6] and said[-1] == "the policy has imitated 4 generated demonstrations beside 8 recorded successes"
+    assert not torch.equal(weights(imitated), before) and imitated.temperature == 0.7
+    assert torch.equal(weights(training.after_demonstrations(gym, tiny(), ())), weights(imitated)) and asked == [6], "kept"
+
+
+def test_what_cannot_imitate_keeps_its_weights(make: Callable[..., DreamGym]) -> None:
+    """Nothing to carry over, no dream, adapters beside weights that stay, and servers that have the old ones."""
+    said = list[str]()
+    for number, (given, servers, told) in enumerate(
+        [
+            ({}, "", "no recorded success could be carried over to a generated task"),
+            ({"environment": "real"}, "", None),
+            ({"lora": True}, "", "synthetic_demonstrations=6 are left out"),
+            ({}, "http://localhost:1", "synthetic_demonstrations=6 are left out"),
+        ]
+    ):
+        gym = make(out=f"run{number}", say=said.append)
+        gym.open(replace(gym.settings, synthetic_demonstrations=6, **given))
+        said.clear()
+        policy = tiny()
+        assert training.after_demonstrations(gym, policy, servers) is policy and not (gym.models / "imitated").exists()
+        assert (told is None and not said) or (told is not None and told in said[-1])
+
+
+def weights(policy: LocalChatModel) -> torch.Tensor:
+    return torch.cat([values.detach().flatten() for values in policy.model.parameters()]).clone()

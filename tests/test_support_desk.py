@@ -116,7 +116,8 @@ def test_demonstrations_of_generated_tickets_are_successes_in_the_real_database(
     made = world.demonstrations(world.tasks("train"), buffer, number=20, seed=0)
     assert len({each.task.instruction for each in made}) == len(made) == 20
     assert len({each.task.metadata["kind"] for each in made}) > 3
-    assert world.demonstrations(world.tasks("train"), buffer, number=5, seed=0) == made[:5]
+    again = world.demonstrations(world.tasks("train"), buffer, number=10, seed=0)
+    assert len(again) > 5 and again == made[: len(again)], "the same seed, the same demonstrations"
     tools = {each.__name__: each for each in sys.modules["agent"].TOOLS}
     for each in made:
         with desk.shop.fresh():

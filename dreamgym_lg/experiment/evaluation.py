@@ -127,8 +127,9 @@ def _affordable(work: Workspace, iteration: int) -> int | None:
 
 
 def planned_evaluations(settings: Settings) -> int:
-    """How often a training evaluates: every `evaluate_every` iterations, and after the last."""
-    return -(-settings.iterations // settings.evaluate_every)
+    """How often a training evaluates: every `evaluate_every` iterations, after the last, and before it if a policy imitates."""
+    demonstrated = settings.synthetic_demonstrations > 0 and settings.environment != "real"
+    return -(-settings.iterations // settings.evaluate_every) + demonstrated
 
 
 def _counts(episodes: Sequence[Trajectory]) -> dict[str, float]:

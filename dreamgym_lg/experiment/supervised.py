@@ -237,7 +237,8 @@ def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalC
     if not made:
         work.say("no recorded success could be carried over to a generated task: training begins without demonstrations")
         return policy
-    rows = work.world.policy_rows([*made, *_successes(work)], policy.tokenizer, max_new_tokens=s.policy_tokens)
+    recorded = _successes(work)
+    rows = work.world.policy_rows([*made, *recorded], policy.tokenizer, max_new_tokens=s.policy_tokens)
     steps = -(-len(rows) // s.batch_size)
     train_sft(
         policy.model,
@@ -251,7 +252,7 @@ def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalC
         **POLICY_OPTIONS,
     )
     save_model(policy.model, policy.tokenizer, folder)
-    work.say(f"the policy has imitated {len(made)} generated demonstrations beside the recorded ones")
+    work.say(f"the policy has imitated {len(made)} generated demonstrations beside {len(recorded)} recorded successes")
     return work.policy("imitated", policy.temperature)
 
 

@@ -99,12 +99,15 @@ def after_demonstrations(work: Workspace, policy: "LocalChatModel", servers: str
             "need the policy's weights as they are"
         )
         return policy
-    return sampling_like(policy, supervised.imitate_demonstrations(work, policy))
+    imitated = sampling_like(policy, supervised.imitate_demonstrations(work, policy))
+    if imitated is not policy and work.validation_tasks() and not list(work.replay_buffer.metrics(work.run_name("best/best"))):
+        _evaluate(work, imitated, None, 0)  # it is kept if the dream makes it no better
+    return imitated
 
 
 def sampling_like(given: "LocalChatModel | str | Path | None", loaded: "LocalChatModel") -> "LocalChatModel":
     """The loaded policy, sampling as the given one did."""
-    if given is None or isinstance(given, str | Path):
+    if given is None or given is loaded or isinstance(given, str | Path):
         return loaded
     names = "temperature", "max_new_tokens", "stop", "chat_template_kwargs", "guided"
     return loaded.model_copy(update={name: getattr(given, name) for name in names})
