@@ -54,7 +54,7 @@ TINY = Scale(
     traces=60,
     settings={
         "tasks": 120, "episodes": {"demonstration": 2, "random": 6, "unfinished": 12}, "batch_size": 4, "experience_steps": 8,
-        "base_steps": 20, "evaluate_tasks": 4, "proof_tasks": 6, "panel_tasks": 0,
+        "base_steps": 20, "evaluate_tasks": 4, "proof_tasks": 6, "panel_tasks": 0, "synthetic_demonstrations": 8,
     },
 )  # fmt: skip
 """See every part work."""
@@ -141,7 +141,7 @@ def open_experiment(cell: Cell, folder: Path, scale: Scale, **shown: Any) -> Exp
     # as a judge its experience model is refused: recorded successes judge, also those of generated tickets
     folder.mkdir(parents=True, exist_ok=True)
     dreamed = METHODS[cell.method].place != "real"
-    settings = replace(SETTINGS, references_only=dreamed, synthetic_share=0.75, synthetic_demonstrations=600, proof_tasks=150)
+    settings = replace(SETTINGS, references_only=dreamed, synthetic_share=0.75, proof_tasks=150)
     tasks = create_shop(folder / "shop.db", seed=cell.seed, train=scale.traces)
     shop = Shop(folder / "shop.db")
     if not (folder / "traces.jsonl").exists():

@@ -24,17 +24,17 @@ from tickets import KINDS, Shop, create_shop
 from truthful_server import TruthfulServer
 
 from dreamgym_lg import DreamGym, Trajectory
-from dreamgym_lg.experiment.evaluation import MODES, POLICIES
+from dreamgym_lg.experiment.evaluation import DREAMED, MODES, POLICIES
 from dreamgym_lg.experiment.settings import quick
 from dreamgym_lg.statistics import Rate, wilson
 
 
 def evaluate(gym: DreamGym) -> dict[str, dict[str, tuple[int, int]]]:
-    """The traces, and every policy on the held-out tickets, real and dreamed, greedy and sampled: success, and by kind."""
+    """The traces, and every policy on the held-out tickets, greedy and sampled; sampled the trained one in the dream too."""
     result = {"old policy, its own tickets, real": _counted(list(gym.replay_buffer.trajectories(source="offline")))}
-    for policy, (mode, temperature), real in product(POLICIES, MODES.items(), (True, False)):
+    for policy, mode, real in (*product(POLICIES, MODES, [True]), ("trained", DREAMED, False)):
         name = f"{policy}, {mode}, {'real' if real else 'dream'}"
-        _, episodes = gym.evaluate(gym.policy(policy, temperature), real=real, run=f"evaluate/{policy}/{mode}")
+        _, episodes = gym.evaluate(gym.policy(policy, MODES[mode]), real=real, run=f"evaluate/{policy}/{mode}")
         result[name] = _counted(episodes)
     for name, counted in result.items():
         successes, played = counted["all"]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,7 +18,8 @@ CHANGED_LATER = {
 """Settings that may change between two runs in the same folder, until training has ended."""
 TRAINING = {
     "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "lora", "synthetic_share",
-    "evaluate_every", "evaluate_tasks", "references_only", "refresh_every", "refresh_episodes", "refresh_steps",
+    "synthetic_demonstrations", "evaluate_every", "evaluate_tasks", "references_only", "refresh_every", "refresh_episodes",
+    "refresh_steps",
 }  # fmt: skip
 """Settings that only training reads."""
 CHANGEABLE = CHANGED_LATER | TRAINING
@@ -146,12 +147,15 @@ class Settings:
 
 
 def read_settings(folder: Path) -> dict[str, Any] | None:
-    """What an experiment's folder was made with: its settings, `world` and `arguments`; None for a new one."""
+    """What an experiment's folder was made with: its settings, `world` and `arguments`; None for a new one.
+
+    A setting that there was not yet has its default, which changes nothing.
+    """
     file = folder / "settings.json"
     if not file.exists():
         return None
     try:
-        return dict(json.loads(file.read_text()))
+        return asdict(Settings()) | json.loads(file.read_text())
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"{file} is damaged ({error}): restore it, or take another folder") from error
 
@@ -186,6 +190,7 @@ def quick(settings: Settings) -> Settings:
         base_steps=10,
         iterations=3,
         num_tasks=min(settings.num_tasks, 4),
+        synthetic_demonstrations=min(settings.synthetic_demonstrations, 16),
         evaluate_every=3,
         evaluate_tasks=8,
         proof_tasks=8,

@@ -1,5 +1,6 @@
 """What holds for an experiment on any world: its folder, its stages, the policy it keeps, how worlds are found."""
 
+import json
 import multiprocessing
 import re
 import subprocess
@@ -48,6 +49,19 @@ def test_a_local_experience_model_is_asked_as_it_was_trained(tmp_path: Path) -> 
     with pytest.raises(ConfigurationError, match="nobody/nothing"):
         load_experience_model("nobody/nothing", buffer)
     assert Experiment(Doors(), tmp_path / "other", experience_model=str(folder)).experience().version == "experience-0"
+
+
+def test_a_folder_of_a_version_without_a_setting_goes_on_with_its_default(tmp_path: Path) -> None:
+    run = Experiment(Doors(), tmp_path)
+    run.open()
+    file = tmp_path / "settings.json"
+    older = json.loads(file.read_text())
+    del older["synthetic_demonstrations"], older["proof_tasks"]
+    file.write_text(json.dumps(older))
+    Experiment(Doors(), tmp_path).open()
+    assert run.stored_settings() == run.settings
+    with pytest.raises(ConfigurationError, match="was made with proof_tasks=120, and proof_tasks=7 is given"):
+        Experiment(Doors(), tmp_path, replace(run.settings, proof_tasks=7)).open()
 
 
 def test_progress_is_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
