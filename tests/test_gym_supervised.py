@@ -351,28 +351,32 @@ def test_a_policy_imitates_generated_demonstrations_once_before_the_dream(
     monkeypatch.setattr(gym.world, "demonstrations", demonstrations)
     before, policy = weights(tiny()), tiny()
     policy.temperature = 0.7
-    imitated = training.after_demonstrations(gym, policy, ())
+    imitated = training.after_demonstrations(gym, policy, given=False, shared=False)
     assert asked == [6] and said[-1] == "the policy has imitated 4 generated demonstrations beside 8 recorded successes"
     assert not torch.equal(weights(imitated), before) and imitated.temperature == 0.7
-    assert torch.equal(weights(training.after_demonstrations(gym, tiny(), ())), weights(imitated)) and asked == [6], "kept"
+    again = training.after_demonstrations(gym, tiny(), given=False, shared=False)
+    assert torch.equal(weights(again), weights(imitated)) and asked == [6], "they are kept"
 
 
 def test_what_cannot_imitate_keeps_its_weights(make: Callable[..., DreamGym]) -> None:
-    """Nothing to carry over, no dream, adapters beside weights that stay, and servers that have the old ones."""
-    said = list[str]()
-    for number, (given, servers, told) in enumerate(
+    """Nothing to carry over, no dream, adapters beside weights that stay, servers that have these, a policy of one's own."""
+    said, left_out = list[str](), "synthetic_demonstrations=6 are left out: "
+    needed = f"{left_out}adapters, vLLM servers and other processes need the weights as they are"
+    for number, (given, own, shared, told) in enumerate(
         [
-            ({}, "", "no recorded success could be carried over to a generated task"),
-            ({"environment": "real"}, "", None),
-            ({"lora": True}, "", "synthetic_demonstrations=6 are left out"),
-            ({}, "http://localhost:1", "synthetic_demonstrations=6 are left out"),
+            ({}, False, False, "no recorded success could be carried over to a generated task"),
+            ({"environment": "real"}, False, False, None),
+            ({"lora": True}, False, False, needed),
+            ({}, False, True, needed),
+            ({}, True, False, f"{left_out}a policy was given to train"),
         ]
     ):
         gym = make(out=f"run{number}", say=said.append)
         gym.open(replace(gym.settings, synthetic_demonstrations=6, **given))
         said.clear()
         policy = tiny()
-        assert training.after_demonstrations(gym, policy, servers) is policy and not (gym.models / "imitated").exists()
+        assert training.after_demonstrations(gym, policy, given=own, shared=shared) is policy
+        assert not (gym.models / "imitated").exists()
         assert (told is None and not said) or (told is not None and told in said[-1])
 
 

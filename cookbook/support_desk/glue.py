@@ -14,11 +14,9 @@ from dreamgym_lg import AgentWorld, DreamGym, ReplayBuffer, Task, load_traces
 from dreamgym_lg.simulate.agent import final_answer
 
 SETTINGS = replace(
-    AgentWorld.settings, iterations=10, evaluate_every=5, evaluate_tasks=48, real_budget=None, policy_tokens=64,
-    synthetic_demonstrations=600,
-)  # fmt: skip
-"""Replies are short, the staging database is asked on the validation tickets, by which the best policy is kept, and the policy
-imitates successes of generated tickets before it is trained."""
+    AgentWorld.settings, iterations=10, evaluate_every=5, evaluate_tasks=48, real_budget=None, policy_tokens=64
+)
+"""Replies are short, and the staging database is asked on the validation tickets, by which the best policy is kept."""
 
 
 def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, **options: Any) -> DreamGym:

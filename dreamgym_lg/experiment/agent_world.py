@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 
 _OPTIONS = set(EpisodeOptions.__annotations__)
-_TRIES = 10
-"""Attempts for each demonstration: most tasks have no recorded success to vary."""
+_TRIES = 100
+"""Attempts in a row without another demonstration after which there are no more."""
 
 
 class AgentWorld(World):
@@ -89,6 +89,7 @@ class AgentWorld(World):
         policy_tokens=512,
         concurrency=64,
         experience_steps=200,  # of a few hundred traces and their edits, each is seen about once
+        synthetic_demonstrations=600,
         batch_size=8,
     )
 
@@ -252,10 +253,12 @@ class AgentWorld(World):
         if self._generator != "templates" or not (templates := self._templates(replay_buffer)).can_vary:
             return []
         checks, rng, found = _task_checks(tasks, replay_buffer), Random(f"{seed}/demonstrations"), dict[str, Trajectory]()
-        for _ in range(_TRIES * number):
-            varied = templates(rng.choice(tasks), (), rng) if len(found) < number else None
+        tries = 0
+        while len(found) < number and tries < _TRIES:
+            varied, before = templates(rng.choice(tasks), (), rng), len(found)
             if varied is not None and checks(varied) is None and (made := demonstration(varied)) is not None:
                 found.setdefault(varied.id, made)
+            tries = 0 if len(found) > before else tries + 1
         return list(found.values())
 
     @property

@@ -248,7 +248,8 @@ class Experiment(Workspace):
             return sampling_like(self._policy, self.policy("trained"))
         start = self.base_policy()
         self._record_start(options)
-        start = after_demonstrations(self, start, servers)
+        shared = bool(servers) or join_launch() is not None
+        start = after_demonstrations(self, start, given=self._policy is not None, shared=shared)
         start = served_by(self, start, servers) if servers else start
         return train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
 

@@ -88,16 +88,18 @@ def served_by(work: Workspace, policy: "LocalChatModel", servers: str | Sequence
     return policy.model_copy(update={"engine": engine})
 
 
-def after_demonstrations(work: Workspace, policy: "LocalChatModel", servers: str | Sequence[str]) -> "LocalChatModel":
-    """The weights that a training begins with; the given ones where it is real, and where others have these as well."""
+def after_demonstrations(work: Workspace, policy: "LocalChatModel", *, given: bool, shared: bool) -> "LocalChatModel":
+    """The policy that a training begins with, after the demonstrations that there are for that of `train_base`.
+
+    Args: `given`, it is another; `shared`, vLLM servers or other processes have its weights.
+    """
     s = work.settings
     if not s.synthetic_demonstrations or s.environment == "real":
         return policy
-    if s.lora or servers or launched() is not None:
-        work.say(
-            f"synthetic_demonstrations={s.synthetic_demonstrations} are left out: adapters, vLLM servers and further processes "
-            "need the policy's weights as they are"
-        )
+    if given or shared or s.lora:
+        cause = "adapters, vLLM servers and other processes need the weights as they are"
+        cause = "a policy was given to train" if given else cause
+        work.say(f"synthetic_demonstrations={s.synthetic_demonstrations} are left out: {cause}")
         return policy
     imitated = sampling_like(policy, supervised.imitate_demonstrations(work, policy))
     if imitated is not policy and work.validation_tasks() and not list(work.replay_buffer.metrics(work.run_name("best/best"))):
