@@ -94,9 +94,9 @@ class Settings:
     synthetic_share: float = 0.25
     """Share of generated tasks in an iteration: the paper's lambda."""
     synthetic_demonstrations: int = 0
-    """Generated tasks whose success, put together from recorded ones, the policy of `train_base` imitates before it trains in the
-    dream, each once and every recorded success with them: for tool agents whose recorded requests hold values to exchange. 0:
-    none."""
+    """Generated tasks whose success, put together from recorded ones, the policy of `train_base` imitates before it trains in
+    the dream, each once and every recorded success with them: for tool agents whose recorded requests hold values to exchange.
+    0: none."""
     stop_after_uniform: int = 5
     """Iterations in a row that teach nothing (no difference of reward; of `rft`, no success) after which training ends; 0:
     never."""
