@@ -20,7 +20,7 @@ from dreamgym_lg.curriculum.plays import (
     unnumbered,
     whole,
 )
-from dreamgym_lg.curriculum.task_generator import Overlap, variation, words
+from dreamgym_lg.curriculum.task_generator import Overlap, named_values, variation, words
 from dreamgym_lg.experience.prompt_formats import first_observation
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -70,8 +70,9 @@ class TemplateTaskGenerator:
     A success that looked up less than most with a similar request is not carried over: it was right by luck.
 
     The calls so made are `metadata["reference_calls"]`, as action texts, `metadata["reference_answers"]` what each is answered,
-    and `metadata["reference_reply"]` the success's final answer with the new values, "" where it had none (`demonstration`).
-    The rubric is that of the success's task with the new values, else it is written from these calls.
+    and `metadata["reference_reply"]` the success's final answer with the new values (`demonstration`), "" where it had none or
+    names something else, a sum that somebody has computed, say. The rubric is that of the success's task with the new values,
+    else it is written from these calls.
 
     Args:
         trajectories: Real ones of training tasks; seeds are the successes among them.
@@ -276,20 +277,25 @@ class TemplateTaskGenerator:
             exchange(text, found.exchanged) if self._writes(call.name) else self._texts[action]
             for call, text, action in zip(success.calls, success.texts, made, strict=True)
         ]
-        reference = {
-            "reference_calls": made,
-            "reference_answers": answers,
-            "reference_reply": exchange(success.said, found.exchanged),
-        }
+        request = exchange(first_observation(seed.task), exchanged)
+        reply = self._reply(success, found.exchanged, [request, *made, *answers])
+        reference = {"reference_calls": made, "reference_answers": answers, "reference_reply": reply}
         carried = "" if success is seed else f", solved as {success.task.id} was"
         why = f"the request of {seed.task.id} with the values of {donor.task.id}, whose answers are recorded{carried}"
         return variation(
             task,
-            exchange(first_observation(seed.task), exchanged),
+            request,
             rubric=self._rubric(success, found.exchanged, made),
             generated={"generator": "templates", "why": why, "seed": success.task.id},
             metadata={**task.metadata, **facts, **reference},
         )
+
+    def _reply(self, success: Play, exchanged: Mapping[str, Scalar], texts: Sequence[str]) -> str:
+        """The success's final answer with the new values; "" if it names what neither these texts nor most like answers do."""
+        reply, kind = str(exchange(success.said, exchanged)), self._kind(success)
+        like = [words(each.play.said) for each in self._successes if each.kind == kind and each.play is not success]
+        usual = {word for word, number in Counter(word for each in like for word in each).items() if 2 * number > len(like)}
+        return reply if usual.union(*map(words, texts)).issuperset(named_values(reply)) else ""
 
     def _rubric(self, success: Play, exchanged: Mapping[str, Scalar], made: Sequence[str]) -> str:
         own = str(success.task.metadata.get("rubric") or "")

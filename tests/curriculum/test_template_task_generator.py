@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from desk_traces import SYSTEM, WRITES, Call, recorded, trace, traces
 
-from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.actions import ToolCall, parse_action, render_answer
 from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator, demonstration
 from dreamgym_lg.types import Task, Trajectory
 
@@ -53,6 +53,10 @@ def test_a_variation_can_be_demonstrated_with_what_was_recorded() -> None:
         if last.name == "refund":
             assert reply == f"{last.arguments['amount']} are refunded."
     assert written["refund"] > 5
+    told = [replace(each, steps=[*each.steps[:-1], replace(each.steps[-1], action=render_answer(f"Done, Mr Poe: {7000 + n}."))])
+            for n, each in enumerate(TRACES)]  # fmt: skip
+    made = [generator(told)(each.task, [], random.Random(0)) for each in told[:20]]
+    assert all(each is None or each.metadata["reference_reply"] == "" for each in made), "nobody knows where its number is from"
     silent = replace(varied, metadata={**varied.metadata, "reference_reply": ""})
     assert demonstration(silent) is None and demonstration(TRACES[0].task) is None
 
