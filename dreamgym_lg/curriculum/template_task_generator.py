@@ -64,7 +64,8 @@ class TemplateTaskGenerator:
     * the new answers make a case that a recorded success with the same calls and a similar request has been in: where those
       have few values (a status, a tier), one of these; an amount or date between theirs; anything else (an id, a name) may be
       new;
-    * a call that writes takes its arguments from the request and from these answers;
+    * a call that writes takes its arguments from the request and from these answers; where a call has one of few values (three
+      nights), the success's request and this one say the same of it;
     * no success with a similar request wrote something else in such a case.
 
     A success that looked up less than most with a similar request is not carried over: it was right by luck.
@@ -98,6 +99,12 @@ class TemplateTaskGenerator:
         # few values for many traces: a status, a kind, a currency
         self._categorical = {place for place, found in counts.items() if len(found) ** 2 <= found.total() > 1}
         self._flags = {place for place, found in counts.items() if len(found) <= _FLAG}
+        self._choices = {
+            text: whole(text)
+            for play in plays
+            for place, value in play.values()
+            if place[0] == "call" and unnumbered(place) in self._categorical and (text := text_of(value))
+        }
         rubrics = Counter(str(play.task.metadata.get("rubric") or "") for play in plays)
         self._rules = {rubric for rubric, number in rubrics.items() if number > 1}
         masked = [_masked(play, self._slots(play)) for play in read]
@@ -130,12 +137,15 @@ class TemplateTaskGenerator:
         alike, near = self._alike(request), self._alike(request, _NEAR)
         worded = [play for play, other in self._requests if self._overlap(request, other) >= _ALIKE]
         for success in rng.sample(alike, min(_SUCCESSES, len(alike))):
-            seed = rng.choice(worded)
+            chosen = self._chosen(success.play)
+            if not (seeds := [play for play in worded if self._chosen(play) == chosen]):
+                continue
+            seed = rng.choice(seeds)
             slots, own = self._slots(seed), self._slots(success.play)
             if (paired := _paired(seed, slots, success.play, own)) is None:
                 continue
             same = [each for each in alike if each.kind == success.kind]
-            others = [each for each in near if each.writes != success.writes]
+            others = [each for each in near if each.writes != success.writes and self._chosen(each.play) == chosen]
             for donor, offered in rng.sample(self._donors, min(_DONORS, len(self._donors))):
                 found = self._carried_over(success.play, own, offered, same)
                 if found is None or self._contested(found.case, others):
@@ -212,6 +222,11 @@ class TemplateTaskGenerator:
             for call in calls
         ]
         return tuple((call.name, *map(text_of, found)) for call, found in zip(calls, constant, strict=True))
+
+    def _chosen(self, play: Play) -> set[str]:
+        """What the request says of the few values that some argument has: three nights, an express parcel."""
+        request = first_observation(play.task)
+        return {text for text, found in self._choices.items() if found.search(request)}
 
     def _contested(self, case: Mapping[Place, Scalar], others: Sequence[Success]) -> bool:
         """Whether successes that wrote something else have been in this case."""

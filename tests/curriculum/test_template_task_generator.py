@@ -61,6 +61,27 @@ def test_a_variation_can_be_demonstrated_with_what_was_recorded() -> None:
     assert demonstration(silent) is None and demonstration(TRACES[0].task) is None
 
 
+def test_a_request_and_its_calls_agree_on_what_has_few_values() -> None:
+    """Three nights are no value of their own, as many ask for them: the words of one request came with another's nights."""
+
+    def booking(number: int) -> Trajectory:
+        name, nights, rng = f"BK-{4000 + number}", number % 4 + 1, random.Random(number)
+        asked = f"Move booking {name} to 2026-03-{rng.randint(10, 28)}{f' for {nights} nights' if nights > 1 else ''}."
+        calls: list[Call] = [
+            ("get_order", {"order_id": name}, json.dumps({"booking": name, "guest": f"G{number}"})),
+            ("set_address", {"order_id": name, "date": asked.split()[4].rstrip("."), "nights": nights}, "ok"),
+        ]
+        return recorded(f"desk/{number}", asked, calls, f"{name} is moved.")
+
+    generate, found = generator([*(bookings := [booking(number) for number in range(40)]), *TRACES]), 0
+    for number in range(40):
+        if (varied := generate(bookings[number].task, [], random.Random(number))) is not None:
+            said = re.search(r"for (\d) nights", varied.metadata["observation"])
+            assert references(varied)[-1].arguments["nights"] == (int(said[1]) if said else 1)
+            found += 1
+    assert found > 10
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_a_variation_keeps_the_request_and_takes_every_value_from_one_other_trace(seed: int) -> None:
     parent = TRACES[seed]
