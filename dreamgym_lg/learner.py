@@ -96,8 +96,7 @@ def group_credit(
 
     How an episode was cut into segments has no influence on its weight, which is shared by its tokens. Left out are failed
     episodes and those without a sampled token (of the group's mean and deviation too). Uniform groups have no rows, as their
-    advantages are 0, but they count in N and T, as in TRL: one group that differs among eight moves the policy an eighth as far
-    as eight do. Else a policy that solves nearly everything would drift by what few episodes say.
+    advantages are 0, but they count in N and T, as in TRL: what one group of eight teaches weighs an eighth of what eight do.
 
     Args:
         advantages: From the rewards of two or more episodes.
