@@ -95,8 +95,8 @@ def group_credit(
     no other such episode. Where an episode's replies and steps are not one to one, each reply counts as its first.
 
     How an episode was cut into segments has no influence on its weight, which is shared by its tokens. Left out are failed
-    episodes and those without a sampled token (of the group's mean and deviation too). Uniform groups have no rows, as their
-    advantages are 0, but they count in N and T, as in TRL: what one group of eight teaches weighs an eighth of what eight do.
+    episodes and those without a sampled token (of the group's mean and deviation too), and uniform groups, which carry no
+    signal.
 
     Args:
         advantages: From the rewards of two or more episodes.
@@ -109,7 +109,7 @@ def group_credit(
         usable = _usable([group])
         if len({episode.reward for episode in usable}) > 1:
             credited += zip(usable, _progress_advantages(usable, advantages), strict=True)
-    return _rows(credited, _usable(groups), normalise, length)
+    return _rows(credited, normalise, length)
 
 
 def _progress_advantages(
@@ -145,8 +145,7 @@ def _replies(segment: Segment) -> list[range]:
 def success_credit(groups: Groups) -> list[TrainingRow]:
     """The rows of rejection-sampling fine-tuning: every token of a success has advantage 1 and the same weight."""
     successes = [episode for episode in _usable(groups) if episode.success]
-    credited = [(e, [1.0] * sum(len(_replies(s)) for s in trainable_segments(e))) for e in successes]
-    return _rows(credited, successes, "tokens", 1)
+    return _rows([(e, [1.0] * sum(len(_replies(s)) for s in trainable_segments(e))) for e in successes], "tokens", 1)
 
 
 def _usable(groups: Groups) -> list[Trajectory]:
@@ -155,13 +154,13 @@ def _usable(groups: Groups) -> list[Trajectory]:
 
 
 def _rows(
-    credited: Sequence[tuple[Trajectory, Sequence[float]]], counted: Sequence[Trajectory], normalise: Normalisation, length: int
+    credited: Sequence[tuple[Trajectory, Sequence[float]]], normalise: Normalisation, length: int
 ) -> list[TrainingRow]:
-    """The rows of episodes whose replies have the advantages given with them. Args: `counted`, those that N and T are of."""
-    all_tokens = sum(_sampled_tokens(episode) for episode in counted)
+    """The rows of episodes whose replies have the advantages given with them."""
+    all_tokens = sum(_sampled_tokens(episode) for episode, _ in credited)
     rows = []
     for episode, advantages in credited:
-        tokens = {"episodes": len(counted) * _sampled_tokens(episode), "tokens": all_tokens, "length": len(counted) * length}
+        tokens = {"episodes": len(credited) * _sampled_tokens(episode), "tokens": all_tokens, "length": len(credited) * length}
         left = iter(advantages)
         for segment in trainable_segments(episode):
             given = [0.0] * len(segment.token_ids)
