@@ -284,7 +284,8 @@ def describe(cell: Cell, run: Experiment, scale: Scale) -> dict[str, Any]:
     method = METHODS[cell.method]
     real = {mode: proven(run, policy_of(cell), mode) for mode in MODES}
     dreamed = method.learner is not None and method.place != "real"
-    dream = {"sampled": proven(run, policy_of(cell), "sampled", dream=True)} if dreamed else {}
+    says = dreamed and not run.settings.references_only  # which judges no held-out task
+    dream = {"sampled": proven(run, policy_of(cell), "sampled", dream=True)} if says else {}
     played = [len(t.steps) for t in run.replay_buffer.trajectories(run=run.run_name(TRAIN), source="synthetic")]
     metrics = run.replay_buffer.metrics(run.run_name(TRAIN))
     seconds = {stage: round(run.seconds(stage) or 0) for stage in ("collect", "experience", "base")}
