@@ -32,7 +32,7 @@ from dreamgym_lg.statistics import Rate, wilson
 def evaluate(gym: DreamGym) -> dict[str, dict[str, tuple[int, int]]]:
     """The traces, and every policy on the held-out tickets: success, and by kind.
 
-    A truthful server plays the trained policy's too. Of an experience model's dream no recorded success judges a held-out ticket.
+    A truthful server dreams some too. In an experience model's dream no recorded success judges a held-out ticket.
     """
     result = {"old policy, its own tickets, real": _counted(list(gym.replay_buffer.trajectories(source="offline")))}
     dreamed = [] if gym.settings.references_only else [("trained", DREAMED, False)]
