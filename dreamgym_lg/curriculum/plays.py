@@ -3,11 +3,12 @@
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.experience.prompt_formats import first_observation
 from dreamgym_lg.types import Task, Trajectory
 
 Scalar = str | int | float | bool | None
@@ -147,3 +148,33 @@ def exchange(value: Any, exchanged: Mapping[str, Scalar]) -> Any:
     new = exchanged.get(text_of(value), value) if not isinstance(value, bool | None) else value
     number = number_of(new) if isinstance(new, str) else None  # a word of an answer, where the argument is a number
     return new if number is None else int(number) if number.is_integer() else number
+
+
+def without_values(play: Play) -> str:
+    """A final answer without all that its trace's calls and answers hold."""
+    return str(exchange(play.said, {text: "" for place, value in play.values() if (text := text_of(value))}))
+
+
+def paired_values(
+    seed: Play, slots: Mapping[str, Sequence[Place]], success: Play, own: Mapping[str, Sequence[Place]]
+) -> dict[str, str] | None:
+    """For each value of one request the value in its place in the other, in the order of the texts; None if they differ."""
+    first, second = _in_order(seed, slots), _in_order(success, own)
+    if len(first) != len(second):
+        return None
+    paired = dict(zip(first, second, strict=True))
+    return paired if all(_meet(one, slots[one], other, own[other]) for one, other in paired.items()) else None
+
+
+def _meet(text: str, places: Sequence[Place], other: str, others: Sequence[Place]) -> bool:
+    """Whether two values stand in the same place of their traces, or are ids, dates or amounts that are written alike."""
+    shared = {*places} & {*others}
+    if any(place[0] != "metadata" for place in shared):
+        return True
+    shape, wanted = (re.sub(r"\d+", "0", value) for value in (text, other))
+    return shape == wanted if "0" in shape + wanted else bool(shared)
+
+
+def _in_order(play: Play, slots: Mapping[str, Sequence[Place]]) -> list[str]:
+    request = first_observation(play.task)
+    return sorted(slots, key=lambda text: found.start() if (found := whole(text).search(request)) else 0)

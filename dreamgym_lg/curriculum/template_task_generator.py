@@ -15,10 +15,12 @@ from dreamgym_lg.curriculum.plays import (
     exchange,
     leaves,
     number_of,
+    paired_values,
     read_play,
     text_of,
     unnumbered,
     whole,
+    without_values,
 )
 from dreamgym_lg.curriculum.task_generator import Overlap, named_values, variation, words
 from dreamgym_lg.experience.prompt_formats import first_observation
@@ -72,7 +74,7 @@ class TemplateTaskGenerator:
 
     The calls so made are `metadata["reference_calls"]`, as action texts, `metadata["reference_answers"]` what each is answered,
     and `metadata["reference_reply"]` the success's final answer with the new values (`demonstration`), "" where it had none or
-    names something else, a sum that somebody has computed, say. The rubric is that of the success's task with the new values,
+    says something else, a sum that somebody has computed, say. The rubric is that of the success's task with the new values,
     else it is written from these calls.
 
     Args:
@@ -100,7 +102,7 @@ class TemplateTaskGenerator:
         self._categorical = {place for place, found in counts.items() if len(found) ** 2 <= found.total() > 1}
         self._flags = {place for place, found in counts.items() if len(found) <= _FLAG}
         self._choices = {
-            text: whole(text)
+            text: re.compile(whole(text).pattern, re.IGNORECASE)
             for play in plays
             for place, value in play.values()
             if place[0] == "call" and unnumbered(place) in self._categorical and (text := text_of(value))
@@ -128,6 +130,10 @@ class TemplateTaskGenerator:
         """Whether the traces hold a request whose values could be exchanged."""
         return bool(self._seeds) and len(self._donors) > 1
 
+    def seeds(self, tasks: Sequence[Task]) -> list[Task]:
+        """Those of the tasks that can be varied: they have a recorded success, with values in the request."""
+        return [each for each in tasks if each.split == "train" and {each.id, first_observation(each)} & self._seeds.keys()]
+
     def __call__(self, task: Task, trajectories: Sequence[Trajectory], rng: Random) -> Task | None:
         """As `TaskGenerator`; None without a recorded success of `task`, or of the task that it was itself varied from."""
         names = (task.id, first_observation(task), str(task.metadata.get("generated", {}).get("seed", "")))
@@ -138,11 +144,14 @@ class TemplateTaskGenerator:
         worded = [play for play, other in self._requests if self._overlap(request, other) >= _ALIKE]
         for success in rng.sample(alike, min(_SUCCESSES, len(alike))):
             chosen = self._chosen(success.play)
-            if not (seeds := [play for play in worded if self._chosen(play) == chosen]):
+            seeds = [play for play in worded if self._chosen(play) == chosen]
+            if self._untold(success, near):  # only who did the same is known to ask for it
+                seeds = [play for play in seeds if self._kind(play) == success.kind]
+            if not seeds:
                 continue
             seed = rng.choice(seeds)
             slots, own = self._slots(seed), self._slots(success.play)
-            if (paired := _paired(seed, slots, success.play, own)) is None:
+            if (paired := paired_values(seed, slots, success.play, own)) is None:
                 continue
             same = [each for each in alike if each.kind == success.kind]
             others = [each for each in near if each.writes != success.writes and self._chosen(each.play) == chosen]
@@ -202,7 +211,7 @@ class TemplateTaskGenerator:
             if len(known) != 1 or not self._learn(exchanged, case, name, answer, known[0], successes):
                 return None
         looked_up = any(not self._writes(call.name) for call in calls)
-        return _CarriedOver(exchanged, calls, case) if looked_up else None
+        return _CarriedOver(exchanged, calls, case, successes) if looked_up else None
 
     def _alike(self, request: frozenset[str], least: float = _ALIKE) -> list[Success]:
         """The successes whose requests ask alike, without those that looked up less than most of them."""
@@ -228,6 +237,16 @@ class TemplateTaskGenerator:
         request = first_observation(play.task)
         return {text for text, found in self._choices.items() if found.search(request)}
 
+    def _untold(self, success: Success, others: Sequence[Success]) -> bool:
+        """Whether a call has one of few values that neither request nor answers say in this form, and others have another."""
+        play = success.play
+        told = {text for place, texts in success.values.items() if place[0] == "answer" for text in texts} | self._chosen(play)
+        return any(
+            texts.keys() - told and any(each.values.get(place, texts).keys() != texts.keys() for each in others)
+            for place, texts in success.values.items()
+            if place[0] == "call" and unnumbered(place) in self._categorical
+        )
+
     def _contested(self, case: Mapping[Place, Scalar], others: Sequence[Success]) -> bool:
         """Whether successes that wrote something else have been in this case."""
         groups: dict[Kind, list[Success]] = defaultdict(list)
@@ -235,17 +254,19 @@ class TemplateTaskGenerator:
             groups[each.kind].append(each)
         return any(self._same_case(group, case) for group in groups.values())
 
-    def _same_case(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
-        """Whether these values make a case that these successes have been in."""
+    def _in_case(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> list[Success]:
+        """Those of the successes that have been in the case that these values make, numbers aside."""
         seen = {place: set[str]().union(*(each.values.get(place, _EMPTY) for each in successes)) for place in found}
         conditions = {
             place: text_of(found[place])
             for place, texts in seen.items()
             if unnumbered(place) in self._flags or len(texts) ** 2 <= len(successes)
         }
-        alike = [
-            each for each in successes if all(text in each.values.get(place, _EMPTY) for place, text in conditions.items())
-        ]
+        return [each for each in successes if all(text in each.values.get(place, _EMPTY) for place, text in conditions.items())]
+
+    def _same_case(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
+        """Whether these values make a case that these successes have been in."""
+        alike = self._in_case(successes, found)
         for place, value in found.items():
             if (number := number_of(value)) is not None:
                 known = [size for each in alike for text in each.values.get(place, ()) if (size := number_of(text)) is not None]
@@ -293,30 +314,35 @@ class TemplateTaskGenerator:
             for call, text, action in zip(success.calls, success.texts, made, strict=True)
         ]
         request = exchange(first_observation(seed.task), exchanged)
-        reply = self._reply(success, found.exchanged, [request, *made, *answers])
+        reply = self._reply(success, found, [request, *made, *answers])
         reference = {"reference_calls": made, "reference_answers": answers, "reference_reply": reply}
         carried = "" if success is seed else f", solved as {success.task.id} was"
         why = f"the request of {seed.task.id} with the values of {donor.task.id}, whose answers are recorded{carried}"
         return variation(
             task,
             request,
-            rubric=self._rubric(success, found.exchanged, made),
+            rubric=self._rubric(success, found.exchanged, made, reply),
             generated={"generator": "templates", "why": why, "seed": success.task.id},
             metadata={**task.metadata, **facts, **reference},
         )
 
-    def _reply(self, success: Play, exchanged: Mapping[str, Scalar], texts: Sequence[str]) -> str:
-        """The success's final answer with the new values; "" if it names what neither these texts nor most like answers do."""
-        reply, kind = str(exchange(success.said, exchanged)), self._kind(success)
-        like = [words(each.play.said) for each in self._successes if each.kind == kind and each.play is not success]
-        usual = {word for word, number in Counter(word for each in like for word in each).items() if 2 * number > len(like)}
-        return reply if usual.union(*map(words, texts)).issuperset(named_values(reply)) else ""
+    def _reply(self, success: Play, found: "_CarriedOver", texts: Sequence[str]) -> str:
+        """The success's final answer with the new values; "" unless it is what all said in this case, their values aside, and
+        names nothing that is not in these texts."""
+        reply = str(exchange(success.said, found.exchanged))
+        said = [without_values(each.play) for each in self._in_case(found.alike, found.case)]
+        if {*said} != {without_values(success)}:
+            return ""
+        constant = said[:1] if len(said) > 1 else []  # what others say as well is about nobody
+        addressed = words(" ".join(re.findall(r"(?:^|[.!?]\s+)([A-Z]\w+)(?=,)", reply)))
+        known = frozenset[str]().union(*map(words, (*constant, *texts)))
+        return reply if known.issuperset(named_values(reply) | addressed) else ""
 
-    def _rubric(self, success: Play, exchanged: Mapping[str, Scalar], made: Sequence[str]) -> str:
+    def _rubric(self, success: Play, exchanged: Mapping[str, Scalar], made: Sequence[str], reply: str) -> str:
         own = str(success.task.metadata.get("rubric") or "")
         if own:
             return own if own in self._rules else exchange(own, exchanged)
-        said = f' An answer that fits: "{exchange(success.said, exchanged)}"' if success.said else ""
+        said = f' An answer that fits: "{reply}"' if reply else ""
         calls = "; ".join(made)
         return (
             f"A success makes these calls, or others to the same effect, and changes nothing else: {calls}. Its answer agrees "
@@ -357,31 +383,8 @@ class _CarriedOver(NamedTuple):
     calls: Sequence[ToolCall]
     case: Mapping[Place, Scalar]
     """What the new lookups are answered."""
-
-
-def _paired(
-    seed: Play, slots: Mapping[str, Sequence[Place]], success: Play, own: Mapping[str, Sequence[Place]]
-) -> dict[str, str] | None:
-    """For each value of one request the value in its place in the other, in the order of the texts; None if they differ."""
-    first, second = _in_order(seed, slots), _in_order(success, own)
-    if len(first) != len(second):
-        return None
-    paired = dict(zip(first, second, strict=True))
-    return paired if all(_meet(one, slots[one], other, own[other]) for one, other in paired.items()) else None
-
-
-def _meet(text: str, places: Sequence[Place], other: str, others: Sequence[Place]) -> bool:
-    """Whether two values stand in the same place of their traces, or are ids, dates or amounts that are written alike."""
-    shared = {*places} & {*others}
-    if any(place[0] != "metadata" for place in shared):
-        return True
-    shape, wanted = (re.sub(r"\d+", "0", value) for value in (text, other))
-    return shape == wanted if "0" in shape + wanted else bool(shared)
-
-
-def _in_order(play: Play, slots: Mapping[str, Sequence[Place]]) -> list[str]:
-    request = first_observation(play.task)
-    return sorted(slots, key=lambda text: found.start() if (found := whole(text).search(request)) else 0)
+    alike: Sequence[Success]
+    """Those with the same calls whose requests ask alike."""
 
 
 def _names(requests: Sequence[str]) -> frozenset[str]:

@@ -250,12 +250,13 @@ class AgentWorld(World):
         self, tasks: Sequence[Task], replay_buffer: ReplayBuffer, *, number: int, seed: int
     ) -> Sequence[Trajectory]:
         """As `World.demonstrations`: of variations by `templates`, checked as those of the curriculum are."""
-        if self._generator != "templates" or not (templates := self._templates(replay_buffer)).can_vary:
+        templates = self._templates(replay_buffer)
+        if self._generator != "templates" or not templates.can_vary or not (seeds := templates.seeds(tasks)):
             return []
         checks, rng, found = _task_checks(tasks, replay_buffer), Random(f"{seed}/demonstrations"), dict[str, Trajectory]()
         tries = 0
         while len(found) < number and tries < _TRIES:
-            varied, before = templates(rng.choice(tasks), (), rng), len(found)
+            varied, before = templates(rng.choice(seeds), (), rng), len(found)
             if varied is not None and checks(varied) is None and (made := demonstration(varied)) is not None:
                 found.setdefault(varied.id, made)
             tries = 0 if len(found) > before else tries + 1

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from desk_traces import SYSTEM, WRITES, Call, recorded, trace, traces
@@ -59,6 +60,52 @@ def test_a_variation_can_be_demonstrated_with_what_was_recorded() -> None:
     assert all(each is None or each.metadata["reference_reply"] == "" for each in made), "nobody knows where its number is from"
     silent = replace(varied, metadata={**varied.metadata, "reference_reply": ""})
     assert demonstration(silent) is None and demonstration(TRACES[0].task) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        (lambda n: {"in_stock": n % 2 == 0}, lambda n: "Yes, it is in stock." if n % 2 == 0 else "No, it is sold out."),
+        (lambda n: {"status": ("sent", "there")[n % 2]}, lambda n: "It is on its way." if n % 2 == 0 else "It has arrived."),
+        (lambda n: {"age": n % 60}, lambda n: "It is too late." if n % 60 > 30 else "Send it back within 14 days."),
+    ],
+)
+def test_a_demonstrated_answer_is_what_was_said_in_this_case(field: Any, said: Any) -> None:
+    """The calls are the same in every case; the success at hand may have been in another one than the variation."""
+
+    def question(n: int) -> Trajectory:
+        order, wording = f"A-{3000 + n}", ("How is order {}, please?", "Please tell me how order {} is.")[n % 3 == 0]
+        looked_up: list[Call] = [("lookup_order", {"order_id": order}, json.dumps({"order": order, **field(n)}))]
+        return recorded(f"desk/{n}", wording.format(order), looked_up, said(n))
+
+    asked = [question(n) for n in range(60)]
+    generate, right = generator([*asked, *traces(60, seed=3)]), 0
+    for n in range(60):
+        varied = generate(asked[n].task, [], random.Random(n))
+        if varied is not None and (reply := varied.metadata["reference_reply"]):
+            assert reply == said(int(references(varied)[0].arguments["order_id"].removeprefix("A-")) - 3000)
+            right += 1
+        assert varied is None or reply or "An answer that fits" not in varied.metadata["rubric"]
+    assert right > 10 or "age" in field(0), "where a number decides, nobody knows from which on"
+
+
+def test_a_call_whose_value_the_request_says_in_other_words_keeps_those_words() -> None:
+    def booking(n: int) -> Trajectory:
+        nights, name = n % 3 + 2, f"BK-{4000 + n}"
+        asked = f"Please book room {name} for {('two', 'three', 'four')[n % 3]} nights."
+        calls: list[Call] = [
+            ("lookup_order", {"order_id": name}, json.dumps({"room": name, "price": 100 * nights + n})),
+            ("book", {"room": name, "nights": nights}, "ok"),
+        ]
+        return recorded(f"desk/{n}", asked, calls, f"{name} is booked.")
+
+    generate, found = generator([*(bookings := [booking(n) for n in range(60)]), *traces(60, seed=3)]), 0
+    for n in range(60):
+        if (varied := generate(bookings[n].task, [], random.Random(n))) is not None:
+            word = {2: "two", 3: "three", 4: "four"}[references(varied)[-1].arguments["nights"]]
+            assert f"for {word} nights" in varied.metadata["observation"]
+            found += 1
+    assert found > 10
 
 
 def test_a_request_and_its_calls_agree_on_what_has_few_values() -> None:
