@@ -92,7 +92,7 @@ def test_a_demonstrated_answer_is_what_was_said_in_this_case(field: Any, said: A
 def test_a_call_whose_value_the_request_says_in_other_words_keeps_those_words() -> None:
     def booking(n: int) -> Trajectory:
         nights, name = n % 3 + 2, f"BK-{4000 + n}"
-        asked = f"Please book room {name} for {('two', 'three', 'four')[n % 3]} nights."
+        asked = f"Please book room {name} for {('two', 'three', 'four')[n % 3]} nights{', thanks' if n % 2 else ''}."
         calls: list[Call] = [
             ("lookup_order", {"order_id": name}, json.dumps({"room": name, "price": 100 * nights + n})),
             ("book", {"room": name, "nights": nights}, "ok"),
