@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import asdict
@@ -120,16 +121,25 @@ def _affordable(work: Workspace, iteration: int) -> int | None:
     s = work.settings
     if s.real_budget is None:
         return None
-    panel = min(s.real_budget // planned_evaluations(s), len(work.validation_tasks()))
+    panel = min(s.real_budget // planned_evaluations(work), len(work.validation_tasks()))
     earlier = work.replay_buffer.trajectories(run=work.run_name("validate/real"), errors=False)
     spent = sum(episode.iteration != iteration for episode in earlier)
     return panel if spent + panel <= s.real_budget else 0
 
 
-def planned_evaluations(settings: Settings) -> int:
-    """How often a training evaluates: every `evaluate_every` iterations, after the last, and before it if a policy imitates."""
-    demonstrated = settings.synthetic_demonstrations > 0 and settings.environment != "real"
-    return -(-settings.iterations // settings.evaluate_every) + demonstrated
+def planned_evaluations(work: Workspace) -> int:
+    """How often a training evaluates: every `evaluate_every` iterations, after the last, and before it what imitated."""
+    return _evaluations(work.settings) + evaluates_imitation(work)
+
+
+def evaluates_imitation(work: Workspace) -> bool:
+    """Whether a policy that has imitated demonstrations is evaluated before it trains: unless that takes the budget's last."""
+    budget, imitated = work.settings.real_budget, (work.models / "imitated").exists()
+    return imitated and bool(work.validation_tasks()) and (budget is None or budget > _evaluations(work.settings))
+
+
+def _evaluations(settings: Settings) -> int:
+    return -(-settings.iterations // settings.evaluate_every)
 
 
 def _counts(episodes: Sequence[Trajectory]) -> dict[str, float]:
@@ -154,6 +164,13 @@ class BestPolicy:
     def risen_at(self) -> int:
         """The iteration or step at which success last rose, or the mean reward while there was no success; 0 before any."""
         return int(next((row["risen_at"] for row in self.work.replay_buffer.metrics(self.run)), 0))
+
+    def forget(self) -> None:
+        """Keep none of the policies so far."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if list(self.work.replay_buffer.metrics(self.run)):
+            none = {"at": 0, "successes": -1.0, "reward": -1.0, "risen_at": 0}
+            self.work.replay_buffer.record_metrics(self.run, 0, none)
 
     def offer(self, at: int, successes: float, reward: float, policy: TrainablePolicy) -> None:
         """Keep this policy if no earlier one has more successes or, with as many, a higher mean reward.

@@ -24,7 +24,6 @@ from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.trackers import check_trackers
 from dreamgym_lg.experiment.training import (
     CreateLearner,
-    after_demonstrations,
     create_trl_learner,
     join_launch,
     sampling_like,
@@ -249,10 +248,16 @@ class Experiment(Workspace):
             return sampling_like(self._policy, self.policy("trained"))
         start = self.base_policy()
         self._record_start(options)
-        shared = bool(servers) or join_launch() is not None
-        start = after_demonstrations(self, start, given=self._policy is not None, shared=shared)
         start = served_by(self, start, servers) if servers else start
-        return train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
+        return train_policy(
+            self,
+            start,
+            learner,
+            report_to=self.report_to,
+            before=self.seconds("train") or 0,
+            given=self._policy is not None,
+            shared=bool(servers) or join_launch() is not None,
+        )
 
     def _check_trainable(self) -> None:
         """Raise `ConfigurationError` without a task, and for refreshes of an experience model that is not trained here."""

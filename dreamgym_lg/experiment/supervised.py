@@ -230,12 +230,10 @@ def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalC
     from dreamgym_lg.integrations.trl.options import default_rate
     from dreamgym_lg.integrations.trl.sft import save_model, train_sft
 
-    s, folder = work.settings, work.models / "imitated"
-    if folder.exists():
-        return work.policy("imitated", policy.temperature)
+    s = work.settings
     made = work.world.demonstrations(work.tasks("train"), work.replay_buffer, number=s.synthetic_demonstrations, seed=s.seed)
     if not made:
-        work.say("no recorded success could be carried over to a generated task: training begins without demonstrations")
+        work.say("training begins without demonstrations: no recorded success could be carried over to a task by templates")
         return policy
     recorded = _successes(work)
     rows = work.world.policy_rows([*made, *recorded], policy.tokenizer, max_new_tokens=s.policy_tokens)
@@ -251,9 +249,10 @@ def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalC
         on_step=lambda step, loss: work.progress(f"demonstrations (loss {loss:.2f})", step, steps),
         **POLICY_OPTIONS,
     )
-    save_model(policy.model, policy.tokenizer, folder)
-    work.say(f"the policy has imitated {len(made)} generated demonstrations beside {len(recorded)} recorded successes")
-    return work.policy("imitated", policy.temperature)
+    save_model(policy.model, policy.tokenizer, work.models / "imitated")
+    more = f" (of {s.synthetic_demonstrations}: there are no more)" if len(made) < s.synthetic_demonstrations else ""
+    work.say(f"the policy has imitated {len(made)} generated demonstrations{more} beside {len(recorded)} recorded successes")
+    return work.policy("imitated")
 
 
 def _check_evaluation(work: Workspace) -> None:

@@ -1,5 +1,6 @@
 """The stage `train`: the learner and the parts of the training graph, as a folder has them, run to their end."""
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -91,9 +92,20 @@ def served_by(work: Workspace, policy: "LocalChatModel", servers: str | Sequence
 def after_demonstrations(work: Workspace, policy: "LocalChatModel", *, given: bool, shared: bool) -> "LocalChatModel":
     """The policy that a training begins with, after the demonstrations that there are for that of `train_base`.
 
-    Args: `given`, it is another; `shared`, vLLM servers or other processes have its weights.
+    A training that has begun goes on from what it began with. Raises `ConfigurationError` where others have to have that too.
+
+    Args: `given`, it is another policy; `shared`, vLLM servers or other processes have its weights.
     """
-    s = work.settings
+    s, folder = work.settings, work.models / "imitated"
+    if (work.out / "training.db").exists():
+        if folder.exists() and shared:
+            raise ConfigurationError(
+                f"the training in {work.out} began with {folder}, which vLLM servers and other processes do not have: go on "
+                "without them, or take another folder (out=, --out)"
+            )
+        return sampling_like(policy, work.policy("imitated")) if folder.exists() else policy
+    shutil.rmtree(folder, ignore_errors=True)  # of a call that ended before its training began
+    evaluation.BestPolicy(work, "best").forget()
     if not s.synthetic_demonstrations or s.environment == "real":
         return policy
     if given or shared or s.lora:
@@ -102,7 +114,7 @@ def after_demonstrations(work: Workspace, policy: "LocalChatModel", *, given: bo
         work.say(f"synthetic_demonstrations={s.synthetic_demonstrations} are left out: {cause}")
         return policy
     imitated = sampling_like(policy, supervised.imitate_demonstrations(work, policy))
-    if imitated is not policy and work.validation_tasks() and not list(work.replay_buffer.metrics(work.run_name("best/best"))):
+    if evaluation.evaluates_imitation(work):
         _evaluate(work, imitated, None, 0)  # it is kept if the dream makes it no better
     return imitated
 
@@ -116,9 +128,19 @@ def sampling_like(given: "LocalChatModel | str | Path | None", loaded: "LocalCha
 
 
 def train_policy(
-    work: Workspace, policy: "LocalChatModel", create_learner: CreateLearner, *, report_to: Sequence[str], before: float
+    work: Workspace,
+    policy: "LocalChatModel",
+    create_learner: CreateLearner,
+    *,
+    report_to: Sequence[str],
+    before: float,
+    given: bool,
+    shared: bool,
 ) -> "LocalChatModel":
-    """Run the training graph to its end, and keep the policy. Args: `before`, seconds of earlier, shorter trainings."""
+    """Run the training graph to its end, and keep the policy.
+
+    Args: `before`, seconds of earlier, shorter trainings; `given` and `shared`, as of `after_demonstrations`.
+    """
     from dreamgym_lg.graphs.running import run_training
     from dreamgym_lg.integrations.trl.sft import save_model
 
@@ -127,6 +149,8 @@ def train_policy(
         gate.check_truthful(work)
     if not (work.models / "base").exists():
         save_model(policy.model, policy.tokenizer, work.models / "base")  # what the proof compares with
+    _check_training(work, policy, real=work.settings.environment == "real")
+    policy = after_demonstrations(work, policy, given=given, shared=shared)
     with closing(ExperimentTrackers(report_to, work.out, {"world": work.world.name, **asdict(work.settings)})) as trackers:
         for real, iterations in _parts(work):
             training, close = create_training(work, policy, create_learner, real=real)
@@ -226,9 +250,9 @@ def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) ->
             "guided=True: what the policy samples under a schema has other probabilities than the learner gives it; train "
             "without it, or with guided='train' all the same"
         )
-    if s.real_budget and s.real_budget < evaluation.planned_evaluations(s):
+    if s.real_budget and s.real_budget < evaluation.planned_evaluations(work):
         raise ConfigurationError(
-            f"real_budget={s.real_budget} is not one real episode for each of the {evaluation.planned_evaluations(s)} "
+            f"real_budget={s.real_budget} is not one real episode for each of the {evaluation.planned_evaluations(work)} "
             "evaluations of this training: give more of it, a larger evaluate_every, or 0"
         )
     if real or s.environment == "s2r" or (s.real_budget != 0 and work.validation_tasks()):
