@@ -238,7 +238,7 @@ class TemplateTaskGenerator:
         return {text for text, found in self._choices.items() if found.search(request)}
 
     def _untold(self, success: Success, others: Sequence[Success]) -> bool:
-        """Whether a call has one of few values that neither request nor answers say in this form, and others have another."""
+        """Whether a call holds one of few values (4 nights) that request and answers do not, and others have another."""
         play = success.play
         told = {text for place, texts in success.values.items() if place[0] == "answer" for text in texts} | self._chosen(play)
         return any(

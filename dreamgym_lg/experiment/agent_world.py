@@ -250,8 +250,10 @@ class AgentWorld(World):
         self, tasks: Sequence[Task], replay_buffer: ReplayBuffer, *, number: int, seed: int
     ) -> Sequence[Trajectory]:
         """As `World.demonstrations`: of variations by `templates`, checked as those of the curriculum are."""
+        if self._generator != "templates":
+            return []
         templates = self._templates(replay_buffer)
-        if self._generator != "templates" or not templates.can_vary or not (seeds := templates.seeds(tasks)):
+        if not (seeds := templates.seeds(tasks)):
             return []
         checks, rng, found = _task_checks(tasks, replay_buffer), Random(f"{seed}/demonstrations"), dict[str, Trajectory]()
         tries = 0

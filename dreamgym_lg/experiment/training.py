@@ -100,8 +100,8 @@ def after_demonstrations(work: Workspace, policy: "LocalChatModel", *, given: bo
     if (work.out / "training.db").exists():
         if folder.exists() and shared:
             raise ConfigurationError(
-                f"the training in {work.out} began with {folder}, which vLLM servers and other processes do not have: go on "
-                "without them, or take another folder (out=, --out)"
+                f"the training in {work.out} began with {folder}, which vLLM servers and other processes do not have: call "
+                "train() in one process without servers=, or take another folder (out=, --out)"
             )
         return sampling_like(policy, work.policy("imitated")) if folder.exists() else policy
     shutil.rmtree(folder, ignore_errors=True)  # of a call that ended before its training began
@@ -109,8 +109,8 @@ def after_demonstrations(work: Workspace, policy: "LocalChatModel", *, given: bo
     if not s.synthetic_demonstrations or s.environment == "real":
         return policy
     if given or shared or s.lora:
-        cause = "adapters, vLLM servers and other processes need the weights as they are"
-        cause = "a policy was given to train" if given else cause
+        others = "adapters, vLLM servers and other processes need the weights as they are"
+        cause = "a policy was given to train" if given else others
         work.say(f"synthetic_demonstrations={s.synthetic_demonstrations} are left out: {cause}")
         return policy
     imitated = sampling_like(policy, supervised.imitate_demonstrations(work, policy))
