@@ -7,6 +7,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import ToolCall, render_answer, render_call
+from dreamgym_lg.curriculum.cases import Cases, Kind, Success
 from dreamgym_lg.curriculum.plays import (
     Place,
     Play,
@@ -14,7 +15,6 @@ from dreamgym_lg.curriculum.plays import (
     by_place,
     exchange,
     leaves,
-    number_of,
     paired_values,
     read_play,
     text_of,
@@ -26,9 +26,6 @@ from dreamgym_lg.curriculum.task_generator import Overlap, named_values, variati
 from dreamgym_lg.experience.prompt_formats import first_observation
 from dreamgym_lg.types import Step, Task, Trajectory
 
-Kind = tuple[tuple[str, ...], ...]
-"""Of each call the tool, and those arguments that are no values of a request of its own, such as a reason."""
-
 _DONORS, _SUCCESSES = 100, 4
 """Traces whose values are tried for one variation, with the calls of each of so many successes."""
 _NAMED = 0.1
@@ -36,21 +33,6 @@ _NAMED = 0.1
 _ALIKE, _NEAR = 0.6, 0.4
 """`Overlap` of two requests, their values aside, from which they ask alike, and from which they may: what one success wrote is
 carried over to the former, and what another wrote instead forbids it from the latter on."""
-_EMPTY: Mapping[str, Scalar] = {"": None}
-_FLAG = 6
-"""Most values of a place, in all traces, that make it a condition whatever they are."""
-
-
-class Success(NamedTuple):
-    """What a recorded success says of the cases in which its calls are right."""
-
-    play: Play
-    request: frozenset[str]
-    """Its words, without its values and names."""
-    kind: Kind
-    writes: Kind
-    """Of its calls that write, as `kind`."""
-    values: Mapping[Place, Mapping[str, Scalar]]
 
 
 class TemplateTaskGenerator:
@@ -63,9 +45,7 @@ class TemplateTaskGenerator:
     taken only if that success can be carried over call by call:
 
     * each call that reads was recorded with the new values, and always answered alike: its answer replaces the old one;
-    * the new answers make a case that a recorded success with the same calls and a similar request has been in: where those
-      have few values (a status, a tier), one of these; an amount or date between theirs; anything else (an id, a name) may be
-      new;
+    * the new answers make a case that recorded successes with the same calls and a similar request have been in (`Cases`);
     * a call that writes takes its arguments from the request and from these answers; where a call has one of few values (three
       nights), the success's request and this one say the same of it;
     * no success with a similar request wrote something else in such a case.
@@ -100,7 +80,7 @@ class TemplateTaskGenerator:
                 counts[unnumbered(place)][text_of(value)] += 1
         # few values for many traces: a status, a kind, a currency
         self._categorical = {place for place, found in counts.items() if len(found) ** 2 <= found.total() > 1}
-        self._flags = {place for place, found in counts.items() if len(found) <= _FLAG}
+        self._cases = Cases(counts)
         self._choices = {
             text: re.compile(whole(text).pattern, re.IGNORECASE)
             for play in plays
@@ -194,7 +174,7 @@ class TemplateTaskGenerator:
             taken = {text_of(value) for value in exchanged.values()}  # two orders stay two
             free = ((place, new, value) for place in places for new, value in offered.get(place, {}).items())
             pairs = ((place, value) for place, new, value in free if new not in taken)
-            if (pair := next(pairs, None)) is None or not self._same_case(successes, dict([pair])):
+            if (pair := next(pairs, None)) is None or not self._cases.seen(successes, dict([pair])):
                 return None
             exchanged[text] = pair[1]
         if all(old == text_of(new) for old, new in exchanged.items()):
@@ -252,27 +232,7 @@ class TemplateTaskGenerator:
         groups: dict[Kind, list[Success]] = defaultdict(list)
         for each in others:
             groups[each.kind].append(each)
-        return any(self._same_case(group, case) for group in groups.values())
-
-    def _in_case(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> list[Success]:
-        """Those of the successes that have been in the case that these values make, numbers aside."""
-        seen = {place: set[str]().union(*(each.values.get(place, _EMPTY) for each in successes)) for place in found}
-        conditions = {
-            place: text_of(found[place])
-            for place, texts in seen.items()
-            if unnumbered(place) in self._flags or len(texts) ** 2 <= len(successes)
-        }
-        return [each for each in successes if all(text in each.values.get(place, _EMPTY) for place, text in conditions.items())]
-
-    def _same_case(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
-        """Whether these values make a case that these successes have been in."""
-        alike = self._in_case(successes, found)
-        for place, value in found.items():
-            if (number := number_of(value)) is not None:
-                known = [size for each in alike for text in each.values.get(place, ()) if (size := number_of(text)) is not None]
-                if not known or not min(known) <= number <= max(known):
-                    return False
-        return bool(alike)
+        return any(self._cases.seen(group, case) for group in groups.values())
 
     def _learn(
         self,
@@ -286,7 +246,7 @@ class TemplateTaskGenerator:
         """Add what a new answer says in place of the old one; False if that makes it another case, or cannot be told."""
         before, after = dict(leaves(old, ("answer", name))), dict(leaves(new, ("answer", name)))
         case |= after
-        if before.keys() != after.keys() or not self._same_case(successes, case):
+        if before.keys() != after.keys() or not self._cases.seen(successes, case):
             return False
         for place, value in before.items():
             if isinstance(value, bool | None) or not text_of(value):
@@ -330,7 +290,7 @@ class TemplateTaskGenerator:
         """The success's final answer with the new values; "" unless it is what all said in this case, their values aside, and
         names nothing that is not in these texts."""
         reply = str(exchange(success.said, found.exchanged))
-        said = [without_values(each.play) for each in self._in_case(found.alike, found.case)]
+        said = [without_values(each.play) for each in self._cases.alike(found.alike, found.case)]
         if {*said} != {without_values(success)}:
             return ""
         constant = said[:1] if len(said) > 1 else []  # what others say as well is about nobody

@@ -1,0 +1,68 @@
+"""Whether the answers of lookups make a case that recorded successes have been in."""
+
+from itertools import product
+
+import pytest
+
+from dreamgym_lg.curriculum.cases import Cases, Success
+from dreamgym_lg.curriculum.plays import Place, Play, Scalar, text_of
+from dreamgym_lg.types import Task
+
+FLAGS: tuple[Place, ...] = (("answer", "get", "reserved"), ("answer", "get", "renewed"), ("answer", "get", "overdue"))
+AGE: Place = ("answer", "get", "age")
+CASES = Cases({**dict.fromkeys(FLAGS, {"yes": 90, "no": 90}), AGE: {str(age): 2 for age in range(90)}})
+PLAY = Play(Task(id="t", instruction="", environment="desk"), True, (), (), (), "")
+
+
+def found(*values: Scalar, age: int = 10) -> dict[Place, Scalar]:
+    return dict(zip(FLAGS, values, strict=False)) | {AGE: age}
+
+
+def success(*values: Scalar, age: int = 10) -> Success:
+    texts = {place: {text_of(value): value} for place, value in found(*values, age=age).items()}
+    return Success(PLAY, frozenset(), (), (), texts)
+
+
+def successes(*cases: str, age: int = 10) -> list[Success]:
+    return [success(*case.split(), age=age) for case in cases]
+
+
+def test_two_conditions_have_to_be_seen_together() -> None:
+    seen = [success("no", "no"), success("yes", "yes"), success("yes", "no")]
+    assert CASES.seen(seen, found("yes", "no")) and not CASES.seen(seen, found("no", "yes"))
+
+
+def test_of_three_conditions_every_two_have_to_be_seen_together() -> None:
+    seen = successes("no no yes", "no yes no", "yes no no")
+    assert CASES.seen(seen, found("no", "no", "no")), "not seen as a whole, every two of its values are"
+    assert not CASES.seen(seen, found("yes", "yes", "no")), "nothing was reserved and renewed"
+    assert not CASES.seen(seen[:2], found("yes", "no", "no")), "nothing reserved was seen at all"
+
+
+@pytest.mark.parametrize("age", [9, 21])
+def test_a_number_is_between_those_of_the_same_conditions(age: int) -> None:
+    whole = [*successes("no no no", age=10), *successes("no no no", age=20), *successes("yes no no", age=90)]
+    assert CASES.seen(whole, found("no", "no", "no", age=15)) and not CASES.seen(whole, found("no", "no", "no", age=age))
+    pairs = [each for age in (10, 12, 18, 20) for each in successes("no no yes", "no yes no", "yes no no", age=age)]
+    assert CASES.seen(pairs, found("no", "no", "no", age=15)) and not CASES.seen(pairs, found("no", "no", "no", age=age))
+
+
+def test_a_rule_of_two_conditions_is_never_carried_over_wrongly() -> None:
+    """Renewed unless reserved or overdue: whatever six of the eight combinations the successes of either were in."""
+    every = [" ".join(case) for case in product(("yes", "no"), repeat=3)]
+
+    def right(case: str) -> bool:
+        return case.split()[0] == "no" and case.split()[2] == "no"
+
+    for left_out in product(every, repeat=2):
+        renewed = successes(*(case for case in every if right(case) and case not in left_out))
+        refused = successes(*(case for case in every if not right(case) and case not in left_out))
+        for case in every:
+            assert not CASES.seen(refused if right(case) else renewed, found(*case.split()))
+
+
+def test_a_rule_of_three_conditions_is_contested_by_who_did_otherwise() -> None:
+    refused, renewed = successes("no yes yes", "yes yes no", "no no yes", "yes no no", "yes yes yes"), successes("no no no")
+    contested = found("no", "no", "no")
+    assert CASES.seen(renewed, contested), "who renewed has been there"
+    assert CASES.alike(renewed, contested) == renewed and CASES.alike(refused, contested) == refused
