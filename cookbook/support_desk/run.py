@@ -36,7 +36,8 @@ def evaluate(gym: DreamGym) -> dict[str, dict[str, tuple[int, int]]]:
     """
     result = {"old policy, its own tickets, real": _counted(list(gym.replay_buffer.trajectories(source="offline")))}
     dreamed = [] if gym.settings.references_only else [("trained", DREAMED, False)]
-    for policy, mode, real in (*product(POLICIES, MODES, [True]), *dreamed):
+    policies = [name for name in POLICIES if (gym.models / name).exists()]
+    for policy, mode, real in (*product(policies, MODES, [True]), *dreamed):
         name = f"{policy}, {mode}, {'real' if real else 'dream'}"
         _, episodes = gym.evaluate(gym.policy(policy, MODES[mode]), real=real, run=f"evaluate/{policy}/{mode}")
         result[name] = _counted(episodes)

@@ -32,8 +32,12 @@ MODES = {"greedy": 0.0, "sampled": 1.0}
 """How a policy is evaluated, and at which temperature."""
 DREAMED = "sampled"
 """The mode whose episodes are dreamed too: it is the one that was trained, and dreamed episodes are the dear ones."""
-POLICIES = ("base", "trained")
-"""The policies of a proof: trained on every recorded success, where the dream begins, and trained in the dream."""
+POLICIES = ("base", "imitated", "trained")
+"""The policies of a proof: trained on every recorded success; then on demonstrations of generated tasks, where there were
+some; and trained in the dream."""
+_VALIDATED = "validate/real"
+DEMONSTRATIONS = "stage/demonstrations"
+"""Where it is recorded how many generated and recorded successes a policy imitated before it trained in the dream."""
 STAGES = ("collect", "experience", "base", "train", "prove")
 
 
@@ -44,8 +48,11 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
     is real (`experience` is None).
     """
     tasks, dreamed, figures, told = work.validation_tasks(), list[Trajectory](), dict[str, Any](), list[str]()
-    panel = tasks[: _affordable(work, iteration)]
-    plays = {"real": work.aplay("validate/real", policy, panel, iteration=iteration)} if panel else {}
+    run = _VALIDATED
+    if not iteration:  # a call that ended before its training began may have had another policy
+        run = f"{run}/{policy_version(work.models / 'imitated')}"
+    panel = tasks[: _affordable(work, run, iteration)]
+    plays = {"real": work.aplay(run, policy, panel, iteration=iteration)} if panel else {}
     if experience is not None and not work.settings.references_only:
         plays["dream"] = work.aplay("validate/dream", policy, tasks, iteration=iteration, experience=experience)
     played = dict(zip(plays, _at_once(*plays.values()), strict=True))
@@ -116,14 +123,14 @@ def _of(episodes: Sequence[Trajectory]) -> str:
     return f"{sum(episode.success for episode in episodes)}/{len(episodes)}"
 
 
-def _affordable(work: Workspace, iteration: int) -> int | None:
-    """How many validation tasks this evaluation may play in the real environment; None for all of them."""
+def _affordable(work: Workspace, run: str, iteration: int) -> int | None:
+    """How many validation tasks the evaluation `run` may play in the real environment; None for all of them."""
     s = work.settings
     if s.real_budget is None:
         return None
     panel = min(s.real_budget // planned_evaluations(work), len(work.validation_tasks()))
-    earlier = work.replay_buffer.trajectories(run=work.run_name("validate/real"), errors=False)
-    spent = sum(episode.iteration != iteration for episode in earlier)
+    own, every = (work.run_name(run), iteration), work.replay_buffer.trajectories(source="real", errors=False)
+    spent = sum(t.run.startswith(work.run_name(_VALIDATED)) and (t.run, t.iteration) != own for t in every)
     return panel if spent + panel <= s.real_budget else 0
 
 
@@ -216,6 +223,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         "iterations": made_with.iterations,
         **figures,
         "real_steps": count_real_steps(work),
+        "demonstrations": demonstrations(work),
         "uniform_groups": uniform_groups(work.replay_buffer.trajectories(run=work.run_name(TRAIN), errors=False)),
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),
@@ -262,6 +270,12 @@ def count_real_steps(work: Workspace) -> dict[str, int]:
             kind = "offline" if source == "offline" else name if name in counted else "evaluation"
             counted[kind] += real_steps([trajectory], work.world.check_action)
     return counted
+
+
+def demonstrations(work: Workspace) -> int:
+    """How many demonstrations of generated tasks the policy imitated before it trained in the dream."""
+    recorded = work.replay_buffer.metrics(work.run_name(DEMONSTRATIONS)) if (work.models / "imitated").exists() else []
+    return sum(row["generated"] for row in recorded)
 
 
 def uniform_groups(trained_on: Iterable[Trajectory]) -> dict[str, dict[str, Any]]:

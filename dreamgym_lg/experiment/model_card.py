@@ -58,9 +58,11 @@ def model_card(name: str, record: Mapping[str, Any]) -> str:
     origin = f"Base model: {base}."
     if training is not None:
         iterations = f"iterations: {training['iterations']}, " if "iterations" in training else ""
+        imitated = training.get("demonstrations")
         origin = (
             f"Trained from {base} by {training['learner'].upper()} {_WHERE[training['environment']]} of the world "
-            f"`{training['world']}` ({iterations}seed: {training['seed']})."
+            f"`{training['world']}` ({iterations}seed: {training['seed']})"
+            + (f", after it had imitated {imitated:,} demonstrations of generated tasks." if imitated else ".")
         )
     return _CARD.format(
         name=name,

@@ -11,6 +11,7 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 
+from dreamgym_lg.experiment.evaluation import demonstrations
 from dreamgym_lg.experiment.workspace import Workspace, policy_version
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
@@ -54,7 +55,8 @@ def _training(work: Workspace) -> dict[str, Any]:
     s = work.stored_settings() or work.settings
     chosen = {"world": work.world.name, "environment": s.environment, "learner": s.learner, "seed": s.seed}
     done = next(iter(work.replay_buffer.metrics(work.run_name("stage/train"))), {})
-    return {**chosen, "iterations": done.get("iterations", s.iterations), "settings": asdict(s)}
+    counted = {"iterations": done.get("iterations", s.iterations), "demonstrations": demonstrations(work)}
+    return {**chosen, **counted, "settings": asdict(s)}
 
 
 def _supervised(work: Workspace) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dreamgym_lg.experience.notes import in_noted_world, thorough
 from dreamgym_lg.experience.prompt_formats import is_tool_task
 from dreamgym_lg.experience.similar_successes import ends_in_answer
 from dreamgym_lg.experience.training_data import notes_conversation, to_conversation
-from dreamgym_lg.experiment.evaluation import BestPolicy
+from dreamgym_lg.experiment.evaluation import DEMONSTRATIONS, BestPolicy
 from dreamgym_lg.experiment.workspace import DATA, REFRESH, Workspace
 from dreamgym_lg.experiment.world import Messages
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -250,6 +250,7 @@ def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalC
         **POLICY_OPTIONS,
     )
     save_model(policy.model, policy.tokenizer, work.models / "imitated")
+    work.replay_buffer.record_metrics(work.run_name(DEMONSTRATIONS), 0, {"generated": len(made), "recorded": len(recorded)})
     more = f" (of {s.synthetic_demonstrations}: there are no more)" if len(made) < s.synthetic_demonstrations else ""
     work.say(f"the policy has imitated {len(made)} generated demonstrations{more} beside {len(recorded)} recorded successes")
     return work.policy("imitated")
