@@ -41,8 +41,8 @@ class DreamGym(Experiment):
         replay_buffer: Real traces (`load_traces`); they ground the dream.
         experience_model: Who plays the tools: an `ExperienceModel`, any chat model, or a name like `openai:gpt-5-mini`. None:
             the local one that `train_experience` trains.
-        tasks: What to train on. Tasks of the splits `validation` and `test` are for evaluation alone. Default: the real tasks
-            of the buffer.
+        tasks: What to train on, and tasks of the splits `validation` and `test`, which are for evaluation alone. Where none is
+            to be trained on, the buffer's real training tasks of these environments are. Default: all of its real tasks.
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
         policy, create_learner, engine, rollouts, report_to, progress, say: As of `Experiment`.
@@ -76,7 +76,7 @@ class DreamGym(Experiment):
             raise ConfigurationError(f"replay_buffer={replay_buffer!r} is no ReplayBuffer; give ReplayBuffer(path)")
         own = AgentWorld(graph, tasks=tasks, **world)
         stored = replay_buffer.tasks(origin="real")
-        own.all_tasks = own.all_tasks or [own.with_tools(task) for task in stored]
+        own.all_tasks = [*map(own.with_tools, _traced_tasks(own.all_tasks, stored, say)), *own.all_tasks]
         super().__init__(
             own,
             out,
@@ -197,3 +197,18 @@ class DreamGym(Experiment):
         if path is not None:
             export_policy(wanted, path, provenance=provenance(self, wanted), agent=self.world.source)
         return served
+
+
+def _traced_tasks(given: Sequence[Task], stored: Sequence[Task], say: Callable[[str], None]) -> list[Task]:
+    """The tasks of the traces that are wanted beside those given: all beside none, training tasks where none is given."""
+    if not given:
+        return list(stored)
+    ids, environments = {task.id for task in given}, {task.environment for task in given}
+    traced = [task for task in stored if task.id not in ids]
+    if traced and (unknown := environments - {task.environment for task in traced}):
+        say(
+            f"tasks of the environment {min(unknown)!r} are given, and the traces are of {traced[0].environment!r}: what was "
+            "recorded there neither answers nor judges here; give Task and load_traces the same environment="
+        )
+    trained = any(task.split == "train" for task in given)
+    return [] if trained else [task for task in traced if task.split == "train" and task.environment in environments]

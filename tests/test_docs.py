@@ -202,7 +202,9 @@ def check_hosted(namespace: dict[str, Any]) -> None:
 
 def check_local(namespace: dict[str, Any]) -> None:
     assert isinstance(namespace["gym"].world, AgentWorld)
-    assert DreamGym.train_experience.call_count == DreamGym.train_base.call_count == 1  # type: ignore[attr-defined]
+    assert DreamGym.train_experience.call_count == DreamGym.train_base.call_count == 2  # type: ignore[attr-defined]
+    (episode,) = namespace["episodes"]
+    assert episode.source == "real" and episode.task.id == "t1" and len(namespace["gym"].tasks("train")) == 2
 
 
 def check_world(namespace: dict[str, Any]) -> None:

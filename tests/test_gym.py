@@ -150,8 +150,13 @@ def test_tasks_are_those_given_or_the_real_ones_of_the_buffer(agent: Agent, buff
     recorded = Task(id="t", instruction="Book.", environment="traces", metadata={"observation": "Book."})
     buffer.add(Trajectory(task=recorded, steps=[step], success=True))
     assert [task.id for task in gym_of(agent, buffer, tasks=()).world.all_tasks] == ["t"]
-    assert [task.id for task in gym_of(agent, buffer).world.all_tasks] == ["a", "b", "c"]
+    said = list[str]()
+    assert [task.id for task in gym_of(agent, buffer, say=said.append).world.all_tasks] == ["a", "b", "c"]
     assert {task.id for task in buffer.tasks()} == {"t", "a", "b", "c"}
+    assert said[0].startswith("tasks of the environment 'rooms' are given, and the traces are of 'traces': what was recorded")
+    held_out = replace(recorded, id="h", instruction="Book one.", split="test")
+    assert [task.id for task in gym_of(agent, buffer, tasks=[held_out], say=said.append).world.all_tasks] == ["t", "h"]
+    assert len(said) == 1
 
 
 def test_a_task_is_held_out_by_giving_it_with_another_split_and_not_given_back(agent: Agent, buffer: ReplayBuffer) -> None:
@@ -400,7 +405,7 @@ def test_what_evaluation_and_export_need(agent: Agent, buffer: ReplayBuffer, tmp
     with pytest.raises(ConfigurationError, match="cannot be trained"):
         gym_of(agent, buffer, out=tmp_path / "run").train(Says(), 1)
     with pytest.raises(ConfigurationError, match="split 'train'"):
-        gym_of(agent, buffer, tasks=tasks()[2:]).train("none", 1)
+        gym_of(agent, ReplayBuffer(":memory:"), tasks=tasks()[2:], out=tmp_path / "none").train("none", 1)
 
 
 def test_there_is_no_rate_while_an_episode_is_missing(agent: Agent, buffer: ReplayBuffer) -> None:

@@ -53,6 +53,13 @@ class Bound(BaseChatModel):
         raise AssertionError("nobody asks it")
 
 
+class Unbound(Bound):
+    """One that forgets which tools it is given."""
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self
+
+
 @tool
 def find(order: str) -> str:
     """Look up an order."""
@@ -220,6 +227,9 @@ def test_what_does_not_replay_is_left_out_and_said(make: Callable[..., DreamGym]
         gym.world.policy_rows([strange], policy.tokenizer, max_new_tokens=60)
     with pytest.raises(ConfigurationError, match="raise policy_tokens"):
         gym.world.policy_rows([TRACES[0]], policy.tokenizer, max_new_tokens=3)
+    toolless = AgentWorld(create_agent(Unbound(), [find, refund], system_prompt="You refund."))
+    with pytest.raises(ConfigurationError, match=r"the graph gives its model no tools.*does the bind_tools\(\)"):
+        toolless.policy_rows([TRACES[0]], policy.tokenizer, max_new_tokens=60)
 
 
 def test_the_judge_sees_successes_and_failures_alike_and_edits_are_no_real_data(make: Callable[..., DreamGym]) -> None:

@@ -33,7 +33,7 @@ def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, **options: Any) 
         create_desk(OldPolicy()),
         replay_buffer=replay_buffer,
         experience_model=None,
-        tasks=[*replay_buffer.tasks(split="train", origin="real"), *held_out],
+        tasks=held_out,
         writes=WRITES,
         reset_real=reset_real,
         verify_real=lambda task, state: shop.solved(task, final_answer(state)),

@@ -131,6 +131,11 @@ def number_of(value: Scalar) -> float | None:
     return None if value is None or isinstance(value, bool) else float(value)
 
 
+def form(text: str) -> str:
+    """How an id, date or amount is written: its digits are zeros, a zero for any number of them."""
+    return re.sub(r"\d+", "0", text)
+
+
 def whole(text: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w-]){re.escape(text)}(?![\w-])")
 
@@ -171,8 +176,7 @@ def _meet(text: str, places: Sequence[Place], other: str, others: Sequence[Place
     shared = {*places} & {*others}
     if any(place[0] != "metadata" for place in shared):
         return True
-    shape, wanted = (re.sub(r"\d+", "0", value) for value in (text, other))
-    return shape == wanted if "0" in shape + wanted else bool(shared)
+    return form(text) == form(other) if "0" in form(text) + form(other) else bool(shared)
 
 
 def _in_order(play: Play, slots: Mapping[str, Sequence[Place]]) -> list[str]:

@@ -14,6 +14,7 @@ from dreamgym_lg.curriculum.plays import (
     Scalar,
     by_place,
     exchange,
+    form,
     leaves,
     paired_values,
     read_play,
@@ -146,7 +147,8 @@ class TemplateTaskGenerator:
 
     def by_luck(self, task: Task) -> bool:
         """Whether each recorded success of a task looked up less than most with a similar request."""
-        own = [each for each in self._successes if each.play.task.id == task.id]
+        names = {task.id, first_observation(task)}
+        own = [each for each in self._successes if names & {each.play.task.id, first_observation(each.play.task)}]
         careful = (each.play in [other.play for other in self._alike(each.request)] for each in own)
         return bool(own) and not any(careful)
 
@@ -173,6 +175,7 @@ class TemplateTaskGenerator:
         for text, places in slots.items():
             taken = {text_of(value) for value in exchanged.values()}  # two orders stay two
             free = ((place, new, value) for place in places for new, value in offered.get(place, {}).items())
+            free = (each for each in free if each[0][0] != "metadata" or form(each[1]) == form(text) or "0" not in form(text))
             pairs = ((place, value) for place, new, value in free if new not in taken)
             if (pair := next(pairs, None)) is None or not self._cases.seen(successes, dict([pair])):
                 return None

@@ -19,6 +19,9 @@ _WRITING = re.compile(
     "create|update|delete|set|add|remove|send|cancel|insert|edit|mark|book|reserve|change|write|post|put|submit|in|out"
 )
 """A name with one of these words is no reading tool's, whatever it begins with: `get_or_create_user`, `check_in`."""
+_NOUN = re.compile("book|post|change|mark|set")
+"""Of these words, those that are a noun behind `get` and the like, unless `and` or `or` comes before: `get_book`."""
+_ASKING = re.compile("get|search|list|lookup|find|read|fetch|query|show|view|describe|count|retrieve|browse")
 
 
 class ToolUse(NamedTuple):
@@ -86,7 +89,9 @@ def use_by_name(name: str) -> ToolUse:
     """What is supposed of a tool of which nothing is known but its name."""
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
     outer = words[:1] + words[-1:]
-    reads, doubt = any(map(_READING.fullmatch, outer)), next(filter(_WRITING.fullmatch, words), "")
+    nouns = words and _ASKING.fullmatch(words[0]) and not {"and", "or"} & {*words}
+    doubts = (word for word in words if _WRITING.fullmatch(word) and not (nouns and _NOUN.fullmatch(word)))
+    reads, doubt = any(map(_READING.fullmatch, outer)), next(doubts, "")
     if reads and not doubt:
         return ToolUse(False, "its name is that of a reading tool")
     why = f"its name has the word {doubt!r}" if reads else "nothing says that it only reads"

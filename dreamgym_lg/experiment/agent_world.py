@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from inspect import signature
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -336,7 +337,8 @@ def _check_arguments(
             "no tool ran; without verify_dream= the experience model judges the dream"
         )
     for name in sorted(set(options) - _OPTIONS):
-        raise ConfigurationError.unknown("option of DreamGym", name, {*_OPTIONS, "isolation"})
+        named = signature(AgentWorld).parameters.keys() - {"graph", "options"}
+        raise ConfigurationError.unknown("option of DreamGym", name, {*_OPTIONS, *named})
     for name, names in {"writes": writes, **options}.items():
         if name in ("writes", "pass_through", "simulate_nodes", "route") and isinstance(names, str):
             raise ConfigurationError(f"{name}={names!r}: give a list of names")

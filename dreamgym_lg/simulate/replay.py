@@ -37,6 +37,10 @@ class Replayed(NamedTuple):
     """How the graph of today differs from the recorded episode; None if it plays it to its end."""
 
 
+_NO_TOOLS = (
+    ": the graph gives its model no tools, so that no reply is read as a call; does the bind_tools() of its own model return "
+    "something without them?"
+)
 _playing: ContextVar["Script"] = ContextVar("dreamgym_script")
 
 
@@ -70,7 +74,8 @@ class Script:
         step = self.steps[number]
         if number in self.asked or not _same(step.action, action):
             asked = f"the graph asks the environment {action[:80]!r} where {step.action[:80]!r} is recorded"
-            self.misfit = self.misfit or asked
+            unread = is_answer(action) and parse_call(step.action) is not None
+            self.misfit = self.misfit or (asked + _NO_TOOLS if unread and not self.tools else asked)
         self.asked.setdefault(number, action)
         ended = step.terminated and parse_call(action) is None  # a tool ends nothing
         return StepResult(step.next_observation, 0.0, ended or is_answer(action), False, {"valid": step.valid})

@@ -251,6 +251,25 @@ def test_a_success_that_looked_up_less_than_most_is_no_seed() -> None:
     assert generator([lucky, *careful])(lucky.task, [], random.Random(0)) is None
     assert generator([lucky, *careful])(careful[0].task, [], random.Random(0)) is None, "every other request is known"
     assert generator([lucky, *careful, look("X-1", 30)])(careful[0].task, [], random.Random(0)) is not None
+    own = [replace(each.task, id=f"mine-{each.task.id}") for each in (lucky, careful[0])]
+    assert [generator([lucky, *careful]).by_luck(task) for task in own] == [True, False], "by the words, whatever the id"
+
+
+def test_a_value_that_no_call_or_answer_holds_is_exchanged_for_one_that_is_written_alike() -> None:
+    """The book that somebody with an expired card asks for is never looked up; a loan's id is no book's."""
+
+    def asked(n: int, letter: str, words: str) -> Trajectory:
+        subject, answer = f"{letter}{1000 + n}", json.dumps({"name": f"n{n}", "card": "expired"})
+        done: list[Call] = [("get_member", {"member_id": f"M{n + 2000}"}, answer)]
+        said = f"{words} {subject}, I am M{n + 2000}."
+        return recorded(f"{letter}/{n}", said, done, "Your card is expired.", metadata={"subject": subject})
+
+    books = [asked(n, "B", "I want to have book") for n in range(10)]
+    for letter in ("B", "L"):
+        others = [asked(n, letter, "Please waive what is to be paid for loan") for n in range(10, 40)]
+        varied = generator([*books, *others])(books[0].task, [], random.Random(0))
+        assert (varied is not None) == (letter == "B")
+        assert varied is None or re.fullmatch(r"I want to have book B10\d\d, I am M20\d\d\.", varied.metadata["observation"])
 
 
 def returned(n: int, status: str, tool: str, who: str = "Ada Berg") -> Trajectory:

@@ -22,21 +22,24 @@ def called(*calls: tuple[str, str]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     "name",
-    ["get_order", "search", "list-files", "order_lookup", "findUser", "lookup", "isOpen", "check_order_status", "crm_get"],
+    ["get_order", "search", "list-files", "order_lookup", "findUser", "lookup", "isOpen", "check_order_status", "crm_get"]
+    + ["get_book", "find_book", "get_book_title", "searchPost"],
 )
 def test_names_that_read(name: str) -> None:
     assert not use_by_name(name).writes and "name" in use_by_name(name).why
 
 
 @pytest.mark.parametrize(
-    "name", ["refund", "get_or_create_user", "check_in", "checkOut", "set_list", "getter", "", "forget_search_history_of"]
+    "name",
+    ["refund", "get_or_create_user", "check_in", "checkOut", "set_list", "getter", "", "forget_search_history_of"]
+    + ["find_and_book", "book_search", "get_cancel", "check_book"],
 )
 def test_names_that_do_not(name: str) -> None:
     assert use_by_name(name).writes and "writes=[...]" in use_by_name(name).why
 
 
 def test_a_word_that_makes_a_reading_name_doubtful_is_named() -> None:
-    assert use_by_name("find_book").why.startswith("its name has the word 'book'; if it only reads, name the tools that write")
+    assert use_by_name("check_book").why.startswith("its name has the word 'book'; if it only reads, name the tools that write")
 
 
 def test_what_a_tool_says_of_itself_comes_before_its_name() -> None:
