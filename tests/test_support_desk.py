@@ -149,7 +149,7 @@ def test_recorded_successes_judge_an_episode_as_the_real_database_does(desk: Any
     for habit in desk.old_policy.HABITS:
         for episode in desk.gym.evaluate(desk.old_policy.OldPolicy(habit=habit), real=True, tasks=judged)[1]:
             check(episode.task, episode.steps, episode.success)
-    assert decided == {("effects", True): 52, ("effects", False): 104, ("answers", True): 36, ("answers", False): 28}
+    assert decided == {("effects", True): 54, ("effects", False): 108, ("answers", True): 36, ("answers", False): 28}
     rng, words = Random(0), [*filter(None, told), *desk.tickets.DAYS]  # a city that no trace tells is unknown
     for task in (task for task in judged if task.metadata["kind"] == "where"):
         with desk.shop.fresh():

@@ -33,42 +33,53 @@ class Success(NamedTuple):
 class Cases:
     """Whether new answers make a case that successes with the same calls have been in.
 
-    A place where these have few values (a status, a tier) is a *condition*. All conditions have the values of one of the
+    A place where few values stand (a status, a tier) is a *condition*. All conditions have the values of one of the
     successes, or every two of them those of one: what is done may depend on any two conditions, and with more of them the
     traces do not hold every combination. An amount or date is between those of the successes with the same conditions.
     Anything else (an id, a name) may be new.
 
     Args:
         counts: How often each value stands in each place, in all traces.
+        group: Successes whose requests ask alike, whatever was done: what has few values among them is a condition.
     """
 
-    def __init__(self, counts: Mapping[Place, Mapping[str, int]]) -> None:
-        self._flags = {place for place, found in counts.items() if len(found) <= _FLAG}
+    def __init__(self, counts: Mapping[Place, Mapping[str, int]], group: Sequence[Success] = ()) -> None:
+        self._counts, self._group = counts, group
+        self._few: dict[Place, bool] = {}
+
+    def among(self, group: Sequence[Success]) -> "Cases":
+        """The cases of requests that ask alike."""
+        return Cases(self._counts, group)
+
+    def is_flag(self, place: Place) -> bool:
+        """Whether so few values stand there that it is a condition whatever they are."""
+        return len(self._counts.get(unnumbered(place), ())) <= _FLAG
 
     def seen(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
         """Whether these successes have been in the case that the values `found` make."""
-        conditions = self._conditions(successes, found)
+        conditions = self._conditions(found)
         if alike := _with(successes, conditions.items()):
-            return _between(alike, found)
+            return between(alike, found)
         with_each = {place: _with(successes, [(place, text)]) for place, text in conditions.items()}
         pairs = permutations(conditions, 2)
         return (
             len(conditions) > 2
-            and all(_between(alike, found) for alike in with_each.values())
+            and all(between(alike, found) for alike in with_each.values())
             and all(_with(with_each[first], [(second, conditions[second])]) for first, second in pairs)
         )
 
     def alike(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> Sequence[Success]:
         """Those of the successes that have been in the case, numbers aside; all where none has been in the whole of it."""
-        return _with(successes, self._conditions(successes, found).items()) or successes
+        return _with(successes, self._conditions(found).items()) or successes
 
-    def _conditions(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> dict[Place, str]:
-        seen = {place: set[str]().union(*(each.values.get(place, _EMPTY) for each in successes)) for place in found}
-        return {
-            place: text_of(found[place])
-            for place, texts in seen.items()
-            if unnumbered(place) in self._flags or len(texts) ** 2 <= len(successes)
-        }
+    def _conditions(self, found: Mapping[Place, Scalar]) -> dict[Place, str]:
+        return {place: text_of(value) for place, value in found.items() if self.is_flag(place) or self._has_few(place)}
+
+    def _has_few(self, place: Place) -> bool:
+        if place not in self._few:
+            texts = set[str]().union(*(each.values.get(place, _EMPTY) for each in self._group))
+            self._few[place] = 0 < len(texts) ** 2 <= len(self._group)
+        return self._few[place]
 
 
 def _with(successes: Sequence[Success], conditions: Iterable[tuple[Place, str]]) -> list[Success]:
@@ -76,7 +87,7 @@ def _with(successes: Sequence[Success], conditions: Iterable[tuple[Place, str]])
     return [each for each in successes if all(each.has(place, text) for place, text in wanted)]
 
 
-def _between(successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
+def between(successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
     """Whether each amount and date is between those of the successes."""
     for place, value in found.items():
         if (number := number_of(value)) is not None:

@@ -7,7 +7,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import ToolCall, render_answer, render_call
-from dreamgym_lg.curriculum.cases import Cases, Kind, Success
+from dreamgym_lg.curriculum.alike import AlikeRequests
+from dreamgym_lg.curriculum.cases import Cases, Kind, Success, between
 from dreamgym_lg.curriculum.plays import (
     Place,
     Play,
@@ -23,7 +24,7 @@ from dreamgym_lg.curriculum.plays import (
     whole,
     without_values,
 )
-from dreamgym_lg.curriculum.task_generator import Overlap, named_values, variation, words
+from dreamgym_lg.curriculum.task_generator import named_values, variation, words
 from dreamgym_lg.experience.prompt_formats import first_observation
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -31,9 +32,6 @@ _DONORS, _SUCCESSES = 100, 4
 """Traces whose values are tried for one variation, with the calls of each of so many successes."""
 _NAMED = 0.1
 """Share of the requests up to which a word that never stands in lower case is taken for a name: who asks, not what is asked."""
-_ALIKE, _NEAR = 0.6, 0.4
-"""`Overlap` of two requests, their values aside, from which they ask alike, and from which they may: what one success wrote is
-carried over to the former, and what another wrote instead forbids it from the latter on."""
 
 
 class TemplateTaskGenerator:
@@ -51,7 +49,7 @@ class TemplateTaskGenerator:
       nights), the success's request and this one say the same of it;
     * no success with a similar request wrote something else in such a case.
 
-    A success that looked up less than most with a similar request is not carried over: it was right by luck.
+    Which requests ask alike, and which successes were right by luck and are not carried over, `AlikeRequests` says.
 
     The calls so made are `metadata["reference_calls"]`, as action texts, `metadata["reference_answers"]` what each is answered,
     and `metadata["reference_reply"]` the success's final answer with the new values (`demonstration`), "" where it had none or
@@ -93,15 +91,15 @@ class TemplateTaskGenerator:
         masked = [_masked(play, self._slots(play)) for play in read]
         self._names = _names(masked)
         asked = [words(request) - self._names for request in masked]
-        self._overlap = Overlap(" ".join(each) for each in asked)
-        self._requests = list(zip(read, asked, strict=True))
+        requests = list(zip(read, asked, strict=True))
         self._successes = [
             Success(play, request, self._kind(play), self._kind(play, writes_only=True), by_place(play))
-            for play, request in self._requests
+            for play, request in requests
             if play.success and play.calls
         ]
+        self._alike = AlikeRequests(requests, self._successes, self._cases, writes=writes)
         self._seeds: dict[str, frozenset[str]] = {}
-        for play, request in self._requests:
+        for play, request in requests:
             if play.success and play.calls and self._slots(play):
                 self._seeds.setdefault(play.task.id, request)
                 self._seeds.setdefault(first_observation(play.task), request)
@@ -121,9 +119,11 @@ class TemplateTaskGenerator:
         request = next((self._seeds[name] for name in names if name in self._seeds), None)
         if request is None or task.split != "train":
             return None
-        alike, near = self._alike(request), self._alike(request, _NEAR)
-        worded = [play for play, other in self._requests if self._overlap(request, other) >= _ALIKE]
-        for success in rng.sample(alike, min(_SUCCESSES, len(alike))):
+        alike, near = self._alike.successes(request), self._alike.successes(request, near=True)
+        worded, cases = self._alike.worded(request), (self._cases.among(alike), self._cases.among(near))
+        kinds = sorted({each.kind for each in alike})  # what is rarely done is shown as often as what is done every day
+        for kind in rng.sample(kinds, min(_SUCCESSES, len(kinds))):
+            success = rng.choice([each for each in alike if each.kind == kind])
             chosen = self._chosen(success.play)
             seeds = [play for play in worded if self._chosen(play) == chosen]
             if self._untold(success, near):  # only who did the same is known to ask for it
@@ -136,9 +136,11 @@ class TemplateTaskGenerator:
                 continue
             same = [each for each in alike if each.kind == success.kind]
             others = [each for each in near if each.writes != success.writes and self._chosen(each.play) == chosen]
+            # who asks about two orders does not ask for the same as who asks about one
+            others = [each for each in others if paired_values(each.play, self._slots(each.play), success.play, own)]
             for donor, offered in rng.sample(self._donors, min(_DONORS, len(self._donors))):
-                found = self._carried_over(success.play, own, offered, same)
-                if found is None or self._contested(found.case, others):
+                found = self._carried_over(success.play, own, offered, same, cases[0])
+                if found is None or _contested(found.case, others, cases[1]):
                     continue
                 varied = self._vary(task, seed, success.play, donor, paired, found)
                 if varied is not None and first_observation(varied) not in self._known:
@@ -149,7 +151,7 @@ class TemplateTaskGenerator:
         """Whether each recorded success of a task looked up less than most with a similar request."""
         names = {task.id, first_observation(task)}
         own = [each for each in self._successes if names & {each.play.task.id, first_observation(each.play.task)}]
-        careful = (each.play in [other.play for other in self._alike(each.request)] for each in own)
+        careful = (each.play in [other.play for other in self._alike.successes(each.request)] for each in own)
         return bool(own) and not any(careful)
 
     def _slots(self, play: Play) -> dict[str, list[Place]]:
@@ -169,6 +171,7 @@ class TemplateTaskGenerator:
         slots: Mapping[str, Sequence[Place]],
         offered: Mapping[Place, Mapping[str, Scalar]],
         successes: Sequence[Success],
+        cases: Cases,
     ) -> "_CarriedOver | None":
         """A success with another trace's values; None where the two do not fit."""
         exchanged: dict[str, Scalar] = {}
@@ -177,7 +180,7 @@ class TemplateTaskGenerator:
             free = ((place, new, value) for place in places for new, value in offered.get(place, {}).items())
             free = (each for each in free if each[0][0] != "metadata" or form(each[1]) == form(text) or "0" not in form(text))
             pairs = ((place, value) for place, new, value in free if new not in taken)
-            if (pair := next(pairs, None)) is None or not self._cases.seen(successes, dict([pair])):
+            if (pair := next(pairs, None)) is None or not _fits(*pair, successes, cases):
                 return None
             exchanged[text] = pair[1]
         if all(old == text_of(new) for old, new in exchanged.items()):
@@ -191,21 +194,10 @@ class TemplateTaskGenerator:
             if self._writes(call.name):
                 continue
             known = self._answers.get(render_call(*calls[-1]), [])
-            if len(known) != 1 or not self._learn(exchanged, case, name, answer, known[0], successes):
+            if len(known) != 1 or not self._learn(exchanged, case, name, answer, known[0], successes, cases):
                 return None
         looked_up = any(not self._writes(call.name) for call in calls)
-        return _CarriedOver(exchanged, calls, case, successes) if looked_up else None
-
-    def _alike(self, request: frozenset[str], least: float = _ALIKE) -> list[Success]:
-        """The successes whose requests ask alike, without those that looked up less than most of them."""
-        alike = [each for each in self._successes if self._overlap(request, each.request) >= least]
-        usual = self._usual(alike)
-        return [each for each in alike if usual.issubset(each.play.tools)]
-
-    def _usual(self, alike: Sequence[Success]) -> set[str]:
-        """What most of these successes looked up."""
-        looked_up = Counter(tool for each in alike for tool in {*each.play.tools} if not self._writes(tool))
-        return {tool for tool, number in looked_up.items() if 2 * number > len(alike)}
+        return _CarriedOver(exchanged, calls, case, cases.alike(successes, case)) if looked_up else None
 
     def _kind(self, play: Play, *, writes_only: bool = False) -> Kind:
         calls = [call for call in play.calls if not writes_only or self._writes(call.name)]
@@ -230,13 +222,6 @@ class TemplateTaskGenerator:
             if place[0] == "call" and unnumbered(place) in self._categorical
         )
 
-    def _contested(self, case: Mapping[Place, Scalar], others: Sequence[Success]) -> bool:
-        """Whether successes that wrote something else have been in this case."""
-        groups: dict[Kind, list[Success]] = defaultdict(list)
-        for each in others:
-            groups[each.kind].append(each)
-        return any(self._cases.seen(group, case) for group in groups.values())
-
     def _learn(
         self,
         exchanged: dict[str, Scalar],
@@ -245,11 +230,12 @@ class TemplateTaskGenerator:
         old: Any,
         new: Any,
         successes: Sequence[Success],
+        cases: Cases,
     ) -> bool:
         """Add what a new answer says in place of the old one; False if that makes it another case, or cannot be told."""
         before, after = dict(leaves(old, ("answer", name))), dict(leaves(new, ("answer", name)))
         case |= after
-        if before.keys() != after.keys() or not self._cases.seen(successes, case):
+        if before.keys() != after.keys() or not cases.seen(successes, case):
             return False
         for place, value in before.items():
             if isinstance(value, bool | None) or not text_of(value):
@@ -293,7 +279,7 @@ class TemplateTaskGenerator:
         """The success's final answer with the new values; "" unless it is what all said in this case, their values aside, and
         names nothing that is not in these texts."""
         reply = str(exchange(success.said, found.exchanged))
-        said = [without_values(each.play) for each in self._cases.alike(found.alike, found.case)]
+        said = [without_values(each.play) for each in found.alike]
         if {*said} != {without_values(success)}:
             return ""
         constant = said[:1] if len(said) > 1 else []  # what others say as well is about nobody
@@ -347,7 +333,7 @@ class _CarriedOver(NamedTuple):
     case: Mapping[Place, Scalar]
     """What the new lookups are answered."""
     alike: Sequence[Success]
-    """Those with the same calls whose requests ask alike."""
+    """The successes with the same calls that have been in this case."""
 
 
 def _names(requests: Sequence[str]) -> frozenset[str]:
@@ -361,3 +347,16 @@ def _masked(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:
     """The request without its values; what stands nowhere but in its metadata may say what is asked, and stays."""
     values = [text for text, places in slots.items() if any(place[0] != "metadata" for place in places)]
     return str(exchange(first_observation(play.task), dict.fromkeys(values, "")))
+
+
+def _fits(place: Place, value: Scalar, successes: Sequence[Success], cases: Cases) -> bool:
+    """Whether a request's new value fits these successes. What is asked for is no condition, however few values it had."""
+    return between(successes, {place: value}) if place[0] == "call" else cases.seen(successes, {place: value})
+
+
+def _contested(case: Mapping[Place, Scalar], others: Sequence[Success], cases: Cases) -> bool:
+    """Whether successes that wrote something else have been in this case."""
+    groups: dict[Kind, list[Success]] = defaultdict(list)
+    for each in others:
+        groups[each.kind].append(each)
+    return any(cases.seen(group, case) for group in groups.values())

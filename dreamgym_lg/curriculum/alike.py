@@ -1,0 +1,141 @@
+"""Which recorded requests ask for the same: by their words, else by what was done for them."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import product
+
+from dreamgym_lg.curriculum.cases import Cases, Kind, Success
+from dreamgym_lg.curriculum.plays import Place, Play, unnumbered, without_values
+from dreamgym_lg.curriculum.task_generator import Overlap
+
+Words = frozenset[str]
+"""Of a request, without its values and names."""
+Group = frozenset[Words]
+"""Requests that ask for the same."""
+Deed = tuple[Kind, str]
+"""The calls of a success and, where none of them writes, its answer without its values."""
+
+_ALIKE, _NEAR = 0.6, 0.4
+"""`Overlap` of two requests, their values aside, from which they ask alike, and from which they may: what one success wrote is
+carried over to the former, and what another wrote instead forbids it from the latter on."""
+_COMPARED = 40
+"""Successes of a group that are compared with those of another."""
+_GROUPED = 1000
+"""Different requests that are put into groups by what was done."""
+_DEEDS = 2
+"""Different deeds that two groups must have in common to ask for the same."""
+
+
+class AlikeRequests:
+    """Groups of recorded requests that ask for the same.
+
+    Two requests do if they share most of their words (`Overlap`). Two groups of such requests also do ("send it to Bonn", "I
+    have moved to Bonn") if their successes did the same, with the same answer where nothing was written, whenever what they
+    looked up agreed, and did at least `_DEEDS` different things so. One case in which they did not is enough against it.
+
+    Args:
+        requests: The words of each request, without values and names; successes and failures.
+        writes: Whether a tool, by name, changes the world.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[tuple[Play, Words]],
+        successes: Sequence[Success],
+        cases: Cases,
+        *,
+        writes: Callable[[str], bool],
+    ) -> None:
+        self._requests, self._successes, self._cases, self._writes = requests, successes, cases, writes
+        self._overlap = Overlap(" ".join(words) for _, words in requests)
+        self._found: dict[tuple[Words, float], list[Success]] = {}
+        self._worded: dict[Words, list[Play]] = {}
+
+    def successes(self, request: Words, *, near: bool = False) -> list[Success]:
+        """The successes whose requests ask for the same, without those that were right by luck: they looked up less than most
+        who were told the same as far as they looked. Args: `near`, also those that may ask for the same."""
+        least = _NEAR if near else _ALIKE
+        if (request, least) not in self._found:
+            same = self._same(request)
+            found = [each for each in self._successes if each.request in same or self._overlap(request, each.request) >= least]
+            self._found[request, least] = self._careful(found)
+        return self._found[request, least]
+
+    def worded(self, request: Words) -> list[Play]:
+        """All plays, of whatever outcome, whose requests ask for the same."""
+        if request not in self._worded:
+            same = {request, *self._same(request)}
+            alike = {each for _, each in self._requests if any(self._overlap(each, other) >= _ALIKE for other in same)}
+            self._worded[request] = [play for play, each in self._requests if each in alike]
+        return self._worded[request]
+
+    def _same(self, request: Words) -> Group:
+        """The group that holds this request, else the one that holds the most similar."""
+        near = {group: max(self._overlap(request, other) for other in group) for group in self._groups}
+        best = max(near, key=near.__getitem__, default=Group())
+        return best if near.get(best, 0) >= _ALIKE else Group()
+
+    @cached_property
+    def _groups(self) -> list[Group]:
+        """The requests of the successes, in groups that ask for the same."""
+        members: dict[Words, list[Success]] = defaultdict(list)
+        for success in self._successes:
+            if len(members) < _GROUPED or success.request in members:
+                members[success.request].append(success)
+
+        def agreed(*groups: Group) -> int:
+            return self._agreed(*([each for request in group for each in members[request]] for group in groups))
+
+        def same_words(first: Group, second: Group) -> bool:
+            return (
+                any(self._overlap(one, other) >= _ALIKE for one, other in product(first, second)) and agreed(first, second) >= 0
+            )
+
+        groups = _merged([Group({request}) for request in members], same_words)
+        return _merged(groups, lambda first, second: agreed(first, second) >= _DEEDS)
+
+    def _agreed(self, first: Sequence[Success], second: Sequence[Success]) -> int:
+        """How many things these and those did alike in the cases that both have been in; -1 if they did not do so in one."""
+        agreed = set[Deed]()
+        told, others = (
+            [(self._told(each), self._deed(each)) for each in self._careful(group)[:_COMPARED]] for group in (first, second)
+        )
+        for (one, deed), (other, its) in product(told, others):
+            if (shared := one.keys() & other.keys()) and all(one[place] == other[place] for place in shared):
+                if deed != its:
+                    return -1
+                agreed.add(deed)
+        return len(agreed)
+
+    def _told(self, success: Success) -> dict[Place, frozenset[str]]:
+        """What it looked up, where few values are possible."""
+        return {
+            place: frozenset(texts)
+            for place, texts in success.values.items()
+            if place[0] == "answer" and self._cases.is_flag(place) and not self._writes(unnumbered(place)[1])
+        }
+
+    def _deed(self, success: Success) -> Deed:
+        return success.kind, "" if success.writes else without_values(success.play)
+
+    def _careful(self, alike: Sequence[Success]) -> list[Success]:
+        cases = self._cases.among(alike)
+        return [each for each in alike if self._usual(each, alike, cases).issubset(each.play.tools)]
+
+    def _usual(self, success: Success, alike: Sequence[Success], cases: Cases) -> set[str]:
+        """What most of these successes looked up who were told what this one was told."""
+        told = {place: next(iter(texts.values())) for place, texts in success.values.items() if place[0] == "answer"}
+        read = {place: value for place, value in told.items() if not self._writes(unnumbered(place)[1])}
+        peers = cases.alike(alike, read)
+        looked_up = Counter(tool for each in peers for tool in {*each.play.tools} if not self._writes(tool))
+        return {tool for tool, number in looked_up.items() if 2 * number > len(peers)}
+
+
+def _merged(groups: Sequence[Group], same: Callable[[Group, Group], bool]) -> list[Group]:
+    """The groups, those that ask for the same put together, from the largest on."""
+    merged = list[Group]()
+    for group in sorted(groups, key=len, reverse=True):
+        own = next((each for each in merged if same(each, group)), Group())
+        merged = [*(each for each in merged if each != own), own | group]
+    return merged if len(merged) == len(groups) else _merged(merged, same)

@@ -1,0 +1,85 @@
+"""Which recorded requests ask for the same, and which successes among them were right by luck."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from desk_traces import Call, recorded
+
+from dreamgym_lg.actions import parse_call
+from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
+from dreamgym_lg.experience.prompt_formats import first_observation
+from dreamgym_lg.types import Trajectory
+
+WRITES = {"open": "set_city", "shipped": "escalate"}
+"""What is done of an order with this status; of a delivered one it is told who has it."""
+
+
+def generator(traces: Sequence[Trajectory]) -> TemplateTaskGenerator:
+    return TemplateTaskGenerator(traces, writes=[*WRITES.values()].__contains__)
+
+
+def moved(n: int, words: str, status: str, *, done: str | None = None) -> Trajectory:
+    """A request to send an order elsewhere: the customer is looked up where it has been delivered."""
+    order, customer = f"K-{1000 + n}", f"C-{2000 + n}"
+    calls: list[Call] = [("get_order", {"order": order}, json.dumps({"status": status, "customer": customer}))]
+    if write := done or WRITES.get(status):
+        calls.append((write, {"order": order}, "done"))
+        return recorded(f"t/{n}", words.format(order=order), calls, "It is done.")
+    calls.append(("get_customer", {"customer": customer}, json.dumps({"name": f"n{n}"})))
+    return recorded(f"t/{n}", words.format(order=order), calls, f"n{n} has it.")
+
+
+def group(first: int, words: str, number: int = 12, **options: str) -> list[Trajectory]:
+    statuses = ["open", "shipped", "delivered"]
+    return [moved(n, words, statuses[n % 3], **options) for n in range(first, first + number)]
+
+
+SEND, MOVED = "Please send {order} elsewhere.", "I live at another address now, mind this with {order}!"
+
+
+def requests_of(traces: Sequence[Trajectory], seed: Trajectory) -> set[str]:
+    """The words of the variations of a task, its order aside."""
+    generate = generator(traces)
+    made = (generate(seed.task, [], random.Random(number)) for number in range(20))
+    return {first_observation(each).replace(first_observation(each)[first_observation(each).index("K-") :][:6], "{order}")
+            for each in made if each}  # fmt: skip
+
+
+def test_requests_in_other_words_ask_for_the_same_where_the_same_was_done() -> None:
+    traces = [*group(0, SEND), *group(20, MOVED)]
+    assert requests_of(traces, traces[0]) == {SEND, MOVED}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [*group(20, MOVED)[:-1], moved(31, MOVED, "open", done="escalate")],
+        [moved(n, MOVED, "open") for n in range(20, 32)],
+    ],
+    ids=["in one case something else was done", "one deed in common is too little"],
+)
+def test_requests_in_other_words_do_not(others: list[Trajectory]) -> None:
+    traces = [*group(0, SEND), *others]
+    assert requests_of(traces, traces[0]) == {SEND}
+
+
+def test_what_is_rarely_done_is_shown_as_often_as_what_is_done_every_day() -> None:
+    traces = [*(moved(n, SEND, "shipped") for n in range(40)), *(moved(n, SEND, "open") for n in range(40, 44))]
+    others = [moved(n, MOVED, ["open", "shipped"][n % 2], done="escalate") for n in range(50, 70)]  # whose orders are taken
+    generate, done = generator([*traces, *others]), Counter[str]()
+    for seed in range(60):
+        if (varied := generate(traces[seed % 44].task, [], random.Random(seed))) is not None:
+            call = parse_call(varied.metadata["reference_calls"][-1])
+            assert call is not None
+            done[call.name] += 1
+    assert min(done["set_city"], done["escalate"]) > 15
+
+
+def test_who_looked_up_less_was_lucky_only_if_others_who_were_told_the_same_looked_further() -> None:
+    traces = group(0, SEND, 30)
+    generate = generator([*traces, guess := moved(50, SEND, "delivered", done="escalate")])
+    assert not generate.by_luck(traces[0].task), "an open order needs no customer, though most look one up"
+    assert generate.by_luck(guess.task), "of a delivered one all others looked it up"
