@@ -1,6 +1,6 @@
 """Which recorded requests ask for the same: by their words, else by what was done for them."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import product
@@ -21,7 +21,7 @@ _ALIKE, _NEAR = 0.6, 0.4
 carried over to the former, and what another wrote instead forbids it from the latter on."""
 _COMPARED = 40
 """Successes of a group that are compared with those of another."""
-_GROUPED = 1000
+_GROUPED = 300
 """Different requests that are put into groups by what was done."""
 _DEEDS = 2
 """Different deeds that two groups must have in common to ask for the same."""
@@ -51,6 +51,7 @@ class AlikeRequests:
         self._overlap = Overlap(" ".join(words) for _, words in requests)
         self._found: dict[tuple[Words, float], list[Success]] = {}
         self._worded: dict[Words, list[Play]] = {}
+        self._done: dict[Group, list[tuple[dict[Place, frozenset[str]], Deed]]] = {}
 
     def successes(self, request: Words, *, near: bool = False) -> list[Success]:
         """The successes whose requests ask for the same, without those that were right by luck: they looked up less than most
@@ -79,34 +80,31 @@ class AlikeRequests:
     @cached_property
     def _groups(self) -> list[Group]:
         """The requests of the successes, in groups that ask for the same."""
-        members: dict[Words, list[Success]] = defaultdict(list)
-        for success in self._successes:
-            if len(members) < _GROUPED or success.request in members:
-                members[success.request].append(success)
-
-        def agreed(*groups: Group) -> int:
-            return self._agreed(*([each for request in group for each in members[request]] for group in groups))
 
         def same_words(first: Group, second: Group) -> bool:
-            return (
-                any(self._overlap(one, other) >= _ALIKE for one, other in product(first, second)) and agreed(first, second) >= 0
-            )
+            alike = any(self._overlap(one, other) >= _ALIKE for one, other in product(first, second))
+            return alike and self._agreed(first, second) >= 0
 
-        groups = _merged([Group({request}) for request in members], same_words)
-        return _merged(groups, lambda first, second: agreed(first, second) >= _DEEDS)
+        requests = [*dict.fromkeys(success.request for success in self._successes)][:_GROUPED]
+        groups = _merged([Group({request}) for request in requests], same_words)
+        return _merged(groups, lambda first, second: self._agreed(first, second) >= _DEEDS)
 
-    def _agreed(self, first: Sequence[Success], second: Sequence[Success]) -> int:
-        """How many things these and those did alike in the cases that both have been in; -1 if they did not do so in one."""
+    def _agreed(self, first: Group, second: Group) -> int:
+        """How many things two groups did alike in the cases that both have been in; -1 if they did not do so in one."""
         agreed = set[Deed]()
-        told, others = (
-            [(self._told(each), self._deed(each)) for each in self._careful(group)[:_COMPARED]] for group in (first, second)
-        )
-        for (one, deed), (other, its) in product(told, others):
+        for (one, deed), (other, its) in product(self._deeds(first), self._deeds(second)):
             if (shared := one.keys() & other.keys()) and all(one[place] == other[place] for place in shared):
                 if deed != its:
                     return -1
                 agreed.add(deed)
         return len(agreed)
+
+    def _deeds(self, group: Group) -> list[tuple[dict[Place, frozenset[str]], Deed]]:
+        """What the careful successes of a group were told, and what they did."""
+        if group not in self._done:
+            careful = self._careful([each for each in self._successes if each.request in group])
+            self._done[group] = [(self._told(each), self._deed(each)) for each in careful[:_COMPARED]]
+        return self._done[group]
 
     def _told(self, success: Success) -> dict[Place, frozenset[str]]:
         """What it looked up, where few values are possible."""
