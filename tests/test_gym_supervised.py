@@ -281,6 +281,24 @@ def test_stages_go_on_and_hold_their_model(make: Callable[..., DreamGym], monkey
     assert [path.name for path in gym.models.glob("base*")] == ["base"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "tasks", "told"),
+    [
+        ({"references_only": True, "real_budget": 0}, VALIDATION, "real_budget=0 lets no validation task be played"),
+        ({"real_budget": None}, [TRACES[0].task], "there is no task of the split 'validation'"),
+    ],
+)
+def test_a_base_policy_that_nothing_evaluates_is_trained_to_its_end(
+    make: Callable[..., DreamGym], settings: dict[str, Any], tasks: Any, told: str
+) -> None:
+    """Under references_only it was chosen by the verdicts of an experience model that was not to judge anything."""
+    said = list[str]()
+    gym = make(settings=replace(AgentWorld.settings, **{**SETTINGS, **settings}), tasks=tasks, say=said.append)
+    gym.train_base(tiny())
+    (line,) = (each for each in said if each.endswith(f"the base policy is trained for all {gym.settings.base_steps} steps"))
+    assert line.startswith(told) and [path.name for path in gym.models.glob("base*")] == ["base"]
+
+
 def test_the_base_policys_training_ends_when_its_success_stops_rising_and_the_best_is_kept(
     make: Callable[..., DreamGym], monkeypatch: pytest.MonkeyPatch
 ) -> None:

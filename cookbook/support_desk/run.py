@@ -67,9 +67,9 @@ def main() -> None:
     arguments = parser.parse_args()
     start, out, seed = time.perf_counter(), arguments.out, arguments.seed
 
-    # as a judge the experience model is refused by the gate: recorded successes judge, also those of generated tickets, and a
-    # short training is enough for what else it answers
-    less = {"references_only": True, "synthetic_share": 0.75, "experience_steps": 60}
+    # as a judge the experience model is refused by the gate: recorded successes judge, also those of generated tickets, and for
+    # what else it answers a short training and one similar recorded step are enough
+    less = {"references_only": True, "synthetic_share": 0.75, "experience_steps": 60, "retrieved": 1}
     dreamed: dict[str, Any] = {} if arguments.truthful else less
     settings, held_out = replace(SETTINGS, seed=seed, **dreamed), {}
     if arguments.quick:
@@ -81,7 +81,8 @@ def main() -> None:
         write_traces(out / "traces.jsonl", shop, [task for task in tasks if task.split == "train"], seed=seed)
     unseen = [task for task in tasks if task.split != "train"]
     server = partial(TruthfulServer, shop) if arguments.truthful else None
-    gym = create_gym(shop, unseen, out, create_environment=server, settings=settings, say=print)
+    # a model as small as this one writes no notes
+    gym = create_gym(shop, unseen, out, create_environment=server, notes=False, settings=settings, say=print)
     train(gym, truthful=arguments.truthful)
     result = evaluate(gym)
     (out / "result.json").write_text(json.dumps({"seconds": time.perf_counter() - start, "successes": result}, indent=2))

@@ -210,14 +210,11 @@ def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
     for left in work.models.glob("base-*"):  # of an attempt that was killed
         shutil.rmtree(left)
     best, until = BestPolicy(work, f"base-{uuid4().hex[:8]}"), None
-    if work.validation_tasks():
+    if untold := _no_evaluation(work):
+        work.say(f"{untold}: the base policy is trained for all {s.base_steps} steps")
+    else:
         _check_evaluation(work)
         until = partial(_stopped_rising, work, best)
-    else:
-        work.say(
-            "there is no task of the split 'validation', whose success says when the base policy is done: it is trained for "
-            f"all {s.base_steps} steps (give some tasks this split: dataclasses.replace(task, split='validation'))"
-        )
     _fine_tune(work, "base policy", start, "base-last", rows, steps=s.base_steps, until=until, **POLICY_OPTIONS)
     last = work.models / "base-last"
     shutil.rmtree(work.models / "base", ignore_errors=True)
@@ -254,6 +251,15 @@ def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalC
     more = f" (of {s.synthetic_demonstrations}: there are no more)" if len(made) < s.synthetic_demonstrations else ""
     work.say(f"the policy has imitated {len(made)} generated demonstrations{more} beside {len(recorded)} recorded successes")
     return work.policy("imitated")
+
+
+def _no_evaluation(work: Workspace) -> str | None:
+    """Why no success says when the base policy is done; None if it does."""
+    if not work.validation_tasks():
+        return "there is no task of the split 'validation' (dataclasses.replace(task, split='validation') gives it one)"
+    if work.settings.real_budget == 0 and work.settings.references_only:
+        return "real_budget=0 lets no validation task be played on real tools, and under references_only no dream judges one"
+    return None
 
 
 def _check_evaluation(work: Workspace) -> None:

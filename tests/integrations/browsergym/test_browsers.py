@@ -52,15 +52,13 @@ def test_a_killed_browser_fails_the_episode_which_is_played_again(browsers: Brow
             [miniwob("click-test-2")],
             lambda: Unlucky(browsers),
             source="real",
-            attempts=2,
+            attempts=4,  # beside other work a page can be too late for its first step
             on_episode=recorded.append,
         )
     )
-    assert Unlucky.killed and len(recorded) == 2
-    assert (
-        recorded[0].error is not None and recorded[0].error.startswith("EnvironmentFailed: ") and "closed" in recorded[0].error
-    )
-    assert played == recorded[1:] and played[0].success and played[0].error is None
+    killed = [str(each.error) for each in recorded if "closed" in str(each.error)]
+    assert Unlucky.killed and len(killed) == 1 and killed[0].startswith("EnvironmentFailed: ")
+    assert played == recorded[-1:] and played[0].success and played[0].error is None
     assert wait_until(lambda: not psutil.pid_exists(Unlucky.killed))
 
 
