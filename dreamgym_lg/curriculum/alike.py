@@ -32,7 +32,8 @@ class AlikeRequests:
 
     Two requests do if they share most of their words (`Overlap`). Two groups of such requests also do ("send it to Bonn", "I
     have moved to Bonn") if their successes did the same, with the same answer where nothing was written, whenever what they
-    looked up agreed, and did at least `_DEEDS` different things so. One case in which they did not is enough against it.
+    looked up agreed, and did at least `_DEEDS` different things so. One case in which they did not is enough against it, also
+    for requests in nearly the same words.
 
     Args:
         requests: The words of each request, without values and names; successes and failures.
@@ -59,8 +60,9 @@ class AlikeRequests:
         least = _NEAR if near else _ALIKE
         if (request, least) not in self._found:
             same = self._same(request)
-            found = [each for each in self._successes if each.request in same or self._overlap(request, each.request) >= least]
-            self._found[request, least] = self._careful(found)
+            wide = [each for each in self._successes if each.request in same or self._overlap(request, each.request) >= least]
+            # those in nearly the same words who contradicted each other ("cancel", "return") are in groups of their own
+            self._found[request, least] = [each for each in self._careful(wide) if near or not same or each.request in same]
         return self._found[request, least]
 
     def worded(self, request: Words) -> list[Play]:

@@ -68,6 +68,16 @@ class Cases:
             and all(_with(with_each[first], [(second, conditions[second])]) for first, second in pairs)
         )
 
+    def contested(self, found: Mapping[Place, Scalar], own: Sequence[Success], others: Sequence[Success]) -> bool:
+        """Whether others have been in the case that `own` have been in, or may have been: they agree as far as they looked.
+
+        They have not where all their amounts or dates of a place are on one side of all of `own`: a limit tells them apart.
+        """
+        conditions = self._conditions(found)
+        told = ((each, {place: text for place, text in conditions.items() if place in each.values}) for each in others)
+        agreeing = [each for each, shared in told if shared and all(each.has(place, text) for place, text in shared.items())]
+        return bool(agreeing) and not any(_apart(own, agreeing, place) for place in found) or self.seen(others, found)
+
     def alike(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> Sequence[Success]:
         """Those of the successes that have been in the case, numbers aside; all where none has been in the whole of it."""
         return _with(successes, self._conditions(found).items()) or successes
@@ -87,11 +97,21 @@ def _with(successes: Sequence[Success], conditions: Iterable[tuple[Place, str]])
     return [each for each in successes if all(each.has(place, text) for place, text in wanted)]
 
 
+def _numbers(successes: Sequence[Success], place: Place) -> list[float]:
+    return [size for each in successes for text in each.values.get(place, ()) if (size := number_of(text)) is not None]
+
+
+def _apart(first: Sequence[Success], second: Sequence[Success], place: Place) -> bool:
+    """Whether all numbers of the first are below or above those of the second."""
+    one, other = _numbers(first, place), _numbers(second, place)
+    return bool(one and other) and (max(one) < min(other) or max(other) < min(one))
+
+
 def between(successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
     """Whether each amount and date is between those of the successes."""
     for place, value in found.items():
         if (number := number_of(value)) is not None:
-            known = [size for each in successes for text in each.values.get(place, ()) if (size := number_of(text)) is not None]
+            known = _numbers(successes, place)
             if not known or not min(known) <= number <= max(known):
                 return False
     return bool(successes)

@@ -140,7 +140,7 @@ class TemplateTaskGenerator:
             others = [each for each in others if paired_values(each.play, self._slots(each.play), success.play, own)]
             for donor, offered in rng.sample(self._donors, min(_DONORS, len(self._donors))):
                 found = self._carried_over(success.play, own, offered, same, cases[0])
-                if found is None or _contested(found.case, others, cases[1]):
+                if found is None or _contested(found, others, cases[1]):
                     continue
                 varied = self._vary(task, seed, success.play, donor, paired, found)
                 if varied is not None and first_observation(varied) not in self._known:
@@ -354,9 +354,9 @@ def _fits(place: Place, value: Scalar, successes: Sequence[Success], cases: Case
     return between(successes, {place: value}) if place[0] == "call" else cases.seen(successes, {place: value})
 
 
-def _contested(case: Mapping[Place, Scalar], others: Sequence[Success], cases: Cases) -> bool:
+def _contested(found: "_CarriedOver", others: Sequence[Success], cases: Cases) -> bool:
     """Whether successes that wrote something else have been in this case."""
     groups: dict[Kind, list[Success]] = defaultdict(list)
     for each in others:
         groups[each.kind].append(each)
-    return any(cases.seen(group, case) for group in groups.values())
+    return any(cases.contested(found.case, found.alike, group) for group in groups.values())

@@ -66,3 +66,17 @@ def test_a_rule_of_three_conditions_is_contested_by_who_did_otherwise() -> None:
     contested = found("no", "no", "no")
     assert CASES.seen(renewed, contested), "who renewed has been there"
     assert CASES.alike(renewed, contested) == renewed and CASES.alike(refused, contested) == refused
+
+
+def test_who_looked_less_far_but_did_otherwise_contests_a_case() -> None:
+    place = FLAGS[0]
+    own, other = success("yes", "no"), Success(PLAY, frozenset(), (), (), {place: {"yes": "yes"}})
+    assert CASES.contested(found("yes", "no"), [own], [other]), "what it knew of the case is so here"
+    assert not CASES.contested(found("no", "no"), [own], [other])
+    assert not CASES.contested(found("yes", "no"), [own], [success("yes", "yes")]), "it knew that it was another"
+
+
+def test_a_limit_tells_those_apart_who_did_otherwise() -> None:
+    small, large = [success("yes", "no", age=age) for age in (5, 9)], [success("yes", "no", age=age) for age in (12, 30)]
+    assert not CASES.contested(found("yes", "no", age=7), small, large)
+    assert CASES.contested(found("yes", "no", age=7), [*small, success("yes", "no", age=20)], large), "the age does not decide"
