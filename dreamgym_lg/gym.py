@@ -205,7 +205,7 @@ def _traced_tasks(given: Sequence[Task], stored: Sequence[Task], say: Callable[[
         return list(stored)
     ids, environments = {task.id for task in given}, {task.environment for task in given}
     traced = [task for task in stored if task.id not in ids]
-    if traced and (unknown := environments - {task.environment for task in traced}):
+    if traced and (unknown := environments - {task.environment for task in stored}):
         say(
             f"tasks of the environment {min(unknown)!r} are given, and the traces are of {traced[0].environment!r}: what was "
             "recorded there neither answers nor judges here; give Task and load_traces the same environment="

@@ -32,8 +32,8 @@ class AlikeRequests:
 
     Two requests do if they share most of their words (`Overlap`). Two groups of such requests also do ("send it to Bonn", "I
     have moved to Bonn") if their successes did the same, with the same answer where nothing was written, whenever what they
-    looked up agreed, and did at least `_DEEDS` different things so. One case in which they did not is enough against it, also
-    for requests in nearly the same words.
+    looked up agreed, and did at least `_DEEDS` different things so. A single case in which they did different things
+    separates them, also requests in nearly the same words.
 
     Args:
         requests: The words of each request, without values and names; successes and failures.
@@ -77,7 +77,7 @@ class AlikeRequests:
         """The group that holds this request, else the one that holds the most similar."""
         near = {group: max(self._overlap(request, other) for other in group) for group in self._groups}
         best = max(near, key=near.__getitem__, default=Group())
-        return best if near.get(best, 0) >= _ALIKE else Group()
+        return best | {request} if near.get(best, 0) >= _ALIKE else Group()
 
     @cached_property
     def _groups(self) -> list[Group]:
@@ -96,9 +96,10 @@ class AlikeRequests:
         agreed = set[Deed]()
         for (one, deed), (other, its) in product(self._deeds(first), self._deeds(second)):
             if (shared := one.keys() & other.keys()) and all(one[place] == other[place] for place in shared):
-                if deed != its:
+                if deed[0] != its[0]:
                     return -1
-                agreed.add(deed)
+                if deed == its:  # an answer in other words says neither that they ask for the same nor that they do not
+                    agreed.add(deed)
         return len(agreed)
 
     def _deeds(self, group: Group) -> list[tuple[dict[Place, frozenset[str]], Deed]]:

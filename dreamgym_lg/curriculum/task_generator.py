@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
-from math import log
+from math import fsum, log
 from random import Random
 from typing import Any, Protocol
 
@@ -79,7 +79,7 @@ class Overlap:
         return shared / (shared + self._weight(one ^ other)) if shared else 0.0
 
     def _weight(self, chosen: Iterable[str]) -> float:
-        return sum([self._weights.get(word, self._unknown) for word in chosen])
+        return fsum(self._weights.get(word, self._unknown) for word in chosen)  # the same whatever the order of a set
 
 
 class TaskChecks:

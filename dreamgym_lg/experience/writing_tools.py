@@ -19,8 +19,8 @@ _WRITING = re.compile(
     "create|update|delete|set|add|remove|send|cancel|insert|edit|mark|book|reserve|change|write|post|put|submit|in|out"
 )
 """A name with one of these words is no reading tool's, whatever it begins with: `get_or_create_user`, `check_in`."""
-_NOUN = re.compile("book|post|change|mark|set")
-"""Of these words, those that are a noun behind `get` and the like, unless `and` or `or` comes before: `get_book`."""
+_NOUN = re.compile("book|post")
+"""Of these words, those that are a noun at the end of a name that begins with `get` and the like: `get_book`."""
 _ASKING = re.compile("get|search|list|lookup|find|read|fetch|query|show|view|describe|count|retrieve|browse")
 
 
@@ -90,7 +90,8 @@ def use_by_name(name: str) -> ToolUse:
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
     outer = words[:1] + words[-1:]
     nouns = words and _ASKING.fullmatch(words[0]) and not {"and", "or"} & {*words}
-    doubts = (word for word in words if _WRITING.fullmatch(word) and not (nouns and _NOUN.fullmatch(word)))
+    told = words[:-1] if nouns and _NOUN.fullmatch(words[-1]) else words
+    doubts = (word for word in told if _WRITING.fullmatch(word))
     reads, doubt = any(map(_READING.fullmatch, outer)), next(doubts, "")
     if reads and not doubt:
         return ToolUse(False, "its name is that of a reading tool")

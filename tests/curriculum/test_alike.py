@@ -83,3 +83,9 @@ def test_who_looked_up_less_was_lucky_only_if_others_who_were_told_the_same_look
     generate = generator([*traces, guess := moved(50, SEND, "delivered", done="escalate")])
     assert not generate.by_luck(traces[0].task), "an open order needs no customer, though most look one up"
     assert generate.by_luck(guess.task), "of a delivered one all others looked it up"
+
+
+def test_beyond_the_grouped_requests_nobody_is_lucky_for_his_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dreamgym_lg.curriculum.alike._GROUPED", 2)
+    traces = [moved(n, f"Please send {{order}} elsewhere, w{'abcdef'[n]} friend.", "delivered") for n in range(6)]
+    assert not any(generator(traces).by_luck(each.task) for each in traces)
