@@ -30,10 +30,10 @@ _DEEDS = 2
 class AlikeRequests:
     """Groups of recorded requests that ask for the same.
 
-    Two requests do if they share most of their words (`Overlap`). Two groups of such requests also do ("send it to Bonn", "I
-    have moved to Bonn") if their successes did the same, with the same answer where nothing was written, whenever what they
-    looked up agreed, and did at least `_DEEDS` different things so. A single case in which they did different things
-    separates them, also requests in nearly the same words.
+    Requests that share most of their words (`Overlap`) ask for the same. So do two groups of requests in other words ("send it
+    to Bonn", "I have moved to Bonn") whose successes made the same calls whenever their lookups returned the same, and in at
+    least `_DEEDS` different ways, with the same answer where nothing was written. Requests whose successes made different
+    calls in the same case never do, whatever their words.
 
     Args:
         requests: The words of each request, without values and names; successes and failures.
@@ -55,8 +55,8 @@ class AlikeRequests:
         self._done: dict[Group, list[tuple[dict[Place, frozenset[str]], Deed]]] = {}
 
     def successes(self, request: Words, *, near: bool = False) -> list[Success]:
-        """The successes whose requests ask for the same, without those that were right by luck: they looked up less than most
-        who were told the same as far as they looked. Args: `near`, also those that may ask for the same."""
+        """The successes whose requests ask for the same, without lucky ones: those that looked up less than most successes
+        whose lookups returned the same. Args: `near`, also those that may ask for the same."""
         least = _NEAR if near else _ALIKE
         if (request, least) not in self._found:
             same = self._same(request)
@@ -92,7 +92,7 @@ class AlikeRequests:
         return _merged(groups, lambda first, second: self._agreed(first, second) >= _DEEDS)
 
     def _agreed(self, first: Group, second: Group) -> int:
-        """How many things two groups did alike in the cases that both have been in; -1 if they did not do so in one."""
+        """How many different deeds two groups share where their lookups returned the same; -1 if the calls differ there."""
         agreed = set[Deed]()
         for (one, deed), (other, its) in product(self._deeds(first), self._deeds(second)):
             if (shared := one.keys() & other.keys()) and all(one[place] == other[place] for place in shared):
@@ -105,8 +105,8 @@ class AlikeRequests:
     def _deeds(self, group: Group) -> list[tuple[dict[Place, frozenset[str]], Deed]]:
         """What the careful successes of a group were told, and what they did."""
         if group not in self._done:
-            careful = self._careful([each for each in self._successes if each.request in group])
-            self._done[group] = [(self._told(each), self._deed(each)) for each in careful[:_COMPARED]]
+            some = [each for each in self._successes if each.request in group][:_COMPARED]
+            self._done[group] = [(self._told(each), self._deed(each)) for each in self._careful(some)]
         return self._done[group]
 
     def _told(self, success: Success) -> dict[Place, frozenset[str]]:
@@ -125,7 +125,7 @@ class AlikeRequests:
         return [each for each in alike if self._usual(each, alike, cases).issubset(each.play.tools)]
 
     def _usual(self, success: Success, alike: Sequence[Success], cases: Cases) -> set[str]:
-        """What most of these successes looked up who were told what this one was told."""
+        """The tools that most successes used to look up, of those whose lookups returned what this one's did."""
         told = {place: next(iter(texts.values())) for place, texts in success.values.items() if place[0] == "answer"}
         read = {place: value for place, value in told.items() if not self._writes(unnumbered(place)[1])}
         peers = cases.alike(alike, read)

@@ -1,7 +1,7 @@
 """The cases that recorded successes were right in: what their lookups were answered."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import permutations
+from itertools import combinations
 from typing import NamedTuple
 
 from dreamgym_lg.curriculum.plays import Place, Play, Scalar, number_of, text_of, unnumbered
@@ -33,10 +33,10 @@ class Success(NamedTuple):
 class Cases:
     """Whether new answers make a case that successes with the same calls have been in.
 
-    A place where few values stand (a status, a tier) is a *condition*. All conditions have the values of one of the
-    successes, or every two of them those of one: what is done may depend on any two conditions, and with more of them the
-    traces do not hold every combination. An amount or date is between those of the successes with the same conditions.
-    Anything else (an id, a name) may be new.
+    A place where few values stand (a status, a tier) is a *condition*. A case has been seen if one success had the values of
+    all conditions, or if for each pair of conditions some success had both values: what is done may depend on two conditions
+    at once, and the traces do not hold every combination of more. Each amount and date has to be between those of the
+    successes with the same conditions. Anything else (an id, a name) may be new.
 
     Args:
         counts: How often each value stands in each place, in all traces.
@@ -61,7 +61,7 @@ class Cases:
         if alike := _with(successes, conditions.items()):
             return between(alike, found)
         with_each = {place: _with(successes, [(place, text)]) for place, text in conditions.items()}
-        pairs = permutations(conditions, 2)
+        pairs = combinations(conditions, 2)
         return (
             len(conditions) > 2
             and all(between(alike, found) for alike in with_each.values())
@@ -69,9 +69,9 @@ class Cases:
         )
 
     def contested(self, found: Mapping[Place, Scalar], own: Sequence[Success], others: Sequence[Success]) -> bool:
-        """Whether others have been in the case that `own` have been in, or may have been: they agree as far as they looked.
+        """Whether a success of `others`, which wrote something else than `own`, had the same values wherever it looked.
 
-        They have not where all their amounts or dates of a place are on one side of all of `own`: a limit tells them apart.
+        Not where all amounts or dates of `others` in a place are below or above all of `own`: then a limit decides.
         """
         conditions = self._conditions(found)
         told = ((each, {place: text for place, text in conditions.items() if place in each.values}) for each in others)

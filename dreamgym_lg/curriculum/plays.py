@@ -62,10 +62,10 @@ def unnumbered(place: Place) -> Place:
 
 
 def by_place(play: Play) -> dict[Place, dict[str, Scalar]]:
-    """The values that stand in each place, under their texts."""
+    """The values that stand in each place, under their texts; an answer's empty field, which says something too, under ""."""
     found: dict[Place, dict[str, Scalar]] = defaultdict(dict)
     for place, value in play.values():
-        if text := text_of(value):
+        if (text := text_of(value)) or place[0] == "answer":
             found[place].setdefault(text, value)
     return found
 

@@ -179,7 +179,7 @@ class TemplateTaskGenerator:
             taken = {text_of(value) for value in exchanged.values()}  # two orders stay two
             free = ((place, new, value) for place in places for new, value in offered.get(place, {}).items())
             free = (each for each in free if each[0][0] != "metadata" or form(each[1]) == form(text) or "0" not in form(text))
-            pairs = ((place, value) for place, new, value in free if new not in taken)
+            pairs = ((place, value) for place, new, value in free if new and new not in taken)
             if (pair := next(pairs, None)) is None or not _fits(*pair, successes, cases):
                 return None
             exchanged[text] = pair[1]

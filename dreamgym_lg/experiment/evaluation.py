@@ -272,10 +272,11 @@ def count_real_steps(work: Workspace) -> dict[str, int]:
     return counted
 
 
-def demonstrations(work: Workspace) -> int:
-    """How many demonstrations of generated tasks the policy imitated before it trained in the dream."""
-    recorded = work.replay_buffer.metrics(work.run_name(DEMONSTRATIONS)) if (work.models / "imitated").exists() else []
-    return sum(row["generated"] for row in recorded)
+def demonstrations(work: Workspace) -> int | None:
+    """How many demonstrations of generated tasks the policy imitated before it trained in the dream; None if not recorded."""
+    if not (work.models / "imitated").exists():
+        return 0
+    return next((row["generated"] for row in work.replay_buffer.metrics(work.run_name(DEMONSTRATIONS))), None)
 
 
 def uniform_groups(trained_on: Iterable[Trajectory]) -> dict[str, dict[str, Any]]:

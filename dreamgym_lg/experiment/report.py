@@ -32,7 +32,7 @@ NOTE = (
     "Base: trained on every recorded success. Whiskers and bands: 95 % intervals. Uniform groups: all rollouts earned the "
     "same. Variance: of rewards, the mean over groups."
 )
-IMITATED = "Imitated: base after {} demonstrations of generated tasks, before training. "
+IMITATED = "Imitated: base after {}demonstrations of generated tasks, before training. "
 
 
 class Row(NamedTuple):
@@ -129,7 +129,8 @@ def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _note(result: Mapping[str, Any]) -> str:
     number = read_number(result.get("demonstrations"))
-    return (IMITATED.format(f"{number:,.0f}") if number else "") + NOTE
+    shown = any(row.policy == "imitated" for row in _rows(result))
+    return (IMITATED.format(f"{number:,.0f} " if number else "") if shown else "") + NOTE
 
 
 def _title(result: Mapping[str, Any]) -> str:

@@ -80,3 +80,10 @@ def test_a_limit_tells_those_apart_who_did_otherwise() -> None:
     small, large = [success("yes", "no", age=age) for age in (5, 9)], [success("yes", "no", age=age) for age in (12, 30)]
     assert not CASES.contested(found("yes", "no", age=7), small, large)
     assert CASES.contested(found("yes", "no", age=7), [*small, success("yes", "no", age=20)], large), "the age does not decide"
+
+
+def test_an_empty_field_is_a_value_and_tells_cases_apart() -> None:
+    place = FLAGS[0]
+    blank = Success(PLAY, frozenset(), (), (), {place: {"": None}, FLAGS[1]: {"no": "no"}})
+    assert not CASES.contested(found("yes", "no"), [success("yes", "no")], [blank]), "it looked, and nothing was there"
+    assert CASES.seen([blank], {place: None, FLAGS[1]: "no"}) and not CASES.seen([blank], {place: "yes", FLAGS[1]: "no"})
