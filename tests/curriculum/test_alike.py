@@ -9,6 +9,7 @@ import pytest
 from desk_traces import Call, recorded
 
 from dreamgym_lg.actions import parse_call
+from dreamgym_lg.curriculum.plays import by_place, read_play
 from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
 from dreamgym_lg.experience.prompt_formats import first_observation
 from dreamgym_lg.types import Trajectory
@@ -83,6 +84,11 @@ def test_who_looked_up_less_was_lucky_only_if_others_who_were_told_the_same_look
     generate = generator([*traces, guess := moved(50, SEND, "delivered", done="escalate")])
     assert not generate.by_luck(traces[0].task), "an open order needs no customer, though most look one up"
     assert generate.by_luck(guess.task), "of a delivered one all others looked it up"
+
+
+def test_a_null_that_was_returned_is_kept() -> None:
+    play = read_play(recorded("t", "Show K-1.", [("get", {"order": "K-1"}, '{"hold": null}')], "Done."))
+    assert play is not None and by_place(play)["answer", "get", "hold"] == {"": None}
 
 
 def test_beyond_the_grouped_requests_nobody_is_lucky_for_his_words(monkeypatch: pytest.MonkeyPatch) -> None:
