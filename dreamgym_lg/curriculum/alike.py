@@ -51,7 +51,7 @@ class AlikeRequests:
         self._requests, self._successes, self._cases, self._writes = requests, successes, cases, writes
         self._overlap = Overlap(" ".join(words) for _, words in requests)
         self._found: dict[tuple[Words, float], list[Success]] = {}
-        self._worded: dict[Words, list[Play]] = {}
+        self._nearest: dict[Words, Group] = {}
         self._done: dict[Group, list[tuple[dict[Place, frozenset[str]], Deed]]] = {}
 
     def successes(self, request: Words, *, near: bool = False) -> list[Success]:
@@ -59,25 +59,24 @@ class AlikeRequests:
         whose lookups returned the same. Args: `near`, also those that may ask for the same."""
         least = _NEAR if near else _ALIKE
         if (request, least) not in self._found:
-            same = self._same(request)
+            same = {request, *self._same(request)}
             wide = [each for each in self._successes if each.request in same or self._overlap(request, each.request) >= least]
             # those in nearly the same words who contradicted each other ("cancel", "return") are in groups of their own
-            self._found[request, least] = [each for each in self._careful(wide) if near or not same or each.request in same]
+            self._found[request, least] = [each for each in self._careful(wide) if near or each.request in same]
         return self._found[request, least]
 
     def worded(self, request: Words) -> list[Play]:
         """All plays, of whatever outcome, whose requests ask for the same."""
-        if request not in self._worded:
-            same = {request, *self._same(request)}
-            alike = {each for _, each in self._requests if any(self._overlap(each, other) >= _ALIKE for other in same)}
-            self._worded[request] = [play for play, each in self._requests if each in alike]
-        return self._worded[request]
+        same = self._same(request)
+        return [play for play, each in self._requests if each == request or (same and self._same(each) == same)]
 
     def _same(self, request: Words) -> Group:
-        """The group that holds this request, else the one that holds the most similar."""
-        near = {group: max(self._overlap(request, other) for other in group) for group in self._groups}
-        best = max(near, key=near.__getitem__, default=Group())
-        return best | {request} if near.get(best, 0) >= _ALIKE else Group()
+        """The group that holds this request, else the one that holds the most similar; empty if none is similar."""
+        if request not in self._nearest:
+            near = {group: max(self._overlap(request, other) for other in group) for group in self._groups}
+            best = max(near, key=near.__getitem__, default=Group())
+            self._nearest[request] = best if near.get(best, 0) >= _ALIKE else Group()
+        return self._nearest[request]
 
     @cached_property
     def _groups(self) -> list[Group]:

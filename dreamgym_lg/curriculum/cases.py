@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
+from math import comb
 from typing import NamedTuple
 
 from dreamgym_lg.curriculum.plays import Place, Play, Scalar, number_of, text_of, unnumbered
@@ -12,6 +13,10 @@ Kind = tuple[tuple[str, ...], ...]
 _EMPTY: Mapping[str, Scalar] = {"": None}
 _FLAG = 6
 """Most values of a place, in all traces, that make it a condition whatever they are."""
+
+
+_CHANCE = 0.05
+"""How probable it may be that random numbers of two groups of successes lie apart, for these to show a limit."""
 
 
 class Success(NamedTuple):
@@ -102,9 +107,11 @@ def _numbers(successes: Sequence[Success], place: Place) -> list[float]:
 
 
 def _apart(first: Sequence[Success], second: Sequence[Success], place: Place) -> bool:
-    """Whether all numbers of the first are below or above those of the second."""
+    """Whether all numbers of the first are below or above those of the second, and are too many for that to be chance."""
     one, other = _numbers(first, place), _numbers(second, place)
-    return bool(one and other) and (max(one) < min(other) or max(other) < min(one))
+    if _CHANCE * comb(len(one) + len(other), len(one)) < 2:  # two of so many ways to draw them lie apart
+        return False
+    return max(one) < min(other) or max(other) < min(one)
 
 
 def between(successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:

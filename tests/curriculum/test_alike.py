@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -95,3 +96,51 @@ def test_beyond_the_grouped_requests_nobody_is_lucky_for_his_words(monkeypatch: 
     monkeypatch.setattr("dreamgym_lg.curriculum.alike._GROUPED", 2)
     traces = [moved(n, f"Please send {{order}} elsewhere, w{'abcdef'[n]} friend.", "delivered") for n in range(6)]
     assert not any(generator(traces).by_luck(each.task) for each in traces)
+
+
+ASKS = [
+    (f"I would like you to {verb} {{order}}, thanks.", f"Please {verb} item {{order}} for me.")
+    for verb in ("cancel", "return", "move", "check")
+]
+"""Requests that differ in one word, and ask for different things."""
+RULES = [
+    {"open": "refund", "shipped": "", "delivered": "hold"},
+    {"open": "hold", "shipped": "refund", "delivered": ""},
+    {"open": "", "shipped": "hold", "delivered": "refund"},
+    {"open": "hold", "shipped": "", "delivered": "refund"},
+]
+"""Of each: what is done of an order with this status."""
+
+
+def asked(n: int, rng: random.Random) -> Trajectory:
+    """A request whose rule looks at the status alone; a third of the traces fail."""
+    order, ask, fields = f"K-{1000 + n}", rng.randrange(len(ASKS)), {"tier": "abc", "paid": "yn", "size": "sml"}
+    record = {"order": order, "status": rng.choice([*RULES[ask]]), **{key: rng.choice(texts) for key, texts in fields.items()}}
+    right = RULES[ask][record["status"]]
+    write = right if rng.random() < 0.7 else rng.choice(["refund", "hold", ""])
+    calls: list[Call] = [("get_order", {"order": order}, json.dumps(record))]
+    if write:
+        calls.append((write, {"order": order}, "done"))
+    said = f"{write or 'Nothing'} is done."
+    return recorded(f"t/{n}", rng.choice(ASKS[ask]).format(order=order), calls, said, success=write == right)
+
+
+def test_requests_that_differ_in_one_word_are_not_exchanged() -> None:
+    rng = random.Random(0)
+    traces = [asked(n, rng) for n in range(200)]
+    status = {each.task.id: json.loads(each.steps[0].next_observation)["status"] for each in traces}
+    generate = TemplateTaskGenerator(traces, writes=["refund", "hold"].__contains__)
+    right, wrong = 0, list[str]()
+    for number, trace in enumerate(each for each in traces if each.success):
+        if (varied := generate(trace.task, [], random.Random(number))) is None:
+            continue
+        order = re.findall(r"K-\d+", first_observation(varied))[0]
+        words = first_observation(varied).replace(order, "{order}")
+        rule = next(rule for rule, asks in zip(RULES, ASKS, strict=True) if words in asks)
+        calls = [parse_call(call) for call in varied.metadata["reference_calls"]]
+        done = "".join(call.name for call in calls if call and call.name != "get_order")
+        if done == rule[status[f"t/{int(order[2:]) - 1000}"]]:
+            right += 1
+        else:
+            wrong.append(f"{words} {order}: {done}")
+    assert right > 40 and not wrong, wrong

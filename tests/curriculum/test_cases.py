@@ -77,9 +77,10 @@ def test_who_looked_less_far_but_did_otherwise_contests_a_case() -> None:
 
 
 def test_a_limit_tells_those_apart_who_did_otherwise() -> None:
-    small, large = [success("yes", "no", age=age) for age in (5, 9)], [success("yes", "no", age=age) for age in (12, 30)]
+    small, large = ([success("yes", "no", age=age) for age in ages] for ages in ((2, 5, 7, 9), (12, 14, 25, 30)))
     assert not CASES.contested(found("yes", "no", age=7), small, large)
     assert CASES.contested(found("yes", "no", age=7), [*small, success("yes", "no", age=20)], large), "the age does not decide"
+    assert CASES.contested(found("yes", "no", age=7), small[:2], large[:2]), "two and two may lie apart by chance"
 
 
 def test_an_empty_field_is_a_value_and_tells_cases_apart() -> None:
