@@ -10,6 +10,7 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experience.prompt_formats import first_observation
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.export import export_policy
@@ -209,6 +210,12 @@ def _traced_tasks(given: Sequence[Task], stored: Sequence[Task], say: Callable[[
         say(
             f"tasks of the environment {min(unknown)!r} are given, and the traces are of {traced[0].environment!r}: what was "
             "recorded there neither answers nor judges here; give Task and load_traces the same environment="
+        )
+    asked = {first_observation(task) for task in given if task.split != "train"}
+    if same := [task for task in traced if task.split == "train" and first_observation(task) in asked]:
+        say(
+            f"{len(same)} recorded training tasks ask word for word what a held-out task asks ({same[0].id!r} is the first): "
+            "success on these is not success on unseen tasks. Give the held-out task that id, and its traces are not trained on"
         )
     trained = any(task.split == "train" for task in given)
     return [] if trained else [task for task in traced if task.split == "train" and task.environment in environments]

@@ -154,9 +154,11 @@ def test_tasks_are_those_given_or_the_real_ones_of_the_buffer(agent: Agent, buff
     assert [task.id for task in gym_of(agent, buffer, say=said.append).world.all_tasks] == ["a", "b", "c"]
     assert {task.id for task in buffer.tasks()} == {"t", "a", "b", "c"}
     assert said[0].startswith("tasks of the environment 'rooms' are given, and the traces are of 'traces': what was recorded")
-    held_out = replace(recorded, id="h", instruction="Book one.", split="test")
+    held_out = replace(recorded, id="h", instruction="Book one.", metadata={}, split="test")
     assert [task.id for task in gym_of(agent, buffer, tasks=[held_out], say=said.append).world.all_tasks] == ["t", "h"]
     assert len(said) == 1
+    gym_of(agent, buffer, tasks=[replace(held_out, instruction="Book.")], say=said.append)
+    assert said[1].startswith("1 recorded training tasks ask word for word what a held-out task asks ('t' is the first)")
 
 
 def test_a_task_is_held_out_by_giving_it_with_another_split_and_not_given_back(agent: Agent, buffer: ReplayBuffer) -> None:

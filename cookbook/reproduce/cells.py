@@ -31,11 +31,11 @@ class Method:
     """How many offline trajectories the experience model has. None: all."""
     moved: tuple[str, str] | None = None
     """World and method of the cell whose policy is judged here, without any training here."""
-    worlds: Sequence[str] = ("peckingorder", "twc", "sorting", "desk", "alfworld")
+    worlds: Sequence[str] = ("peckingorder", "twc", "coin", "sorting", "desk", "alfworld")
     """Those in which the method means anything."""
 
 
-GAMES = ("peckingorder", "twc", "sorting")
+GAMES = ("peckingorder", "twc", "coin", "sorting")
 DEFAULT_WORLDS = (*GAMES, "desk")
 """Three games of TextWorld-Express, and the support desk of this cookbook."""
 WORLDS = (*DEFAULT_WORLDS, "alfworld")

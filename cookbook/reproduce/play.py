@@ -103,7 +103,8 @@ def create_world(cell: Cell) -> World:
     """The world of a cell, without what its method leaves out. The support desk's is made by `open_experiment`."""
     without = METHODS[cell.method].without
     game = _Unchecked if without == "check" else TextWorldExpressWorld
-    world: World = create_alfworld() if cell.world == "alfworld" else game(cell.world)
+    steps = {"max_steps": 12} if cell.world == "coin" else {}  # as many as going through its seven rooms takes
+    world: World = create_alfworld() if cell.world == "alfworld" else game(cell.world, **steps)
     if cell.world == "sorting":
         world.settings = replace(world.settings, episodes={"demonstration": 4, "random": 400, "unfinished": 1500})
     if without == "hidden":

@@ -15,7 +15,7 @@ GAMES: Mapping[str, str] = {
     "peckingorder": "",
     "twc": "numLocations=1,numItemsToPutAway=2,includeDoors=0,limitInventorySize=0",
     "cookingworld": "",
-    "coin": "",
+    "coin": "numLocations=7,includeDoors=0,numDistractorItems=0",
     "mapreader": "",
     "arithmetic": "",
     "sorting": "",
@@ -29,7 +29,7 @@ UNKNOWN_ACTION = "Unknown action: I'm not sure what you mean."
 Check = Literal["names", "state"]
 """How much `check_action` knows."""
 
-STATE_KNOWN = ("peckingorder", "twc")
+STATE_KNOWN = ("peckingorder", "twc", "coin")
 """Games whose observations say all that is in sight, held and open."""
 
 FIXED = frozenset({"stove", "oven", "barbeque", "toilet", "bath mat", "instructions book"})
@@ -130,10 +130,12 @@ def _follow(observations: Sequence[str]) -> _Room | None:
 
 
 def _possible(game: str, room: _Room) -> set[str]:
-    """Every valid action of `peckingorder` or `twc`: in these two the observations leave nothing open."""
+    """Every valid action of the games of `STATE_KNOWN`: in these the observations leave nothing open."""
     actions = {"look around", "inventory", *(f"move {way}" for way in room.exits)}
     actions |= {f"{verb} door to {way}" for way in room.doors for verb in ("open", "close")}
     actions |= {f"take {item}" for item, _ in room.items}
+    if game == "coin":  # nothing is put anywhere or opened there
+        return actions
     actions |= {f"put {item} in {place}" for item in room.held for place, how in room.places.items() if how != "closed"}
     if game == "peckingorder":
         return actions | {f"read {name}" for name in room.fixed if name.endswith("book")}

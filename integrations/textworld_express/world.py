@@ -20,6 +20,7 @@ from dreamgym_lg.types import Split, Task, Trajectory
 EPISODES = {"demonstration": 1, "random": 400, "unfinished": 1500}
 _OWN: Mapping[str, Mapping[str, Any]] = {
     "peckingorder": {"policy_tokens": 16},
+    "coin": {"tasks": 5000, "policy_tokens": 16},  # many begin alike
     "twc": {
         "tasks": 5000,
         "episodes": {"demonstration": 60, "unfinished": 750, "unfinished_wrong": 750},  # most places are wrong for an object
