@@ -120,16 +120,21 @@ class AlikeRequests:
         return success.kind, "" if success.writes else without_values(success.play)
 
     def _careful(self, alike: Sequence[Success]) -> list[Success]:
-        cases = self._cases.among(alike)
-        return [each for each in alike if self._usual(each, alike, cases).issubset(each.play.tools)]
+        cases, usual, careful = self._cases.among(alike), dict[frozenset[tuple[Place, str]], set[str]](), list[Success]()
+        for each in alike:
+            told = {place: next(iter(texts.values())) for place, texts in each.values.items() if place[0] == "answer"}
+            read = {place: value for place, value in told.items() if not self._writes(unnumbered(place)[1])}
+            case = frozenset(cases.conditions(read).items())
+            if case not in usual:
+                usual[case] = self._usual(cases.alike(alike, read))
+            if usual[case].issubset(each.play.tools):
+                careful.append(each)
+        return careful
 
-    def _usual(self, success: Success, alike: Sequence[Success], cases: Cases) -> set[str]:
-        """The tools that most successes used to look up, of those whose lookups returned what this one's did."""
-        told = {place: next(iter(texts.values())) for place, texts in success.values.items() if place[0] == "answer"}
-        read = {place: value for place, value in told.items() if not self._writes(unnumbered(place)[1])}
-        peers = cases.alike(alike, read)
-        looked_up = Counter(tool for each in peers for tool in {*each.play.tools} if not self._writes(tool))
-        return {tool for tool, number in looked_up.items() if 2 * number > len(peers)}
+    def _usual(self, successes: Sequence[Success]) -> set[str]:
+        """The tools that most of the successes used to look up."""
+        looked_up = Counter(tool for each in successes for tool in {*each.play.tools} if not self._writes(tool))
+        return {tool for tool, number in looked_up.items() if 2 * number > len(successes)}
 
 
 def _merged(groups: Sequence[Group], same: Callable[[Group, Group], bool]) -> list[Group]:

@@ -62,7 +62,7 @@ class Cases:
 
     def seen(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
         """Whether these successes have been in the case that the values `found` make."""
-        conditions = self._conditions(found)
+        conditions = self.conditions(found)
         if alike := _with(successes, conditions.items()):
             return between(alike, found)
         with_each = {place: _with(successes, [(place, text)]) for place, text in conditions.items()}
@@ -78,16 +78,17 @@ class Cases:
 
         Not where all amounts or dates of `others` in a place are below or above all of `own`: then a limit decides.
         """
-        conditions = self._conditions(found)
+        conditions = self.conditions(found)
         told = ((each, {place: text for place, text in conditions.items() if place in each.values}) for each in others)
         agreeing = [each for each, shared in told if shared and all(each.has(place, text) for place, text in shared.items())]
         return bool(agreeing) and not any(_apart(own, agreeing, place) for place in found) or self.seen(others, found)
 
     def alike(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> Sequence[Success]:
         """Those of the successes that have been in the case, numbers aside; all where none has been in the whole of it."""
-        return _with(successes, self._conditions(found).items()) or successes
+        return _with(successes, self.conditions(found).items()) or successes
 
-    def _conditions(self, found: Mapping[Place, Scalar]) -> dict[Place, str]:
+    def conditions(self, found: Mapping[Place, Scalar]) -> dict[Place, str]:
+        """Those of the values that stand where few do, as texts."""
         return {place: text_of(value) for place, value in found.items() if self.is_flag(place) or self._has_few(place)}
 
     def _has_few(self, place: Place) -> bool:
