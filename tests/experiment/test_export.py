@@ -344,6 +344,9 @@ def test_the_card_says_what_was_imitated_before_the_dream(gym: DreamGym) -> None
     gym.export(gym.out / "mine", policy=policy)
     card = (gym.out / "mine" / "README.md").read_text()
     assert "seed: 0), after it had imitated 1,234 demonstrations of generated tasks." in card
+    gym.export(gym.out / "its", policy=gym.policy("imitated"))
+    card = (gym.out / "its" / "README.md").read_text()
+    assert "recorded successes of the world `agent` (seed: 0), and on 1,234 demonstrations of generated tasks." in card
 
 
 def test_the_hash_is_of_the_data_whatever_its_order(tmp_path: Path) -> None:
