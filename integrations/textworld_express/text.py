@@ -32,6 +32,9 @@ Check = Literal["names", "state"]
 STATE_KNOWN = ("peckingorder", "twc", "coin")
 """Games whose observations say all that is in sight, held and open."""
 
+VARIED = ("peckingorder", "twc")
+"""Games of which `vary_task` makes other tasks."""
+
 FIXED = frozenset({"stove", "oven", "barbeque", "toilet", "bath mat", "instructions book"})
 """What rooms show like an item although nobody can take it."""
 
@@ -216,7 +219,7 @@ def vary_task(task: Task, rng: Random, observations: Sequence[str]) -> Task | No
         raise ConfigurationError(f"task {task.id} is a {task.split} task: varying it would leak the evaluation")
     game, before = task.metadata.get("game"), str(task.metadata.get("observation", ""))
     found = _mentions(before)
-    if game not in STATE_KNOWN or found is None:
+    if game not in VARIED or found is None:
         return None
     pattern, own = found
     room = before.split(". ")[0] if game == "twc" else ""

@@ -13,7 +13,7 @@ from dreamgym_lg.experiment.world import World
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
 from dreamgym_lg.integrations.textworld_express.hidden_facts import hidden_facts
 from dreamgym_lg.integrations.textworld_express.scripted_policies import scripted_trajectories
-from dreamgym_lg.integrations.textworld_express.text import GAMES, STATE_KNOWN, Check, check_action, vary_task
+from dreamgym_lg.integrations.textworld_express.text import GAMES, STATE_KNOWN, VARIED, Check, check_action, vary_task
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Split, Task, Trajectory
 
@@ -95,7 +95,7 @@ class TextWorldExpressWorld(World):
 
     def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
         """Exchanges the items of a task for those of other training tasks (`peckingorder` and `twc`)."""
-        if self.game not in STATE_KNOWN:
+        if self.game not in VARIED:
             return None
         seen = [str(task.metadata["observation"]) for task in tasks]
 

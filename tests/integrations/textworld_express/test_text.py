@@ -52,7 +52,7 @@ def test_text_needs_nothing_installed_and_the_environment_says_what_it_needs() -
 # --- the action check -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("game", "params"), [("peckingorder", ""), ("twc", text.GAMES["twc"]), ("twc", ROOMS)])
+@pytest.mark.parametrize(("game", "params"), [*((game, text.GAMES[game]) for game in text.STATE_KNOWN), ("twc", ROOMS)])
 def test_no_check_rejects_a_valid_action_and_state_knows_all_of_them(
     environment: Any, world: Callable[..., Task], game: str, params: str
 ) -> None:
