@@ -158,7 +158,10 @@ def _counts(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 
 class BestPolicy:
-    """The policy that did best on the validation tasks so far, in `models/NAME`; ties go to the newest."""
+    """The policy that did best on the validation tasks so far, in `models/NAME`.
+
+    Ties go to the newest, but that with which training began gives way only to a better one.
+    """
 
     def __init__(self, work: Workspace, name: str) -> None:
         self.work, self.name, self.run = work, name, work.run_name(f"best/{name}")
@@ -182,12 +185,14 @@ class BestPolicy:
     def offer(self, at: int, successes: float, reward: float, policy: TrainablePolicy) -> None:
         """Keep this policy if no earlier one has more successes or, with as many, a higher mean reward.
 
-        Args: `successes`, how many or, where not every evaluation has the same number of tasks, their share.
+        Args: `at`, 0 for the policy with which training began; `successes`, how many or, where not every evaluation has the
+        same number of tasks, their share.
         """
         from dreamgym_lg.integrations.trl.sft import save_model
 
         before = next((row for row in self.work.replay_buffer.metrics(self.run)), None)
-        if before is None or (successes, reward) >= (before["successes"], before["reward"]):
+        own, best = (successes, reward), (before["successes"], before["reward"]) if before else (-1.0, -1.0)
+        if own > best or (own == best and before and before["at"]):
             save_model(policy.model, policy.tokenizer, self.folder)
             risen = before is None or successes > before["successes"] or (not successes and reward > before["reward"])
             risen_at = at if risen or before is None else before["risen_at"]
