@@ -37,7 +37,7 @@ class Method:
 
 GAMES = ("peckingorder", "twc", "coin", "sorting")
 DEFAULT_WORLDS = (*GAMES, "desk")
-"""Three games of TextWorld-Express, and the support desk of this cookbook."""
+"""Four games of TextWorld-Express, and the support desk of this cookbook."""
 WORLDS = (*DEFAULT_WORLDS, "alfworld")
 """ALFWorld's pick-and-place tasks as well, which need a package and games that do not come with `dreamgym-lg[all]`."""
 SIZES = (100, 200, 400, 800)
