@@ -59,16 +59,21 @@ class AlikeRequests:
         whose lookups returned the same. Args: `near`, also those that may ask for the same."""
         least = _NEAR if near else _ALIKE
         if (request, least) not in self._found:
-            same = {request, *self._same(request)}
+            group = self._same(request)
+            same = {request, *group}
             wide = [each for each in self._successes if each.request in same or self._overlap(request, each.request) >= least]
             # those in nearly the same words who contradicted each other ("cancel", "return") are in groups of their own
-            self._found[request, least] = [each for each in self._careful(wide) if near or each.request in same]
+            self._found[request, least] = [each for each in self._careful(wide) if near or not group or each.request in same]
         return self._found[request, least]
 
     def worded(self, request: Words) -> list[Play]:
         """All plays, of whatever outcome, whose requests ask for the same."""
-        same = self._same(request)
-        return [play for play, each in self._requests if each == request or (same and self._same(each) == same)]
+        group = self._same(request)
+
+        def asks_alike(other: Words) -> bool:
+            return self._same(other) == group and (bool(group) or self._overlap(request, other) >= _ALIKE)
+
+        return [play for play, each in self._requests if each == request or asks_alike(each)]
 
     def _same(self, request: Words) -> Group:
         """The group that holds this request, else the one that holds the most similar; empty if none is similar."""

@@ -16,7 +16,7 @@ _FLAG = 6
 
 
 _CHANCE = 0.05
-"""How probable it may be that random numbers of two groups of successes lie apart, for these to show a limit."""
+"""How probable it may be at most that numbers drawn at random lie apart, for numbers that do to show a limit."""
 
 
 class Success(NamedTuple):
@@ -81,7 +81,7 @@ class Cases:
         conditions = self.conditions(found)
         told = ((each, {place: text for place, text in conditions.items() if place in each.values}) for each in others)
         agreeing = [each for each, shared in told if shared and all(each.has(place, text) for place, text in shared.items())]
-        return bool(agreeing) and not any(_apart(own, agreeing, place) for place in found) or self.seen(others, found)
+        return bool(agreeing) and not _apart(own, agreeing, found) or self.seen(others, found)
 
     def alike(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> Sequence[Success]:
         """Those of the successes that have been in the case, numbers aside; all where none has been in the whole of it."""
@@ -107,12 +107,16 @@ def _numbers(successes: Sequence[Success], place: Place) -> list[float]:
     return [size for each in successes for text in each.values.get(place, ()) if (size := number_of(text)) is not None]
 
 
-def _apart(first: Sequence[Success], second: Sequence[Success], place: Place) -> bool:
-    """Whether all numbers of the first are below or above those of the second, and are too many for that to be chance."""
-    one, other = _numbers(first, place), _numbers(second, place)
-    if _CHANCE * comb(len(one) + len(other), len(one)) < 2:  # two of so many ways to draw them lie apart
-        return False
-    return max(one) < min(other) or max(other) < min(one)
+def _apart(first: Sequence[Success], second: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
+    """Whether a limit tells them apart: in one of these places all numbers of the first are below or above those of the second,
+    and there are too many for that to be chance."""
+    places = [place for place, value in found.items() if number_of(value) is not None]
+    for one, other in (({*_numbers(first, place)}, {*_numbers(second, place)}) for place in places):
+        # of all ways to draw as many numbers from both together, two lie apart; each further place is another chance
+        enough = 2 * len(places) <= _CHANCE * comb(len(one) + len(other), len(one))
+        if enough and (max(one) < min(other) or max(other) < min(one)):
+            return True
+    return False
 
 
 def between(successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:

@@ -98,6 +98,14 @@ def test_beyond_the_grouped_requests_nobody_is_lucky_for_his_words(monkeypatch: 
     assert not any(generator(traces).by_luck(each.task) for each in traces)
 
 
+def test_beyond_the_grouped_requests_words_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dreamgym_lg.curriculum.alike._GROUPED", 1)
+    wordings = [f"I live at another address now, mind this with {{order}}, {name} friend!" for name in ("dear", "good")]
+    traces = [*group(0, SEND, 42), *group(50, wordings[0]), *group(70, wordings[1])]
+    assert requests_of(traces, traces[42]) == {*wordings}
+    assert requests_of(traces, traces[0]) == {SEND}
+
+
 ASKS = [
     (f"I would like you to {verb} {{order}}, thanks.", f"Please {verb} item {{order}} for me.")
     for verb in ("cancel", "return", "move", "check")

@@ -83,6 +83,16 @@ def test_a_limit_tells_those_apart_who_did_otherwise() -> None:
     assert CASES.contested(found("yes", "no", age=7), small[:2], large[:2]), "two and two may lie apart by chance"
 
 
+def test_numbers_that_lie_apart_by_chance_show_no_limit() -> None:
+    few, many = (2, 5, 7), (12, 14, 25)  # 1 of 10 ways to draw three of six: may be chance
+    repeated = ([success("yes", "no", age=age) for age in (*ages, *ages)] for ages in (few, many))
+    assert CASES.contested(found("yes", "no", age=7), *repeated), "one record looked up twice is one record"
+    one, other = ([success("yes", "no", age=age) for age in ages] for ages in ((2, 5, 7, 9), (12, 14, 25, 30)))
+    assert not CASES.contested(found("yes", "no", age=7), one, other), "1 of 35 ways"
+    sizes = {("answer", "get", name): 5 for name in ("size", "weight")}
+    assert CASES.contested(found("yes", "no", age=7) | sizes, one, other), "of three numbers one lies apart more easily"
+
+
 def test_an_empty_field_is_a_value_and_tells_cases_apart() -> None:
     place = FLAGS[0]
     blank = Success(PLAY, frozenset(), (), (), {place: {"": None}, FLAGS[1]: {"no": "no"}})
