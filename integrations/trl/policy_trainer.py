@@ -55,6 +55,28 @@ def _weight(rows: Sequence[TrainingRow]) -> float:
     return sum(row.weight * row.segment.trainable for row in rows)
 
 
+def _score(model: PreTrainedModel, labels: torch.Tensor, **inputs: Any) -> Any:
+    """What `model` says of the labelled tokens (not -100), by TRL's fused head; 0 for the others.
+
+    Where there is no Triton, TRL projects every token into the vocabulary. Most are observations: here only the hidden states
+    before labelled tokens reach the head.
+    """
+    wanted = labels[:, 1:] != -100
+
+    def pack(_: object, __: object, output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state[:, :-1][wanted][None]
+        return output
+
+    hook = model.get_decoder().register_forward_hook(pack)
+    try:
+        found = model(**inputs, shift_labels=labels[:, 1:][wanted][None])
+    finally:
+        hook.remove()
+    for name in {"log_probs", "entropy"} & found.keys():
+        found[name] = found[name].new_zeros(wanted.shape).masked_scatter(wanted, found[name])
+    return found
+
+
 class PolicyTrainer(GRPOTrainer):
     """Takes rows from a queue where TRL would generate and score, and splits them into forward passes itself."""
 
@@ -67,6 +89,8 @@ class PolicyTrainer(GRPOTrainer):
     _joined = False
     _measures = False
     _inputs: dict[str, torch.Tensor] | None = None
+    _scored: torch.Tensor | None = None
+    """Which tokens of the completions at hand have a weight, [rows, tokens]; None: all."""
 
     def training_step(
         self, model: PreTrainedModel, inputs: object, num_items_in_batch: torch.Tensor | int | None = None
@@ -165,14 +189,17 @@ class PolicyTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: PreTrainedModel, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, **options: Any
     ) -> Any:
-        """As TRL's, what all rows begin with computed once."""
+        """As TRL's, what all rows begin with computed once; 0 for tokens that nobody learns from (`_scored`)."""
         with self.accelerator.autocast():
             prefix = shared_prefix(model, input_ids, before=input_ids.size(1) - logits_to_keep - 1)
+        scored = self._scored
 
-        def after_prefix(attention_mask: torch.Tensor, **inputs: torch.Tensor) -> Any:
+        def after_prefix(attention_mask: torch.Tensor, labels: torch.Tensor, **inputs: torch.Tensor) -> Any:
             ones = attention_mask.new_ones(len(attention_mask), prefix.length)
             whole = torch.cat([ones, attention_mask], dim=1)
-            return model(**inputs, attention_mask=whole, **{prefix.argument: prefix.past})
+            if scored is not None:
+                labels[:, -logits_to_keep:].masked_fill_(~scored, -100)
+            return _score(model, labels, **inputs, attention_mask=whole, **{prefix.argument: prefix.past})
 
         ids, mask = input_ids[:, prefix.length :], attention_mask[:, prefix.length :]
         found = super()._get_per_token_logps_and_entropies(after_prefix, ids, mask, logits_to_keep, **options)
@@ -181,11 +208,11 @@ class PolicyTrainer(GRPOTrainer):
         return found
 
     def _compute_loss(self, model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        self._inputs = inputs
+        self._inputs, self._scored = inputs, inputs["tool_mask"] != 0
         try:
             return super()._compute_loss(model, inputs)
         finally:
-            self._inputs = None
+            self._inputs = self._scored = None
 
     def _compare(self, inputs: dict[str, torch.Tensor], log_probs: torch.Tensor) -> None:
         """How far the trainer's probabilities are from those sampled with, and importance weights for it, by TRL's names."""
@@ -200,10 +227,14 @@ class PolicyTrainer(GRPOTrainer):
 
     @torch.no_grad()
     def log_probs(self, model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Of the tokens of a batch from its `completion_ids` on, at the policy's temperature."""
+        """Of the tokens of a batch from its `completion_ids` on, at the policy's temperature; 0 where they have no weight."""
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-        return self._get_per_token_logps_and_entropies(model, ids, mask, batch["completion_ids"].size(1))[0]
+        self._scored = batch["tool_mask"] != 0
+        try:
+            return self._get_per_token_logps_and_entropies(model, ids, mask, batch["completion_ids"].size(1))[0]
+        finally:
+            self._scored = None
 
     def reference_log_probs(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """As `log_probs`, of the policy that training began with; under LoRA that is the policy without its adapters."""

@@ -1,8 +1,9 @@
 """What an update costs against one by TRL's trainer as it is, on the same rows: the ratio of the medians, in one process.
 
-Eight episodes of one task, alike in their prompt, of several replies with observations between them; a Llama of 6 M parameters,
-AdamW, one forward and backward pass. Theirs and ours take turns in blocks of six updates; the first of each block is left out.
-Ours holds what a user's update holds but for the checkpoint (`save_every`). "Prompt shared": it is computed once for the group.
+Eight episodes of one task, alike in their prompt, of several replies with longer observations between them; the small base
+model, AdamW, one forward and backward pass. Theirs and ours take turns in blocks of six updates; the first of each block is
+left out. Ours holds what a user's update holds but for the checkpoint (`save_every`). "Prompt shared": it is computed once for
+the group. Where there is no Triton, TRL puts every token through the head, and ours those of the replies alone.
 
 Run: OMP_NUM_THREADS=1 python tests/benchmarks/bench_update.py
 """
@@ -20,7 +21,8 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import pad
 
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer
+from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
 from dreamgym_lg.integrations.trl.grpo import GRPOLearner
 from dreamgym_lg.learner import group_advantages
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
@@ -30,11 +32,11 @@ RATE = 1e-6
 
 
 def episode(index: int, *, shared: bool) -> Trajectory:
-    """Eight turns: a reply of 16 tokens, an observation of 16."""
+    """Eight turns: a reply of 8 tokens, an observation of 24."""
     of_prompt, of_rest = torch.Generator().manual_seed(0 if shared else index), torch.Generator().manual_seed(100 + index)
     rest = torch.randint(5, 280, (8 * 32,), generator=of_rest).tolist()
     ids = torch.randint(5, 280, (PROMPT,), generator=of_prompt).tolist() + rest
-    sampled = [0] * PROMPT + [int(i % 32 < 16) for i in range(len(rest))]
+    sampled = [0] * PROMPT + [int(i % 32 < 8) for i in range(len(rest))]
     segment = Segment(token_ids=ids, sampled=sampled, logprobs=[-5.0 * each for each in sampled], temperature=1.0)
     step = Step(observation="o", action="a", next_observation="p", reward=float(index % 2))
     task = Task(id="t", instruction="i", environment="e")
@@ -125,8 +127,7 @@ def compare(model: Any, tokenizer: Any) -> None:
 
 
 def main() -> None:
-    tokenizer = create_tokenizer(["take the red apple from the table and put it into the box"] * 20, vocab_size=300)
-    model = create_model(tokenizer, hidden_size=256, layers=8, max_tokens=512)
+    tokenizer, model = load_tokenizer(SMALL_BASE), load_model(SMALL_BASE, dtype="float32")
     print(f"{model.num_parameters() / 1e6:.1f} M parameters, {EPISODES} rows of {PROMPT + 256} tokens")
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)

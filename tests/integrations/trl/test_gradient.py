@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from grpo_parts import adapters, cut, gradient, learner_of, model_of, segment, t
 from peft import LoraConfig
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import pad, use_adapter
+from trl.trainer.utils import _ChunkedLogProbFunction, pad, use_adapter
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.options import LOSS_TYPES
@@ -212,6 +213,22 @@ def test_several_updates_share_the_rows_of_an_iteration(
     learner.update([group])
     learner.close()
     assert off((weights(moved) - weights(model)) / rate / 2, whole) < 0.05
+
+
+def test_only_what_is_before_a_trained_token_reaches_the_head(
+    moved: Any, group: list[Trajectory], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = learner_of(moved, tokenizer, tmp_path)
+    batch = learner._trainer._batch(learner._credit([group]))
+    counts = batch["tool_mask"] != 0
+    ids, mask = (torch.cat([batch[f"{part}_{kind}"] for part in ("prompt", "completion")], dim=1) for kind in ("ids", "mask"))
+    with torch.no_grad():
+        every = learner._trainer._get_per_token_logps_and_entropies(moved, ids, mask, counts.size(1))[0]
+    monkeypatch.setattr(_ChunkedLogProbFunction, "apply", head := Mock(wraps=_ChunkedLogProbFunction.apply))
+    found = learner._trainer.log_probs(moved, batch)
+    assert len(head.call_args.args[0]) == counts.sum() < counts.numel()
+    assert found[counts] == pytest.approx(every[counts], abs=1e-5) and not found[~counts].any()
+    learner.close()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
