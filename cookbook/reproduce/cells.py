@@ -31,13 +31,13 @@ class Method:
     """How many offline trajectories the experience model has. None: all."""
     moved: tuple[str, str] | None = None
     """World and method of the cell whose policy is judged here, without any training here."""
-    worlds: Sequence[str] = ("peckingorder", "twc", "coin", "sorting", "desk", "alfworld")
+    worlds: Sequence[str] = ("peckingorder", "twc", "coin", "simonsays", "sorting", "desk", "alfworld")
     """Those in which the method means anything."""
 
 
-GAMES = ("peckingorder", "twc", "coin", "sorting")
+GAMES = ("peckingorder", "twc", "coin", "simonsays", "sorting")
 DEFAULT_WORLDS = (*GAMES, "desk")
-"""Four games of TextWorld-Express, and the support desk of this cookbook."""
+"""Five games of TextWorld-Express, and the support desk of this cookbook."""
 WORLDS = (*DEFAULT_WORLDS, "alfworld")
 """ALFWorld's pick-and-place tasks as well, which need a package and games that do not come with `dreamgym-lg[all]`."""
 SIZES = (100, 200, 400, 800)
@@ -57,7 +57,7 @@ METHODS: dict[str, Method] = {
         Method(name="real-rft", title="RFT, real", part="learners", learner="rft", place="real"),
         Method(name="real-dpo", title="DPO, real", part="learners", learner="dpo", place="real"),
         Method(name="no-check", title="without the action check", part="ablations", learner="grpo", without="check",
-               worlds=GAMES),
+               worlds=[game for game in GAMES if game != "simonsays"]),
         Method(name="no-replay", title="without replay", part="ablations", learner="grpo", without="replay"),
         Method(name="no-reasoning", title="without reasoning", part="ablations", learner="grpo", without="reasoning",
                worlds=GAMES),
@@ -66,7 +66,7 @@ METHODS: dict[str, Method] = {
         Method(name="no-demonstrations", title="without demonstrations", part="ablations", learner="grpo",
                without="demonstrations", worlds=("desk",)),
         Method(name="no-hidden", title="without hidden facts", part="ablations", learner="grpo", without="hidden",
-               worlds=("peckingorder", "alfworld")),
+               worlds=("peckingorder", "simonsays", "alfworld")),
         *(
             Method(name=f"data-{n}", title=f"{n} trajectories", part="data", learner="grpo", trajectories=n, worlds=GAMES)
             for n in SIZES

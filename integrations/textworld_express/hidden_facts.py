@@ -1,7 +1,9 @@
-"""What the worlds of TextWorld-Express hide: in `peckingorder`, the order in which the book asks for the items."""
+"""What a world of TextWorld-Express asks for next: hidden in `peckingorder`, where a book says it item by item, and in the list
+that a task of `simonsays` begins with."""
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 
 from dreamgym_lg.experience.hidden_facts import draw_order
 from dreamgym_lg.experience.predictions import Exchange
@@ -9,16 +11,23 @@ from dreamgym_lg.integrations.textworld_express.text import movable_items
 from dreamgym_lg.types import Task
 
 _ASKED = re.compile(r"The current task is to take the (.+?)\.")
+_LISTED = re.compile(r"Simon says, take these actions in order: (.+)\.")
 _MOVED = re.compile(r"(?:take (?P<taken>.+)|put (?P<put>.+?) in .+)")
 
 
 def hidden_facts(task: Task, history: Sequence[Exchange], seed: int) -> list[str]:
-    """`HiddenFacts` of TextWorld-Express: the item that the book of `peckingorder` asks for, "" in every other game.
+    """`HiddenFacts` of TextWorld-Express: the item that the book of `peckingorder` asks for, the next action of the list of
+    `simonsays`, "" in every other game.
 
-    The order is what `history` has revealed, then a draw by the seed. An item is done once it is taken, and comes again when it
-    is put back and the reward for it is lost.
+    The order of the items is what `history` has revealed, then a draw by the seed. An item is done once it is taken, and comes
+    again when it is put back and the reward for it is lost.
     """
-    items = movable_items(str(task.metadata.get("observation", ""))) if task.metadata.get("game") == "peckingorder" else []
+    first = str(task.metadata.get("observation", ""))
+    if listed := _LISTED.fullmatch(first):
+        actions = [*listed[1].split(", "), ""]
+        paid = accumulate((exchange.prediction.reward > 0 for exchange in history), initial=0)
+        return [actions[min(number, len(actions) - 1)] for number in paid]
+    items = movable_items(first) if task.metadata.get("game") == "peckingorder" else []
     order = _order(items, history, seed)
     facts, asked = [], set[str]()
     for exchange in history:

@@ -21,6 +21,7 @@ EPISODES = {"demonstration": 1, "random": 400, "unfinished": 1500}
 _OWN: Mapping[str, Mapping[str, Any]] = {
     "peckingorder": {"policy_tokens": 16},
     "coin": {"tasks": 5000, "policy_tokens": 16},  # many begin alike
+    "simonsays": {"episodes": {**EPISODES, "demonstration": 16}, "policy_tokens": 16},  # imitation of fewer solves next to none
     "twc": {
         "tasks": 5000,
         "episodes": {"demonstration": 60, "unfinished": 750, "unfinished_wrong": 750},  # most places are wrong for an object

@@ -55,6 +55,13 @@ def _weight(rows: Sequence[TrainingRow]) -> float:
     return sum(row.weight * row.segment.trainable for row in rows)
 
 
+def backbone(model: PreTrainedModel) -> PreTrainedModel:
+    """The part of a model, or of one with adapters, whose last hidden states its head projects."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    found: PreTrainedModel = inner.base_model  # `get_decoder()` is the head of some
+    return found
+
+
 def _score(model: PreTrainedModel, labels: torch.Tensor, **inputs: Any) -> Any:
     """What `model` says of the labelled tokens (not -100), by TRL's fused head; 0 for the others.
 
@@ -67,7 +74,7 @@ def _score(model: PreTrainedModel, labels: torch.Tensor, **inputs: Any) -> Any:
         output.last_hidden_state = output.last_hidden_state[:, :-1][wanted][None]
         return output
 
-    hook = model.get_decoder().register_forward_hook(pack)
+    hook = backbone(model).register_forward_hook(pack)
     try:
         found = model(**inputs, shift_labels=labels[:, 1:][wanted][None])
     finally:
@@ -190,8 +197,9 @@ class PolicyTrainer(GRPOTrainer):
         self, model: PreTrainedModel, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, **options: Any
     ) -> Any:
         """As TRL's, what all rows begin with computed once; 0 for tokens that nobody learns from (`_scored`)."""
+        before = 0 if self.aux_loss_enabled else input_ids.size(1) - logits_to_keep - 1  # a router's loss is of whole rows
         with self.accelerator.autocast():
-            prefix = shared_prefix(model, input_ids, before=input_ids.size(1) - logits_to_keep - 1)
+            prefix = shared_prefix(model, input_ids, before=before)
         scored = self._scored
 
         def after_prefix(attention_mask: torch.Tensor, labels: torch.Tensor, **inputs: torch.Tensor) -> Any:

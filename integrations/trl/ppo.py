@@ -21,7 +21,7 @@ except ImportError as error:
 
 from dreamgym_lg.integrations.trl.options import CLIPPING, STEP
 from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
-from dreamgym_lg.integrations.trl.policy_trainer import PolicyTrainer
+from dreamgym_lg.integrations.trl.policy_trainer import PolicyTrainer, backbone
 from dreamgym_lg.learner import TrainingRow, gae_credit
 from dreamgym_lg.types import Segment
 
@@ -50,7 +50,7 @@ class _PPOTrainer(PolicyTrainer):
             mask = pad([torch.ones_like(ids) for ids in part], padding_value=0).to(self.model.device)
             ids = pad(part, padding_value=self._tokenizer.pad_token_id).to(self.model.device)
             with self.accelerator.autocast():
-                hidden = self.model.get_decoder()(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+                hidden = backbone(self.model)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
                 values = self._heads(hidden).tolist()
             for i, row, one in zip(rows, values, part, strict=True):
                 found[i] = [0.0, *row[: len(one) - 1]]
@@ -72,7 +72,7 @@ class _PPOTrainer(PolicyTrainer):
     def _compute_loss(self, model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """TRL's loss and the critic's, whose hidden states are those that TRL's was computed from."""
         seen: list[torch.Tensor] = []
-        hook = self.model.get_decoder().register_forward_hook(lambda _, __, output: seen.append(output.last_hidden_state))
+        hook = backbone(self.model).register_forward_hook(lambda _, __, output: seen.append(output.last_hidden_state))
         try:
             loss = super()._compute_loss(model, inputs)
         finally:

@@ -97,6 +97,14 @@ def test_an_item_comes_again_when_it_is_put_back() -> None:
     assert facts(world(0), [*order("peach"), back, read("peach")])[2:] == [after, "peach", "peach"]
 
 
+def test_the_list_of_simonsays_is_gone_through_by_what_was_paid() -> None:
+    listed = {"game": "simonsays", "observation": "Simon says, take these actions in order: sit down, eat peach, sit down."}
+    task = Task(id="simon", instruction="obey", environment="twx", metadata=listed)
+    history = [done("sit down", "", 0.3), done("sit", "Unknown action.", valid=False), done("eat peach", "", 0.3)]
+    assert facts(task, history) == ["sit down", "eat peach", "eat peach", "sit down"]
+    assert facts(task, [*history, done("sit down", "You win!", 0.4, ended=True)])[-1] == ""
+
+
 def test_other_games_and_unknown_rooms_hide_nothing() -> None:
     for task in (world(0, game="twc"), world(0, observation="A dark place."), replace(world(0), metadata={})):
         assert facts(task, [LOOK, take("peach")]) == ["", "", ""]

@@ -14,14 +14,21 @@ import torch
 from datasets import Dataset
 from grpo_parts import adapters, cut, gradient, learner_of, model_of, segment, trajectory, weights
 from peft import LoraConfig
-from transformers import PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    ModernBertDecoderConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3MoeConfig,
+)
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import _ChunkedLogProbFunction, pad, use_adapter
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.trl.learners import LEARNERS
 from dreamgym_lg.integrations.trl.options import LOSS_TYPES
 from dreamgym_lg.integrations.trl.rows import split_passes
-from dreamgym_lg.learner import group_advantages
+from dreamgym_lg.learner import LearnerName, group_advantages
 from dreamgym_lg.types import Trajectory
 
 REWARDS = (0.0, 1.0, 0.25, 1.0)
@@ -213,6 +220,34 @@ def test_several_updates_share_the_rows_of_an_iteration(
     learner.update([group])
     learner.close()
     assert off((weights(moved) - weights(model)) / rate / 2, whole) < 0.05
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 64}
+OTHERS = {
+    "its get_decoder() is the head": ModernBertDecoderConfig(**SMALL, layer_types=["full_attention"], bos_token_id=1),
+    "a mixture of experts": Qwen3MoeConfig(
+        **SMALL, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+    ),
+}
+
+
+@pytest.mark.parametrize("config", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("learner", ["grpo", "ppo"])
+def test_other_architectures_learn(
+    config: PretrainedConfig, learner: LearnerName, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """Rows that begin alike, for longer than is computed with every row (`shared_prefix`)."""
+    config.vocab_size, config.pad_token_id = len(tokenizer), tokenizer.pad_token_id
+    model = AutoModelForCausalLM.from_config(config)
+    behaviour, before, episodes = model_of(tokenizer), weights(model), []
+    for index, reward in enumerate(REWARDS):
+        one, none = segment(behaviour, 40 + index), [0] * 40
+        fields = {"token_ids": [*range(5, 45), *one.token_ids], "sampled": [*none, *one.sampled]}
+        episodes.append(trajectory(reward, replace(one, **fields, logprobs=[*none, *one.logprobs]), index=index))
+    trained = learner_of(model, tokenizer, tmp_path, LEARNERS[learner])
+    trained.update([episodes])
+    trained.close()
+    assert not torch.equal(weights(model), before)
 
 
 def test_only_what_is_before_a_trained_token_reaches_the_head(
