@@ -90,7 +90,7 @@ class AgentWorld(World):
         policy_tokens=512,
         concurrency=64,
         experience_steps=200,  # of a few hundred traces and their edits, each is seen about once
-        synthetic_demonstrations=600,
+        synthetic_demonstrations=2400,
         batch_size=8,
     )
 

@@ -228,6 +228,7 @@ def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalC
     from dreamgym_lg.integrations.trl.sft import save_model, train_sft
 
     s = work.settings
+    work.progress("put demonstrations together", 0, s.synthetic_demonstrations)
     made = work.world.demonstrations(work.tasks("train"), work.replay_buffer, number=s.synthetic_demonstrations, seed=s.seed)
     if not made:
         work.say("training begins without demonstrations: no recorded success could be carried over to a task by templates")
