@@ -142,7 +142,8 @@ def open_experiment(cell: Cell, folder: Path, scale: Scale, **shown: Any) -> Exp
     # as a judge its experience model is refused: recorded successes judge, also those of generated tickets
     folder.mkdir(parents=True, exist_ok=True)
     dreamed = METHODS[cell.method].place != "real"
-    settings = replace(SETTINGS, references_only=dreamed, synthetic_share=0.75, proof_tasks=150)
+    # as many demonstrations as the cells that are there have
+    settings = replace(SETTINGS, references_only=dreamed, synthetic_share=0.75, synthetic_demonstrations=600, proof_tasks=150)
     tasks = create_shop(folder / "shop.db", seed=cell.seed, train=scale.traces)
     shop = Shop(folder / "shop.db")
     if not (folder / "traces.jsonl").exists():

@@ -230,6 +230,7 @@ def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalC
     s = work.settings
     work.progress("put demonstrations together", 0, s.synthetic_demonstrations)
     made = work.world.demonstrations(work.tasks("train"), work.replay_buffer, number=s.synthetic_demonstrations, seed=s.seed)
+    work.progress("put demonstrations together", len(made), len(made))
     if not made:
         work.say("training begins without demonstrations: no recorded success could be carried over to a task by templates")
         return policy

@@ -9,6 +9,7 @@ import pytest
 from dreamgym_lg.experience.hidden_facts import world_seed
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
 from dreamgym_lg.integrations.textworld_express.hidden_facts import hidden_facts
+from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWorld
 from dreamgym_lg.types import Prediction, Task
 
 START = (
@@ -103,6 +104,14 @@ def test_the_list_of_simonsays_is_gone_through_by_what_was_paid() -> None:
     history = [done("sit down", "", 0.3), done("sit", "Unknown action.", valid=False), done("eat peach", "", 0.3)]
     assert facts(task, history) == ["sit down", "eat peach", "eat peach", "sit down"]
     assert facts(task, [*history, done("sit down", "You win!", 0.4, ended=True)])[-1] == ""
+
+
+def test_the_list_of_a_real_task_of_simonsays_is_what_has_to_be_done() -> None:
+    world = TextWorldExpressWorld("simonsays")
+    tasks = world.tasks("train", limit=40)
+    for played in world.collect(tasks, {"demonstration": 3}, seed=0):
+        history = [Exchange(step.action, in_hindsight(step, success=True)) for step in played.steps]
+        assert facts(played.task, history) == [*(step.action for step in played.steps), ""] and len(history) == 5
 
 
 def test_other_games_and_unknown_rooms_hide_nothing() -> None:

@@ -244,6 +244,10 @@ def test_other_architectures_learn(
         one, none = segment(behaviour, 40 + index), [0] * 40
         fields = {"token_ids": [*range(5, 45), *one.token_ids], "sampled": [*none, *one.sampled]}
         episodes.append(trajectory(reward, replace(one, **fields, logprobs=[*none, *one.logprobs]), index=index))
+    if learner == "grpo":
+        expected, _ = raw_gradient(model, tokenizer, tmp_path / "raw", episodes, beta=0.0, loss_type="dapo")
+        found = gradient(model, tokenizer, tmp_path / "own", [episodes], loss_type="dapo")
+        assert off(found, expected) < 1e-3
     trained = learner_of(model, tokenizer, tmp_path, LEARNERS[learner])
     trained.update([episodes])
     trained.close()
