@@ -161,7 +161,9 @@ class TemplateTaskGenerator:
         for place, value in play.values():
             text = text_of(value)
             short = len(text) < 3 and place[0] != "call"  # a 2 in an answer is not the 2 of "2 days ago"
-            if unnumbered(place) not in self._categorical and text and not short and whole(text).search(request):
+            if short or (place[0] == "metadata" and _is_request(text, request)):
+                continue
+            if unnumbered(place) not in self._categorical and text and whole(text).search(request):
                 slots[text].append(place)
         return slots
 
@@ -347,6 +349,11 @@ def _masked(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:
     """The request without its values; what stands nowhere but in its metadata may say what is asked, and stays."""
     values = [text for text, places in slots.items() if any(place[0] != "metadata" for place in places)]
     return str(exchange(first_observation(play.task), dict.fromkeys(values, "")))
+
+
+def _is_request(text: str, request: str) -> bool:
+    """Whether a value is the request, or most of it: its sentences, not something named in it."""
+    return len(text.split()) > 3 and 2 * len(text) > len(request)
 
 
 def _fits(place: Place, value: Scalar, successes: Sequence[Success], cases: Cases) -> bool:

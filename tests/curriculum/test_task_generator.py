@@ -99,6 +99,16 @@ PROPOSALS = [
 ]
 
 
+def test_a_request_that_its_metadata_repeats_is_varied_all_the_same() -> None:
+    def told(task: Task) -> Task:
+        return replace(task, metadata={**task.metadata, "text": task.metadata["observation"]})
+
+    repeated = [replace(each, task=told(each.task)) for each in TRACES]
+    generate, task = TemplateTaskGenerator(repeated, writes=WRITES.__contains__), told(SEED)
+    made = [generate(task, [], random.Random(number)) for number in range(10)]
+    assert sum(each is not None for each in made) >= 5
+
+
 def answers(*, chosen: int = 2) -> Any:
     def reply(messages: Sequence[BaseMessage]) -> str:
         asked = json.loads(messages[-1].text)
