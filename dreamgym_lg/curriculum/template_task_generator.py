@@ -240,7 +240,9 @@ class TemplateTaskGenerator:
         if before.keys() != after.keys() or not cases.seen(successes, case):
             return False
         for place, value in before.items():
-            if isinstance(value, bool | None) or not text_of(value):
+            if _is_empty(value) != _is_empty(after[place]):
+                return False  # nothing found where something was, or the other way round: another case
+            if isinstance(value, bool) or _is_empty(value):
                 continue
             if text_of(exchanged.setdefault(text_of(value), after[place])) != text_of(after[place]):
                 return False  # one old value would have to become two
@@ -349,6 +351,11 @@ def _masked(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:
     """The request without its values; what stands nowhere but in its metadata may say what is asked, and stays."""
     values = [text for text, places in slots.items() if any(place[0] != "metadata" for place in places)]
     return str(exchange(first_observation(play.task), dict.fromkeys(values, "")))
+
+
+def _is_empty(value: Scalar) -> bool:
+    """Whether an answer says so that there is nothing: null, no text, or a word for it."""
+    return value is None or text_of(value).strip().lower() in ("", "none", "null")
 
 
 def _is_request(text: str, request: str) -> bool:
