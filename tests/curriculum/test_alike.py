@@ -152,3 +152,20 @@ def test_requests_that_differ_in_one_word_are_not_exchanged() -> None:
         else:
             wrong.append(f"{words} {order}: {done}")
     assert right > 40 and not wrong, wrong
+
+
+@pytest.mark.parametrize("nothing", [None, "", "none"])
+def test_an_answer_that_names_nothing_is_not_exchanged_with_one_that_names_something(nothing: str | None) -> None:
+    def asked(n: int) -> Trajectory:
+        """A free slot is booked; none is, and it is handed over; none is, and the episode stopped there, a failure."""
+        order, slot, days = f"K-{1000 + n}", f"S-{5000 + n}" if n % 3 == 2 else nothing, n + (100 if n % 3 == 0 else 0)
+        done: list[Call] = [[("escalate", {"order": order}, "done")], [], [("book", {"slot": slot}, "done")]][n % 3]
+        calls: list[Call] = [("find_slot", {"order": order}, json.dumps({"slot": slot, "days": days})), *done]
+        words = [f"Please find another day for {order}.", f"Another day please: {order}."][n // 3 % 2]  # else none is new
+        return recorded(f"t/{n}", words, calls, "It is done.", success=n % 3 != 1)
+
+    traces = [asked(n) for n in range(60)]
+    generate = TemplateTaskGenerator(traces, writes=["book", "escalate"].__contains__)
+    made = [varied for n in range(300) if (varied := generate(traces[n % 60].task, [], random.Random(n)))]
+    booked = [call for each in made for call in map(str, each.metadata["reference_calls"]) if "book" in call]
+    assert len(booked) >= 10 and all("S-5" in call for call in booked)
