@@ -310,6 +310,8 @@ class TemplateTaskGenerator:
         for place, value in leaves(facts, ("metadata",)):
             if not text_of(value) or text_of(value) in known or unnumbered(place) in self._categorical:
                 continue
+            if _is_request(text_of(value), first_observation(seed.task)):
+                continue  # the new values go into it, as into the request
             if place not in others:
                 return None
             known[text_of(value)] = others[place]

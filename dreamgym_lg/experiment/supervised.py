@@ -232,7 +232,7 @@ def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalC
     made = work.world.demonstrations(work.tasks("train"), work.replay_buffer, number=s.synthetic_demonstrations, seed=s.seed)
     work.progress("put demonstrations together", len(made), len(made))
     if not made:
-        work.say("training begins without demonstrations: no recorded success could be carried over to a task by templates")
+        work.say("training begins without demonstrations: no recorded success could be carried over: requests need ids, names")
         return policy
     recorded = _successes(work)
     rows = work.world.policy_rows([*made, *recorded], policy.tokenizer, max_new_tokens=s.policy_tokens)
