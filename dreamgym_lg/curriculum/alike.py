@@ -5,17 +5,14 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import product
 
-from dreamgym_lg.curriculum.cases import Cases, Kind, Success
-from dreamgym_lg.curriculum.plays import Place, Play, unnumbered, without_values
+from dreamgym_lg.curriculum.cases import Cases, Done, Success, telling_apart
+from dreamgym_lg.curriculum.plays import Place, Play
 from dreamgym_lg.curriculum.task_generator import Overlap
 
 Words = frozenset[str]
 """Of a request, without its values and names."""
 Group = frozenset[Words]
 """Requests that ask for the same."""
-Deed = tuple[Kind, str]
-"""The calls of a success and, where none of them writes, its answer without its values."""
-
 _ALIKE, _NEAR = 0.6, 0.4
 """`Overlap` of two requests, their values aside, from which they ask alike, and from which they may: what one success wrote is
 carried over to the former, and what another wrote instead forbids it from the latter on."""
@@ -52,18 +49,24 @@ class AlikeRequests:
         self._overlap = Overlap(" ".join(words) for _, words in requests)
         self._found: dict[tuple[Words, float], list[Success]] = {}
         self._nearest: dict[Words, Group] = {}
-        self._done: dict[Group, list[tuple[dict[Place, frozenset[str]], Deed]]] = {}
+        self._contradicting: dict[frozenset[Group], bool] = {}
+        self._done: dict[Group, list[Done]] = {}
 
     def successes(self, request: Words, *, near: bool = False) -> list[Success]:
         """The successes whose requests ask for the same, without lucky ones: those that looked up less than most successes
-        whose lookups returned the same. Args: `near`, also those that may ask for the same."""
+        whose lookups returned the same. Args: `near`, also those that may ask for the same: in similar words, and nothing else
+        was done for them in the same case."""
         least = _NEAR if near else _ALIKE
         if (request, least) not in self._found:
             group = self._same(request)
             same = {request, *group}
             wide = [each for each in self._successes if each.request in same or self._overlap(request, each.request) >= least]
             # those in nearly the same words who contradicted each other ("cancel", "return") are in groups of their own
-            self._found[request, least] = [each for each in self._careful(wide) if near or not group or each.request in same]
+            self._found[request, least] = [
+                each
+                for each in self._careful(wide)
+                if not group or each.request in same or (near and not self._contradict(group, self._same(each.request)))
+            ]
         return self._found[request, least]
 
     def worded(self, request: Words) -> list[Play]:
@@ -96,50 +99,54 @@ class AlikeRequests:
         return _merged(groups, lambda first, second: self._agreed(first, second) >= _DEEDS)
 
     def _agreed(self, first: Group, second: Group) -> int:
-        """How many different deeds two groups share where their lookups returned the same; -1 if the calls differ there."""
-        agreed = set[Deed]()
-        for (one, deed), (other, its) in product(self._deeds(first), self._deeds(second)):
-            if (shared := one.keys() & other.keys()) and all(one[place] == other[place] for place in shared):
-                if deed[0] != its[0]:
-                    return -1
-                if deed == its:  # an answer in other words says neither that they ask for the same nor that they do not
-                    agreed.add(deed)
-        return len(agreed)
+        """How many different deeds two groups share in the same case; -1 if the calls differ where all answers are the same."""
+        one, other = self._deeds(first), self._deeds(second)
+        for each, its in product(one, other):
+            if each.deed[0] != its.deed[0] and each.told.keys() & its.told.keys() and each.in_case_of(its, each.told):
+                return -1
+        deciding = _deciding(one, other)
+        # an answer in other words says neither that they ask for the same nor that they do not
+        same = (
+            (each, its) for each, its in product(one, other) if each.deed == its.deed and each.told.keys() & its.told.keys()
+        )
+        return len({each.deed for each, its in same if each.in_case_of(its, each.told if deciding is None else deciding)})
 
-    def _deeds(self, group: Group) -> list[tuple[dict[Place, frozenset[str]], Deed]]:
-        """What the careful successes of a group were told, and what they did."""
+    def _contradict(self, first: Group, second: Group) -> bool:
+        pair = frozenset({first, second})
+        if pair not in self._contradicting:
+            self._contradicting[pair] = first != second and self._agreed(first, second) < 0
+        return self._contradicting[pair]
+
+    def _deeds(self, group: Group) -> list[Done]:
+        """What the careful successes of a group did, and in which case."""
         if group not in self._done:
             some = [each for each in self._successes if each.request in group][:_COMPARED]
-            self._done[group] = [(self._told(each), self._deed(each)) for each in self._careful(some)]
+            self._done[group] = [Done(self._cases.conditions(each.answers), each.deed) for each in self._careful(some)]
         return self._done[group]
-
-    def _told(self, success: Success) -> dict[Place, frozenset[str]]:
-        """What it looked up, where few values are possible."""
-        return {
-            place: frozenset(texts)
-            for place, texts in success.values.items()
-            if place[0] == "answer" and self._cases.is_flag(place) and not self._writes(unnumbered(place)[1])
-        }
-
-    def _deed(self, success: Success) -> Deed:
-        return success.kind, "" if success.writes else without_values(success.play)
 
     def _careful(self, alike: Sequence[Success]) -> list[Success]:
         cases, usual, careful = self._cases.among(alike), dict[frozenset[tuple[Place, str]], set[str]](), list[Success]()
         for each in alike:
-            told = {place: next(iter(texts.values())) for place, texts in each.values.items() if place[0] == "answer"}
-            read = {place: value for place, value in told.items() if not self._writes(unnumbered(place)[1])}
-            case = frozenset(cases.conditions(read).items())
+            case = frozenset(cases.conditions(each.answers).items())
             if case not in usual:
-                usual[case] = self._usual(cases.alike(alike, read))
-            if usual[case].issubset(each.play.tools):
+                usual[case] = self._usual(cases.alike(alike, each.answers))
+            if usual[case].issubset(each.play.names()):
                 careful.append(each)
         return careful
 
     def _usual(self, successes: Sequence[Success]) -> set[str]:
-        """The tools that most of the successes used to look up."""
-        looked_up = Counter(tool for each in successes for tool in {*each.play.tools} if not self._writes(tool))
-        return {tool for tool, number in looked_up.items() if 2 * number > len(successes)}
+        """The lookups that most of the successes made: the tools, and `TOOL 2` where it was asked twice."""
+        named = (pair for each in successes for pair in zip(each.play.names(), each.play.tools, strict=True))
+        looked_up = Counter(name for name, tool in named if not self._writes(tool))
+        return {name for name, number in looked_up.items() if 2 * number > len(successes)}
+
+
+def _deciding(first: Sequence[Done], second: Sequence[Done]) -> frozenset[Place] | None:
+    """The conditions that tell apart what both did, where these are no more than tell apart what one of them did; else None."""
+    if not (found := telling_apart([*first, *second])):
+        return None
+    alone = max(len(telling_apart(each)[0]) for each in (first, second))
+    return frozenset[Place]().union(*found) if len(found[0]) <= alone else None
 
 
 def _merged(groups: Sequence[Group], same: Callable[[Group, Group], bool]) -> list[Group]:

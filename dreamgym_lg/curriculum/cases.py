@@ -1,20 +1,32 @@
 """The cases that recorded successes were right in: what their lookups were answered."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import combinations
 from math import comb
 from typing import NamedTuple
 
-from dreamgym_lg.curriculum.plays import Place, Play, Scalar, number_of, text_of, unnumbered
+from dreamgym_lg.curriculum.plays import Place, Play, Scalar, is_empty, number_of, text_of, unnumbered, without_values
 
 Kind = tuple[tuple[str, ...], ...]
-"""Of each call the tool, and those arguments that are no values of a request of its own, such as a reason."""
+"""Of each call the tool and where its arguments' values were taken from; of one that has few values, such as a reason, the
+value, unless the request says it."""
+
+Deed = tuple[Kind, str]
+"""The calls of a success and, where none of them writes, its answer without its values."""
 
 _EMPTY: Mapping[str, Scalar] = {"": None}
+_NAMED = "(something)"
+"""In place of a value of which only matters that there is one."""
 _FLAG = 6
 """Most values of a place, in all traces, that make it a condition whatever they are."""
 
 
+_DECIDING = 3
+"""Most conditions together that what is done is thought to depend on."""
+_SHOWN = 3
+"""Successes in which a condition was another than usual, and nothing else was done, that show that it decides nothing."""
 _CHANCE = 0.05
 """How probable it may be at most that numbers drawn at random lie apart, for numbers that do to show a limit."""
 
@@ -29,32 +41,73 @@ class Success(NamedTuple):
     writes: Kind
     """Of its calls that write, as `kind`."""
     values: Mapping[Place, Mapping[str, Scalar]]
+    """Without the answers of its calls that write."""
+
+    @property
+    def deed(self) -> Deed:
+        return self.kind, "" if self.writes else without_values(self.play)
+
+    @property
+    def answers(self) -> dict[Place, Scalar]:
+        """What its lookups were answered."""
+        return {place: next(iter(found.values())) for place, found in self.values.items() if place[0] == "answer"}
 
     def has(self, place: Place, text: str) -> bool:
-        """Whether this value stands there."""
-        return text in self.values.get(place, _EMPTY)
+        """Whether this value stands there, or one at all for `_NAMED`."""
+        texts = self.values.get(place, _EMPTY)
+        return not all(map(is_empty, texts)) if text == _NAMED else text in texts or (not text and any(map(is_empty, texts)))
+
+
+class Done(NamedTuple):
+    """What somebody did, and the conditions in which he did it."""
+
+    told: Mapping[Place, str]
+    deed: Deed
+
+    def shaped_as(self, other: "Done") -> bool:
+        """Whether what both looked up has values for the same: a list of two is never the case that a list of three is."""
+        shared = {place[1] for place in self.told} & {place[1] for place in other.told}
+        return not any(place[1] in shared for place in self.told.keys() ^ other.told.keys())
+
+    def in_case_of(self, other: "Done", deciding: Iterable[Place]) -> bool:
+        """Whether both met the same as far as both looked, in what decides."""
+        met = [place for place in deciding if place in self.told and place in other.told]
+        return self.shaped_as(other) and all(self.told[place] == other.told[place] for place in met)
 
 
 class Cases:
     """Whether new answers make a case that successes with the same calls have been in.
 
-    A place where few values stand (a status, a tier) is a *condition*. A case has been seen if one success had the values of
+    A place where few values stand (a status, a tier) is a *condition*, and of one where often nothing stands (a free car's id)
+    whether something does. A case has been seen if one success had the values of
     all conditions, or if for each pair of conditions some success had both values: what is done may depend on two conditions
     at once, and the traces do not hold every combination of more. Each amount and date has to be between those of the
     successes with the same conditions. Anything else (an id, a name) may be new.
 
+    Of a condition that decides nothing (the colour of a car that is to be returned) each value must have been seen, but not
+    with those of the others. It is one that the group shows to be such: others suffice to tell apart whoever did different
+    things (`_DECIDING` at most, the fewest that do), and it was another in `_SHOWN` successes that did the same.
+
     Args:
         counts: How often each value stands in each place, in all traces.
         group: Successes whose requests ask alike, whatever was done: what has few values among them is a condition.
+        deeds: What each of the group did, in several ways to tell it, of which the first counts that conditions explain. None:
+            every condition decides.
     """
 
-    def __init__(self, counts: Mapping[Place, Mapping[str, int]], group: Sequence[Success] = ()) -> None:
-        self._counts, self._group = counts, group
+    def __init__(
+        self,
+        counts: Mapping[Place, Mapping[str, int]],
+        group: Sequence[Success] = (),
+        deeds: Sequence[Sequence[Deed]] = (),
+    ) -> None:
+        self._counts, self._group, self._deeds = counts, group, deeds
         self._few: dict[Place, bool] = {}
+        self._empty: dict[Place, bool] = {}
 
-    def among(self, group: Sequence[Success]) -> "Cases":
-        """The cases of requests that ask alike."""
-        return Cases(self._counts, group)
+    def among(self, group: Sequence[Success], deeds: Sequence[Sequence[Deed]] = ()) -> "Cases":
+        """The cases of requests that ask alike. Args: `deeds`, as of the class."""
+        return Cases(self._counts, group, deeds)
 
     def is_flag(self, place: Place) -> bool:
         """Whether so few values stand there that it is a condition whatever they are."""
@@ -63,6 +116,9 @@ class Cases:
     def seen(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
         """Whether these successes have been in the case that the values `found` make."""
         conditions = self.conditions(found)
+        idle = {place: conditions.pop(place) for place in [*conditions] if place in self._idle}
+        if not all(_with(successes, [value]) for value in idle.items()):
+            return False
         if alike := _with(successes, conditions.items()):
             return between(alike, found)
         with_each = {place: _with(successes, [(place, text)]) for place, text in conditions.items()}
@@ -85,17 +141,73 @@ class Cases:
 
     def alike(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> Sequence[Success]:
         """Those of the successes that have been in the case, numbers aside; all where none has been in the whole of it."""
-        return _with(successes, self.conditions(found).items()) or successes
+        conditions = self.conditions(found).items()
+        return _with(successes, (each for each in conditions if each[0] not in self._idle)) or successes
 
     def conditions(self, found: Mapping[Place, Scalar]) -> dict[Place, str]:
-        """Those of the values that stand where few do, as texts."""
-        return {place: text_of(value) for place, value in found.items() if self.is_flag(place) or self._has_few(place)}
+        """Those of the values that stand where few do, as texts; of one that may be nothing, whether it is ("" or `_NAMED`)."""
+        few = {place for place in found if self.is_flag(place) or self._has_few(place)}
+        told = {place: text_of(value) for place, value in found.items() if place in few}
+        some = {place: "" if is_empty(value) else _NAMED for place, value in found.items() if self._may_be_empty(place)}
+        return some | told
+
+    def _may_be_empty(self, place: Place) -> bool:
+        if place not in self._empty:
+            self._empty[place] = place[0] == "answer" and any(map(is_empty, self._counts.get(unnumbered(place), ())))
+        return self._empty[place]
 
     def _has_few(self, place: Place) -> bool:
         if place not in self._few:
             texts = set[str]().union(*(each.values.get(place, _EMPTY) for each in self._group))
             self._few[place] = 0 < len(texts) ** 2 <= len(self._group)
         return self._few[place]
+
+    @cached_property
+    def _idle(self) -> frozenset[Place]:
+        """The conditions that decide nothing."""
+        for deeds in self._deeds:
+            done = [Done(self.conditions(each.answers), deed) for each, deed in zip(self._group, deeds, strict=True)]
+            if found := telling_apart(done):
+                deciding = frozenset[Place]().union(*found)
+                places = {place for each in done for place in each.told} - deciding
+                shown = [place for place in places if _varied(place, done, deciding) >= _SHOWN]
+                return frozenset(place for place in shown if not self._limits(place))
+        return frozenset()
+
+    def _limits(self, place: Place) -> bool:
+        """Whether amounts or dates are others with one of its values: then it decides, by a limit of theirs."""
+        numbers = dict(pair for each in self._group for pair in each.answers.items())
+        for text in {text for each in self._group for text in each.values.get(place, ())}:
+            having = [each for each in self._group if each.has(place, text)]
+            others = [each for each in self._group if place in each.values and not each.has(place, text)]
+            if _apart(having, others, numbers):
+                return True
+        return False
+
+
+def telling_apart(done: Sequence[Done]) -> list[frozenset[Place]]:
+    """The fewest conditions in which any two that did different things differ: all such sets; none where no set does."""
+    differing = set[frozenset[Place]]()
+    for first, second in combinations(done, 2):
+        if first.deed != second.deed and first.shaped_as(second):
+            both = first.told.keys() & second.told.keys()
+            differing.add(frozenset(place for place in both if first.told[place] != second.told[place]))
+    needed = [each for each in differing if not any(other < each for other in differing)]
+    places = sorted(frozenset[Place]().union(*needed))
+    for number in range(_DECIDING + 1):
+        chosen = map(frozenset, combinations(places, number))
+        if found := [each for each in chosen if all(each & one for one in needed)]:
+            return found
+    return []
+
+
+def _varied(place: Place, done: Sequence[Done], deciding: frozenset[Place]) -> int:
+    """In how many successes the place has another value than it mostly has where the same was done and decided."""
+    values: dict[Hashable, Counter[str]] = defaultdict(Counter)
+    for each in done:
+        if place in each.told:
+            values[each.deed, tuple(each.told.get(other) for other in sorted(deciding))][each.told[place]] += 1
+    return sum(found.total() - max(found.values()) for found in values.values())
 
 
 def _with(successes: Sequence[Success], conditions: Iterable[tuple[Place, str]]) -> list[Success]:

@@ -117,6 +117,11 @@ def text_of(value: Scalar) -> str:
     return "" if value is None else str(value).strip(".,;:!?()\"'")
 
 
+def is_empty(value: Scalar) -> bool:
+    """Whether an answer says so that there is nothing: null, no text, or a word for it."""
+    return value is None or text_of(value).strip("- ").lower() in ("", "none", "null", "nil", "n/a", "na", "unknown")
+
+
 def number_of(value: Scalar) -> float | None:
     """The size of an amount or date; None for what has none."""
     if isinstance(value, str):
@@ -153,6 +158,23 @@ def exchange(value: Any, exchanged: Mapping[str, Scalar]) -> Any:
     new = exchanged.get(text_of(value), value) if not isinstance(value, bool | None) else value
     number = number_of(new) if isinstance(new, str) else None  # a word of an answer, where the argument is a number
     return new if number is None else int(number) if number.is_integer() else number
+
+
+def exchange_answer(text: str, exchanged: Mapping[str, Scalar]) -> str:
+    """A tool's answer with new values: of JSON the keys stay, and the way it is written."""
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError):
+        read = None
+    for options in _WRITTEN if isinstance(read, dict | list) else ():
+        if json.dumps(read, **options) == text:
+            return json.dumps(exchange(read, exchanged), **options)
+    return str(exchange(text, exchanged))
+
+
+_WRITTEN: Sequence[Mapping[str, Any]] = [
+    {**separators, "ensure_ascii": ascii} for separators in ({}, {"separators": (",", ":")}) for ascii in (True, False)
+]
 
 
 def without_values(play: Play) -> str:

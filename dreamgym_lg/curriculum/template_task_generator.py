@@ -2,31 +2,34 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import itemgetter
 from random import Random
 from typing import Any, NamedTuple
 
-from dreamgym_lg.actions import ToolCall, render_answer, render_call
+from dreamgym_lg.actions import ToolCall, render_call
 from dreamgym_lg.curriculum.alike import AlikeRequests
 from dreamgym_lg.curriculum.cases import Cases, Kind, Success, between
+from dreamgym_lg.curriculum.demonstrations import carried_reply, constant_words
 from dreamgym_lg.curriculum.plays import (
     Place,
     Play,
     Scalar,
     by_place,
     exchange,
+    exchange_answer,
     form,
+    is_empty,
     leaves,
     paired_values,
     read_play,
     text_of,
     unnumbered,
     whole,
-    without_values,
 )
-from dreamgym_lg.curriculum.task_generator import named_values, variation, words
+from dreamgym_lg.curriculum.task_generator import variation, words
 from dreamgym_lg.experience.prompt_formats import first_observation
-from dreamgym_lg.types import Step, Task, Trajectory
+from dreamgym_lg.types import Task, Trajectory
 
 _DONORS, _SUCCESSES = 100, 4
 """Traces whose values are tried for one variation, with the calls of each of so many successes."""
@@ -80,6 +83,8 @@ class TemplateTaskGenerator:
         # few values for many traces: a status, a kind, a currency
         self._categorical = {place for place, found in counts.items() if len(found) ** 2 <= found.total() > 1}
         self._cases = Cases(counts)
+        self._found: dict[frozenset[str], tuple[Cases, Cases]] = {}
+        self._of_play: dict[int, tuple[dict[str, list[Place]], set[str]]] = {}  # a play cannot be hashed
         self._choices = {
             text: re.compile(whole(text).pattern, re.IGNORECASE)
             for play in plays
@@ -93,7 +98,7 @@ class TemplateTaskGenerator:
         asked = [words(request) - self._names for request in masked]
         requests = list(zip(read, asked, strict=True))
         self._successes = [
-            Success(play, request, self._kind(play), self._kind(play, writes_only=True), by_place(play))
+            Success(play, request, self._kind(play), self._kind(play, writes_only=True), self._values(play))
             for play, request in requests
             if play.success and play.calls
         ]
@@ -120,7 +125,7 @@ class TemplateTaskGenerator:
         if request is None or task.split != "train":
             return None
         alike, near = self._alike.successes(request), self._alike.successes(request, near=True)
-        worded, cases = self._alike.worded(request), (self._cases.among(alike), self._cases.among(near))
+        worded, cases = self._alike.worded(request), self._cases_of(request, alike, near)
         kinds = sorted({each.kind for each in alike})  # what is rarely done is shown as often as what is done every day
         for kind in rng.sample(kinds, min(_SUCCESSES, len(kinds))):
             success = rng.choice([each for each in alike if each.kind == kind])
@@ -134,7 +139,7 @@ class TemplateTaskGenerator:
             slots, own = self._slots(seed), self._slots(success.play)
             if (paired := paired_values(seed, slots, success.play, own)) is None:
                 continue
-            same = [each for each in alike if each.kind == success.kind]
+            same = [each for each in alike if each.kind == success.kind and self._chosen(each.play) == chosen]
             others = [each for each in near if each.writes != success.writes and self._chosen(each.play) == chosen]
             # who asks about two orders does not ask for the same as who asks about one
             others = [each for each in others if paired_values(each.play, self._slots(each.play), success.play, own)]
@@ -154,8 +159,24 @@ class TemplateTaskGenerator:
         careful = (each.play in [other.play for other in self._alike.successes(each.request)] for each in own)
         return bool(own) and not any(careful)
 
+    def _values(self, play: Play) -> dict[Place, dict[str, Scalar]]:
+        """The values that stand in each place, without the answers of calls that write: they decided nothing any more."""
+        found = by_place(play)
+        return {
+            place: texts for place, texts in found.items() if place[0] != "answer" or not self._writes(unnumbered(place)[1])
+        }
+
     def _slots(self, play: Play) -> dict[str, list[Place]]:
         """The values in the request that are the trace's own, and where else in the trace each stands."""
+        return self._read_request(play)[0]
+
+    def _chosen(self, play: Play) -> set[str]:
+        """What the request says of the few values that some argument has: three nights, an express parcel."""
+        return self._read_request(play)[1]
+
+    def _read_request(self, play: Play) -> tuple[dict[str, list[Place]], set[str]]:
+        if id(play) in self._of_play:
+            return self._of_play[id(play)]
         request = first_observation(play.task)
         slots: dict[str, list[Place]] = defaultdict(list)
         for place, value in play.values():
@@ -165,7 +186,8 @@ class TemplateTaskGenerator:
                 continue
             if unnumbered(place) not in self._categorical and text and whole(text).search(request):
                 slots[text].append(place)
-        return slots
+        self._of_play[id(play)] = slots, {text for text, found in self._choices.items() if found.search(request)}
+        return self._of_play[id(play)]
 
     def _carried_over(
         self,
@@ -199,20 +221,31 @@ class TemplateTaskGenerator:
             if len(known) != 1 or not self._learn(exchanged, case, name, answer, known[0], successes, cases):
                 return None
         looked_up = any(not self._writes(call.name) for call in calls)
-        return _CarriedOver(exchanged, calls, case, cases.alike(successes, case)) if looked_up else None
+        if not looked_up:
+            return None
+        return _CarriedOver(exchanged, calls, case, cases.alike(successes, case), constant_words(successes, self._writes))
+
+    def _cases_of(self, request: frozenset[str], alike: Sequence[Success], near: Sequence[Success]) -> tuple[Cases, Cases]:
+        """The cases of the successes that ask as this request does, and of those that may."""
+        if request not in self._found:
+            deeds = [each.deed for each in alike], [(each.kind, "") for each in alike]
+            self._found[request] = self._cases.among(alike, deeds), self._cases.among(near)
+        return self._found[request]
 
     def _kind(self, play: Play, *, writes_only: bool = False) -> Kind:
-        calls = [call for call in play.calls if not writes_only or self._writes(call.name)]
-        constant = [
-            (value for place, value in leaves(call.arguments, ("call", call.name)) if unnumbered(place) in self._categorical)
-            for call in calls
-        ]
-        return tuple((call.name, *map(text_of, found)) for call, found in zip(calls, constant, strict=True))
-
-    def _chosen(self, play: Play) -> set[str]:
-        """What the request says of the few values that some argument has: three nights, an express parcel."""
-        request = first_observation(play.task)
-        return {text for text, found in self._choices.items() if found.search(request)}
+        """What was done, whatever the values: of each call the tool, and where each argument's value was taken from."""
+        request, known, kind = first_observation(play.task), dict[str, str](), list[tuple[str, ...]]()
+        for name, call, answer in zip(play.names(), play.calls, play.answers, strict=True):
+            sources = [call.name]
+            for place, value in sorted(leaves(call.arguments, ("call", call.name)), key=itemgetter(0)):
+                text = text_of(value)
+                other = "request" if text in request else text if unnumbered(place) in self._categorical else "?"
+                sources.append("request" if whole(text).search(request) else known.get(text, other))
+            if self._writes(call.name) or not writes_only:
+                kind.append(tuple(sources))
+            for place, value in leaves(answer, ("answer", name)):
+                known.setdefault(text_of(value), "/".join(place))
+        return tuple(kind)
 
     def _untold(self, success: Success, others: Sequence[Success]) -> bool:
         """Whether a call holds one of few values (4 nights) that request and answers do not, and others have another."""
@@ -240,9 +273,9 @@ class TemplateTaskGenerator:
         if before.keys() != after.keys() or not cases.seen(successes, case):
             return False
         for place, value in before.items():
-            if _is_empty(value) != _is_empty(after[place]):
+            if is_empty(value) != is_empty(after[place]):
                 return False  # nothing found where something was, or the other way round: another case
-            if isinstance(value, bool) or _is_empty(value):
+            if isinstance(value, bool) or is_empty(value):
                 continue
             if text_of(exchanged.setdefault(text_of(value), after[place])) != text_of(after[place]):
                 return False  # one old value would have to become two
@@ -263,11 +296,13 @@ class TemplateTaskGenerator:
             return None
         made = [render_call(*call) for call in found.calls]
         answers = [
-            exchange(text, found.exchanged) if self._writes(call.name) else self._texts[action]
+            exchange_answer(text, found.told) if self._writes(call.name) else self._texts[action]
             for call, text, action in zip(success.calls, success.texts, made, strict=True)
         ]
         request = exchange(first_observation(seed.task), exchanged)
-        reply = self._reply(success, found, [request, *made, *answers])
+        texts, plays = [request, *made, *answers], [each.play for each in found.alike]
+        own = {"constant": found.constant, "texts": texts, "few": self._categorical}
+        reply = carried_reply(success, plays, found.exchanged, **own)
         reference = {"reference_calls": made, "reference_answers": answers, "reference_reply": reply}
         carried = "" if success is seed else f", solved as {success.task.id} was"
         why = f"the request of {seed.task.id} with the values of {donor.task.id}, whose answers are recorded{carried}"
@@ -278,18 +313,6 @@ class TemplateTaskGenerator:
             generated={"generator": "templates", "why": why, "seed": success.task.id},
             metadata={**task.metadata, **facts, **reference},
         )
-
-    def _reply(self, success: Play, found: "_CarriedOver", texts: Sequence[str]) -> str:
-        """The success's final answer with the new values; "" unless it is what all said in this case, their values aside, and
-        names nothing that is not in these texts."""
-        reply = str(exchange(success.said, found.exchanged))
-        said = [without_values(each.play) for each in found.alike]
-        if {*said} != {without_values(success)}:
-            return ""
-        constant = said[:1] if len(said) > 1 else []  # what others say as well is about nobody
-        addressed = words(" ".join(re.findall(r"(?:^|[.!?]\s+)([A-Z]\w+)(?=,)", reply)))
-        known = frozenset[str]().union(*map(words, (*constant, *texts)))
-        return reply if known.issuperset(named_values(reply) | addressed) else ""
 
     def _rubric(self, success: Play, exchanged: Mapping[str, Scalar], made: Sequence[str], reply: str) -> str:
         own = str(success.task.metadata.get("rubric") or "")
@@ -318,18 +341,6 @@ class TemplateTaskGenerator:
         return dict(exchange(facts, known))
 
 
-def demonstration(task: Task) -> Trajectory | None:
-    """The success that a variation was made with, as an episode of it; None where its final answer is not known."""
-    reply, seen, steps = task.metadata.get("reference_reply"), first_observation(task), list[Step]()
-    if not reply:
-        return None
-    for action, answer in zip(task.metadata["reference_calls"], task.metadata["reference_answers"], strict=True):
-        steps.append(Step(observation=seen, action=action, next_observation=answer))
-        seen = answer
-    steps.append(Step(observation=seen, action=render_answer(reply), next_observation="", reward=1.0, terminated=True))
-    return Trajectory(task=task, steps=steps, source="synthetic", success=True)
-
-
 class _CarriedOver(NamedTuple):
     """A recorded success with the values of another trace."""
 
@@ -340,6 +351,13 @@ class _CarriedOver(NamedTuple):
     """What the new lookups are answered."""
     alike: Sequence[Success]
     """The successes with the same calls that have been in this case."""
+    constant: Collection[str]
+    """Words that are no value in a text of theirs, whatever they are elsewhere."""
+
+    @property
+    def told(self) -> dict[str, Scalar]:
+        """The new value of each old one in sentences and in what writing calls return."""
+        return {old: new for old, new in self.exchanged.items() if old not in self.constant}
 
 
 def _names(requests: Sequence[str]) -> frozenset[str]:
@@ -353,11 +371,6 @@ def _masked(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:
     """The request without its values; what stands nowhere but in its metadata may say what is asked, and stays."""
     values = [text for text, places in slots.items() if any(place[0] != "metadata" for place in places)]
     return str(exchange(first_observation(play.task), dict.fromkeys(values, "")))
-
-
-def _is_empty(value: Scalar) -> bool:
-    """Whether an answer says so that there is nothing: null, no text, or a word for it."""
-    return value is None or text_of(value).strip().lower() in ("", "none", "null")
 
 
 def _is_request(text: str, request: str) -> bool:

@@ -11,8 +11,9 @@ from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator
+from dreamgym_lg.curriculum.demonstrations import demonstration
 from dreamgym_lg.curriculum.task_generator import TaskChecks, TaskGenerator
-from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator, demonstration
+from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
 from dreamgym_lg.environment import CreateEnvironment, Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.event_loop import run_lasting

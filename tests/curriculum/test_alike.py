@@ -87,6 +87,16 @@ def test_who_looked_up_less_was_lucky_only_if_others_who_were_told_the_same_look
     assert generate.by_luck(guess.task), "of a delivered one all others looked it up"
 
 
+def test_who_looked_up_one_of_two_orders_was_lucky_if_others_looked_up_both() -> None:
+    def compared(n: int, *looked_up: int) -> Trajectory:
+        calls: list[Call] = [("get_order", {"order": f"K-{order}"}, '{"status": "open"}') for order in looked_up]
+        return recorded(f"t/{n}", f"Are K-{n} and K-{n + 1} open?", calls, "Both are open.")
+
+    traces = [compared(n, n, n + 1) for n in range(1000, 1040, 2)]
+    generate = generator([*traces, guess := compared(2000, 2000)])
+    assert generate.by_luck(guess.task) and not generate.by_luck(traces[0].task)
+
+
 def test_a_null_that_was_returned_is_kept() -> None:
     play = read_play(recorded("t", "Show K-1.", [("get", {"order": "K-1"}, '{"hold": null}')], "Done."))
     assert play is not None and by_place(play)["answer", "get", "hold"] == {"": None}

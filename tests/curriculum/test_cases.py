@@ -1,10 +1,11 @@
 """Whether the answers of lookups make a case that recorded successes have been in."""
 
+from collections.abc import Callable
 from itertools import product
 
 import pytest
 
-from dreamgym_lg.curriculum.cases import Cases, Success
+from dreamgym_lg.curriculum.cases import Cases, Deed, Success
 from dreamgym_lg.curriculum.plays import Place, Play, Scalar, text_of
 from dreamgym_lg.types import Task
 
@@ -25,6 +26,51 @@ def success(*values: Scalar, age: int = 10) -> Success:
 
 def successes(*cases: str, age: int = 10) -> list[Success]:
     return [success(*case.split(), age=age) for case in cases]
+
+
+def deeds(known: list[Success], decide: Callable[[Success], str]) -> list[Deed]:
+    return [(((decide(each),),), "") for each in known]
+
+
+def renewed_if_free(known: Success) -> str:
+    return "renew" if known.has(FLAGS[0], "no") else "refuse"
+
+
+def test_a_condition_that_decided_nothing_need_not_be_seen_with_the_others() -> None:
+    known = successes("no no no", "no yes no", "no no no", "no yes no", "no no yes", "yes no no", "yes no no", "yes no no")
+    renewed, case = known[:5], found("no", "yes", "yes")
+    assert not CASES.among(known).seen(renewed, case), "overdue is not seen with what has been renewed before"
+    cases = CASES.among(known, [deeds(known, renewed_if_free)])
+    assert not cases.seen(renewed, case), "two successes that were renewed before are too few to tell"
+    known += successes("no yes no")
+    cases = CASES.among(known, [deeds(known, renewed_if_free)])
+    assert cases.seen(renewed, case) and not cases.seen(known[5:8], found("yes", "yes", "no")), "nothing that was refused"
+
+
+def test_a_condition_that_others_explain_as_well_decides() -> None:
+    known = [*successes("no no no", "no no no", "yes yes no", "yes yes no"), *successes("no no yes", "yes yes yes")]
+    cases = CASES.among(known, [deeds(known, renewed_if_free)])
+    assert not cases.seen(known, found("no", "yes", "no")), "whether it is reserved or was renewed decides"
+
+
+def test_where_no_conditions_explain_what_was_done_all_decide() -> None:
+    known = [*successes(*["no no no", "no yes no"] * 4, age=10), *successes("no no no", age=90)]
+    cases = CASES.among(known, [deeds(known, lambda each: "refuse" if each.has(AGE, "90") else "renew")])
+    assert not cases.seen(successes("no no no"), found("no", "yes", "no"))
+
+
+def test_a_condition_with_a_limit_of_its_own_decides() -> None:
+    known = [*(success("no", "no", age=age) for age in range(5)), *(success("no", "yes", age=age) for age in range(10, 16))]
+    cases = CASES.among(known, [deeds(known, renewed_if_free)])
+    assert not cases.seen(known, found("no", "no", age=12)), "only what was renewed before may be as old"
+
+
+def test_whether_something_was_found_is_a_condition() -> None:
+    car: Place = ("answer", "search", "car")
+    cases = Cases({car: {**{f"V{number}": 1 for number in range(20)}, "N/A": 9}})
+    some, none = (Success(PLAY, frozenset(), (), (), {car: {text: text}}) for text in ("V1", "N/A"))
+    for text, own, other in (("V7", some, none), ("", none, some), ("n/a", none, some)):
+        assert cases.seen([own], {car: text}) and not cases.seen([other], {car: text})
 
 
 def test_two_conditions_have_to_be_seen_together() -> None:

@@ -6,13 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
 from desk_traces import SYSTEM, WRITES, Call, recorded, trace, traces
 
 from dreamgym_lg.actions import ToolCall, parse_action, render_answer
-from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator, demonstration
+from dreamgym_lg.curriculum.demonstrations import demonstration
+from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
 from dreamgym_lg.types import Task, Trajectory
 
 TRACES = traces(120)
@@ -360,6 +362,66 @@ def test_answers_in_plain_words_are_read_word_by_word() -> None:
     task = next(each for each in made if each is not None)
     assert task.metadata["observation"] == "Book R-15y for me, room R-15y."
     assert references(task)[-1] == ("book", {"id": "R-15y", "price": 55})
+
+
+def cancelled(n: int, statuses: tuple[str, ...], *, says: str = "") -> Trajectory:
+    """A customer's reserved rental is cancelled, whichever in the list it is."""
+    customer, rentals = f"C-{1000 + n}", [{"id": f"R-{2000 + 10 * n + k}", "status": each} for k, each in enumerate(statuses)]
+    rental = next(each["id"] for each in rentals if each["status"] == "reserved")
+    calls: list[Call] = [
+        ("list", {"customer": customer}, json.dumps(rentals)),
+        ("escalate", {"rental": rental}, json.dumps({"cancelled": rental, "at": "cancelled desk"})),
+    ]
+    words = (f"Please cancel for {customer}.", f"{customer} here, I want to cancel my car.")[n // 6 % 2]
+    return recorded(f"r/{n}", words, calls, f"{says or rental} is cancelled.")
+
+
+def test_what_was_taken_from_a_list_depends_on_what_the_list_says() -> None:
+    every = list(permutations(("reserved", "active", "cancelled"), 2))
+    known = [cancelled(n, every[n % 6]) for n in range(60) if "reserved" in every[n % 6]]
+    generate, picked = generator(known), Counter[int]()
+    for seed in range(80):
+        if (varied := generate(known[seed % len(known)].task, [], random.Random(seed))) is None:
+            continue
+        rentals, done = map(json.loads, varied.metadata["reference_answers"])
+        (at,) = (k for k, each in enumerate(rentals) if each["status"] == "reserved")
+        rental = references(varied)[-1].arguments["rental"]
+        assert rental == rentals[at]["id"] and done == {"cancelled": rental, "at": "cancelled desk"}
+        assert varied.metadata["reference_reply"] == f"{rental} is cancelled."
+        picked[at] += 1
+    assert min(picked[0], picked[1]) > 5
+
+
+def test_an_answer_that_names_another_record_than_the_others_did_is_not_repeated() -> None:
+    known = [cancelled(n, ("reserved", "active")) for n in range(20)]
+    lucky = [cancelled(n, ("reserved", "active"), says=f"R-{2001 + 10 * n}") for n in range(20, 23)]
+    made = [generator([*known, *lucky])(lucky[0].task, [], random.Random(seed)) for seed in range(20)]
+    assert any(made) and not any(each.metadata["reference_reply"] for each in made if each)
+
+
+def test_a_free_car_is_taken_and_none_is_not() -> None:
+    def swapped(n: int, nothing: str = "N/A") -> Trajectory:
+        """Requests about five classes, in other words each: what was done says that they ask for the same."""
+        rental, car = f"R-{3000 + n}", f"V-{4000 + n}" if n % 2 else nothing
+        words = ("Change {} to a van.", "Is a van free for {}?", "We are more people now: a van for {} please.")[n % 3]
+        calls: list[Call] = [
+            ("get", {"rental": rental}, json.dumps({"class": "abcde"[n % 5], "insured": n % 7 < 3})),
+            ("search", {"rental": rental}, json.dumps({"car": car})),
+        ]
+        if car != nothing:
+            calls.append(("book", {"car": car, "rental": rental}, "done"))
+        said = f"{rental} has {car}." if car != nothing else "No van is free."
+        return recorded(f"s/{n}", words.format(rental), calls, said)
+
+    known = [swapped(n) for n in range(60)]
+    generate, made = generator(known), Counter[bool]()
+    for seed in range(60):
+        if (varied := generate(known[seed].task, [], random.Random(seed))) is not None:
+            free = "N/A" not in varied.metadata["reference_answers"][1]
+            assert [call.name for call in references(varied)] == ["get", "search", *(["book"] if free else [])]
+            assert varied.metadata["reference_reply"].startswith("R-3" if free else "No van")
+            made[free] += 1
+    assert min(made[True], made[False]) > 10
 
 
 def test_no_seed_no_variation() -> None:

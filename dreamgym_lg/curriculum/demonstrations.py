@@ -1,0 +1,70 @@
+"""What a policy imitates of a generated task: its calls, what they were answered, and the final answer."""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from dreamgym_lg.actions import render_answer
+from dreamgym_lg.curriculum.cases import Success
+from dreamgym_lg.curriculum.plays import Place, Play, Scalar, exchange, text_of, unnumbered
+from dreamgym_lg.curriculum.task_generator import named_values, words
+from dreamgym_lg.experience.prompt_formats import first_observation
+from dreamgym_lg.types import Step, Task, Trajectory
+
+
+def demonstration(task: Task) -> Trajectory | None:
+    """The success that a variation was made with, as an episode of it; None where its final answer is not known."""
+    reply, seen, steps = task.metadata.get("reference_reply"), first_observation(task), list[Step]()
+    if not reply:
+        return None
+    for action, answer in zip(task.metadata["reference_calls"], task.metadata["reference_answers"], strict=True):
+        steps.append(Step(observation=seen, action=action, next_observation=answer))
+        seen = answer
+    steps.append(Step(observation=seen, action=render_answer(reply), next_observation="", reward=1.0, terminated=True))
+    return Trajectory(task=task, steps=steps, source="synthetic", success=True)
+
+
+def constant_words(successes: Sequence[Success], writes: Callable[[str], bool]) -> frozenset[str]:
+    """The words of final answers and of what writing calls returned that are no value in some trace.
+
+    All say "cancelled", whether or not another order of theirs is cancelled too."""
+    found = set[str]()
+    for each in successes:
+        written = (text for call, text in zip(each.play.calls, each.play.texts, strict=True) if writes(call.name))
+        values = dict.fromkeys((text for texts in each.values.values() for text in texts), "")
+        found.update(re.findall(r"[\w-]+", exchange(" ".join([each.play.said, *written]), values)))
+    return frozenset(found)
+
+
+def carried_reply(
+    success: Play,
+    alike: Sequence[Play],
+    exchanged: Mapping[str, Scalar],
+    *,
+    constant: Collection[str],
+    texts: Sequence[str],
+    few: Collection[Place],
+) -> str:
+    """The success's final answer with the new values; "" unless it is what all said in this case, their values aside, and names
+    nothing that is not in these texts.
+
+    Args:
+        alike: The successes that have been in the case.
+        exchanged: The new value of each old one.
+        constant: `constant_words`, which stay.
+        texts: Request, calls and answers of the variation.
+        few: Where few values stand: which one it is makes no other answer.
+    """
+
+    def masked(play: Play) -> str:
+        places = {text_of(value): place for place, value in reversed([*play.values()])}
+        masks = {text: "" if unnumbered(place) in few else "/".join(place) for text, place in places.items()}
+        return str(exchange(play.said, {text: mask for text, mask in masks.items() if text not in constant}))
+
+    reply = str(exchange(success.said, {old: new for old, new in exchanged.items() if old not in constant}))
+    said = [masked(play) for play in alike]
+    if {*said} != {masked(success)}:
+        return ""
+    common = said[:1] if len(said) > 1 else []  # what others say as well is about nobody
+    addressed = words(" ".join(re.findall(r"(?:^|[.!?]\s+)([A-Z]\w+)(?=,)", reply)))
+    known = frozenset[str]().union(*map(words, (*common, *texts)))
+    return reply if known.issuperset(named_values(reply) | addressed) else ""
