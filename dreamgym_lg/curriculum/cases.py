@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from math import comb
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dreamgym_lg.curriculum.plays import Place, Play, Scalar, is_empty, number_of, text_of, unnumbered, without_values
 
@@ -136,6 +136,7 @@ class Cases:
         """
         conditions = self.conditions(found)
         told = ((each, {place: text for place, text in conditions.items() if place in each.values}) for each in others)
+        told = ((each, shared) for each, shared in told if _comparable(each.answers, found))
         agreeing = [each for each, shared in told if shared and all(each.has(place, text) for place, text in shared.items())]
         return bool(agreeing) and not _apart(own, agreeing, found) or self.seen(others, found)
 
@@ -183,6 +184,12 @@ class Cases:
             if _apart(having, others, numbers):
                 return True
         return False
+
+
+def _comparable(one: Mapping[Place, Any], other: Mapping[Place, Any]) -> bool:
+    """Whether the answers of each lookup that both made have a place in common: "nothing found" and a record have none."""
+    both = {place[1] for place in one} & {place[1] for place in other}
+    return both == {place[1] for place in one.keys() & other.keys()}
 
 
 def telling_apart(done: Sequence[Done]) -> list[frozenset[Place]]:

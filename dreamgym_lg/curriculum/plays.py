@@ -152,7 +152,7 @@ def exchange(value: Any, exchanged: Mapping[str, Scalar]) -> Any:
     if isinstance(value, list | tuple):
         return [exchange(inner, exchanged) for inner in value]
     if isinstance(value, str):
-        old = sorted((text for text in exchanged if text), key=len, reverse=True)
+        old = sorted((text for text in exchanged if text and text in value), key=len, reverse=True)
         pattern = "|".join(whole(text).pattern for text in old)
         return re.sub(pattern, lambda match: text_of(exchanged[match[0]]), value) if old else value
     new = exchanged.get(text_of(value), value) if not isinstance(value, bool | None) else value

@@ -11,6 +11,7 @@ from dreamgym_lg.actions import ToolCall, render_call
 from dreamgym_lg.curriculum.alike import AlikeRequests
 from dreamgym_lg.curriculum.cases import Cases, Kind, Success, between
 from dreamgym_lg.curriculum.demonstrations import carried_reply, constant_words
+from dreamgym_lg.curriculum.lists import with_taken_items
 from dreamgym_lg.curriculum.plays import (
     Place,
     Play,
@@ -67,6 +68,7 @@ class TemplateTaskGenerator:
     def __init__(self, trajectories: Sequence[Trajectory], *, writes: Callable[[str], bool]) -> None:
         self._writes = writes
         read = [play for each in trajectories if each.task.split == "train" and (play := read_play(each)) is not None]
+        read = with_taken_items(read)
         plays = [play for play in read if play.calls]
         self._donors = [(play, by_place(play)) for play in plays]
         self._known = {first_observation(play.task) for play in read}

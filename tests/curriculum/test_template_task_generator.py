@@ -378,7 +378,27 @@ def cancelled(n: int, statuses: tuple[str, ...], *, says: str = "") -> Trajector
 
 def test_what_was_taken_from_a_list_depends_on_what_the_list_says() -> None:
     every = list(permutations(("reserved", "active", "cancelled"), 2))
-    known = [cancelled(n, every[n % 6]) for n in range(60) if "reserved" in every[n % 6]]
+    check_picked([cancelled(n, every[n % 6]) for n in range(60) if "reserved" in every[n % 6]])
+
+
+def test_the_same_item_is_taken_from_lists_of_other_lengths() -> None:
+    statuses = [("reserved",), ("active", "reserved"), ("cancelled", "active", "reserved")]
+    generate, lengths = check_picked([cancelled(n, statuses[n % 3]) for n in range(60)]), set[tuple[int, int]]()
+    for seed in range(60):
+        if varied := generate(cancelled(seed, statuses[seed % 3]).task, [], random.Random(seed)):
+            lengths.add((seed % 3 + 1, len(json.loads(varied.metadata["reference_answers"][0]))))
+    assert any(before != after for before, after in lengths)
+
+
+def test_a_list_with_two_such_items_is_a_case_of_its_own() -> None:
+    known = [cancelled(n, ("active", "reserved")) for n in range(20)]
+    twice = [replace(cancelled(n, ("reserved", "reserved")), success=False) for n in range(20, 40)]
+    made = [generator([*known, *twice])(known[n].task, [], random.Random(n)) for n in range(20)]
+    lists = [json.loads(each.metadata["reference_answers"][0]) for each in made if each]
+    assert lists and all([rental["status"] for rental in each] == ["active", "reserved"] for each in lists)
+
+
+def check_picked(known: list[Trajectory]) -> TemplateTaskGenerator:
     generate, picked = generator(known), Counter[int]()
     for seed in range(80):
         if (varied := generate(known[seed % len(known)].task, [], random.Random(seed))) is None:
@@ -390,6 +410,7 @@ def test_what_was_taken_from_a_list_depends_on_what_the_list_says() -> None:
         assert varied.metadata["reference_reply"] == f"{rental} is cancelled."
         picked[at] += 1
     assert min(picked[0], picked[1]) > 5
+    return generate
 
 
 def test_an_answer_that_names_another_record_than_the_others_did_is_not_repeated() -> None:
