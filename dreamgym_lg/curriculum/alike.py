@@ -15,7 +15,8 @@ Group = frozenset[Words]
 """Requests that ask for the same."""
 _ALIKE, _NEAR = 0.6, 0.4
 """`Overlap` of two requests, their values aside, from which they ask alike, and from which they may: what one success wrote is
-carried over to the former, and what another wrote instead forbids it from the latter on."""
+carried over to the former, and what another wrote instead forbids it from the latter on, unless the two are known to ask for
+different things."""
 _COMPARED = 40
 """Successes of a group that are compared with those of another."""
 _GROUPED = 300

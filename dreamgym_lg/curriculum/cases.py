@@ -25,6 +25,8 @@ _FLAG = 6
 
 _DECIDING = 3
 """Most conditions together that what is done is thought to depend on."""
+_COMPARED, _TRIED = 120, 200_000
+"""Different successes that are compared with each other, and sets of conditions times pairs of them that are tried."""
 _SHOWN = 3
 """Successes in which a condition was another than usual, and nothing else was done, that show that it decides nothing."""
 _CHANCE = 0.05
@@ -59,7 +61,7 @@ class Success(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What somebody did, and the conditions in which he did it."""
+    """What a success did, and the conditions that its lookups told it before."""
 
     told: Mapping[Place, str]
     deed: Deed
@@ -78,10 +80,10 @@ class Done(NamedTuple):
 class Cases:
     """Whether new answers make a case that successes with the same calls have been in.
 
-    A place where few values stand (a status, a tier) is a *condition*, and of one where often nothing stands (a free car's id)
-    whether something does. A case has been seen if one success had the values of
-    all conditions, or if for each pair of conditions some success had both values: what is done may depend on two conditions
-    at once, and the traces do not hold every combination of more. Each amount and date has to be between those of the
+    A place where few values stand (a status, a tier) is a *condition*, and of one where sometimes nothing stands (a free car's
+    id) whether something does. A case has been seen if one success had the values of all conditions, or if for each pair of
+    conditions some success had both values: what is done may depend on two conditions at once, and the traces do not hold every
+    combination of more. Each amount and date has to be between those of the
     successes with the same conditions. Anything else (an id, a name) may be new.
 
     Of a condition that decides nothing (the colour of a car that is to be returned) each value must have been seen, but not
@@ -91,7 +93,7 @@ class Cases:
     Args:
         counts: How often each value stands in each place, in all traces.
         group: Successes whose requests ask alike, whatever was done: what has few values among them is a condition.
-        deeds: What each of the group did, in several ways to tell it, of which the first counts that conditions explain. None:
+        deeds: What each of the group did, in several ways to tell it, of which the first counts that conditions explain. Empty:
             every condition decides.
     """
 
@@ -116,8 +118,8 @@ class Cases:
     def seen(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
         """Whether these successes have been in the case that the values `found` make."""
         conditions = self.conditions(found)
-        idle = {place: conditions.pop(place) for place in [*conditions] if place in self._idle}
-        if not all(_with(successes, [value]) for value in idle.items()):
+        irrelevant = {place: conditions.pop(place) for place in [*conditions] if place in self._irrelevant}
+        if not all(_with(successes, [value]) for value in irrelevant.items()):
             return False
         if alike := _with(successes, conditions.items()):
             return between(alike, found)
@@ -143,7 +145,7 @@ class Cases:
     def alike(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> Sequence[Success]:
         """Those of the successes that have been in the case, numbers aside; all where none has been in the whole of it."""
         conditions = self.conditions(found).items()
-        return _with(successes, (each for each in conditions if each[0] not in self._idle)) or successes
+        return _with(successes, (each for each in conditions if each[0] not in self._irrelevant)) or successes
 
     def conditions(self, found: Mapping[Place, Scalar]) -> dict[Place, str]:
         """Those of the values that stand where few do, as texts; of one that may be nothing, whether it is ("" or `_NAMED`)."""
@@ -164,7 +166,7 @@ class Cases:
         return self._few[place]
 
     @cached_property
-    def _idle(self) -> frozenset[Place]:
+    def _irrelevant(self) -> frozenset[Place]:
         """The conditions that decide nothing."""
         for deeds in self._deeds:
             done = [Done(self.conditions(each.answers), deed) for each, deed in zip(self._group, deeds, strict=True)]
@@ -193,15 +195,24 @@ def _comparable(one: Mapping[Place, Any], other: Mapping[Place, Any]) -> bool:
 
 
 def telling_apart(done: Sequence[Done]) -> list[frozenset[Place]]:
-    """The fewest conditions in which any two that did different things differ: all such sets; none where no set does."""
+    """The fewest conditions in which any two that did different things differ: all such sets.
+
+    Empty where no set does, and where there are too many to try (`_TRIED`): lists of long records.
+    """
+    different = list({(each.deed, frozenset(each.told.items())): each for each in done}.values())[:_COMPARED]
     differing = set[frozenset[Place]]()
-    for first, second in combinations(done, 2):
+    for first, second in combinations(different, 2):
         if first.deed != second.deed and first.shaped_as(second):
             both = first.told.keys() & second.told.keys()
             differing.add(frozenset(place for place in both if first.told[place] != second.told[place]))
-    needed = [each for each in differing if not any(other < each for other in differing)]
+    needed = list[frozenset[Place]]()
+    for each in sorted(differing, key=len):
+        if not any(other <= each for other in needed):
+            needed.append(each)
     places = sorted(frozenset[Place]().union(*needed))
     for number in range(_DECIDING + 1):
+        if comb(len(places), number) * len(needed) > _TRIED:
+            return []
         chosen = map(frozenset, combinations(places, number))
         if found := [each for each in chosen if all(each & one for one in needed)]:
             return found

@@ -49,7 +49,7 @@ def carried_reply(
 
     Args:
         alike: The successes that have been in the case.
-        exchanged: The new value of each old one.
+        exchanged: The new value of each old one, without those of `constant`.
         constant: `constant_words`, which stay.
         texts: Request, calls and answers of the variation.
         few: Where few values stand: which one it is makes no other answer.
@@ -60,7 +60,7 @@ def carried_reply(
         masks = {text: "" if unnumbered(place) in few else "/".join(place) for text, place in places.items()}
         return str(exchange(play.said, {text: mask for text, mask in masks.items() if text not in constant}))
 
-    reply = str(exchange(success.said, {old: new for old, new in exchanged.items() if old not in constant}))
+    reply = str(exchange(success.said, exchanged))
     said = [masked(play) for play in alike]
     if {*said} != {masked(success)}:
         return ""

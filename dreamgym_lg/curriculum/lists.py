@@ -40,10 +40,16 @@ def with_taken_items(plays: Sequence[Play]) -> list[Play]:
 
 def _rule(chosen: Sequence[tuple[Rule, bool]]) -> Rule:
     """What nearly all items that were taken have, and the others in their lists have not; empty if nothing is."""
-    counts = Counter(pair for told, _ in chosen for pair in told)
-    if sum(several for _, several in chosen) < _SHOWN:
+    from_several = [told for told, several in chosen if several]
+    if len(from_several) < _SHOWN:
         return Rule()
-    return Rule(pair for pair, number in counts.items() if number >= _AGREED * len(chosen))
+    every, counts = (Counter(pair for told in some for pair in told) for some in ([told for told, _ in chosen], from_several))
+    # the only item of a list has all its fields to itself, which says nothing of how one is chosen
+    return Rule(
+        pair
+        for pair, number in counts.items()
+        if number >= _AGREED * len(from_several) and every[pair] >= _AGREED * len(chosen)
+    )
 
 
 def _taken(play: Play, number: int) -> tuple[Rule, bool] | None:

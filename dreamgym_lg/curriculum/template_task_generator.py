@@ -303,7 +303,7 @@ class TemplateTaskGenerator:
         ]
         request = exchange(first_observation(seed.task), exchanged)
         texts, plays = [request, *made, *answers], [each.play for each in found.alike]
-        reply = carried_reply(success, plays, found.exchanged, constant=found.constant, texts=texts, few=self._categorical)
+        reply = carried_reply(success, plays, found.told, constant=found.constant, texts=texts, few=self._categorical)
         reference = {"reference_calls": made, "reference_answers": answers, "reference_reply": reply}
         carried = "" if success is seed else f", solved as {success.task.id} was"
         why = f"the request of {seed.task.id} with the values of {donor.task.id}, whose answers are recorded{carried}"

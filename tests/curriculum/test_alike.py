@@ -5,6 +5,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from desk_traces import Call, recorded
@@ -53,6 +54,25 @@ def requests_of(traces: Sequence[Trajectory], seed: Trajectory) -> set[str]:
 def test_requests_in_other_words_ask_for_the_same_where_the_same_was_done() -> None:
     traces = [*group(0, SEND), *group(20, MOVED)]
     assert requests_of(traces, traces[0]) == {SEND, MOVED}
+
+
+def test_the_same_was_done_whatever_else_the_lookups_told() -> None:
+    """No two orders are alike in colour and shop, of which nothing depends."""
+
+    def with_more(trace: Trajectory, n: int) -> Trajectory:
+        first, *others = trace.steps
+        record = {**json.loads(first.next_observation), "colour": "abcde"[n % 5], "shop": "vwxyz"[n // 5 % 5]}
+        return replace(trace, steps=[replace(first, next_observation=json.dumps(record)), *others])
+
+    traces = [with_more(trace, n) for n, trace in enumerate([*group(0, SEND, 12), *group(20, MOVED, 12)])]
+    assert requests_of(traces, traces[0]) == {SEND, MOVED}
+
+
+def test_requests_that_are_known_to_ask_for_something_else_forbid_nothing() -> None:
+    """In similar words one asks to send an order elsewhere, the other to see to it."""
+    other = "Please send someone who sees to {order} elsewhere."
+    traces = [*group(0, SEND), *group(20, other, done="escalate")]
+    assert requests_of(traces, traces[0]) == {SEND} and requests_of(traces, traces[12]) == {other}
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from itertools import product
+from random import Random
 
 import pytest
 
-from dreamgym_lg.curriculum.cases import Cases, Deed, Success
+from dreamgym_lg.curriculum.cases import Cases, Deed, Done, Success, telling_apart
 from dreamgym_lg.curriculum.plays import Place, Play, Scalar, text_of
 from dreamgym_lg.types import Task
 
@@ -57,6 +58,15 @@ def test_where_no_conditions_explain_what_was_done_all_decide() -> None:
     known = [*successes(*["no no no", "no yes no"] * 4, age=10), *successes("no no no", age=90)]
     cases = CASES.among(known, [deeds(known, lambda each: "refuse" if each.has(AGE, "90") else "renew")])
     assert not cases.seen(successes("no no no"), found("no", "yes", "no"))
+
+
+def test_where_records_are_too_long_to_try_all_conditions_decide() -> None:
+    """Hundreds of fields with few values: trying every three of them would take hours."""
+    rng = Random(0)
+    places: list[Place] = [("answer", "list", str(number)) for number in range(100)]
+    done = [Done({place: rng.choice("ab") for place in places}, ((("do", str(n % 2)),), "")) for n in range(60)]
+    assert telling_apart(done) == []
+    assert telling_apart([each._replace(told={**each.told, places[7]: each.deed[0][0][1]}) for each in done]) == [{places[7]}]
 
 
 def test_a_condition_with_a_limit_of_its_own_decides() -> None:

@@ -398,6 +398,100 @@ def test_a_list_with_two_such_items_is_a_case_of_its_own() -> None:
     assert lists and all([rental["status"] for rental in each] == ["active", "reserved"] for each in lists)
 
 
+def test_what_only_items_of_one_have_does_not_say_which_of_two_is_taken() -> None:
+    """The customer names the class of the car; that it is new is true of nearly all that stand alone."""
+
+    def asked(n: int) -> Trajectory:
+        customer, several = f"C-{1000 + n}", n % 12 == 0
+        rentals = [{"id": f"R-{2000 + 2 * n}", "new": "no" if several else "yes"}]
+        rentals += [{"id": f"R-{2001 + 2 * n}", "new": "yes"}] if several else []
+        calls: list[Call] = [
+            ("list", {"customer": customer}, json.dumps(rentals)),
+            ("escalate", {"rental": rentals[0]["id"]}, "done"),
+        ]
+        words = (f"Cancel the old car of {customer}, please.", f"{customer} here, please cancel the old car.")[n // 24 % 2]
+        return recorded(f"r/{n}", words, calls, "It is cancelled.")
+
+    known = [asked(n) for n in range(72)]
+    generate, found = generator(known), 0
+    for n in range(72):
+        if varied := generate(known[n].task, [], random.Random(n)):
+            rentals, taken = json.loads(varied.metadata["reference_answers"][0]), references(varied)[-1].arguments["rental"]
+            assert taken == rentals[0]["id"]
+            found += 1
+    assert found > 20
+
+
+def test_nothing_was_found_and_nothing_was_done() -> None:
+    """Whoever was found a rental did something else, which says nothing of those who were found none."""
+    none = [("list", {"customer": "C-{}"}, "No rentals found")]
+    known = [cancelled(n, ("reserved", "active")) for n in range(30)]
+    for n in range(30, 60):
+        calls: list[Call] = [(name, {"customer": f"C-{1000 + n}"}, answer) for name, _, answer in none]
+        words = (f"Please cancel for C-{1000 + n}.", f"C-{1000 + n} here, I want to cancel my car.")[n % 2]
+        known.append(recorded(f"r/{n}", words, calls, "You have none."))
+    made = [generator(known)(known[n].task, [], random.Random(n)) for n in range(60)]
+    assert Counter(each.metadata["reference_reply"] for each in made if each)["You have none."] > 5
+
+
+def test_what_the_request_chose_belongs_to_the_case() -> None:
+    """Full insurance is sold to gold customers, basic to plain ones; what a plain one gets who asks for full was never seen."""
+
+    def insured(n: int) -> Trajectory:
+        tier, plan = (("gold", "full"), ("plain", "basic"))[n % 2]
+        rental, failed = f"R-{1000 + n}", n % 5 == 4
+        wanted = {"full": "basic", "basic": "full"}[plan] if failed else plan
+        calls: list[Call] = [
+            ("get", {"rental": rental}, json.dumps({"tier": tier})),
+            ("book", {"rental": rental, "plan": wanted}, "done"),
+        ]
+        words = (f"Add {wanted} insurance to {rental}.", f"I want {wanted} insurance, rental {rental}.")[n // 2 % 2]
+        return recorded(f"i/{n}", words, calls, "It is done.", success=not failed)
+
+    known, found = [insured(n) for n in range(60)], 0
+    for n in range(60):
+        if varied := generator(known)(known[n].task, [], random.Random(n)):
+            tier = json.loads(varied.metadata["reference_answers"][0])["tier"]
+            assert references(varied)[-1].arguments["plan"] == {"gold": "full", "plain": "basic"}[tier]
+            found += 1
+    assert found > 10
+
+
+def test_a_word_that_all_say_is_no_value() -> None:
+    """What became of the order before is no matter; that it is cancelled now all say, and the tool's own field is called so."""
+
+    def closed(n: int) -> Trajectory:
+        order = f"K-{1000 + n}"
+        calls: list[Call] = [
+            ("get", {"order": order}, json.dumps({"order": order, "before": ("cancelled", "sent", "paid")[n % 3]})),
+            ("book", {"order": order}, json.dumps({"cancelled": order, "state": "cancelled now"})),
+        ]
+        words = (f"Cancel {order} please.", f"Please, order {order}: cancel it.")[n // 3 % 2]
+        return recorded(f"k/{n}", words, calls, f"{order} is cancelled.")
+
+    known, found = [closed(n) for n in range(60)], 0
+    for n in range(60):
+        if varied := generator(known)(known[n].task, [], random.Random(n)):
+            order = references(varied)[0].arguments["order"]
+            assert json.loads(varied.metadata["reference_answers"][1]) == {"cancelled": order, "state": "cancelled now"}
+            assert varied.metadata["reference_reply"] == f"{order} is cancelled."
+            found += 1
+    assert found > 20
+
+
+def test_an_answer_with_the_value_of_another_field_is_not_repeated() -> None:
+    def told(n: int, *, right: bool) -> Trajectory:
+        order, record = f"K-{1000 + n}", {"from": f"A-{2000 + n}", "to": f"B-{3000 + n}"}
+        words = (f"Where does {order} go?", f"{order}: where does it go, please?")[n % 2]
+        calls: list[Call] = [("get", {"order": order}, json.dumps(record))]
+        return recorded(f"k/{n}", words, calls, f"To {record['to' if right else 'from']}.")
+
+    known = [told(n, right=n % 10 > 0) for n in range(40)]
+    for shown, some in ((known, False), ([each for n, each in enumerate(known) if n % 10], True)):
+        made = [generator(shown)(shown[0].task, [], random.Random(seed)) for seed in range(10)]
+        assert any(made) and any(each.metadata["reference_reply"] for each in made if each) == some
+
+
 def check_picked(known: list[Trajectory]) -> TemplateTaskGenerator:
     generate, picked = generator(known), Counter[int]()
     for seed in range(80):
