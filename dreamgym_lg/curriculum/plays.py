@@ -160,23 +160,6 @@ def exchange(value: Any, exchanged: Mapping[str, Scalar]) -> Any:
     return new if number is None else int(number) if number.is_integer() else number
 
 
-def exchange_answer(text: str, exchanged: Mapping[str, Scalar]) -> str:
-    """A tool's answer with new values: of JSON the keys stay, and the way it is written."""
-    try:
-        read = json.loads(text)
-    except (ValueError, RecursionError):
-        read = None
-    for options in _WRITTEN if isinstance(read, dict | list) else ():
-        if json.dumps(read, **options) == text:
-            return json.dumps(exchange(read, exchanged), **options)
-    return str(exchange(text, exchanged))
-
-
-_WRITTEN: Sequence[Mapping[str, Any]] = [
-    {**separators, "ensure_ascii": ascii} for separators in ({}, {"separators": (",", ":")}) for ascii in (True, False)
-]
-
-
 def without_values(play: Play) -> str:
     """A final answer without all that its trace's calls and answers hold."""
     return str(exchange(play.said, {text: "" for place, value in play.values() if (text := text_of(value))}))

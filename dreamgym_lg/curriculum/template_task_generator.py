@@ -18,7 +18,6 @@ from dreamgym_lg.curriculum.plays import (
     Scalar,
     by_place,
     exchange,
-    exchange_answer,
     form,
     is_empty,
     leaves,
@@ -298,7 +297,7 @@ class TemplateTaskGenerator:
             return None
         made = [render_call(*call) for call in found.calls]
         answers = [
-            exchange_answer(text, found.told) if self._writes(call.name) else self._texts[action]
+            exchange(text, found.told) if self._writes(call.name) else self._texts[action]
             for call, text, action in zip(success.calls, success.texts, made, strict=True)
         ]
         request = exchange(first_observation(seed.task), exchanged)

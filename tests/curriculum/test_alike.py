@@ -69,10 +69,17 @@ def test_the_same_was_done_whatever_else_the_lookups_told() -> None:
 
 
 def test_requests_that_are_known_to_ask_for_something_else_forbid_nothing() -> None:
-    """In similar words one asks to send an order elsewhere, the other to see to it."""
-    other = "Please send someone who sees to {order} elsewhere."
-    traces = [*group(0, SEND), *group(20, other, done="escalate")]
-    assert requests_of(traces, traces[0]) == {SEND} and requests_of(traces, traces[12]) == {other}
+    """In similar words one asks to send an order elsewhere, the other whatever its status to see to it."""
+    ask, other = "Please send {order} on at once elsewhere.", "Please send {order} on at once back."
+    traces = [*group(0, ask, 30), *group(40, other, 30, done="escalate"), *group(80, MOVED, 30, done="escalate")]
+    generate, done = generator(traces), Counter[str]()
+    overlap = generate._alike._overlap(*(generate._seeds[each.task.id] for each in (traces[0], traces[30])))
+    assert 0.4 <= overlap < 0.6, "near enough to forbid, were nothing known"
+    for number, trace in enumerate(traces[:30]):
+        if varied := generate(trace.task, [], random.Random(number)):
+            calls = [parse_call(call) for call in varied.metadata["reference_calls"]]
+            done.update(call.name for call in calls if call)
+    assert min(done["set_city"], done["escalate"]) > 2
 
 
 @pytest.mark.parametrize(
