@@ -50,7 +50,7 @@ class AlikeRequests:
         self._overlap = Overlap(" ".join(words) for _, words in requests)
         self._found: dict[tuple[Words, float], list[Success]] = {}
         self._nearest: dict[Words, Group] = {}
-        self._contradicting: dict[frozenset[Group], bool] = {}
+        self._differing: dict[frozenset[Group], bool] = {}
         self._done: dict[Group, list[Done]] = {}
 
     def successes(self, request: Words, *, near: bool = False) -> list[Success]:
@@ -66,7 +66,7 @@ class AlikeRequests:
             self._found[request, least] = [
                 each
                 for each in self._careful(wide)
-                if not group or each.request in same or (near and not self._contradict(group, self._same(each.request)))
+                if not group or each.request in same or (near and not self._ask_otherwise(group, self._same(each.request)))
             ]
         return self._found[request, least]
 
@@ -101,10 +101,16 @@ class AlikeRequests:
 
     def _agreed(self, first: Group, second: Group) -> int:
         """How many different deeds two groups share in the same case; -1 if the calls differ where all answers are the same."""
+        return -1 if self._contradict(first, second) else self._shared(first, second)
+
+    def _contradict(self, first: Group, second: Group) -> bool:
+        told = (
+            (each, its) for each, its in product(self._deeds(first), self._deeds(second)) if each.told.keys() & its.told.keys()
+        )
+        return any(each.deed[0] != its.deed[0] and each.in_case_of(its, each.told) for each, its in told)
+
+    def _shared(self, first: Group, second: Group) -> int:
         one, other = self._deeds(first), self._deeds(second)
-        for each, its in product(one, other):
-            if each.deed[0] != its.deed[0] and each.told.keys() & its.told.keys() and each.in_case_of(its, each.told):
-                return -1
         deciding = _deciding(one, other)
         # an answer in other words says neither that they ask for the same nor that they do not
         same = (
@@ -112,11 +118,13 @@ class AlikeRequests:
         )
         return len({each.deed for each, its in same if each.in_case_of(its, each.told if deciding is None else deciding)})
 
-    def _contradict(self, first: Group, second: Group) -> bool:
+    def _ask_otherwise(self, first: Group, second: Group) -> bool:
+        """Whether two groups are known to ask for different things: something else was done in a case, and little was alike."""
         pair = frozenset({first, second})
-        if pair not in self._contradicting:
-            self._contradicting[pair] = first != second and self._agreed(first, second) < 0
-        return self._contradicting[pair]
+        if pair not in self._differing:
+            differ = first != second and self._contradict(first, second)
+            self._differing[pair] = differ and self._shared(first, second) < _DEEDS
+        return self._differing[pair]
 
     def _deeds(self, group: Group) -> list[Done]:
         """What the careful successes of a group did, and in which case."""
