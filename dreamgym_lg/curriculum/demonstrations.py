@@ -1,14 +1,18 @@
 """What a policy imitates of a generated task: its calls, what they were answered, and the final answer."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from dreamgym_lg.actions import render_answer
+from dreamgym_lg.actions import parse_call, render_answer
 from dreamgym_lg.curriculum.cases import Success
 from dreamgym_lg.curriculum.plays import Place, Play, Scalar, exchange, text_of, unnumbered
 from dreamgym_lg.curriculum.task_generator import named_values, words
 from dreamgym_lg.experience.prompt_formats import first_observation
 from dreamgym_lg.types import Step, Task, Trajectory
+
+_TOLD = 8
+"""Kinds of demonstrations that are counted each, the most frequent."""
 
 
 def demonstration(task: Task) -> Trajectory | None:
@@ -21,6 +25,16 @@ def demonstration(task: Task) -> Trajectory | None:
         seen = answer
     steps.append(Step(observation=seen, action=render_answer(reply), next_observation="", reward=1.0, terminated=True))
     return Trajectory(task=task, steps=steps, source="synthetic", success=True)
+
+
+def told_by_calls(demonstrations: Sequence[Trajectory]) -> str:
+    """How many demonstrations make which calls, in words: what is rare or missing there, a policy learns little about."""
+    calls = ([call.name for step in each.steps if (call := parse_call(step.action))] for each in demonstrations)
+    made = Counter(", ".join(names) or "no call" for names in calls)
+    told = [f"{number} {names}" for names, number in made.most_common(_TOLD)]
+    if others := made.total() - sum(number for _, number in made.most_common(_TOLD)):
+        told.append(f"{others} of {len(made) - _TOLD} other kinds")
+    return "; ".join(told)
 
 
 def constant_words(successes: Sequence[Success], writes: Callable[[str], bool]) -> frozenset[str]:

@@ -11,6 +11,7 @@ from uuid import uuid4
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 
+from dreamgym_lg.curriculum.demonstrations import told_by_calls
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.annotate import Annotate, annotate
@@ -251,7 +252,8 @@ def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalC
     save_model(policy.model, policy.tokenizer, work.models / "imitated")
     work.replay_buffer.record_metrics(work.run_name(DEMONSTRATIONS), 0, {"generated": len(made), "recorded": len(recorded)})
     more = f" (of {s.synthetic_demonstrations}: there are no more)" if len(made) < s.synthetic_demonstrations else ""
-    work.say(f"the policy has imitated {len(made)} generated demonstrations{more} beside {len(recorded)} recorded successes")
+    said = f"the policy has imitated {len(made)} generated demonstrations{more} beside {len(recorded)} recorded successes"
+    work.say(f"{said}; by calls: {told_by_calls(made)}")
     return work.policy("imitated")
 
 
@@ -341,8 +343,7 @@ def _conversations(work: Workspace, trajectories: Sequence[Trajectory]) -> list[
 
 
 def _messages(messages: Sequence[BaseMessage]) -> Messages:
-    roles = {"human": "user", "ai": "assistant"}
-    return [{"role": roles.get(m.type, m.type), "content": m.text} for m in messages]
+    return [{"role": {"human": "user", "ai": "assistant"}.get(m.type, m.type), "content": m.text} for m in messages]
 
 
 def _tokenizer(start: str | Path) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from desk_traces import SYSTEM, WRITES, Call, recorded, trace, traces
 
-from dreamgym_lg.actions import ToolCall, parse_action, render_answer
-from dreamgym_lg.curriculum.demonstrations import demonstration
+from dreamgym_lg.actions import ToolCall, parse_action, render_answer, render_call
+from dreamgym_lg.curriculum.demonstrations import demonstration, told_by_calls
 from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
 from dreamgym_lg.types import Task, Trajectory
 
@@ -60,6 +60,9 @@ def test_a_variation_can_be_demonstrated_with_what_was_recorded() -> None:
             for n, each in enumerate(TRACES)]  # fmt: skip
     made = [generator(told)(each.task, [], random.Random(0)) for each in told[:20]]
     assert all(each is None or each.metadata["reference_reply"] == "" for each in made), "nobody knows where its number is from"
+    assert told_by_calls([shown] * 3) == f"3 {', '.join(call.name for call in references(varied))}"
+    many = [replace(shown, steps=[replace(shown.steps[0], action=render_call(f"t{n}", {}))]) for n in range(10)]
+    assert told_by_calls(many).startswith("1 t0; 1 t1; ") and told_by_calls(many).endswith("; 2 of 2 other kinds")
     silent = replace(varied, metadata={**varied.metadata, "reference_reply": ""})
     assert demonstration(silent) is None and demonstration(TRACES[0].task) is None
 
