@@ -31,9 +31,12 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
         config: RunnableConfig = {"configurable": {"thread_id": run}, "recursion_limit": 1_000_000}
         given: Any = {"run": run, "iterations": iterations}
         begun = graph.get_state(config)
-        updated = begun.next and begun.next[0] in ("evaluate", "refresh", "count")
-        training.repeat_updates(run, begun.values.get("iteration", 0) + bool(updated))
-        if begun.next:
+        # a node that had ended, and whose checkpoint had not been written yet, is a task, and no next one
+        node = begun.tasks[0].name if begun.tasks else None
+        ended = node is not None and not begun.next
+        updated = node in ("evaluate", "refresh") or (node == "count" and not ended) or (node == "update_policy" and ended)
+        training.repeat_updates(run, begun.values.get("iteration", 0) + updated)
+        if node is not None:
             if begun.next == ("update_policy",) and training.can_play_again(run, begun.values["iteration"]):
                 graph.update_state(config, given, as_node="curriculum")  # so that the next node is `rollout`
             elif begun.values["iterations"] != iterations:

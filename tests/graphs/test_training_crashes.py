@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
 
 from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.graphs.running import run_training
@@ -105,6 +106,34 @@ def test_updates_that_the_learner_had_not_saved_are_repeated(
     assert resumed.record() == steady.record()
     assert resumed.learner.updates == steady.learner.updates, "with the same groups, in the same order"
     assert said[0] == "iterations 0 to 1 are trained again: their updates were not saved"
+
+
+def test_a_crash_between_a_node_s_end_and_its_checkpoint_loses_nothing(
+    process: Any, steady: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a node returned is stored a moment before the checkpoint that follows it."""
+    put, began = SqliteSaver.put, list[int]()
+
+    def failing_put(self: SqliteSaver, *args: Any) -> Any:
+        began.append(len(began))
+        if len(began) == died:
+            raise Crash
+        return put(self, *args)
+
+    for died in range(3, len(steady.nodes) + 3):  # the first two are those of the input and of the start
+        folder = tmp_path / str(died)
+        folder.mkdir()
+        killed = process(folder)
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteSaver, "put", failing_put)
+            began.clear()
+            with pytest.raises(Crash):
+                run_training(killed.training, folder / "training.db", run="r", iterations=4)
+        killed.buffer.close()
+        resumed = process(folder)
+        run_training(resumed.training, folder / "training.db", run="r", iterations=4)
+        assert [*killed.nodes, *resumed.nodes] == steady.nodes, "no node is repeated"
+        assert resumed.record() == steady.record() and resumed.learner.updates == steady.learner.updates
 
 
 def test_a_run_that_is_over_is_not_begun_again(process: Any, tmp_path: Path) -> None:
