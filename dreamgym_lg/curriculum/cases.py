@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from math import comb
 from typing import Any, NamedTuple
 
@@ -257,3 +257,20 @@ def between(successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool
             if not known or not min(known) <= number <= max(known):
                 return False
     return bool(successes)
+
+
+def ordered(successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
+    """Whether of each two amounts or dates the one is larger that was so in some success: a price within the balance."""
+    numbers = {place: number for place, value in found.items() if (number := number_of(value)) is not None}
+    for one, other in combinations(numbers, 2):
+        wanted = _sign(numbers[one] - numbers[other])
+        known = (
+            first - second for each in successes for first, second in product(_numbers([each], one), _numbers([each], other))
+        )
+        if wanted not in map(_sign, known):
+            return False
+    return True
+
+
+def _sign(number: float) -> int:
+    return (number > 0) - (number < 0)

@@ -1,4 +1,4 @@
-"""Variations of a tool agent's tasks without any model: a recorded request with the values of another trace."""
+"""Variations of a tool agent's tasks without any model: a recorded request with the values of other traces."""
 
 import re
 from collections import Counter, defaultdict
@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import ToolCall, render_call
 from dreamgym_lg.curriculum.alike import AlikeRequests
-from dreamgym_lg.curriculum.cases import Cases, Kind, Success, between
+from dreamgym_lg.curriculum.cases import Cases, Kind, Success, between, ordered
 from dreamgym_lg.curriculum.demonstrations import carried_reply, constant_words
+from dreamgym_lg.curriculum.donors import Donors, Offer
 from dreamgym_lg.curriculum.lists import with_taken_items
 from dreamgym_lg.curriculum.plays import (
     Place,
@@ -31,20 +32,20 @@ from dreamgym_lg.curriculum.task_generator import variation, words
 from dreamgym_lg.experience.prompt_formats import first_observation
 from dreamgym_lg.types import Task, Trajectory
 
-_DONORS, _SUCCESSES = 100, 4
-"""Traces whose values are tried for one variation, with the calls of each of so many successes."""
+_SUCCESSES = 4
+"""Most kinds of calls that are tried for one variation."""
 _NAMED = 0.1
 """Share of the requests up to which a word that never stands in lower case is taken for a name: who asks, not what is asked."""
 
 
 class TemplateTaskGenerator:
-    """A `TaskGenerator` that puts another trace's values (ids, names, amounts, dates) into a recorded request.
+    """A `TaskGenerator` that puts other traces' values (ids, names, amounts, dates) into a recorded request.
 
     The values of a request are found by comparing it with its trace: what stands in the request and in a call's arguments or
     answers. A variation has the words of a recorded request that asks as the task does, whatever became of it; its values are
-    all from one other trace; and what has to be done is what was done in a recorded success that asks alike. So the same
-    words, of the same customer, come with an open and with a closed order, and no policy gets along by knowing them. It is
-    taken only if that success can be carried over call by call:
+    all from another trace, or from several where no lookup ties them (`Donors`); and what has to be done is what was done in a
+    recorded success that asks alike. So the same words, of the same customer, come with an open and with a closed order, and no
+    policy gets along by knowing them. It is taken only if that success can be carried over call by call:
 
     * each call that reads was recorded with the new values, and always answered alike: its answer replaces the old one;
     * the new answers make a case that recorded successes with the same calls and a similar request have been in (`Cases`);
@@ -69,7 +70,6 @@ class TemplateTaskGenerator:
         read = [play for each in trajectories if each.task.split == "train" and (play := read_play(each)) is not None]
         read = with_taken_items(read)
         plays = [play for play in read if play.calls]
-        self._donors = [(play, by_place(play)) for play in plays]
         self._known = {first_observation(play.task) for play in read}
         self._answers: dict[str, list[Any]] = defaultdict(list)
         self._texts: dict[str, str] = {}
@@ -83,6 +83,7 @@ class TemplateTaskGenerator:
                 counts[unnumbered(place)][text_of(value)] += 1
         # few values for many traces: a status, a kind, a currency
         self._categorical = {place for place, found in counts.items() if len(found) ** 2 <= found.total() > 1}
+        self._donors = Donors(plays, writes=writes, categorical=self._categorical)
         self._cases = Cases(counts)
         self._found: dict[frozenset[str], tuple[Cases, Cases]] = {}
         self._of_play: dict[int, tuple[dict[str, list[Place]], set[str]]] = {}  # a play cannot be hashed
@@ -144,11 +145,11 @@ class TemplateTaskGenerator:
             others = [each for each in near if each.writes != success.writes and self._chosen(each.play) == chosen]
             # who asks about two orders does not ask for the same as who asks about one
             others = [each for each in others if paired_values(each.play, self._slots(each.play), success.play, own)]
-            for donor, offered in rng.sample(self._donors, min(_DONORS, len(self._donors))):
-                found = self._carried_over(success.play, own, offered, same, cases[0])
+            for offer in self._donors.draw(success.play, own, rng):
+                found = self._carried_over(success.play, own, offer, same, cases[0])
                 if found is None or _contested(found, others, cases[1]):
                     continue
-                varied = self._vary(task, seed, success.play, donor, paired, found)
+                varied = self._vary(task, seed, success.play, paired, found)
                 if varied is not None and first_observation(varied) not in self._known:
                     return varied
         return None
@@ -194,15 +195,15 @@ class TemplateTaskGenerator:
         self,
         success: Play,
         slots: Mapping[str, Sequence[Place]],
-        offered: Mapping[Place, Mapping[str, Scalar]],
+        offer: Offer,
         successes: Sequence[Success],
         cases: Cases,
     ) -> "_CarriedOver | None":
-        """A success with another trace's values; None where the two do not fit."""
+        """A success with the values of other traces; None where they do not fit."""
         exchanged: dict[str, Scalar] = {}
         for text, places in slots.items():
             taken = {text_of(value) for value in exchanged.values()}  # two orders stay two
-            free = ((place, new, value) for place in places for new, value in offered.get(place, {}).items())
+            free = ((place, new, value) for place in places for new, value in offer.values[text].get(place, {}).items())
             free = (each for each in free if each[0][0] != "metadata" or form(each[1]) == form(text) or "0" not in form(text))
             pairs = ((place, value) for place, new, value in free if new and new not in taken)
             if (pair := next(pairs, None)) is None or not _fits(*pair, successes, cases):
@@ -221,10 +222,15 @@ class TemplateTaskGenerator:
             known = self._answers.get(render_call(*calls[-1]), [])
             if len(known) != 1 or not self._learn(exchanged, case, name, answer, known[0], successes, cases):
                 return None
-        looked_up = any(not self._writes(call.name) for call in calls)
-        if not looked_up:
+        given = {
+            place: value
+            for name, call in zip(success.names(), calls, strict=True)
+            for place, value in leaves(call.arguments, ("call", name))
+        }
+        if all(self._writes(call.name) for call in calls) or not ordered(successes, case | given):
             return None
-        return _CarriedOver(exchanged, calls, case, cases.alike(successes, case), constant_words(successes, self._writes))
+        alike, constant = cases.alike(successes, case), constant_words(successes, self._writes)
+        return _CarriedOver(exchanged, calls, case, offer.traces, alike, constant)
 
     def _cases_of(self, request: frozenset[str], alike: Sequence[Success], near: Sequence[Success]) -> tuple[Cases, Cases]:
         """The cases of the successes that ask as this request does, and of those that may."""
@@ -287,12 +293,10 @@ class TemplateTaskGenerator:
         text = text_of(value)
         return not text or text in exchanged or unnumbered(place) in self._categorical or text in request
 
-    def _vary(
-        self, task: Task, seed: Play, success: Play, donor: Play, paired: Mapping[str, str], found: "_CarriedOver"
-    ) -> Task | None:
+    def _vary(self, task: Task, seed: Play, success: Play, paired: Mapping[str, str], found: "_CarriedOver") -> Task | None:
         """The variation. Args: `paired`, for each value of the seed's request the one in its place in the success's."""
         exchanged = {old: found.exchanged[other] for old, other in paired.items()}
-        facts = self._facts(seed, donor, dict(found.exchanged) if success is seed else exchanged)
+        facts = self._facts(seed, found.traces[0], dict(found.exchanged) if success is seed else exchanged)
         if facts is None:
             return None
         made = [render_call(*call) for call in found.calls]
@@ -305,7 +309,8 @@ class TemplateTaskGenerator:
         reply = carried_reply(success, plays, found.told, constant=found.constant, texts=texts, few=self._categorical)
         reference = {"reference_calls": made, "reference_answers": answers, "reference_reply": reply}
         carried = "" if success is seed else f", solved as {success.task.id} was"
-        why = f"the request of {seed.task.id} with the values of {donor.task.id}, whose answers are recorded{carried}"
+        given = " and ".join(dict.fromkeys(play.task.id for play in found.traces))
+        why = f"the request of {seed.task.id} with the values of {given}, whose answers are recorded{carried}"
         return variation(
             task,
             request,
@@ -342,13 +347,15 @@ class TemplateTaskGenerator:
 
 
 class _CarriedOver(NamedTuple):
-    """A recorded success with the values of another trace."""
+    """A recorded success with the values of other traces."""
 
     exchanged: Mapping[str, Scalar]
     """The new value of each old one."""
     calls: Sequence[ToolCall]
     case: Mapping[Place, Scalar]
     """What the new lookups are answered."""
+    traces: Sequence[Play]
+    """Whose values these are."""
     alike: Sequence[Success]
     """The successes with the same calls that have been in this case."""
     constant: Collection[str]
