@@ -284,14 +284,14 @@ class Workspace:
 
     def _local(self, name: str, own_process: bool) -> "LocalChatModel":
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-        from dreamgym_lg.integrations.transformers.loading import multiplies_bfloat16
+        from dreamgym_lg.integrations.transformers.loading import generates_bfloat16
 
         own_process = own_process and (os.cpu_count() or 1) > 1
         if name not in self._processes or not own_process:
             tokens = self.settings.experience_tokens
             model = LocalChatModel.from_path(
                 self.models / name,
-                dtype="bfloat16" if multiplies_bfloat16() else "auto",  # nobody learns from its log-probabilities
+                dtype="bfloat16" if generates_bfloat16() else "auto",  # nobody learns from its log-probabilities
                 temperature=0,
                 max_new_tokens=tokens,
                 own_process=own_process,

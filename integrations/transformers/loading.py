@@ -62,10 +62,23 @@ def load_model(
     return model if "device_map" in options else model.to(device)
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether models compute on a CPU that is faster in bfloat16 than in float32: one with AMX, and no GPU beside it."""
+def generates_bfloat16() -> bool:
+    """Whether models write faster in bfloat16 than in float32 on this machine's CPU (with AMX), and no GPU is beside it."""
+    return _has_instructions("amx_bf16")
+
+
+def trains_bfloat16() -> bool:
+    """Whether models learn faster with bfloat16 autocast on this machine's CPU, and no GPU is beside it.
+
+    With AVX512_BF16 alone, a supervised step of the demo takes a fifth less time and what is written token by token a sixth
+    more (measured on an AMD Zen 5).
+    """
+    return _has_instructions("amx_bf16", "avx512_bf16")
+
+
+def _has_instructions(*names: str) -> bool:
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # an older torch has none to tell
-    return resolve_device("auto") == "cpu" and bool(capabilities.get("amx_bf16"))
+    return resolve_device("auto") == "cpu" and any(capabilities.get(name) for name in names)
 
 
 def resolve_device(device: str) -> str:

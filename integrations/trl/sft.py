@@ -34,7 +34,7 @@ try:
 except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
-from dreamgym_lg.integrations.transformers.loading import multiplies_bfloat16
+from dreamgym_lg.integrations.transformers.loading import trains_bfloat16
 from dreamgym_lg.integrations.trl.adapters import merged_weights
 from dreamgym_lg.integrations.trl.options import SMALL, check_options, default_rate, precision
 from dreamgym_lg.integrations.trl.rows import (
@@ -148,7 +148,7 @@ class _WeightedTrainer(SFTTrainer):
         return torch.stack(losses).sum()
 
 
-_TOKENS_A_PASS = 4096
+_TOKENS_A_PASS = 2048
 """Tokens, padding included, in one forward and backward pass of supervised training; at least one row."""
 
 
@@ -264,7 +264,7 @@ def train_sft(
 def _arguments(model: PreTrainedModel, config: Mapping[str, Any]) -> SFTConfig:
     warmup = min(20, config["max_steps"] // 10)
     arguments: dict[str, Any] = {**_SETTINGS, **precision(model, config), "warmup_steps": warmup}
-    if arguments["use_cpu"] and multiplies_bfloat16():
+    if arguments["use_cpu"] and trains_bfloat16():
         arguments["bf16"] = not config.get("fp16")
     args = SFTConfig(**{**arguments, **config})
     args._n_gpu = min(args.n_gpu, 1)  # one process trains on one GPU, whatever else is visible

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from dreamgym_lg.integrations.transformers import tiny_models
-from dreamgym_lg.integrations.transformers.loading import multiplies_bfloat16
+from dreamgym_lg.integrations.transformers.loading import trains_bfloat16
 from dreamgym_lg.integrations.transformers.small_base.names import known_words
 from dreamgym_lg.integrations.transformers.small_base.skills import VERBS, conversation
 from dreamgym_lg.integrations.transformers.small_base.tool_skills import ACTS
@@ -297,7 +297,7 @@ def pretrain(
 
 
 def _update(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, ids: torch.Tensor, learned: torch.Tensor) -> float:
-    with torch.autocast("cpu", torch.bfloat16, enabled=multiplies_bfloat16()):
+    with torch.autocast("cpu", torch.bfloat16, enabled=trains_bfloat16()):
         hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
         logits = model.lm_head(hidden[learned[:, 1:]])
     loss = torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][learned[:, 1:]])
