@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from math import fsum, log
 from random import Random
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dreamgym_lg.experience.prompt_formats import first_observation
 from dreamgym_lg.types import Task, Trajectory
@@ -88,7 +88,8 @@ class TaskChecks:
     Called with a task it returns why it is refused, None if it is not:
 
     * `known`: equal or nearly equal (`NEAR_KNOWN`) to a known task,
-    * `near_evaluation`: near (`NEAR_EVALUATION`) to an evaluation task,
+    * `near_evaluation`: near (`NEAR_EVALUATION`) to an evaluation task; never where both name something (an id, a date, a name)
+      and nothing in common: the same words of another customer,
     * `unknown_values`: it names an id, number, date or name that occurs in no trace, so that no tool could answer for it,
     * `no_rubric`: without `metadata["rubric"]` its outcome would be judged by a general one.
 
@@ -101,27 +102,43 @@ class TaskChecks:
     def __init__(
         self, known: Iterable[Task], *, evaluation: Iterable[Task], trajectories: Iterable[Trajectory] | None = None
     ) -> None:
-        self._known = {task.id: words(first_observation(task)) for task in known}
-        self._evaluation = [words(first_observation(task)) for task in evaluation]
-        self._overlap = Overlap(" ".join(each) for each in (*self._known.values(), *self._evaluation))
+        self._known = {task.id: _Text.of(task) for task in known}
+        self._evaluation = [_Text.of(task) for task in evaluation]
+        self._overlap = Overlap(" ".join(each.words) for each in (*self._known.values(), *self._evaluation))
         self._named: set[str] | None = None
         if trajectories is not None:
             self._named = {word for trajectory in trajectories for text in _texts(trajectory) for word in words(text)}
 
     def __call__(self, task: Task) -> str | None:
-        text = first_observation(task)
-        own = words(text)
+        own = _Text.of(task)
         # a task under its own id is the same one, sampled again by a run that was killed before it was played
-        if any(self._overlap(own, other) >= NEAR_KNOWN for id, other in self._known.items() if id != task.id):
+        if any(self._near(own, other, NEAR_KNOWN) for id, other in self._known.items() if id != task.id):
             return "known"
-        if any(self._overlap(own, other) >= NEAR_EVALUATION for other in self._evaluation):
+        if any(self._near(own, other, NEAR_EVALUATION) for other in self._evaluation):
             return "near_evaluation"
-        if self._named is not None and not self._named.issuperset(named_values(text)):
+        if self._named is not None and not self._named.issuperset(own.named):
             return "unknown_values"
         if not str(task.metadata.get("rubric") or "").strip():
             return "no_rubric"
         self._known[task.id] = own
         return None
+
+    def _near(self, one: "_Text", other: "_Text", least: float) -> bool:
+        about_others = one.named and other.named and one.named.isdisjoint(other.named)
+        return not about_others and self._overlap(one.words, other.words) >= least
+
+
+class _Text(NamedTuple):
+    """What a task begins with."""
+
+    words: frozenset[str]
+    named: frozenset[str]
+    """`named_values`."""
+
+    @classmethod
+    def of(cls, task: Task) -> "_Text":
+        text = first_observation(task)
+        return cls(words(text), named_values(text))
 
 
 def words(text: str) -> frozenset[str]:

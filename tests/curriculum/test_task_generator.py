@@ -56,6 +56,22 @@ def test_what_is_refused(text: str, reason: str | None) -> None:
     assert checks()(varied(text)) == reason
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Please cancel the car that I reserved last week, I am u7@mail.com.", None),
+        ("Please cancel the car that I reserved last week, I am u5@mail.com!", "near_evaluation"),
+        ("I am u5@mail.com: please cancel the car that I reserved.", "near_evaluation"),
+        ("Please cancel the car that I reserved last week.", "near_evaluation"),
+    ],
+)
+def test_the_same_words_of_somebody_else_are_another_task(text: str, reason: str | None) -> None:
+    asked = "Please cancel the car that I reserved last week, I am u5@mail.com."
+    others = [replace(HELD_OUT, metadata={"observation": f"I am u{n}@mail.com, what is my plan?"}) for n in range(20, 30)]
+    held_out = replace(HELD_OUT, metadata={"observation": asked})
+    assert TaskChecks([], evaluation=[held_out, *others])(varied(text)) == reason
+
+
 def test_a_task_needs_a_rubric_of_its_own() -> None:
     assert checks()(varied("Refund A-1003 and then A-1004.", rubric=" ")) == "no_rubric"
 
