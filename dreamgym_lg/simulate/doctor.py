@@ -74,6 +74,11 @@ class Examination:
         """The problems with which no episode can be right: what leaks, what is not simulated, and what each would fail at."""
         return [part for part in self.problems if part.handling != "stopped" or part.kind in _NEEDED]
 
+    def __str__(self) -> str:
+        """A line for each part: kind, name, handling, then how a tool is known to write and what to do."""
+        lines = ((f"{part.kind} {part.name}: {part.handling}", part.use, part.advice) for part in self.parts)
+        return "\n".join("; ".join(filter(None, line)) for line in lines)
+
 
 def examine(
     graph: Any,

@@ -23,7 +23,7 @@ from zoo.policy import policy_for
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate import examine, simulated
-from dreamgym_lg.simulate.doctor import Examination
+from dreamgym_lg.simulate.doctor import Examination, Part
 
 MADE_AT_RUN_TIME = {
     "tool_made_in_node": {"made in only"},
@@ -114,6 +114,19 @@ def test_a_tool_that_makes_a_command_passes_through_unless_it_may_act(tmp_path: 
     found = examine(kinds["returns_command"].build(World(folder=tmp_path)).graph)
     (part,) = [part for part in found.parts if part.kind == "tool"]
     assert (part.handling, part.advice) == ("simulated", ""), "what it writes to the state follows from its arguments"
+
+
+def test_an_examination_is_printed_a_part_a_line() -> None:
+    parts = [
+        Part("model", "m", "simulated"),
+        Part("tool", "pay", "simulated", use="writes"),
+        Part("node", "n", "stopped", "name it"),
+    ]
+    assert str(Examination(parts)).splitlines() == [
+        "model m: simulated",
+        "tool pay: simulated; writes",
+        "node n: stopped; name it",
+    ]
 
 
 def test_interrupts_and_sub_graphs_are_named(tmp_path: Path) -> None:
