@@ -1,5 +1,6 @@
 """Which recorded requests ask for the same: by their words, else by what was done for them."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -7,7 +8,7 @@ from itertools import product
 
 from dreamgym_lg.curriculum.cases import Cases, Done, Success, telling_apart
 from dreamgym_lg.curriculum.plays import Place, Play
-from dreamgym_lg.curriculum.task_generator import Overlap
+from dreamgym_lg.curriculum.task_generator import Overlap, words
 
 Words = frozenset[str]
 """Of a request, without its values and names."""
@@ -23,6 +24,9 @@ _GROUPED = 300
 """Different requests that are put into groups by what was done."""
 _DEEDS = 2
 """Different deeds that two groups must have in common to ask for the same."""
+
+_NAMED = 0.1
+"""Share of the requests up to which a word that never stands in lower case is taken for a name: who asks, not what is asked."""
 
 
 class AlikeRequests:
@@ -165,3 +169,10 @@ def _merged(groups: Sequence[Group], same: Callable[[Group, Group], bool]) -> li
         own = next((each for each in merged if same(each, group)), Group())
         merged = [*(each for each in merged if each != own), own | group]
     return merged if len(merged) == len(groups) else _merged(merged, same)
+
+
+def names_among(requests: Sequence[str]) -> Words:
+    """The words, in lower case, that never stand in lower case, and in few of the requests."""
+    lower = {word for request in requests for word in re.findall(r"(?<!\w)[^\W\d_A-Z][\w-]*", request)}
+    counts = Counter(word for request in requests for word in words(request))
+    return frozenset(word for word, number in counts.items() if word not in lower and number <= _NAMED * len(requests))

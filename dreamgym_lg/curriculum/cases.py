@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import combinations, product
+from itertools import chain, combinations
 from math import comb
 from typing import Any, NamedTuple
 
@@ -27,6 +27,8 @@ _DECIDING = 3
 """Most conditions together that what is done is thought to depend on."""
 _COMPARED, _TRIED = 120, 200_000
 """Different successes that are compared with each other, and sets of conditions times pairs of them that are tried."""
+_PAIRS = 1_000
+"""Most pairs of numbers from different traces whose difference is compared with those in successes."""
 _SHOWN = 3
 """Successes in which a condition was another than usual, and nothing else was done, that show that it decides nothing."""
 _CHANCE = 0.05
@@ -142,6 +144,42 @@ class Cases:
         agreeing = [each for each, shared in told if shared and all(each.has(place, text) for place, text in shared.items())]
         return bool(agreeing) and not _apart(own, agreeing, found) or self.seen(others, found)
 
+    def met_together(
+        self,
+        successes: Sequence[Success],
+        found: Mapping[Place, Scalar],
+        traces: Sequence[Mapping[Place, Mapping[str, Scalar]]],
+    ) -> bool:
+        """Whether values from different traces go together as they did in these successes.
+
+        One of them had all the conditions, without those that decide nothing; of these, some success had each together with
+        each other condition that is not from the same trace. Each two amounts or dates that no single trace has differ by no
+        less and no more than in the successes with each of the former: a bill is within the balance, for a plain customer too
+        where only gold ones may owe. False where there are too many to compare (`_PAIRS`).
+
+        Args:
+            traces: `by_place` of each trace that values are from.
+        """
+
+        def is_recorded(pair: tuple[Place, Place]) -> bool:
+            return any(all(text_of(found[place]) in trace.get(place, ()) for place in pair) for trace in traces)
+
+        conditions = self.conditions({place: value for place, value in found.items() if place[0] == "answer"})
+        # where all did the same, nothing shows what would have made them do something else
+        irrelevant = self._irrelevant if len({*chain(*self._deeds[:1])}) > 1 else frozenset[Place]()
+        decisive = [each for each in conditions.items() if each[0] not in irrelevant]
+        if not _with(successes, decisive):
+            return False
+        pairs = [pair for pair in combinations(conditions, 2) if irrelevant & {*pair} and not is_recorded(pair)]
+        if not all(_with(successes, ((place, conditions[place]) for place in pair)) for pair in pairs):
+            return False
+        numbers = {place: number for place, value in found.items() if (number := number_of(value)) is not None}
+        pairs = [pair for pair in combinations(numbers, 2) if not is_recorded(pair)]
+        groups = [list(successes), *(_with(successes, [each]) for each in decisive)]
+        return len(pairs) <= _PAIRS and all(
+            _differ(group, pair, numbers[pair[0]] - numbers[pair[1]]) for pair in pairs for group in groups
+        )
+
     def alike(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> Sequence[Success]:
         """Those of the successes that have been in the case, numbers aside; all where none has been in the whole of it."""
         conditions = self.conditions(found).items()
@@ -249,6 +287,13 @@ def _apart(first: Sequence[Success], second: Sequence[Success], found: Mapping[P
     return False
 
 
+def _differ(successes: Sequence[Success], places: tuple[Place, Place], by: float) -> bool:
+    """Whether the difference of two numbers is between those of the successes."""
+    first, second = places
+    known = [one - other for each in successes for one in _numbers([each], first) for other in _numbers([each], second)]
+    return bool(known) and min(known) <= by <= max(known)
+
+
 def between(successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
     """Whether each amount and date is between those of the successes."""
     for place, value in found.items():
@@ -257,20 +302,3 @@ def between(successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool
             if not known or not min(known) <= number <= max(known):
                 return False
     return bool(successes)
-
-
-def ordered(successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool:
-    """Whether of each two amounts or dates the one is larger that was so in some success: a price within the balance."""
-    numbers = {place: number for place, value in found.items() if (number := number_of(value)) is not None}
-    for one, other in combinations(numbers, 2):
-        wanted = _sign(numbers[one] - numbers[other])
-        known = (
-            first - second for each in successes for first, second in product(_numbers([each], one), _numbers([each], other))
-        )
-        if wanted not in map(_sign, known):
-            return False
-    return True
-
-
-def _sign(number: float) -> int:
-    return (number > 0) - (number < 0)

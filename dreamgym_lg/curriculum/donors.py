@@ -1,14 +1,14 @@
-"""The traces whose values a variation gets: one for all values that a lookup ties together, others for the rest."""
+"""The traces whose values a variation gets: one for all values that a call ties together, others for the rest."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from random import Random
 from typing import NamedTuple
 
-from dreamgym_lg.curriculum.plays import Place, Play, Scalar, by_place, is_empty, leaves, text_of, unnumbered
+from dreamgym_lg.curriculum.plays import Place, Play, Scalar, by_place, is_empty, leaves, parsed_answer, text_of, unnumbered
 
 _TRIED = 100
-"""Most traces whose values are tried for one variation."""
+"""Most traces whose values are tried for the values of a request that are tied."""
 
 Values = Mapping[Place, Mapping[str, Scalar]]
 """As `by_place`."""
@@ -19,31 +19,43 @@ class Offer(NamedTuple):
 
     traces: Sequence[Play]
     values: Mapping[str, Values]
-    """For each value of the request all those of the trace that it is exchanged with one of."""
+    """By value of the request: all that stand in the trace which replaces it."""
 
 
 class Donors:
     """Draws the traces whose values a recorded request gets.
 
-    Two of its values come from one trace where a lookup ties them: it was made with both, one was answered for the other, or
-    what was answered for both has a value in common (the customer's id in the order). What is not tied may come from different
-    traces: another customer with another car, on another date. So three traces make more than three cases.
+    Two of its values come from one trace where a call ties them: it was made with both, one (or what holds it) was answered for
+    the other, or what was answered for both has a value in common (the customer's id in the order). What is not tied may come
+    from different traces: another customer with another car. So three traces make more than three cases. Where tasks have
+    metadata that are facts of their worlds, all values are of one trace, as these are.
 
     Args:
-        writes: Whether a tool, by name, changes the world.
+        writes: Whether a tool, by name, changes the world: what it answers ties nothing, since nothing depends on it.
         categorical: Places of few values, unnumbered: having one in common ties nothing.
     """
 
     def __init__(self, plays: Sequence[Play], *, writes: Callable[[str], bool], categorical: Collection[Place]) -> None:
         self._plays = [(play, by_place(play)) for play in plays]
         self._writes, self._categorical = writes, categorical
+        self._has_facts = any(play.facts() for play in plays)
 
     def __len__(self) -> int:
         return len(self._plays)
 
-    def draw(self, success: Play, slots: Mapping[str, Sequence[Place]], rng: Random) -> Iterator[Offer]:
-        """Offers for the values of a success's request, each with the places where it stands in its trace; none twice."""
-        groups = self._tied(success, slots)
+    def draw(
+        self,
+        slots: Mapping[str, Sequence[Place]],
+        successes: Sequence[tuple[Play, Mapping[str, str]]],
+        rng: Random,
+    ) -> Iterator[Offer]:
+        """Offers for the values of a success's request, each with the places where it stands in its trace; none twice.
+
+        Args:
+            successes: This one and others of such requests, each with this one's value for each value of its request. What is
+                tied in one of them is tied.
+        """
+        groups = [[*slots]] if self._has_facts else self._groups(slots, successes)
         drawn = list[Sequence[tuple[Play, Values]]]()
         for group in groups:
             places = [slots[text] for text in group]
@@ -55,18 +67,32 @@ class Donors:
             pairs = list(zip(groups, chosen, strict=True))
             yield Offer([play for play, _ in chosen], {text: values for group, (_, values) in pairs for text in group})
 
-    def _tied(self, play: Play, slots: Collection[str]) -> list[list[str]]:
+    def _groups(self, slots: Collection[str], successes: Sequence[tuple[Play, Mapping[str, str]]]) -> list[list[str]]:
         """The values of the request, those that are tied in one list."""
-        if play.facts():  # what else the task's world is, is one trace's
-            return [[*slots]] if slots else []
         tied = [{text} for text in slots]
-        for name, call, answer in zip(play.names(), play.calls, play.answers, strict=True):
-            if self._writes(call.name):
-                continue
-            found = [*leaves(call.arguments, ("call", name)), *leaves(answer, ("answer", name))]
+        for play, paired in successes:
+            for told in self._ties(play, paired):
+                own = {paired[text] for text in told & paired.keys()}
+                met = [each for each in tied if each & own]
+                tied = [*(each for each in tied if not each & own), own.union(*met)]
+        return [group for each in tied if (group := [text for text in slots if text in each])]
+
+    def _ties(self, play: Play, slots: Collection[str]) -> list[set[str]]:
+        """Texts that calls have in common, each with the values of the request that it is or holds."""
+        tied = [{text} for text in slots]
+        for name, call, text in zip(play.names(), play.calls, play.texts, strict=True):
+            found = [*leaves(call.arguments, ("call", name))]
+            if not self._writes(call.name):  # the whole answer, also what of a list was not gone on with
+                found += leaves(parsed_answer(text), ("answer", name))
             told = {
                 text_of(value) for place, value in found if unnumbered(place) not in self._categorical and not is_empty(value)
             }
+            told |= {own for own in slots if any(_holds(each, own) or _holds(own, each) for each in told)}
             met = [each for each in tied if each & told]
             tied = [*(each for each in tied if not each & told), told.union(*met)]
-        return [own for each in tied if (own := [text for text in slots if text in each])]
+        return tied
+
+
+def _holds(text: str, part: str) -> bool:
+    """Whether a value is part of another: the date of "2026-04-10T13:30", the first name of "Ada Berg"."""
+    return len(part) > 2 and part in text

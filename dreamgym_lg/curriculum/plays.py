@@ -87,11 +87,12 @@ def read_play(trajectory: Trajectory) -> Play | None:
             texts.append(step.next_observation)
     talked = len(said) > 1  # the user said more, which belongs to that request alone
     success = trajectory.success and not talked
-    answers = tuple(map(_parsed, texts))
+    answers = tuple(map(parsed_answer, texts))
     return Play(trajectory.task, success, tuple(calls), answers, tuple(texts), said[-1] if said else "")
 
 
-def _parsed(text: str) -> Any:
+def parsed_answer(text: str) -> Any:
+    """The JSON object or array that a tool's answer is, else the list of its words."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -88,10 +88,13 @@ class TaskChecks:
     Called with a task it returns why it is refused, None if it is not:
 
     * `known`: equal or nearly equal (`NEAR_KNOWN`) to a known task,
-    * `near_evaluation`: near (`NEAR_EVALUATION`) to an evaluation task; never where both name something (an id, a date, a name)
-      and nothing in common: the same words of another customer,
+    * `near_evaluation`: near (`NEAR_EVALUATION`) to an evaluation task,
     * `unknown_values`: it names an id, number, date or name that occurs in no trace, so that no tool could answer for it,
     * `no_rubric`: without `metadata["rubric"]` its outcome would be judged by a general one.
+
+    Two tasks that both name something (an id, a date, a name) and nothing in common are never near: the same words of another
+    customer. Ids have their digits in common, however they are written (`A-17`, `a17`); a customer who is named by her address
+    here and by her number there is not recognised.
 
     Args:
         known: The tasks so far, generated ones included. A task that is refused for nothing is added to them.
@@ -124,7 +127,7 @@ class TaskChecks:
         return None
 
     def _near(self, one: "_Text", other: "_Text", least: float) -> bool:
-        about_others = one.named and other.named and one.named.isdisjoint(other.named)
+        about_others = one.about and other.about and one.about.isdisjoint(other.about)
         return not about_others and self._overlap(one.words, other.words) >= least
 
 
@@ -134,11 +137,14 @@ class _Text(NamedTuple):
     words: frozenset[str]
     named: frozenset[str]
     """`named_values`."""
+    about: frozenset[str]
+    """The digits of those that have some, and the others."""
 
     @classmethod
     def of(cls, task: Task) -> "_Text":
         text = first_observation(task)
-        return cls(words(text), named_values(text))
+        named = named_values(text)
+        return cls(words(text), named, frozenset(re.sub(r"\D", "", word) or word for word in named))
 
 
 def words(text: str) -> frozenset[str]:

@@ -8,8 +8,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import ToolCall, render_call
-from dreamgym_lg.curriculum.alike import AlikeRequests
-from dreamgym_lg.curriculum.cases import Cases, Kind, Success, between, ordered
+from dreamgym_lg.curriculum.alike import AlikeRequests, names_among
+from dreamgym_lg.curriculum.cases import Cases, Kind, Success, between
 from dreamgym_lg.curriculum.demonstrations import carried_reply, constant_words
 from dreamgym_lg.curriculum.donors import Donors, Offer
 from dreamgym_lg.curriculum.lists import with_taken_items
@@ -34,8 +34,6 @@ from dreamgym_lg.types import Task, Trajectory
 
 _SUCCESSES = 4
 """Most kinds of calls that are tried for one variation."""
-_NAMED = 0.1
-"""Share of the requests up to which a word that never stands in lower case is taken for a name: who asks, not what is asked."""
 
 
 class TemplateTaskGenerator:
@@ -43,12 +41,13 @@ class TemplateTaskGenerator:
 
     The values of a request are found by comparing it with its trace: what stands in the request and in a call's arguments or
     answers. A variation has the words of a recorded request that asks as the task does, whatever became of it; its values are
-    all from another trace, or from several where no lookup ties them (`Donors`); and what has to be done is what was done in a
+    all from another trace, or from several where no call ties them (`Donors`); and what has to be done is what was done in a
     recorded success that asks alike. So the same words, of the same customer, come with an open and with a closed order, and no
     policy gets along by knowing them. It is taken only if that success can be carried over call by call:
 
     * each call that reads was recorded with the new values, and always answered alike: its answer replaces the old one;
-    * the new answers make a case that recorded successes with the same calls and a similar request have been in (`Cases`);
+    * the new answers make a case that recorded successes with the same calls and a similar request have been in (`Cases`), and
+      those from different traces go together as theirs did (`Cases.met_together`);
     * a call that writes takes its arguments from the request and from these answers; where a call has one of few values (three
       nights), the success's request and this one say the same of it;
     * no success with a similar request wrote something else in such a case.
@@ -96,7 +95,7 @@ class TemplateTaskGenerator:
         rubrics = Counter(str(play.task.metadata.get("rubric") or "") for play in plays)
         self._rules = {rubric for rubric, number in rubrics.items() if number > 1}
         masked = [_masked(play, self._slots(play)) for play in read]
-        self._names = _names(masked)
+        self._names = names_among(masked)
         asked = [words(request) - self._names for request in masked]
         requests = list(zip(read, asked, strict=True))
         self._successes = [
@@ -145,7 +144,10 @@ class TemplateTaskGenerator:
             others = [each for each in near if each.writes != success.writes and self._chosen(each.play) == chosen]
             # who asks about two orders does not ask for the same as who asks about one
             others = [each for each in others if paired_values(each.play, self._slots(each.play), success.play, own)]
-            for offer in self._donors.draw(success.play, own, rng):
+            asked = [success.play, *{each.kind: each.play for each in near}.values()]
+            pairs = [(play, paired_values(play, self._slots(play), success.play, own)) for play in asked]
+            ties = [(play, pair) for play, pair in pairs if pair is not None]
+            for offer in self._donors.draw(own, ties, rng):
                 found = self._carried_over(success.play, own, offer, same, cases[0])
                 if found is None or _contested(found, others, cases[1]):
                     continue
@@ -227,7 +229,9 @@ class TemplateTaskGenerator:
             for name, call in zip(success.names(), calls, strict=True)
             for place, value in leaves(call.arguments, ("call", name))
         }
-        if all(self._writes(call.name) for call in calls) or not ordered(successes, case | given):
+        if all(self._writes(call.name) for call in calls):
+            return None
+        if len(offer.traces) > 1 and not cases.met_together(successes, case | given, list(offer.values.values())):
             return None
         alike, constant = cases.alike(successes, case), constant_words(successes, self._writes)
         return _CarriedOver(exchanged, calls, case, offer.traces, alike, constant)
@@ -365,13 +369,6 @@ class _CarriedOver(NamedTuple):
     def told(self) -> dict[str, Scalar]:
         """The new value of each old one in sentences and in what writing calls return."""
         return {old: new for old, new in self.exchanged.items() if old not in self.constant}
-
-
-def _names(requests: Sequence[str]) -> frozenset[str]:
-    """The words, in lower case, that never stand in lower case, and in few of the requests."""
-    lower = {word for request in requests for word in re.findall(r"(?<!\w)[^\W\d_A-Z][\w-]*", request)}
-    counts = Counter(word for request in requests for word in words(request))
-    return frozenset(word for word, number in counts.items() if word not in lower and number <= _NAMED * len(requests))
 
 
 def _masked(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:

@@ -1,7 +1,8 @@
-"""Whose values a variation gets: of one trace where a lookup ties them, of several where nothing does."""
+"""Whose values a variation gets: of one trace where a call ties them, else of several."""
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,79 +12,120 @@ from dreamgym_lg.actions import ToolCall, parse_action
 from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
 from dreamgym_lg.types import Task, Trajectory
 
-NUMBER = 80
 
-
-def bill(n: int, shown: dict[str, Any] | None = None) -> Trajectory:
-    """A bill is paid from an account if there is enough on it. Args: `shown`, what else the bill's record says."""
-    rng = random.Random(n)
-    balance, total = rng.randrange(100, 900), rng.randrange(100, 900)
-    calls: list[Call] = [
-        ("get_account", {"account": f"A-{1000 + n}"}, json.dumps({"holder": f"H-{2000 + n}", "balance": balance})),
-        ("get_bill", {"bill": f"B-{3000 + n}"}, json.dumps({"total": total, **(shown or {})})),
-    ]
-    if balance >= total:
-        calls.append(("book", {"bill": f"B-{3000 + n}", "account": f"A-{1000 + n}"}, '"paid"'))
-    words = ("Pay bill B-{} from account A-{}, please.", "Account A-{1} shall pay the bill B-{0}.")[n % 2]
-    said = "It is paid." if balance >= total else "There is too little on it."
-    return recorded(f"bill/{n}", words.format(3000 + n, 1000 + n), calls, said)
-
-
-def varied(traces: list[Trajectory]) -> list[Task]:
+def varied(traces: Sequence[Trajectory]) -> list[Task]:
     generate = TemplateTaskGenerator(traces, writes=WRITES.__contains__)
     made = (generate(each.task, [], random.Random(n)) for n, each in enumerate(traces))
     return [each for each in made if each is not None]
 
 
-def numbers(task: Task) -> tuple[int, int]:
-    """Of the account and of the bill, as the lookups name them."""
-    calls = [parse_action(text) for text in task.metadata["reference_calls"][:2]]
-    account, bill = (next(iter(call.arguments.values())) for call in calls if isinstance(call, ToolCall))
-    return int(account[2:]) - 1000, int(bill[2:]) - 3000
+def calls(task: Task) -> list[ToolCall]:
+    found = map(parse_action, task.metadata["reference_calls"])
+    return [call for call in found if isinstance(call, ToolCall)]
 
 
-def test_values_that_no_lookup_ties_come_from_different_traces_and_the_larger_amount_still_decides() -> None:
-    made = varied([bill(n) for n in range(NUMBER)])
-    assert len(made) > NUMBER / 2
-    mixed = paid = 0
-    for task in made:
-        account, other = numbers(task)
-        balance, total = (
-            json.loads(answer)[name]
-            for answer, name in zip(task.metadata["reference_answers"], ("balance", "total"), strict=False)
-        )
-        assert (len(task.metadata["reference_calls"]) == 3) == (balance >= total), "what was seen of amounts so far apart"
-        mixed += account != other
-        paid += balance >= total
-        assert (" and " in task.metadata["generated"]["why"]) == (account != other)
-    assert mixed > len(made) / 2 and 0 < paid < len(made)
+def answers(task: Task) -> dict[str, Any]:
+    """What the lookups say, all in one."""
+    return {key: value for text in task.metadata["reference_answers"][:2] for key, value in json.loads(text).items()}
 
 
-@pytest.mark.parametrize("shown", ["holder", "account"])
-def test_values_with_a_lookup_in_common_come_from_one_trace(shown: str) -> None:
-    """The bill's record names the account's holder, or the account itself."""
-    own = {"holder": "H-{}", "account": "A-{}"}[shown]
-    made = varied([bill(n, {shown: own.format({"holder": 2000, "account": 1000}[shown] + n)}) for n in range(NUMBER)])
-    assert made and all(account == other for account, other in map(numbers, made))
+def is_mixed(task: Task) -> bool:
+    """Whether its account and its bill, which have the same digits in each trace, are of two."""
+    account, bill = (str(next(iter(call.arguments.values())))[2:] for call in calls(task)[:2])
+    assert (" and " in task.metadata["generated"]["why"]) == (account != bill)
+    return account != bill
 
 
-def test_who_is_told_by_one_lookup_what_to_look_up_next_has_one_trace() -> None:
+def bill(n: int, *, told: str = "", written: str = "bill", tier: str = "") -> Trajectory:
+    """A bill is paid from an account: if there is enough on it, and always for a `gold` customer.
+
+    Args: `told`, what else the bill's record says; `written`, the arguments of the call that pays.
+    """
+    account, asked, rng = f"A-{1000 + n}", f"B-{1000 + n}", random.Random(n)
+    balance, total = rng.randrange(100, 900), rng.randrange(100, 900)
+    record = {"holder": f"H-{2000 + n}", "balance": balance} | ({"tier": tier} if tier else {})
+    note = {"note": told.format(account=account, **record)} if told else {}
+    made: list[Call] = [
+        ("get_account", {"account": account}, json.dumps(record)),
+        ("get_bill", {"bill": asked}, json.dumps({"total": total} | note)),
+    ]
+    if paid := balance >= total or tier == "gold":
+        given = {"account": account, "bill": asked}
+        made.append(("book", {name: given[name] for name in written.split()}, '"paid"'))
+    words = ("Pay bill {} from account {}, please.", "Account {1} shall pay the bill {0}.")[n % 3 % 2]
+    return recorded(f"bill/{n}", words.format(asked, account), made, "It is paid." if paid else "There is too little on it.")
+
+
+def test_values_that_nothing_ties_come_from_different_traces_and_the_larger_amount_still_decides() -> None:
+    made = varied([bill(n) for n in range(80)])
+    assert len(made) > 40 and sum(map(is_mixed, made)) > len(made) / 2
+    paid = [len(calls(task)) == 3 for task in made]
+    assert paid == [answers(task)["balance"] >= answers(task)["total"] for task in made] and 0 < sum(paid) < len(made)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"told": "{holder}"}, {"told": "{account}"}, {"told": "Paid by {account}, as always."}, {"written": "bill account"}],
+    ids=["answers have a value in common", "one is in the other's answer", "as a part of it", "one call has both"],
+)
+def test_values_that_a_call_ties_come_from_one_trace(options: dict[str, str]) -> None:
+    made = varied([bill(n, **options) for n in range(80)])
+    assert made and not any(map(is_mixed, made))
+
+
+def test_an_account_that_a_list_holds_and_nobody_went_on_with_is_its_owners() -> None:
     def asked(n: int) -> Trajectory:
-        calls: list[Call] = [
-            ("find", {"email": f"u{n}@mail.com"}, json.dumps({"customer": f"C-{n + 100}"})),
-            ("last_order", {"customer": f"C-{n + 100}", "shop": f"S-{n + 500}"}, json.dumps({"order": f"O-{n + 300}"})),
-            ("escalate", {"order": f"O-{n + 300}"}, '"done"'),
+        mine, savings = f"A-{1000 + n}", f"S-{1000 + n}"
+        items = [{"id": mine, "type": "checking"}, {"id": savings, "type": "savings"}]
+        made: list[Call] = [
+            ("list_accounts", {"customer": f"C-{1000 + n}"}, json.dumps(items if n % 2 else items[::-1])),
+            ("get_account", {"account": mine}, json.dumps({"balance": 900})),
+            ("book", {"to": savings}, '"done"'),
         ]
-        return recorded(
-            f"t/{n}", f"Help me with my order, u{n}@mail.com at shop S-{n + 500}.", calls, "A colleague sees to it."
-        )
+        words = ("Move 50 EUR to my savings account {}, I am {}.", "I am {1}, {0} shall get 50 EUR of mine.")[n % 3 % 2]
+        return recorded(f"m/{n}", words.format(savings, f"C-{1000 + n}"), made, "It is moved.")
 
-    known = [asked(n) for n in range(30)]
-    generate = TemplateTaskGenerator(known, writes=WRITES.__contains__)
-    tied = generate._donors.draw(
-        generate._successes[0].play,
-        {"u0@mail.com": [("call", "find", "email")], "S-500": [("call", "last_order", "shop")]},
-        random.Random(0),
-    )
-    offers = list(tied)
-    assert len(offers) == 30 and all(len(offer.traces) == 1 for offer in offers)
+    made = varied([asked(n) for n in range(60)])
+    assert made and all(str(calls(task)[2].arguments["to"]) in task.metadata["reference_answers"][0] for task in made)
+
+
+def test_a_limit_holds_for_whom_it_was_seen_to_hold() -> None:
+    """Only gold customers owe. No bill that was refused is recorded: nothing tells that the tier decides."""
+    asked = [bill(n, tier="gold" if n % 4 == 0 else "plain") for n in range(240)]
+    made = varied([each for each in asked if "paid" in str(each.steps[-1].action)])
+    assert sum(map(is_mixed, made)) > 20
+    owed = [answers(task)["tier"] for task in made if answers(task)["balance"] < answers(task)["total"]]
+    assert set(owed) == {"gold"}
+
+
+def test_three_conditions_that_were_never_met_together_are_not_put_together() -> None:
+    """An unverified customer of high risk gets no refund for a large order; none of these requests is recorded."""
+
+    def asked(n: int, verified: bool, risk: str, size: str) -> Trajectory:
+        made: list[Call] = [
+            ("get_customer", {"customer": f"C-{1000 + n}"}, json.dumps({"verified": verified, "risk": risk})),
+            ("get_order", {"order": f"O-{1000 + n}"}, json.dumps({"size": size})),
+            ("refund", {"order": f"O-{1000 + n}"}, '"ok"'),
+        ]
+        words = ("I am C-{0}, refund order O-{0}.", "Please refund O-{0}, I am C-{0}.")[n % 2]
+        return recorded(f"r/{n}", words.format(1000 + n), made, "It is refunded.")
+
+    rng = random.Random(0)
+    drawn = [(rng.random() < 0.5, rng.choice(("high", "low")), rng.choice(("large", "small"))) for _ in range(160)]
+    made = varied([asked(n, *each) for n, each in enumerate(drawn) if each != (False, "high", "large")])
+    assert sum(map(is_mixed, made)) > 20
+    assert (False, "high", "large") not in {tuple(answers(task)[key] for key in ("verified", "risk", "size")) for task in made}
+
+
+def test_facts_of_the_world_are_of_one_trace() -> None:
+    """Every second request has metadata; what no record tells of them is the donor's."""
+
+    def asked(n: int) -> Trajectory:
+        each = bill(n)
+        facts = {"profile": {"account": f"A-{1000 + n}", "cart": f"X-{n}"}, "bin": {"bill": f"B-{1000 + n}", "row": f"Y-{n}"}}
+        each.task.metadata.update(facts if n % 2 else {})
+        return each
+
+    assert (made := varied([asked(n) for n in range(80)])) and not any(map(is_mixed, made))
+    facts = [task.metadata["profile"] for task in made if "profile" in task.metadata]
+    assert facts and all(int(each["account"][2:]) == 1000 + int(each["cart"][2:]) for each in facts)
