@@ -70,7 +70,9 @@ def test_the_house_keeps_the_environment_contract() -> None:
     check_environment(House(), TASK, ["go north", "open door", "go north"])
 
 
-@pytest.mark.parametrize("actions", [["go north", "dance", "open door", "go north"], ["open door", "jump"], ["magic", "jump"]])
+@pytest.mark.parametrize(
+    "actions", [["go north", "dance", "open door", "go north"], ["open door", "jump"], ["magic", "jump"]]
+)
 def test_dream_or_real_is_one_argument(scripted: Any, door_world: Any, actions: list[str]) -> None:
     real, experience = House(), ExperienceModel(scripted(reply=door_world))
     dream = DreamEnvironment(experience, check_action=no_magic, rewards="score")
