@@ -172,7 +172,7 @@ def _merged(groups: Sequence[Group], same: Callable[[Group, Group], bool]) -> li
 
 
 def names_among(requests: Sequence[str]) -> Words:
-    """The words, in lower case, that never stand in lower case, and in few of the requests."""
+    """The words that are always capitalised and stand in few requests: names of people and things. Returned in lower case."""
     lower = {word for request in requests for word in re.findall(r"(?<!\w)[^\W\d_A-Z][\w-]*", request)}
     counts = Counter(word for request in requests for word in words(request))
     return frozenset(word for word, number in counts.items() if word not in lower and number <= _NAMED * len(requests))

@@ -7,7 +7,7 @@ from itertools import chain, combinations
 from math import comb
 from typing import Any, NamedTuple
 
-from dreamgym_lg.curriculum.plays import Place, Play, Scalar, is_empty, number_of, text_of, unnumbered, without_values
+from dreamgym_lg.curriculum.plays import Place, Play, Scalar, Values, is_empty, number_of, text_of, unnumbered, without_values
 
 Kind = tuple[tuple[str, ...], ...]
 """Of each call the tool and where its arguments' values were taken from; of one that has few values, such as a reason, the
@@ -44,7 +44,7 @@ class Success(NamedTuple):
     kind: Kind
     writes: Kind
     """Of its calls that write, as `kind`."""
-    values: Mapping[Place, Mapping[str, Scalar]]
+    values: Values
     """Without the answers of its calls that write."""
 
     @property
@@ -144,40 +144,39 @@ class Cases:
         agreeing = [each for each, shared in told if shared and all(each.has(place, text) for place, text in shared.items())]
         return bool(agreeing) and not _apart(own, agreeing, found) or self.seen(others, found)
 
-    def met_together(
-        self,
-        successes: Sequence[Success],
-        found: Mapping[Place, Scalar],
-        traces: Sequence[Mapping[Place, Mapping[str, Scalar]]],
-    ) -> bool:
-        """Whether values from different traces go together as they did in these successes.
+    def met_together(self, successes: Sequence[Success], found: Mapping[Place, Scalar], traces: Sequence[Values]) -> bool:
+        """Whether these successes show that values from different traces may stand in one request.
 
-        One of them had all the conditions, without those that decide nothing; of these, some success had each together with
-        each other condition that is not from the same trace. Each two amounts or dates that no single trace has differ by no
-        less and no more than in the successes with each of the former: a bill is within the balance, for a plain customer too
-        where only gold ones may owe. False where there are too many to compare (`_PAIRS`).
+        * One success had all the conditions, except those that decide nothing.
+        * Of each two conditions of which one decides nothing, some success had both, unless one trace has both.
+        * Two amounts or dates that no trace has together differ by no less and no more than in the successes. That holds among
+          the successes with each single condition: a bill is within the balance for a plain customer, where only gold ones may
+          owe.
+
+        False where there are too many numbers to compare (`_PAIRS`).
 
         Args:
-            traces: `by_place` of each trace that values are from.
+            found: What the lookups answer and the calls are given.
+            traces: Of each trace that values are from.
         """
-
-        def is_recorded(pair: tuple[Place, Place]) -> bool:
-            return any(all(text_of(found[place]) in trace.get(place, ()) for place in pair) for trace in traces)
-
         conditions = self.conditions({place: value for place, value in found.items() if place[0] == "answer"})
         # where all did the same, nothing shows what would have made them do something else
         irrelevant = self._irrelevant if len({*chain(*self._deeds[:1])}) > 1 else frozenset[Place]()
         decisive = [each for each in conditions.items() if each[0] not in irrelevant]
         if not _with(successes, decisive):
             return False
-        pairs = [pair for pair in combinations(conditions, 2) if irrelevant & {*pair} and not is_recorded(pair)]
-        if not all(_with(successes, ((place, conditions[place]) for place in pair)) for pair in pairs):
-            return False
+
+        def is_recorded(pair: tuple[Place, Place]) -> bool:
+            return any(all(text_of(found[place]) in trace.get(place, ()) for place in pair) for trace in traces)
+
+        both = [pair for pair in combinations(conditions, 2) if irrelevant & {*pair} and not is_recorded(pair)]
         numbers = {place: number for place, value in found.items() if (number := number_of(value)) is not None}
-        pairs = [pair for pair in combinations(numbers, 2) if not is_recorded(pair)]
+        differing = [pair for pair in combinations(numbers, 2) if not is_recorded(pair)]
         groups = [list(successes), *(_with(successes, [each]) for each in decisive)]
-        return len(pairs) <= _PAIRS and all(
-            _differ(group, pair, numbers[pair[0]] - numbers[pair[1]]) for pair in pairs for group in groups
+        return (
+            len(differing) <= _PAIRS
+            and all(_with(successes, ((place, conditions[place]) for place in pair)) for pair in both)
+            and all(_differ(group, pair, numbers[pair[0]] - numbers[pair[1]]) for pair in differing for group in groups)
         )
 
     def alike(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> Sequence[Success]:
@@ -288,7 +287,7 @@ def _apart(first: Sequence[Success], second: Sequence[Success], found: Mapping[P
 
 
 def _differ(successes: Sequence[Success], places: tuple[Place, Place], by: float) -> bool:
-    """Whether the difference of two numbers is between those of the successes."""
+    """Whether two numbers differ by no less and no more than in the successes. Args: `by`, the first minus the second."""
     first, second = places
     known = [one - other for each in successes for one in _numbers([each], first) for other in _numbers([each], second)]
     return bool(known) and min(known) <= by <= max(known)

@@ -1,17 +1,14 @@
-"""The traces whose values a variation gets: one for all values that a call ties together, others for the rest."""
+"""From which recorded traces a variation takes its values: from one trace those that a call ties together."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from random import Random
 from typing import NamedTuple
 
-from dreamgym_lg.curriculum.plays import Place, Play, Scalar, by_place, is_empty, leaves, parsed_answer, text_of, unnumbered
+from dreamgym_lg.curriculum.plays import Place, Play, Values, by_place, is_empty, leaves, parsed_answer, text_of, unnumbered
 
 _TRIED = 100
 """Most traces whose values are tried for the values of a request that are tied."""
-
-Values = Mapping[Place, Mapping[str, Scalar]]
-"""As `by_place`."""
 
 
 class Offer(NamedTuple):
@@ -23,7 +20,7 @@ class Offer(NamedTuple):
 
 
 class Donors:
-    """Draws the traces whose values a recorded request gets.
+    """Chooses the recorded traces from which a recorded request gets new values.
 
     Two of its values come from one trace where a call ties them: it was made with both, one (or what holds it) was answered for
     the other, or what was answered for both has a value in common (the customer's id in the order). What is not tied may come
@@ -71,14 +68,12 @@ class Donors:
         """The values of the request, those that are tied in one list."""
         tied = [{text} for text in slots]
         for play, paired in successes:
-            for told in self._ties(play, paired):
-                own = {paired[text] for text in told & paired.keys()}
-                met = [each for each in tied if each & own]
-                tied = [*(each for each in tied if not each & own), own.union(*met)]
-        return [group for each in tied if (group := [text for text in slots if text in each])]
+            for together in self._ties(play, paired):
+                tied = _merged(tied, {paired[text] for text in together & paired.keys()})
+        return [[text for text in slots if text in each] for each in tied if each]
 
     def _ties(self, play: Play, slots: Collection[str]) -> list[set[str]]:
-        """Texts that calls have in common, each with the values of the request that it is or holds."""
+        """The values of a request and those of its trace's calls, in groups: what one call has, or calls that share a value."""
         tied = [{text} for text in slots]
         for name, call, text in zip(play.names(), play.calls, play.texts, strict=True):
             found = [*leaves(call.arguments, ("call", name))]
@@ -88,9 +83,14 @@ class Donors:
                 text_of(value) for place, value in found if unnumbered(place) not in self._categorical and not is_empty(value)
             }
             told |= {own for own in slots if any(_holds(each, own) or _holds(own, each) for each in told)}
-            met = [each for each in tied if each & told]
-            tied = [*(each for each in tied if not each & told), told.union(*met)]
+            tied = _merged(tied, told)
         return tied
+
+
+def _merged(groups: Sequence[set[str]], joined: set[str]) -> list[set[str]]:
+    """The groups, all that share a text with `joined` made one with it."""
+    met = [each for each in groups if each & joined]
+    return [*(each for each in groups if not each & joined), joined.union(*met)]
 
 
 def _holds(text: str, part: str) -> bool:

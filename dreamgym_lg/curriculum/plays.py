@@ -15,6 +15,8 @@ Scalar = str | int | float | bool | None
 Place = tuple[str, ...]
 """Where a value stands: `call`, `answer` or `metadata`, the tool's name, then keys and numbers down to the value. Of a tool's
 second call the name is `TOOL 2`: what one order is answered is not what the other is."""
+Values = Mapping[Place, Mapping[str, Scalar]]
+"""The values of a trace by where they stand, each under its text (`by_place`)."""
 _OWN = ("observation", "tools", "rubric", "generated", "reference_calls", "reference_answers", "reference_reply")
 """Metadata that is no fact of the task's world."""
 
@@ -61,7 +63,7 @@ def unnumbered(place: Place) -> Place:
     return place if place[0] == "metadata" else (place[0], re.sub(r" \d+$", "", place[1]), *place[2:])
 
 
-def by_place(play: Play) -> dict[Place, dict[str, Scalar]]:
+def by_place(play: Play) -> Values:
     """The values that stand in each place, under their texts; an answer's empty field, which says something too, under ""."""
     found: dict[Place, dict[str, Scalar]] = defaultdict(dict)
     for place, value in play.values():

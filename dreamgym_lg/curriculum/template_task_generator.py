@@ -17,6 +17,7 @@ from dreamgym_lg.curriculum.plays import (
     Place,
     Play,
     Scalar,
+    Values,
     by_place,
     exchange,
     form,
@@ -163,7 +164,7 @@ class TemplateTaskGenerator:
         careful = (each.play in [other.play for other in self._alike.successes(each.request)] for each in own)
         return bool(own) and not any(careful)
 
-    def _values(self, play: Play) -> dict[Place, dict[str, Scalar]]:
+    def _values(self, play: Play) -> Values:
         """The values that stand in each place, without the answers of calls that write: they decided nothing any more."""
         found = by_place(play)
         return {

@@ -63,15 +63,14 @@ def load_model(
 
 
 def generates_bfloat16() -> bool:
-    """Whether models write faster in bfloat16 than in float32 on this machine's CPU (with AMX), and no GPU is beside it."""
+    """Whether models run on a CPU (there is no GPU) that generates text faster in bfloat16 than in float32: one with AMX."""
     return _has_instructions("amx_bf16")
 
 
 def trains_bfloat16() -> bool:
-    """Whether models learn faster with bfloat16 autocast on this machine's CPU, and no GPU is beside it.
+    """Whether models run on a CPU (there is no GPU) that trains faster with bfloat16 autocast: one with AMX or AVX512_BF16.
 
-    With AVX512_BF16 alone, a supervised step of the demo takes a fifth less time and what is written token by token a sixth
-    more (measured on an AMD Zen 5).
+    With AVX512_BF16 alone, a supervised step of the demo takes a fifth less time, and generating a sixth more (AMD Zen 5).
     """
     return _has_instructions("amx_bf16", "avx512_bf16")
 

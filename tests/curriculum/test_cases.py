@@ -154,3 +154,44 @@ def test_an_empty_field_is_a_value_and_tells_cases_apart() -> None:
     blank = Success(PLAY, frozenset(), (), (), {place: {"": None}, FLAGS[1]: {"no": "no"}})
     assert not CASES.contested(found("yes", "no"), [success("yes", "no")], [blank]), "it looked, and nothing was there"
     assert CASES.seen([blank], {place: None, FLAGS[1]: "no"}) and not CASES.seen([blank], {place: "yes", FLAGS[1]: "no"})
+
+
+def together(cases: Cases, known: list[Success], first: dict[Place, Scalar], second: dict[Place, Scalar]) -> bool:
+    """Whether the values of two traces may stand in one request."""
+    traces = [{place: {text_of(value): value} for place, value in each.items()} for each in (first, second)]
+    return cases.met_together(known, first | second, traces)
+
+
+def test_what_decides_nothing_was_seen_with_each_condition_of_another_trace() -> None:
+    """Renewed before or not decides nothing; reserved does, and here it is always the other trace that says it."""
+    known = successes("no no", "no yes", "no no", "no yes", "no no", "no yes", "yes no", "yes no", "yes no")
+    free, cases = known[:6], CASES.among(known, [deeds(known, renewed_if_free)])
+    assert together(cases, free, {FLAGS[0]: "no"}, {FLAGS[1]: "yes"})
+    refused = known[6:]
+    assert not together(cases, refused, {FLAGS[0]: "yes"}, {FLAGS[1]: "yes"}), "no success had both"
+    assert together(cases, refused, {FLAGS[0]: "yes", FLAGS[1]: "yes"}, {}), "one trace has both"
+    alone = CASES.among(free, [deeds(free, renewed_if_free)])
+    assert not together(alone, successes("no no no", "no yes yes"), found("no", "no"), {FLAGS[2]: "yes"}), "all did the same"
+
+
+def test_of_many_conditions_only_those_that_decide_were_met_at_once() -> None:
+    known = successes("no no no", "no yes no", "no no yes", "no yes no", "no no yes", "no no no", "yes no no", "yes no yes")
+    known += successes("yes yes no", "no no yes", "no yes no")
+    cases = CASES.among(known, [deeds(known, renewed_if_free)])
+    free = [each for each in known if each.has(FLAGS[0], "no")]
+    assert not together(cases, free, {FLAGS[0]: "no", FLAGS[1]: "yes"}, {FLAGS[2]: "yes"}), "no success had the last two"
+    assert together(cases, [*free, *successes("yes yes yes")], {FLAGS[0]: "no", FLAGS[1]: "yes"}, {FLAGS[2]: "yes"})
+
+
+def test_numbers_of_different_traces_differ_as_those_of_successes_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    price: Place = ("answer", "item", "price")
+    cases = Cases({AGE: {str(age): 2 for age in range(90)}, price: {str(each): 2 for each in range(90)}})
+    known = [
+        each._replace(values={**each.values, price: {str(20 + n): 20 + n}})
+        for n, each in enumerate(successes("no no", "no no", age=10))
+    ]
+    assert together(cases, known, {AGE: 30}, {price: 40}) and together(cases, known, {AGE: 30}, {price: 41})
+    assert not together(cases, known, {AGE: 30}, {price: 42}) and not together(cases, known, {AGE: 30}, {price: 39})
+    assert together(cases, known, {AGE: 30, price: 99}, {}), "what one trace has is recorded"
+    monkeypatch.setattr("dreamgym_lg.curriculum.cases._PAIRS", 0)
+    assert not together(cases, known, {AGE: 30}, {price: 40}), "too many to compare"

@@ -9,6 +9,8 @@ import pytest
 from desk_traces import WRITES, Call, recorded
 
 from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.curriculum.donors import Donors
+from dreamgym_lg.curriculum.plays import Place, Play, read_play
 from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
 from dreamgym_lg.types import Task, Trajectory
 
@@ -44,7 +46,7 @@ def bill(n: int, *, told: str = "", written: str = "bill", tier: str = "") -> Tr
     account, asked, rng = f"A-{1000 + n}", f"B-{1000 + n}", random.Random(n)
     balance, total = rng.randrange(100, 900), rng.randrange(100, 900)
     record = {"holder": f"H-{2000 + n}", "balance": balance} | ({"tier": tier} if tier else {})
-    note = {"note": told.format(account=account, **record)} if told else {}
+    note = {"note": told.format(account=account, number=account[2:], **record)} if told else {}
     made: list[Call] = [
         ("get_account", {"account": account}, json.dumps(record)),
         ("get_bill", {"bill": asked}, json.dumps({"total": total} | note)),
@@ -65,8 +67,14 @@ def test_values_that_nothing_ties_come_from_different_traces_and_the_larger_amou
 
 @pytest.mark.parametrize(
     "options",
-    [{"told": "{holder}"}, {"told": "{account}"}, {"told": "Paid by {account}, as always."}, {"written": "bill account"}],
-    ids=["answers have a value in common", "one is in the other's answer", "as a part of it", "one call has both"],
+    [
+        {"told": "{holder}"},
+        {"told": "{account}"},
+        {"told": "Paid by {account}, as always."},
+        {"told": "{number}"},
+        {"written": "bill account"},
+    ],
+    ids=["a value in common", "one is in the other's answer", "as a part of it", "a part of it is", "one call has both"],
 )
 def test_values_that_a_call_ties_come_from_one_trace(options: dict[str, str]) -> None:
     made = varied([bill(n, **options) for n in range(80)])
@@ -96,6 +104,21 @@ def test_a_limit_holds_for_whom_it_was_seen_to_hold() -> None:
     assert sum(map(is_mixed, made)) > 20
     owed = [answers(task)["tier"] for task in made if answers(task)["balance"] < answers(task)["total"]]
     assert set(owed) == {"gold"}
+
+
+def test_an_amount_that_the_request_names_is_within_the_balance_too() -> None:
+    def asked(n: int) -> Trajectory:
+        balance, amount = sorted(random.Random(n).sample(range(100, 900), 2), reverse=True)
+        made: list[Call] = [
+            ("get_account", {"account": f"A-{1000 + n}"}, json.dumps({"balance": balance})),
+            ("book", {"amount": amount}, '"done"'),
+        ]
+        words = ("Take {} EUR from account A-{}.", "I need {} EUR, please take them from A-{}.")[n % 2]
+        return recorded(f"t/{n}", words.format(amount, 1000 + n), made, "You have them.")
+
+    made = varied([asked(n) for n in range(80)])
+    assert len(made) > 40 and sum(" and " in task.metadata["generated"]["why"] for task in made) > len(made) / 2
+    assert all(json.loads(t.metadata["reference_answers"][0])["balance"] > calls(t)[1].arguments["amount"] for t in made)
 
 
 def test_three_conditions_that_were_never_met_together_are_not_put_together() -> None:
@@ -129,3 +152,31 @@ def test_facts_of_the_world_are_of_one_trace() -> None:
     assert (made := varied([asked(n) for n in range(80)])) and not any(map(is_mixed, made))
     facts = [task.metadata["profile"] for task in made if "profile" in task.metadata]
     assert facts and all(int(each["account"][2:]) == 1000 + int(each["cart"][2:]) for each in facts)
+
+
+@pytest.mark.parametrize(
+    ("account", "asked", "paid"),
+    [
+        ({"state": "open"}, {"state": "open"}, {}),
+        ({"closed": None}, {"until": None}, {}),
+        ({}, {}, {"account": "A-1", "bill": "B-1"}),
+    ],
+    ids=["a status", "nothing", "what a writing call returns"],
+)
+def test_what_ties_nothing(account: dict[str, Any], asked: dict[str, Any], paid: dict[str, str]) -> None:
+    def play(n: int) -> Play:
+        made: list[Call] = [
+            ("get_account", {"account": f"A-{n}"}, json.dumps({"holder": f"H-{n}"} | account)),
+            ("get_bill", {"bill": f"B-{n}"}, json.dumps({"total": n} | asked)),
+            ("book", {"bill": f"B-{n}"}, json.dumps({"booked": n} | paid)),
+        ]
+        found = read_play(recorded(f"p/{n}", f"Pay B-{n} from A-{n}.", made, "It is paid."))
+        assert found is not None
+        return found
+
+    plays = [play(n) for n in range(1, 30)]
+    states: list[Place] = [("answer", tool, "state") for tool in ("get_account", "get_bill")]
+    donors = Donors(plays, writes=WRITES.__contains__, categorical=states)
+    slots: dict[str, list[Place]] = {"A-1": [("call", "get_account", "account")], "B-1": [("call", "get_bill", "bill")]}
+    offers = list(donors.draw(slots, [(plays[0], {"A-1": "A-1", "B-1": "B-1"})], random.Random(0)))
+    assert len(offers) == 29 and {len(offer.traces) for offer in offers} == {2}

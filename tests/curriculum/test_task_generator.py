@@ -62,6 +62,7 @@ def test_what_is_refused(text: str, reason: str | None) -> None:
         ("Please cancel the car that I reserved last week, I am u7@mail.com.", None),
         ("Please cancel the car that I reserved last week, I am u5@mail.com!", "near_evaluation"),
         ("I am u5@mail.com: please cancel the car that I reserved.", "near_evaluation"),
+        ("Please cancel the car that I reserved last week, I am U-5.", "near_evaluation"),
         ("Please cancel the car that I reserved last week.", "near_evaluation"),
     ],
 )

@@ -168,12 +168,12 @@ def test_what_the_experience_model_was_not_trained_on_is_held_out(work: Experime
     assert len(hosted.held_out_offline()) == 5, "a given model was trained on none of them"
 
 
-@pytest.mark.parametrize(("amx", "dtype"), [(True, "bfloat16"), (False, "auto")])
+@pytest.mark.parametrize(("has", "dtype"), [("amx_bf16", "bfloat16"), ("avx512_bf16", "auto")])
 def test_a_trained_experience_model_answers_in_what_the_processor_is_fast_in(
-    work: Experiment, monkeypatch: pytest.MonkeyPatch, amx: bool, dtype: str
+    work: Experiment, monkeypatch: pytest.MonkeyPatch, has: str, dtype: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {has: True})
     given = dict[str, Any]()
     monkeypatch.setattr(LocalChatModel, "from_path", lambda path, **options: given.update(options))
     work._local("experience-0", own_process=False)

@@ -225,12 +225,15 @@ def test_a_kill_leaves_a_whole_folder_or_none(tokenizer: PreTrainedTokenizerFast
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "to") and AutoTokenizer.from_pretrained(tmp_path / "to")
 
 
-@pytest.mark.parametrize(("amx", "given", "bf16"), [(True, {}, True), (False, {}, False), (True, {"bf16": False}, False)])
-def test_a_cpu_with_amx_trains_in_bfloat16(
-    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, amx: bool, given: dict[str, bool], bf16: bool
+@pytest.mark.parametrize(
+    ("has", "given", "bf16"),
+    [("amx_bf16", {}, True), ("avx512_bf16", {}, True), ("avx512_f", {}, False), ("amx_bf16", {"bf16": False}, False)],
+)
+def test_a_cpu_that_multiplies_bfloat16_trains_in_it(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, has: str, given: dict[str, bool], bf16: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {has: True})
     computed = set[torch.dtype]()
     model = model_of(tokenizer)
     model.lm_head.register_forward_hook(lambda _, __, logits: computed.add(logits.dtype))
