@@ -3,14 +3,17 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from random import Random
 
 from dreamgym_lg.actions import parse_call, render_answer
 from dreamgym_lg.curriculum.cases import Success
 from dreamgym_lg.curriculum.plays import Place, Play, Scalar, exchange, text_of, unnumbered
-from dreamgym_lg.curriculum.task_generator import named_values, words
+from dreamgym_lg.curriculum.task_generator import TaskGenerator, named_values, words
 from dreamgym_lg.experience.prompt_formats import first_observation
 from dreamgym_lg.types import Step, Task, Trajectory
 
+_TRIES = 30
+"""Attempts in a row that make no other demonstration of a task, after which there are no more of it."""
 _TOLD = 8
 """Kinds of demonstrations that are counted each, the most frequent."""
 
@@ -27,14 +30,40 @@ def demonstration(task: Task) -> Trajectory | None:
     return Trajectory(task=task, steps=steps, source="synthetic", success=True)
 
 
+def made_demonstrations(
+    seeds: Sequence[Task], generate: TaskGenerator, check: Callable[[Task], str | None], *, number: int, rng: Random
+) -> list[Trajectory]:
+    """Demonstrations of variations of tasks: as many of each task as can be, so that no kind of task crowds out the others.
+
+    Args:
+        seeds: The tasks to vary.
+        check: As `TaskChecks`.
+        number: Most demonstrations; fewer where `_TRIES` attempts in a row make no other one of a task, for each task.
+    """
+    found, made, misses = dict[str, Trajectory](), dict.fromkeys(rng.sample(range(len(seeds)), len(seeds)), 0), Counter[int]()
+    while made and len(found) < number:
+        seed, before = min(made, key=made.__getitem__), len(found)
+        varied = generate(seeds[seed], (), rng)
+        if varied is not None and check(varied) is None and (shown := demonstration(varied)) is not None:
+            found.setdefault(varied.id, shown)
+        made[seed] += len(found) - before
+        misses[seed] = misses[seed] + 1 if len(found) == before else 0
+        if misses[seed] == _TRIES:
+            del made[seed]
+    return list(found.values())
+
+
 def told_by_calls(demonstrations: Sequence[Trajectory]) -> str:
     """How many demonstrations make which calls, in words: what is rare or missing there, a policy learns little about."""
-    calls = ([call.name for step in each.steps if (call := parse_call(step.action))] for each in demonstrations)
-    made = Counter(", ".join(names) or "no call" for names in calls)
+    made = Counter(", ".join(_called(each)) or "no call" for each in demonstrations)
     told = [f"{number} {names}" for names, number in made.most_common(_TOLD)]
     if others := made.total() - sum(number for _, number in made.most_common(_TOLD)):
         told.append(f"{others} of {len(made) - _TOLD} other kinds")
     return "; ".join(told)
+
+
+def _called(demonstration: Trajectory) -> list[str]:
+    return [call.name for step in demonstration.steps if (call := parse_call(step.action))]
 
 
 def constant_words(successes: Sequence[Success], writes: Callable[[str], bool]) -> frozenset[str]:

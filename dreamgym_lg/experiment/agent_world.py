@@ -11,7 +11,7 @@ from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator
-from dreamgym_lg.curriculum.demonstrations import demonstration
+from dreamgym_lg.curriculum.demonstrations import made_demonstrations
 from dreamgym_lg.curriculum.task_generator import TaskChecks, TaskGenerator
 from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
 from dreamgym_lg.environment import CreateEnvironment, Environment
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 
 _OPTIONS = set(EpisodeOptions.__annotations__)
-_TRIES = 100
-"""Attempts in a row without another demonstration after which there are no more."""
 
 
 class AgentWorld(World):
@@ -254,17 +252,9 @@ class AgentWorld(World):
         """As `World.demonstrations`: of variations by `templates`, checked as those of the curriculum are."""
         if self._generator != "templates":
             return []
-        templates = self._templates(replay_buffer)
-        if not (seeds := templates.seeds(tasks)):
-            return []
-        checks, rng, found = _task_checks(tasks, replay_buffer), Random(f"{seed}/demonstrations"), dict[str, Trajectory]()
-        tries = 0
-        while len(found) < number and tries < _TRIES:
-            varied, before = templates(rng.choice(seeds), (), rng), len(found)
-            if varied is not None and checks(varied) is None and (made := demonstration(varied)) is not None:
-                found.setdefault(varied.id, made)
-            tries = 0 if len(found) > before else tries + 1
-        return list(found.values())
+        templates, checks = self._templates(replay_buffer), _task_checks(tasks, replay_buffer)
+        rng = Random(f"{seed}/demonstrations")
+        return made_demonstrations(templates.seeds(tasks), templates, checks, number=number, rng=rng)
 
     @property
     def source(self) -> Mapping[str, object] | None:
