@@ -18,9 +18,9 @@ class StageBars(Progress):
         super().__init__(*columns, console=console, **options)
         self._stages: dict[str, TaskID] = {}
 
-    def report(self, label: str, done: int, total: int) -> str:
-        """Show how much of a stage is done; returns the stage."""
-        stage = label.split(" (")[0].split(":")[0]
+    def report(self, label: str, done: int, total: int) -> None:
+        """Show how much of a stage is done."""
+        stage = _stage(label)
         if stage not in self._stages:
             self._stages[stage] = self.add_task(label, total=total)
         for task in self.tasks:
@@ -29,19 +29,38 @@ class StageBars(Progress):
             elif task.id == self._stages[stage]:
                 task.stop_time = None  # one that goes on after another, as training does after a refresh, counts on
         self.update(self._stages[stage], description=label, completed=done, total=total)
-        return stage
+
+
+class Tenths:
+    """Says when a stage has got another tenth further: where no terminal shows it, a line is written then."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, int] = {}
+
+    def reached(self, label: str, done: int, total: int) -> bool:
+        """Whether nothing was said yet of the tenth that the stage is in."""
+        tenth = 10 * done // max(total, 1)
+        before, self._told[_stage(label)] = self._told.get(_stage(label)), tenth
+        return before != tenth
+
+
+def _stage(label: str) -> str:
+    return label.split(" (")[0].split(":")[0]
 
 
 _cell: dict[int, tuple[StageBars, Any]] = {}
 """The bars of the notebook's cell that runs, by its number, and the handle by which they are shown anew."""
+_tenths = Tenths()
 
 
 def show_progress(label: str, done: int, total: int) -> None:
-    """Show progress as bars in a notebook, and on one line of a terminal; nothing where standard error is neither."""
+    """Show progress as bars in a notebook, on one line of a terminal, else on standard error by a line for each tenth."""
     if Console().is_jupyter:
         _show_in_notebook(label, done, total)
     elif sys.stderr.isatty():  # what is printed next takes the line's place, unless it is the stage's last
         print(f"\x1b[K{label}: {done}/{total}", end="\n" if done >= total else "\r", file=sys.stderr, flush=True)
+    elif _tenths.reached(label, done, total):
+        print(f"{label}: {done}/{total}", file=sys.stderr, flush=True)
 
 
 def _show_in_notebook(label: str, done: int, total: int) -> None:

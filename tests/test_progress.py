@@ -1,4 +1,4 @@
-"""Progress in a notebook, played by a real Jupyter kernel."""
+"""Progress: in a notebook, played by a real Jupyter kernel, and in a file."""
 
 import re
 
@@ -6,8 +6,10 @@ import nbclient
 import nbformat
 import pytest
 
+from dreamgym_lg.progress import Tenths, show_progress
+
 CELL = """
-from dreamgym_lg.progress import show_progress
+from dreamgym_lg.progress import Tenths, show_progress
 
 for done in range(3):
     show_progress("base policy (loss 3.0)", done, 2)
@@ -27,3 +29,15 @@ def test_a_cell_of_a_notebook_shows_a_bar_for_each_stage(monkeypatch: pytest.Mon
         text = " ".join(re.sub(r"\x1b\[[\d;]*m", "", shown.data["text/plain"]).split())
         assert re.search(r"base policy \(loss 3.0\) ━+ 2/2", text) and re.search(r"train: rollout [━╸╺]+ 5/40", text)
         assert "train: rollout" in shown.data["text/html"]
+
+
+def test_a_file_gets_a_line_for_each_tenth_of_a_stage(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dreamgym_lg.progress._tenths", Tenths())
+    for done in range(101):
+        show_progress(f"base policy (loss {done})", done, 100)
+    show_progress("train: rollout", 1, 40)
+    show_progress("train: update", 2, 40)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [*(f"base policy (loss {done}): {done}/100" for done in range(0, 101, 10)), "train: rollout: 1/40"]

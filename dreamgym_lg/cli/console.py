@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from dreamgym_lg.errors import DreamGymError
-from dreamgym_lg.progress import StageBars
+from dreamgym_lg.progress import StageBars, Tenths
 from dreamgym_lg.redaction import redact_environment
 
 console = Console()
@@ -37,12 +37,11 @@ def errors_shown(*, resumes: bool = False) -> Iterator[None]:
 def progress_shown() -> Iterator[Callable[[str, int, int], None]]:
     """`StageBars`; called with (label, how much is done, of how much). Without a terminal, a line every tenth."""
     with StageBars(console) as bars:
-        told: dict[str, int] = {}
+        tenths = Tenths()
 
         def report(label: str, done: int, total: int) -> None:
-            stage, tenth = bars.report(label, done, total), 10 * done // max(total, 1)
-            if not console.is_terminal and told.get(stage) != tenth:
-                told[stage] = tenth
+            bars.report(label, done, total)
+            if not console.is_terminal and tenths.reached(label, done, total):
                 console.print(f"{label}: {done}/{total}", highlight=False)
 
         yield report

@@ -63,8 +63,8 @@ class Workspace:
         engine: Creates what generates the policy's replies from the folder of its weights; it has to follow them when
             `Engine.clear` is called. Default: the weights in this process.
         rollouts: Plays the episodes elsewhere, e.g. `RayRollouts` in Ray actors. Default: in this process.
-        progress: Called throughout with a label, how much is done, and of how much. Default: `show_progress`, in a
-            terminal or a notebook.
+        progress: Called throughout with a label, how much is done, and of how much. Default: `show_progress`: bars, or in a
+            file a line for each tenth of a stage.
         say: Called with one line at each evaluation and whenever something should be known at once. Default: a logged warning.
     """
 
