@@ -95,8 +95,7 @@ def use_by_name(name: str) -> ToolUse:
     reads, doubt = any(map(_READING.fullmatch, outer)), next(doubts, "")
     if reads and not doubt:
         return ToolUse(False, "its name is that of a reading tool")
-    why = f"its name has the word {doubt!r}" if reads else "nothing says that it only reads"
-    return ToolUse(True, f"{why}; if it only reads, name the tools that write in writes=[...], without this one")
+    return ToolUse(True, f"its name has the word {doubt!r}" if reads else "nothing says that it only reads")
 
 
 def _changed_after(called: Sequence[Sequence[tuple[str, str, str]]], reading: Collection[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.writing_tools import ToolUse, find_tool_uses, trace_of
+from dreamgym_lg.experience.writing_tools import ToolUse, find_tool_uses, trace_of, use_by_name
 from dreamgym_lg.simulate.commands import returns_command, state_update
 from dreamgym_lg.simulate.object_graph import (
     body,
@@ -74,10 +74,21 @@ class Examination:
         """The problems with which no episode can be right: what leaks, what is not simulated, and what each would fail at."""
         return [part for part in self.problems if part.handling != "stopped" or part.kind in _NEEDED]
 
+    @property
+    def supposed(self) -> str:
+        """Which tools are only supposed to write, and what to do if they do not; "" if there is none."""
+        names = [each.name for each in self.parts if (use := use_by_name(each.name)).writes and each.use == _told_use(use)]
+        if not names:
+            return ""
+        return (
+            f"Only supposed to write: {', '.join(names)}. If one of them only reads, name all tools that write, without it: "
+            "DreamGym(..., writes=[...])."
+        )
+
     def __str__(self) -> str:
-        """A line for each part: kind, name, handling, then how a tool is known to write and what to do."""
+        """A line for each part: kind, name, handling, then how a tool is known to write and what to do; then `supposed`."""
         lines = ((f"{part.kind} {part.name}: {part.handling}", part.use, part.advice) for part in self.parts)
-        return "\n".join("; ".join(filter(None, line)) for line in lines)
+        return "\n".join(filter(None, [*("; ".join(filter(None, line)) for line in lines), self.supposed]))
 
 
 def examine(
@@ -138,6 +149,10 @@ def simulated_tools(graph: Any, pass_through: Sequence[str] = ()) -> tuple[list[
     return [tool for name, tool in tools.items() if name not in really], really
 
 
+def _told_use(use: ToolUse) -> str:
+    return f"{'writes' if use.writes else 'reads'}: {use.why}"
+
+
 def _runs_by_itself(tool: BaseTool) -> str:
     """Why a tool is no part of the world, so that it runs in a dream too; "" if it is one."""
     return "a sub-agent" if runs_an_agent(tool) else "state only" if changes_state_only(tool) else ""
@@ -146,7 +161,7 @@ def _runs_by_itself(tool: BaseTool) -> str:
 def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator[Part]:
     what = ""
     if tool.name not in pass_through and not (what := _runs_by_itself(tool)):
-        told = f"{'writes' if use.writes else 'reads'}: {use.why}"
+        told = _told_use(use)
         update = state_update(tool) if returns_command(tool) else None
         if returns_command(tool) and update is None:
             yield Part("tool", tool.name, "not simulated", UNKNOWN_UPDATE, told)

@@ -129,6 +129,18 @@ def test_an_examination_is_printed_a_part_a_line() -> None:
     ]
 
 
+def test_tools_that_are_only_supposed_to_write_are_named_once() -> None:
+    supposed, told = "writes: nothing says that it only reads", "writes: writes= names it"
+    parts = [Part("tool", name, "simulated", use=supposed) for name in ("pay", "send")]
+    parts += [
+        Part("tool", "drop", "simulated", use=told),
+        Part("tool", "get_order", "simulated", use="reads: its name is that of a reading tool"),
+    ]
+    last = str(Examination(parts)).splitlines()[-1]
+    assert last.startswith("Only supposed to write: pay, send. If one") and "writes=[...]" in last
+    assert not Examination(parts[2:]).supposed
+
+
 def test_interrupts_and_sub_graphs_are_named(tmp_path: Path) -> None:
     kinds = {kind.name: kind for kind in KINDS}
     found = examine(kinds["raw_interrupt"].build(World(folder=tmp_path)).graph)
