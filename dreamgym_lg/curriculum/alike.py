@@ -2,11 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 
-from dreamgym_lg.curriculum.cases import Cases, Done, Success, telling_apart
+from dreamgym_lg.curriculum.cases import Cases, Done, Success, limited, telling_apart
 from dreamgym_lg.curriculum.plays import Place, Play
 from dreamgym_lg.curriculum.task_generator import Overlap, words
 
@@ -25,6 +25,10 @@ _GROUPED = 300
 _DEEDS = 2
 """Different deeds that two groups must have in common to ask for the same."""
 
+_NEEDLESS = 5
+"""Successes in one condition that all go without a lookup which most others made, to show that it is not needed there."""
+_ANSWERED = 3
+"""Successes of each of two groups, all with one and the same answer and no call that writes, that ask for the same."""
 _NAMED = 0.1
 """Share of the requests up to which a word that never stands in lower case is taken for a name: who asks, not what is asked."""
 
@@ -39,6 +43,7 @@ class AlikeRequests:
 
     Args:
         requests: The words of each request, without values and names; successes and failures.
+        failures: What failed, as successes: calls that also failed in a case were right by luck.
         writes: Whether a tool, by name, changes the world.
     """
 
@@ -49,8 +54,10 @@ class AlikeRequests:
         cases: Cases,
         *,
         writes: Callable[[str], bool],
+        failures: Sequence[Success] = (),
     ) -> None:
-        self._requests, self._successes, self._cases, self._writes = requests, successes, cases, writes
+        self._requests, self._cases, self._writes = requests, cases, writes
+        self._successes, self._failures = successes, failures
         self._overlap = Overlap(" ".join(words) for _, words in requests)
         self._found: dict[tuple[Words, float], list[Success]] = {}
         self._nearest: dict[Words, Group] = {}
@@ -97,21 +104,36 @@ class AlikeRequests:
 
         def same_words(first: Group, second: Group) -> bool:
             alike = any(self._overlap(one, other) >= _ALIKE for one, other in product(first, second))
-            return alike and self._agreed(first, second) >= 0
+            return alike and not self._contradict(first, second)
+
+        def same_deeds(first: Group, second: Group) -> bool:
+            return not self._contradict(first, second, explained=True) and self._shared(first, second) >= _DEEDS
 
         requests = [*dict.fromkeys(success.request for success in self._successes)][:_GROUPED]
         groups = _merged([Group({request}) for request in requests], same_words)
-        return _merged(groups, lambda first, second: self._agreed(first, second) >= _DEEDS)
+        return _merged(groups, lambda first, second: self._answered(first, second) or same_deeds(first, second))
 
-    def _agreed(self, first: Group, second: Group) -> int:
-        """How many different deeds two groups share in the same case; -1 if the calls differ where all answers are the same."""
-        return -1 if self._contradict(first, second) else self._shared(first, second)
+    def _answered(self, first: Group, second: Group) -> bool:
+        """Whether nothing but one and the same answer was ever given to both."""
+        both = self._deeds(first), self._deeds(second)
+        outcomes = {each.deed for each in chain(*both)}
+        return len(outcomes) == 1 and all(text for _, text in outcomes) and min(map(len, both)) >= _ANSWERED
 
-    def _contradict(self, first: Group, second: Group) -> bool:
-        told = (
-            (each, its) for each, its in product(self._deeds(first), self._deeds(second)) if each.told.keys() & its.told.keys()
-        )
-        return any(each.deed[0] != its.deed[0] and each.in_case_of(its, each.told) for each, its in told)
+    def _contradict(self, first: Group, second: Group, *, explained: bool = False) -> bool:
+        """Whether something else was done for two groups where all answers are the same.
+
+        Args: `explained`, not if one of them looked up more, or a limit of an amount or a date tells apart what was done.
+        """
+        one, other = self._deeds(first), self._deeds(second)
+        told = ((each, its) for each, its in product(one, other) if each.told.keys() & its.told.keys())
+        met = [(each, its) for each, its in told if each.deed[0] != its.deed[0] and each.in_case_of(its, each.told)]
+        if explained:
+            met = [(each, its) for each, its in met if self._looked_up(each) == self._looked_up(its)]
+            return not all(limited([*one, *other], *pair) for pair in met)
+        return bool(met)
+
+    def _looked_up(self, done: Done) -> set[str]:
+        return {name for name in done.success.play.tools if not self._writes(name)}
 
     def _shared(self, first: Group, second: Group) -> int:
         one, other = self._deeds(first), self._deeds(second)
@@ -131,21 +153,32 @@ class AlikeRequests:
         return self._differing[pair]
 
     def _deeds(self, group: Group) -> list[Done]:
-        """What the careful successes of a group did, and in which case."""
+        """The outcomes of the group's successes, and in which case. Lucky ones wrote what is right, too."""
         if group not in self._done:
             some = [each for each in self._successes if each.request in group][:_COMPARED]
-            self._done[group] = [Done(self._cases.conditions(each.answers), each.deed) for each in self._careful(some)]
+            self._done[group] = [Done(self._cases.conditions(each.answers), each.outcome, each) for each in some]
         return self._done[group]
 
     def _careful(self, alike: Sequence[Success]) -> list[Success]:
-        cases, usual, careful = self._cases.among(alike), dict[frozenset[tuple[Place, str]], set[str]](), list[Success]()
+        """Without the lucky ones: most others in the case looked up more, or doing the same failed there, and more did not."""
+        cases = self._cases.among(alike, [[each.outcome for each in alike]])
+        requests = {each.request for each in alike}
+        failures = [each for each in self._failures if each.request in requests]
+        lucky = dict[Hashable, bool]()
         for each in alike:
-            case = frozenset(cases.conditions(each.answers).items())
-            if case not in usual:
-                usual[case] = self._usual(cases.alike(alike, each.answers))
-            if usual[case].issubset(each.play.names()):
-                careful.append(each)
-        return careful
+            case = each.kind, frozenset(cases.conditions(each.answers).items())
+            if case not in lucky:
+                others = cases.met(alike, each.answers)
+                needed = self._usual(others).difference(each.play.names())
+                needless = all(_needless(name, cases.conditions(each.answers), alike) for name in needed)
+                lucky[case] = not needless or self._failed(each, others, cases.met(failures, each.answers))
+        return [each for each in alike if not lucky[each.kind, frozenset(cases.conditions(each.answers).items())]]
+
+    def _failed(self, success: Success, others: Sequence[Success], failures: Sequence[Success]) -> bool:
+        """Whether the same calls failed in this case, and those of one that looked up more and had the same outcome did not."""
+        failed = {each.kind for each in failures}
+        safe = (each for each in others if each.outcome == success.outcome and each.kind not in failed)
+        return success.kind in failed and any({*each.play.names()} > {*success.play.names()} for each in safe)
 
     def _usual(self, successes: Sequence[Success]) -> set[str]:
         """The lookups that most of the successes made: the tools, and `TOOL 2` where it was asked twice."""
@@ -154,11 +187,17 @@ class AlikeRequests:
         return {name for name, number in looked_up.items() if 2 * number > len(successes)}
 
 
+def _needless(lookup: str, conditions: Mapping[Place, str], successes: Sequence[Success]) -> bool:
+    """Whether enough successes had one of these conditions, and none of them made the lookup: a gold customer's refund."""
+    met = ([each for each in successes if each.has(*condition)] for condition in conditions.items())
+    return any(len(some) >= _NEEDLESS and not any(lookup in each.play.names() for each in some) for some in met)
+
+
 def _deciding(first: Sequence[Done], second: Sequence[Done]) -> frozenset[Place] | None:
     """The conditions that tell apart what both did, where these are no more than tell apart what one of them did; else None."""
     if not (found := telling_apart([*first, *second])):
         return None
-    alone = max(len(telling_apart(each)[0]) for each in (first, second))
+    alone = max((len(own[0]) for own in map(telling_apart, (first, second)) if own), default=0)  # else too few for a limit
     return frozenset[Place]().union(*found) if len(found[0]) <= alone else None
 
 

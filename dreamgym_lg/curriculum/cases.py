@@ -52,6 +52,11 @@ class Success(NamedTuple):
         return self.kind, "" if self.writes else without_values(self.play)
 
     @property
+    def outcome(self) -> Deed:
+        """As `deed`, whatever was looked up before something was written."""
+        return (self.writes, "") if self.writes else self.deed
+
+    @property
     def answers(self) -> dict[Place, Scalar]:
         """What its lookups were answered."""
         return {place: next(iter(found.values())) for place, found in self.values.items() if place[0] == "answer"}
@@ -67,6 +72,7 @@ class Done(NamedTuple):
 
     told: Mapping[Place, str]
     deed: Deed
+    success: Success
 
     def shaped_as(self, other: "Done") -> bool:
         """Whether what both looked up has values for the same: a list of two is never the case that a list of three is."""
@@ -181,8 +187,12 @@ class Cases:
 
     def alike(self, successes: Sequence[Success], found: Mapping[Place, Scalar]) -> Sequence[Success]:
         """Those of the successes that have been in the case, numbers aside; all where none has been in the whole of it."""
+        return self.met(successes, found) or successes
+
+    def met(self, plays: Sequence[Success], found: Mapping[Place, Scalar]) -> list[Success]:
+        """Those of the successes or failures that have been in the case, numbers aside."""
         conditions = self.conditions(found).items()
-        return _with(successes, (each for each in conditions if each[0] not in self._irrelevant)) or successes
+        return _with(plays, (each for each in conditions if each[0] not in self._irrelevant))
 
     def conditions(self, found: Mapping[Place, Scalar]) -> dict[Place, str]:
         """Those of the values that stand where few do, as texts; of one that may be nothing, whether it is ("" or `_NAMED`)."""
@@ -206,7 +216,7 @@ class Cases:
     def _irrelevant(self) -> frozenset[Place]:
         """The conditions that decide nothing."""
         for deeds in self._deeds:
-            done = [Done(self.conditions(each.answers), deed) for each, deed in zip(self._group, deeds, strict=True)]
+            done = [Done(self.conditions(each.answers), deed, each) for each, deed in zip(self._group, deeds, strict=True)]
             if found := telling_apart(done):
                 deciding = frozenset[Place]().union(*found)
                 places = {place for each in done for place in each.told} - deciding
@@ -234,14 +244,21 @@ def _comparable(one: Mapping[Place, Any], other: Mapping[Place, Any]) -> bool:
 def telling_apart(done: Sequence[Done]) -> list[frozenset[Place]]:
     """The fewest conditions in which any two that did different things differ: all such sets.
 
+    Two deeds that a limit of an amount or a date tells apart need none.
     Empty where no set does, and where there are too many to try (`_TRIED`): lists of long records.
     """
     different = list({(each.deed, frozenset(each.told.items())): each for each in done}.values())[:_COMPARED]
-    differing = set[frozenset[Place]]()
+    between_deeds: dict[frozenset[Deed], tuple[set[frozenset[Place]], Done, Done]] = {}
     for first, second in combinations(different, 2):
         if first.deed != second.deed and first.shaped_as(second):
             both = first.told.keys() & second.told.keys()
-            differing.add(frozenset(place for place in both if first.told[place] != second.told[place]))
+            apart = frozenset(place for place in both if first.told[place] != second.told[place])
+            if apart or first.told.keys() == second.told.keys():  # else one of them may not have looked at what decides
+                between_deeds.setdefault(frozenset({first.deed, second.deed}), (set(), first, second))[0].add(apart)
+    differing = set[frozenset[Place]]()
+    for found, first, second in between_deeds.values():
+        if not limited(done, first, second):
+            differing |= found
     needed = list[frozenset[Place]]()
     for each in sorted(differing, key=len):
         if not any(other <= each for other in needed):
@@ -251,9 +268,15 @@ def telling_apart(done: Sequence[Done]) -> list[frozenset[Place]]:
         if comb(len(places), number) * len(needed) > _TRIED:
             return []
         chosen = map(frozenset, combinations(places, number))
-        if found := [each for each in chosen if all(each & one for one in needed)]:
-            return found
+        if sets := [each for each in chosen if all(each & one for one in needed)]:
+            return sets
     return []
+
+
+def limited(done: Sequence[Done], first: Done, second: Done) -> bool:
+    """Whether a limit of an amount or a date tells apart what these two did, in all that did either."""
+    ones, others = ([each.success for each in done if each.deed == one.deed] for one in (first, second))
+    return _apart(ones, others, dict(pair for each in (*ones, *others) for pair in each.answers.items()))
 
 
 def _varied(place: Place, done: Sequence[Done], deciding: frozenset[Place]) -> int:

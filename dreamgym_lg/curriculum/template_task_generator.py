@@ -35,6 +35,8 @@ from dreamgym_lg.types import Task, Trajectory
 
 _SUCCESSES = 4
 """Most kinds of calls that are tried for one variation."""
+_CONSTANT = 3
+"""Successes with the same calls, all with the same amount in one, that show that it is a fixed one: a fee."""
 
 
 class TemplateTaskGenerator:
@@ -99,12 +101,14 @@ class TemplateTaskGenerator:
         self._names = names_among(masked)
         asked = [words(request) - self._names for request in masked]
         requests = list(zip(read, asked, strict=True))
-        self._successes = [
+        done = [
             Success(play, request, self._kind(play), self._kind(play, writes_only=True), self._values(play))
             for play, request in requests
-            if play.success and play.calls
+            if play.calls
         ]
-        self._alike = AlikeRequests(requests, self._successes, self._cases, writes=writes)
+        self._successes = [each for each in done if each.play.success]
+        failures = [each for each in done if not each.play.success]
+        self._alike = AlikeRequests(requests, self._successes, self._cases, writes=writes, failures=failures)
         self._seeds: dict[str, frozenset[str]] = {}
         for play, request in requests:
             if play.success and play.calls and self._slots(play):
@@ -216,8 +220,8 @@ class TemplateTaskGenerator:
             return None
         calls, case, request = list[ToolCall](), dict[Place, Scalar](), first_observation(success.task)
         for name, call, answer in zip(success.names(), success.calls, success.answers, strict=True):
-            arguments = leaves(call.arguments, ("call", call.name))
-            if not all(self._explained(place, value, exchanged, request) for place, value in arguments):
+            arguments = leaves(call.arguments, ("call", name))
+            if not all(self._explained(place, value, exchanged, request, successes) for place, value in arguments):
                 return None
             calls.append(ToolCall(call.name, exchange(call.arguments, exchanged)))
             if self._writes(call.name):
@@ -240,7 +244,7 @@ class TemplateTaskGenerator:
     def _cases_of(self, request: frozenset[str], alike: Sequence[Success], near: Sequence[Success]) -> tuple[Cases, Cases]:
         """The cases of the successes that ask as this request does, and of those that may."""
         if request not in self._found:
-            deeds = [each.deed for each in alike], [(each.kind, "") for each in alike]
+            deeds = [each.deed for each in alike], [(each.kind, "") for each in alike], [each.outcome for each in alike]
             self._found[request] = self._cases.among(alike, deeds), self._cases.among(near)
         return self._found[request]
 
@@ -293,10 +297,14 @@ class TemplateTaskGenerator:
                 return False  # one old value would have to become two
         return True
 
-    def _explained(self, place: Place, value: Scalar, exchanged: Mapping[str, Scalar], request: str) -> bool:
+    def _explained(
+        self, place: Place, value: Scalar, exchanged: Mapping[str, Scalar], request: str, successes: Sequence[Success]
+    ) -> bool:
         """Whether it is known what this argument of a call has to be in the variation."""
         text = text_of(value)
-        return not text or text in exchanged or unnumbered(place) in self._categorical or text in request
+        if not text or text in exchanged or unnumbered(place) in self._categorical or text in request:
+            return True
+        return len(successes) >= _CONSTANT and all({text} == each.values[place].keys() for each in successes)
 
     def _vary(self, task: Task, seed: Play, success: Play, paired: Mapping[str, str], found: "_CarriedOver") -> Task | None:
         """The variation. Args: `paired`, for each value of the seed's request the one in its place in the success's."""

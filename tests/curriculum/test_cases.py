@@ -64,7 +64,7 @@ def test_where_records_are_too_long_to_try_all_conditions_decide() -> None:
     """Hundreds of fields with few values: trying every three of them would take hours."""
     rng = Random(0)
     places: list[Place] = [("answer", "list", str(number)) for number in range(100)]
-    done = [Done({place: rng.choice("ab") for place in places}, ((("do", str(n % 2)),), "")) for n in range(60)]
+    done = [Done({place: rng.choice("ab") for place in places}, ((("do", str(n % 2)),), ""), success("no")) for n in range(60)]
     assert telling_apart(done) == []
     assert telling_apart([each._replace(told={**each.told, places[7]: each.deed[0][0][1]}) for each in done]) == [{places[7]}]
 
