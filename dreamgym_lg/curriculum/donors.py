@@ -25,7 +25,8 @@ class Donors:
     Two of its values come from one trace where a call ties them: it was made with both, one (or what holds it) was answered for
     the other, or what was answered for both has a value in common (the customer's id in the order). What is not tied may come
     from different traces: another customer with another car. So three traces make more than three cases. Where tasks have
-    metadata that are facts of their worlds, all values are of one trace, as these are.
+    metadata that are facts of their worlds, all values are of one trace, as these are. Metadata of few values (a kind of
+    request, a tier) are a label: traces with the same one are put together.
 
     Args:
         writes: Whether a tool, by name, changes the world: what it answers ties nothing, since nothing depends on it.
@@ -35,7 +36,7 @@ class Donors:
     def __init__(self, plays: Sequence[Play], *, writes: Callable[[str], bool], categorical: Collection[Place]) -> None:
         self._plays = [(play, by_place(play)) for play in plays]
         self._writes, self._categorical = writes, categorical
-        self._has_facts = any(play.facts() for play in plays)
+        self._has_facts = any(place not in categorical for play in plays for place, _ in leaves(play.facts(), ("metadata",)))
 
     def __len__(self) -> int:
         return len(self._plays)
@@ -45,18 +46,23 @@ class Donors:
         slots: Mapping[str, Sequence[Place]],
         successes: Sequence[tuple[Play, Mapping[str, str]]],
         rng: Random,
+        *,
+        label: Play,
     ) -> Iterator[Offer]:
         """Offers for the values of a success's request, each with the places where it stands in its trace; none twice.
 
         Args:
             successes: This one and others of such requests, each with this one's value for each value of its request. What is
                 tied in one of them is tied.
+            label: The trace whose metadata the variation gets.
         """
         groups = [[*slots]] if self._has_facts else self._groups(slots, successes)
         drawn = list[Sequence[tuple[Play, Values]]]()
         for group in groups:
             places = [slots[text] for text in group]
             able = [each for each in self._plays if all(not each[1].keys().isdisjoint(some) for some in places)]
+            if len(groups) > 1:
+                able = [each for each in able if each[0].facts() == label.facts()]
             if not able:
                 return
             drawn.append(rng.sample(able, min(_TRIED, len(able))))

@@ -152,7 +152,7 @@ class TemplateTaskGenerator:
             asked = [success.play, *{each.kind: each.play for each in near}.values()]
             pairs = [(play, paired_values(play, self._slots(play), success.play, own)) for play in asked]
             ties = [(play, pair) for play, pair in pairs if pair is not None]
-            for offer in self._donors.draw(own, ties, rng):
+            for offer in self._donors.draw(own, ties, rng, label=seed):
                 found = self._carried_over(success.play, own, offer, same, cases[0])
                 if found is None or _contested(found, others, cases[1]):
                     continue

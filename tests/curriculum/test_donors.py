@@ -154,6 +154,20 @@ def test_facts_of_the_world_are_of_one_trace() -> None:
     assert facts and all(int(each["account"][2:]) == 1000 + int(each["cart"][2:]) for each in facts)
 
 
+def test_traces_with_the_same_label_are_put_together() -> None:
+    """Metadata of few values: the kind of request, the customer's country."""
+
+    def asked(n: int) -> Trajectory:
+        each = bill(n)
+        each.task.metadata["country"] = ("no", "se")[n % 2]
+        return each
+
+    made = varied([asked(n) for n in range(80)])
+    assert len(made) > 40 and sum(map(is_mixed, made)) > len(made) / 2
+    digits = [(int(str(next(iter(call.arguments.values())))[2:]) % 2, task) for task in made for call in calls(task)[:2]]
+    assert all(task.metadata["country"] == ("no", "se")[odd] for odd, task in digits)
+
+
 @pytest.mark.parametrize(
     ("account", "asked", "paid"),
     [
@@ -178,5 +192,5 @@ def test_what_ties_nothing(account: dict[str, Any], asked: dict[str, Any], paid:
     states: list[Place] = [("answer", tool, "state") for tool in ("get_account", "get_bill")]
     donors = Donors(plays, writes=WRITES.__contains__, categorical=states)
     slots: dict[str, list[Place]] = {"A-1": [("call", "get_account", "account")], "B-1": [("call", "get_bill", "bill")]}
-    offers = list(donors.draw(slots, [(plays[0], {"A-1": "A-1", "B-1": "B-1"})], random.Random(0)))
+    offers = list(donors.draw(slots, [(plays[0], {"A-1": "A-1", "B-1": "B-1"})], random.Random(0), label=plays[0]))
     assert len(offers) == 29 and {len(offer.traces) for offer in offers} == {2}
