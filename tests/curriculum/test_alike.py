@@ -124,6 +124,59 @@ def test_who_looked_up_one_of_two_orders_was_lucky_if_others_looked_up_both() ->
     assert generate.by_luck(guess.task) and not generate.by_luck(traces[0].task)
 
 
+@pytest.mark.parametrize("failed", [0, 2])
+def test_calls_that_also_failed_in_the_same_case_were_luck(failed: int) -> None:
+    """Half of them send an order elsewhere without asking whether the customer has paid for that; some have not."""
+
+    def sent(n: int, *, asked: bool, success: bool = True) -> Trajectory:
+        calls: list[Call] = [("get_order", {"order": f"K-{n}"}, json.dumps({"status": "open", "customer": f"C-{n}"}))]
+        calls += [("get_customer", {"customer": f"C-{n}"}, json.dumps({"name": f"n{n}"}))] if asked else []
+        calls.append(("set_city", {"order": f"K-{n}"}, "done"))
+        return recorded(f"t/{n}", f"Send K-{n} elsewhere.", calls, "It is done.", success=success)
+
+    traces = [sent(n, asked=n % 2 == 0) for n in range(1000, 1020)]
+    generate = generator([*traces, *(sent(n, asked=False, success=False) for n in range(1020, 1020 + failed))])
+    assert not generate.by_luck(traces[0].task) and generate.by_luck(traces[1].task) == (failed > 0)
+
+
+def told(n: int, words: str, said: str = "{customer} has it.") -> Trajectory:
+    order, customer = f"K-{1000 + n}", f"C-{2000 + n}"
+    calls: list[Call] = [("get_order", {"order": order}, json.dumps({"status": "open", "customer": customer}))]
+    return recorded(f"t/{n}", words.format(order=order), calls, said.format(customer=customer))
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "same"),
+    [
+        ([told(n, SEND) for n in range(6)], [told(n, MOVED) for n in range(20, 26)], True),
+        ([told(n, SEND) for n in range(6)], [told(n, MOVED) for n in range(20, 22)], False),
+        ([told(n, SEND) for n in range(6)], [told(n, MOVED, f"Ask {n % 2}.") for n in range(20, 26)], False),
+        ([moved(n, SEND, "open") for n in range(6)], [moved(n, MOVED, "open") for n in range(20, 26)], False),
+    ],
+    ids=["nothing but the same answer", "too few", "other answers", "something is written"],
+)
+def test_one_and_the_same_answer_tells_requests_to_be_alike(
+    own: list[Trajectory], others: list[Trajectory], same: bool
+) -> None:
+    assert requests_of([*own, *others], own[0]) == ({SEND, MOVED} if same else {SEND})
+
+
+@pytest.mark.parametrize("limit", [True, False])
+def test_a_limit_does_not_make_requests_differ(limit: bool) -> None:
+    """Who owes more than 50 has nothing sent; where there is no limit, chance decides."""
+
+    def sent(n: int, words: str) -> Trajectory:
+        order, owes = f"K-{1000 + n}", n * 37 % 100
+        calls: list[Call] = [("get_order", {"order": order}, json.dumps({"status": "open", "owes": owes}))]
+        if owes > 50 if limit else n % 3 == 0:
+            return recorded(f"t/{n}", words.format(order=order), calls, "Pay first.")
+        calls.append(("set_city", {"order": order}, "done"))
+        return recorded(f"t/{n}", words.format(order=order), calls, "It is done.")
+
+    traces = [*(sent(n, SEND) for n in range(20)), *(sent(n, MOVED) for n in range(20, 40))]
+    assert requests_of(traces, traces[1]) == ({SEND, MOVED} if limit else set())
+
+
 def test_a_null_that_was_returned_is_kept() -> None:
     play = read_play(recorded("t", "Show K-1.", [("get", {"order": "K-1"}, '{"hold": null}')], "Done."))
     assert play is not None and by_place(play)["answer", "get", "hold"] == {"": None}

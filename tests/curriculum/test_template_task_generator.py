@@ -248,6 +248,22 @@ def test_an_argument_that_nothing_explains_is_not_made_up() -> None:
         assert varied is None or references(varied)[1].arguments["token"] == f"t-{varied.metadata['observation'][9:-1]}"
 
 
+@pytest.mark.parametrize(("fees", "expected"), [([25] * 6, {25}), ([25] * 5 + [30], set()), ([25] * 2, set())])
+def test_a_fee_that_no_answer_tells_is_a_fixed_one_if_it_was_always_the_same(fees: list[int], expected: set[int]) -> None:
+    def late(n: int, fee: int) -> Trajectory:
+        order = f"A-{5000 + n}"
+        record = {"order": order, "status": "delivered", "customer": f"C-{n}", "amount": 10 + 35 * n}
+        calls: list[Call] = [
+            ("lookup_order", {"order_id": order}, json.dumps(record)),
+            ("refund", {"order_id": order, "amount": fee}, "done"),
+        ]
+        return recorded(f"late/{n}", f"My parcel {order} came three days late.", calls, "You get something back for that.")
+
+    some = [late(n, fee) for n, fee in enumerate(fees)]
+    made = [generator([*TRACES, *some])(each.task, [], random.Random(seed)) for each in some for seed in range(5)]
+    assert {call.arguments["amount"] for each in made if each for call in references(each)[1:]} == expected
+
+
 def test_a_success_that_looked_up_less_than_most_is_no_seed() -> None:
     lucky = recorded(
         "lucky", "Refund A-0, order A-0 is broken.", [("refund", {"order_id": "A-0", "amount": 30}, "done")], "Done."
