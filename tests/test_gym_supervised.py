@@ -372,7 +372,8 @@ def test_a_policy_imitates_generated_demonstrations_before_the_dream(
     gym = make(say=said.append, verify_real=lambda task, state: 0.0)
     gym.open(replace(gym.settings, synthetic_demonstrations=6, real_budget=None, iterations=40, evaluate_every=10))
 
-    def demonstrations(tasks: Any, buffer: Any, *, number: int, seed: int) -> list[Trajectory]:
+    def demonstrations(tasks: Any, buffer: Any, *, number: int, seed: int, progress: Callable[[int], None]) -> list[Trajectory]:
+        progress(number - 2)
         asked.append(number)
         return [replace(each, task=replace(each.task, id=f"new-{each.task.id}")) for each in TRACES[: number - 2]]
 

@@ -31,7 +31,13 @@ def demonstration(task: Task) -> Trajectory | None:
 
 
 def made_demonstrations(
-    seeds: Sequence[Task], generate: TaskGenerator, check: Callable[[Task], str | None], *, number: int, rng: Random
+    seeds: Sequence[Task],
+    generate: TaskGenerator,
+    check: Callable[[Task], str | None],
+    *,
+    number: int,
+    rng: Random,
+    progress: Callable[[int], None] = lambda made: None,
 ) -> list[Trajectory]:
     """Demonstrations of variations of tasks: as many of each task as can be, so that no kind of task crowds out the others.
 
@@ -39,6 +45,7 @@ def made_demonstrations(
         seeds: The tasks to vary.
         check: As `TaskChecks`.
         number: Most demonstrations; fewer where `_TRIES` attempts in a row make no other one of a task, for each task.
+        progress: Called with how many there are, whenever there is another.
     """
     found, made, misses = dict[str, Trajectory](), dict.fromkeys(rng.sample(range(len(seeds)), len(seeds)), 0), Counter[int]()
     while made and len(found) < number:
@@ -46,6 +53,7 @@ def made_demonstrations(
         varied = generate(seeds[seed], (), rng)
         if varied is not None and check(varied) is None and (shown := demonstration(varied)) is not None:
             found.setdefault(varied.id, shown)
+            progress(len(found))
         made[seed] += len(found) - before
         misses[seed] = misses[seed] + 1 if len(found) == before else 0
         if misses[seed] == _TRIES:

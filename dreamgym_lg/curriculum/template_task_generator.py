@@ -17,7 +17,6 @@ from dreamgym_lg.curriculum.plays import (
     Place,
     Play,
     Scalar,
-    Values,
     by_place,
     exchange,
     form,
@@ -101,11 +100,7 @@ class TemplateTaskGenerator:
         self._names = names_among(masked)
         asked = [words(request) - self._names for request in masked]
         requests = list(zip(read, asked, strict=True))
-        done = [
-            Success(play, request, self._kind(play), self._kind(play, writes_only=True), self._values(play))
-            for play, request in requests
-            if play.calls
-        ]
+        done = [self._success(play, request) for play, request in requests if play.calls]
         self._successes = [each for each in done if each.play.success]
         failures = [each for each in done if not each.play.success]
         self._alike = AlikeRequests(requests, self._successes, self._cases, writes=writes, failures=failures)
@@ -168,12 +163,11 @@ class TemplateTaskGenerator:
         careful = (each.play in [other.play for other in self._alike.successes(each.request)] for each in own)
         return bool(own) and not any(careful)
 
-    def _values(self, play: Play) -> Values:
-        """The values that stand in each place, without the answers of calls that write: they decided nothing any more."""
-        found = by_place(play)
-        return {
-            place: texts for place, texts in found.items() if place[0] != "answer" or not self._writes(unnumbered(place)[1])
-        }
+    def _success(self, play: Play, request: frozenset[str]) -> Success:
+        """Without the answers of calls that write: they decided nothing any more."""
+        values = by_place(play).items()
+        told = {place: texts for place, texts in values if place[0] != "answer" or not self._writes(unnumbered(place)[1])}
+        return Success(play, request, self._kind(play), self._kind(play, writes_only=True), told)
 
     def _slots(self, play: Play) -> dict[str, list[Place]]:
         """The values in the request that are the trace's own, and where else in the trace each stands."""
@@ -220,9 +214,9 @@ class TemplateTaskGenerator:
             return None
         calls, case, request = list[ToolCall](), dict[Place, Scalar](), first_observation(success.task)
         for name, call, answer in zip(success.names(), success.calls, success.answers, strict=True):
-            arguments = leaves(call.arguments, ("call", name))
-            if not all(self._explained(place, value, exchanged, request, successes) for place, value in arguments):
-                return None
+            for place, value in leaves(call.arguments, ("call", name)):
+                if text_of(value) not in request and not self._explained(place, text_of(value), exchanged, successes):
+                    return None
             calls.append(ToolCall(call.name, exchange(call.arguments, exchanged)))
             if self._writes(call.name):
                 continue
@@ -297,12 +291,9 @@ class TemplateTaskGenerator:
                 return False  # one old value would have to become two
         return True
 
-    def _explained(
-        self, place: Place, value: Scalar, exchanged: Mapping[str, Scalar], request: str, successes: Sequence[Success]
-    ) -> bool:
+    def _explained(self, place: Place, text: str, known: Collection[str], successes: Sequence[Success]) -> bool:
         """Whether it is known what this argument of a call has to be in the variation."""
-        text = text_of(value)
-        if not text or text in exchanged or unnumbered(place) in self._categorical or text in request:
+        if not text or text in known or unnumbered(place) in self._categorical:
             return True
         return len(successes) >= _CONSTANT and all({text} == each.values[place].keys() for each in successes)
 

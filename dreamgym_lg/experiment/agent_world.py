@@ -247,14 +247,20 @@ class AgentWorld(World):
         return self._checks(task)
 
     def demonstrations(
-        self, tasks: Sequence[Task], replay_buffer: ReplayBuffer, *, number: int, seed: int
+        self,
+        tasks: Sequence[Task],
+        replay_buffer: ReplayBuffer,
+        *,
+        number: int,
+        seed: int,
+        progress: Callable[[int], None] = lambda made: None,
     ) -> Sequence[Trajectory]:
         """As `World.demonstrations`: of variations by `templates`, checked as those of the curriculum are."""
         if self._generator != "templates":
             return []
         templates, checks = self._templates(replay_buffer), _task_checks(tasks, replay_buffer)
         rng = Random(f"{seed}/demonstrations")
-        return made_demonstrations(templates.seeds(tasks), templates, checks, number=number, rng=rng)
+        return made_demonstrations(templates.seeds(tasks), templates, checks, number=number, rng=rng, progress=progress)
 
     @property
     def source(self) -> Mapping[str, object] | None:

@@ -229,9 +229,10 @@ def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalC
     from dreamgym_lg.integrations.trl.sft import save_model, train_sft
 
     s = work.settings
-    work.progress("put demonstrations together", 0, s.synthetic_demonstrations)
-    made = work.world.demonstrations(work.tasks("train"), work.replay_buffer, number=s.synthetic_demonstrations, seed=s.seed)
-    work.progress("put demonstrations together", len(made), len(made))
+    number, label = s.synthetic_demonstrations, "put demonstrations together"
+    options: dict[str, Any] = {"number": number, "seed": s.seed, "progress": lambda done: work.progress(label, done, number)}
+    made = work.world.demonstrations(work.tasks("train"), work.replay_buffer, **options)
+    work.progress(label, len(made), len(made))
     if not made:
         work.say("training begins without demonstrations: no recorded success could be carried over: requests need ids, names")
         return policy
@@ -251,7 +252,7 @@ def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalC
     )
     save_model(policy.model, policy.tokenizer, work.models / "imitated")
     work.replay_buffer.record_metrics(work.run_name(DEMONSTRATIONS), 0, {"generated": len(made), "recorded": len(recorded)})
-    more = f" (of {s.synthetic_demonstrations}: there are no more)" if len(made) < s.synthetic_demonstrations else ""
+    more = f" (of {number}: there are no more)" if len(made) < number else ""
     said = f"the policy has imitated {len(made)} generated demonstrations{more} beside {len(recorded)} recorded successes"
     work.say(f"{said}; by calls: {told_by_calls(made)}")
     return work.policy("imitated")
