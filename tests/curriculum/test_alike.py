@@ -139,6 +139,18 @@ def test_calls_that_also_failed_in_the_same_case_were_luck(failed: int) -> None:
     assert not generate.by_luck(traces[0].task) and generate.by_luck(traces[1].task) == (failed > 0)
 
 
+@pytest.mark.parametrize(("gold", "lucky"), [(6, False), (3, True)])
+def test_a_lookup_that_a_gold_customer_never_needed_is_no_luck_to_leave_out(gold: int, lucky: bool) -> None:
+    def sent(n: int, tier: str) -> Trajectory:
+        calls: list[Call] = [("get_customer", {"customer": f"C-{n}"}, json.dumps({"tier": tier, "order": f"K-{n}"}))]
+        calls += [("get_order", {"order": f"K-{n}"}, json.dumps({"weight": n}))] if tier == "plain" else []
+        calls.append(("set_city", {"order": f"K-{n}"}, "done"))
+        return recorded(f"t/{n}", f"I am C-{n}, send it elsewhere.", calls, "Done.")
+
+    traces = [sent(1000 + n, "gold" if n < gold else "plain") for n in range(30)]
+    assert generator(traces).by_luck(traces[0].task) == lucky and not generator(traces).by_luck(traces[-1].task)
+
+
 def told(n: int, words: str, said: str = "{customer} has it.") -> Trajectory:
     order, customer = f"K-{1000 + n}", f"C-{2000 + n}"
     calls: list[Call] = [("get_order", {"order": order}, json.dumps({"status": "open", "customer": customer}))]
