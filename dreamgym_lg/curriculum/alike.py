@@ -176,9 +176,11 @@ class AlikeRequests:
 
     def _failed(self, success: Success, others: Sequence[Success], failures: Sequence[Success]) -> bool:
         """Whether the same calls failed in this case, and those of one that looked up more and had the same outcome did not."""
-        failed = {each.kind for each in failures}
-        safe = (each for each in others if each.outcome == success.outcome and each.kind not in failed)
-        return success.kind in failed and any({*each.play.names()} > {*success.play.names()} for each in safe)
+        failed, own = {each.kind for each in failures}, {*success.play.names()}
+        if success.kind not in failed:
+            return False
+        more = (each for each in others if each.kind not in failed and {*each.play.names()} > own)
+        return any(each.outcome == success.outcome for each in more)
 
     def _usual(self, successes: Sequence[Success]) -> set[str]:
         """The lookups that most of the successes made: the tools, and `TOOL 2` where it was asked twice."""
