@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import chain, product
 
 from dreamgym_lg.curriculum.cases import Cases, Done, Success, limited, telling_apart
-from dreamgym_lg.curriculum.plays import Place, Play
+from dreamgym_lg.curriculum.plays import Place, Play, exchange, text_of
 from dreamgym_lg.curriculum.task_generator import Overlap, words
 
 Words = frozenset[str]
@@ -116,24 +116,38 @@ class AlikeRequests:
     def _answered(self, first: Group, second: Group) -> bool:
         """Whether nothing but one and the same answer was ever given to both."""
         both = self._deeds(first), self._deeds(second)
-        outcomes = {each.deed for each in chain(*both)}
-        return len(outcomes) == 1 and all(text for _, text in outcomes) and min(map(len, both)) >= _ANSWERED
+        answers = {(each.deed, _masked_answer(each.success.play)) for each in chain(*both)}
+        if len(answers) != 1 or not all(text for (_, text), _ in answers) or min(map(len, both)) < _ANSWERED:
+            return False
+        # what was always so for one of them may be why the answer was the same
+        places = {place for each in chain(*both) for place in each.told}
+        told = ([{each.told.get(place) for each in some} for some in both] for place in places)
+        return all(one == other or min(len(one), len(other)) > 1 for one, other in told)
 
     def _contradict(self, first: Group, second: Group, *, explained: bool = False) -> bool:
         """Whether something else was done for two groups where all answers are the same.
 
-        Args: `explained`, not if one of them looked up more, or a limit of an amount or a date tells apart what was done.
+        Args: `explained`, not if each such pair `_is_explained`.
         """
         one, other = self._deeds(first), self._deeds(second)
         told = ((each, its) for each, its in product(one, other) if each.told.keys() & its.told.keys())
         met = [(each, its) for each, its in told if each.deed[0] != its.deed[0] and each.in_case_of(its, each.told)]
-        if explained:
-            met = [(each, its) for each, its in met if self._looked_up(each) == self._looked_up(its)]
-            return not all(limited([*one, *other], *pair) for pair in met)
-        return bool(met)
+        return not (explained and all(self._is_explained(pair, one, other) for pair in met)) and bool(met)
 
-    def _looked_up(self, done: Done) -> set[str]:
-        return {name for name in done.success.play.tools if not self._writes(name)}
+    def _is_explained(self, pair: tuple[Done, Done], one: Sequence[Done], other: Sequence[Done]) -> bool:
+        """Whether one group alone did both, and a limit tells them apart, or looked up both in this case: by luck in one."""
+        first, second = pair
+        limit = limited([*one, *other], first, second)
+        looked_up = {self._looked_up(each) for each in pair}
+        for some in (one, other):
+            here = {self._looked_up(each) for each in some if each.in_case_of(first, first.told)}
+            did_both = {first.deed, second.deed} <= {each.deed for each in some}
+            if (limit and did_both) or (len(looked_up) > 1 and looked_up <= here):
+                return True
+        return False
+
+    def _looked_up(self, done: Done) -> frozenset[str]:
+        return frozenset(name for name in done.success.play.tools if not self._writes(name))
 
     def _shared(self, first: Group, second: Group) -> int:
         one, other = self._deeds(first), self._deeds(second)
@@ -169,8 +183,10 @@ class AlikeRequests:
             case = each.kind, frozenset(cases.conditions(each.answers).items())
             if case not in lucky:
                 others = cases.met(alike, each.answers)
-                needed = self._usual(others).difference(each.play.names())
-                needless = all(_needless(name, cases.conditions(each.answers), alike) for name in needed)
+                conditions = cases.conditions(each.answers)
+                same = [other for other in others if all(other.has(*condition) for condition in conditions.items())]
+                usual = self._usual(others) | (self._usual(same) if len(same) >= _NEEDLESS else set())
+                needless = all(_needless(name, conditions, alike) for name in usual.difference(each.play.names()))
                 lucky[case] = not needless or self._failed(each, others, cases.met(failures, each.answers))
         return [each for each in alike if not lucky[each.kind, frozenset(cases.conditions(each.answers).items())]]
 
@@ -187,6 +203,12 @@ class AlikeRequests:
         named = (pair for each in successes for pair in zip(each.play.names(), each.play.tools, strict=True))
         looked_up = Counter(name for name, tool in named if not self._writes(tool))
         return {name for name, number in looked_up.items() if 2 * number > len(successes)}
+
+
+def _masked_answer(play: Play) -> str:
+    """The final answer, each value in it by where it stands."""
+    places = {text_of(value): "/".join(place) for place, value in reversed([*play.values()]) if text_of(value)}
+    return str(exchange(play.said, places))
 
 
 def _needless(lookup: str, conditions: Mapping[Place, str], successes: Sequence[Success]) -> bool:

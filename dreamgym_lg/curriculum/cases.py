@@ -127,7 +127,7 @@ class Cases:
         """Whether these successes have been in the case that the values `found` make."""
         conditions = self.conditions(found)
         irrelevant = {place: conditions.pop(place) for place in [*conditions] if place in self._irrelevant}
-        if not all(_with(successes, [value]) for value in irrelevant.items()):
+        if not all(between(_with(successes, [value]), found) for value in irrelevant.items()):
             return False
         if alike := _with(successes, conditions.items()):
             return between(alike, found)

@@ -103,6 +103,9 @@ class TemplateTaskGenerator:
         done = [self._success(play, request) for play, request in requests if play.calls]
         self._successes = [each for each in done if each.play.success]
         failures = [each for each in done if not each.play.success]
+        self._failures: dict[Kind, list[Success]] = defaultdict(list)
+        for each in failures:
+            self._failures[each.kind].append(each)
         self._alike = AlikeRequests(requests, self._successes, self._cases, writes=writes, failures=failures)
         self._seeds: dict[str, frozenset[str]] = {}
         for play, request in requests:
@@ -212,11 +215,9 @@ class TemplateTaskGenerator:
             exchanged[text] = pair[1]
         if all(old == text_of(new) for old, new in exchanged.items()):
             return None
-        calls, case, request = list[ToolCall](), dict[Place, Scalar](), first_observation(success.task)
+        calls, case, unexplained = list[ToolCall](), dict[Place, Scalar](), list[tuple[Place, str]]()
         for name, call, answer in zip(success.names(), success.calls, success.answers, strict=True):
-            for place, value in leaves(call.arguments, ("call", name)):
-                if text_of(value) not in request and not self._explained(place, text_of(value), exchanged, successes):
-                    return None
+            unexplained += self._unexplained(success, name, call, exchanged)
             calls.append(ToolCall(call.name, exchange(call.arguments, exchanged)))
             if self._writes(call.name):
                 continue
@@ -229,6 +230,8 @@ class TemplateTaskGenerator:
             for place, value in leaves(call.arguments, ("call", name))
         }
         if all(self._writes(call.name) for call in calls):
+            return None
+        if unexplained and not (_are_fixed(unexplained, successes) and not cases.met(self._failures[successes[0].kind], case)):
             return None
         if len(offer.traces) > 1 and not cases.met_together(successes, case | given, list(offer.values.values())):
             return None
@@ -291,11 +294,15 @@ class TemplateTaskGenerator:
                 return False  # one old value would have to become two
         return True
 
-    def _explained(self, place: Place, text: str, known: Collection[str], successes: Sequence[Success]) -> bool:
-        """Whether it is known what this argument of a call has to be in the variation."""
-        if not text or text in known or unnumbered(place) in self._categorical:
-            return True
-        return len(successes) >= _CONSTANT and all({text} == each.values[place].keys() for each in successes)
+    def _unexplained(self, play: Play, name: str, call: ToolCall, known: Collection[str]) -> list[tuple[Place, str]]:
+        """The arguments of a call of which neither request nor answers tell what they have to be in a variation."""
+        found = ((place, text_of(value)) for place, value in leaves(call.arguments, ("call", name)))
+        request = first_observation(play.task)
+        return [
+            (place, text)
+            for place, text in found
+            if text not in known and unnumbered(place) not in self._categorical and text not in request
+        ]
 
     def _vary(self, task: Task, seed: Play, success: Play, paired: Mapping[str, str], found: "_CarriedOver") -> Task | None:
         """The variation. Args: `paired`, for each value of the seed's request the one in its place in the success's."""
@@ -385,6 +392,12 @@ def _is_request(text: str, request: str) -> bool:
 def _fits(place: Place, value: Scalar, successes: Sequence[Success], cases: Cases) -> bool:
     """Whether a request's new value fits these successes. What is asked for is no condition, however few values it had."""
     return between(successes, {place: value}) if place[0] == "call" else cases.seen(successes, {place: value})
+
+
+def _are_fixed(arguments: Sequence[tuple[Place, str]], successes: Sequence[Success]) -> bool:
+    """Whether all the successes with these calls had the same values in these arguments: a fee."""
+    same = all({text} == each.values[place].keys() for place, text in arguments for each in successes)
+    return same and len(successes) >= _CONSTANT
 
 
 def _contested(found: "_CarriedOver", others: Sequence[Success], cases: Cases) -> bool:
