@@ -131,8 +131,8 @@ class AlikeRequests:
         """
         one, other = self._deeds(first), self._deeds(second)
         told = ((each, its) for each, its in product(one, other) if each.told.keys() & its.told.keys())
-        met = [(each, its) for each, its in told if each.deed[0] != its.deed[0] and each.in_case_of(its, each.told)]
-        return not (explained and all(self._is_explained(pair, one, other) for pair in met)) and bool(met)
+        pairs = ((each, its) for each, its in told if each.deed[0] != its.deed[0] and each.in_case_of(its, each.told))
+        return any(not (explained and self._is_explained(pair, one, other)) for pair in pairs)
 
     def _is_explained(self, pair: tuple[Done, Done], one: Sequence[Done], other: Sequence[Done]) -> bool:
         """Whether one group alone did both, and a limit tells them apart, or looked up both in this case: by luck in one."""
@@ -174,24 +174,29 @@ class AlikeRequests:
         return self._done[group]
 
     def _careful(self, alike: Sequence[Success]) -> list[Success]:
-        """Without the lucky ones: most others in the case looked up more, or doing the same failed there, and more did not."""
+        """Without those that were right by luck."""
         cases = self._cases.among(alike, [[each.outcome for each in alike]])
         requests = {each.request for each in alike}
         failures = [each for each in self._failures if each.request in requests]
-        lucky = dict[Hashable, bool]()
+        lucky, careful = dict[Hashable, bool](), list[Success]()
         for each in alike:
             case = each.kind, frozenset(cases.conditions(each.answers).items())
             if case not in lucky:
-                others = cases.met(alike, each.answers)
-                conditions = cases.conditions(each.answers)
-                same = [other for other in others if all(other.has(*condition) for condition in conditions.items())]
-                usual = self._usual(others) | (self._usual(same) if len(same) >= _NEEDLESS else set())
-                needless = all(_needless(name, conditions, alike) for name in usual.difference(each.play.names()))
-                lucky[case] = not needless or self._failed(each, others, cases.met(failures, each.answers))
-        return [each for each in alike if not lucky[each.kind, frozenset(cases.conditions(each.answers).items())]]
+                lucky[case] = self._is_lucky(each, alike, failures, cases)
+            careful += [] if lucky[case] else [each]
+        return careful
+
+    def _is_lucky(self, success: Success, alike: Sequence[Success], failures: Sequence[Success], cases: Cases) -> bool:
+        """Whether most others in the case looked up more, or the same calls failed there and more careful ones did not."""
+        conditions, others = cases.conditions(success.answers), cases.met(alike, success.answers)
+        same = [other for other in others if all(other.has(*condition) for condition in conditions.items())]
+        usual = self._usual(others) | (self._usual(same) if len(same) >= _NEEDLESS else set())
+        skipped = usual.difference(success.play.names())
+        needless = all(_needless(name, conditions, alike) for name in skipped)
+        return not needless or self._failed(success, others, cases.met(failures, success.answers))
 
     def _failed(self, success: Success, others: Sequence[Success], failures: Sequence[Success]) -> bool:
-        """Whether the same calls failed in this case, and those of one that looked up more and had the same outcome did not."""
+        """Whether the same calls failed, and those of another with this outcome, who looked up more, did not: in its case."""
         failed, own = {each.kind for each in failures}, {*success.play.names()}
         if success.kind not in failed:
             return False
