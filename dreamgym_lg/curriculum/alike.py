@@ -37,9 +37,10 @@ class AlikeRequests:
     """Groups of recorded requests that ask for the same.
 
     Requests that share most of their words (`Overlap`) ask for the same. So do two groups of requests in other words ("send it
-    to Bonn", "I have moved to Bonn") whose successes made the same calls whenever their lookups returned the same, and in at
-    least `_DEEDS` different ways, with the same answer where nothing was written. Requests whose successes made different
-    calls in the same case never do, whatever their words.
+    to Bonn", "I have moved to Bonn") whose successes wrote the same whenever their lookups returned the same, and in at
+    least `_DEEDS` different ways, with the same answer where nothing was written; and two to which nothing but one and the same
+    answer was given. Requests whose successes wrote different things in the same case do not, whatever their words, unless one
+    group alone shows why (`_is_explained`).
 
     Args:
         requests: The words of each request, without values and names; successes and failures.

@@ -50,8 +50,9 @@ class TemplateTaskGenerator:
     * each call that reads was recorded with the new values, and always answered alike: its answer replaces the old one;
     * the new answers make a case that recorded successes with the same calls and a similar request have been in (`Cases`), and
       those from different traces go together as theirs did (`Cases.met_together`);
-    * a call that writes takes its arguments from the request and from these answers; where a call has one of few values (three
-      nights), the success's request and this one say the same of it;
+    * a call that writes takes its arguments from the request and from these answers, or has a fixed fee, which such successes
+      always had and which never failed in the case; where a call has one of few values (three nights), the success's request
+      and this one say the same of it;
     * no success with a similar request wrote something else in such a case.
 
     Which requests ask alike, and which successes were right by luck and are not carried over, `AlikeRequests` says.
