@@ -64,12 +64,13 @@ def test_a_folder_of_a_version_without_a_setting_goes_on_with_its_default(tmp_pa
         Experiment(Doors(), tmp_path, replace(run.settings, proof_tasks=7)).open()
 
 
-def test_progress_is_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    for terminal in (False, True):
+def test_progress_is_one_line_of_a_terminal_and_some_lines_of_a_file(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("dreamgym_lg.progress._tenths", Tenths())
+    for terminal, shown in ((False, "train: 1/2\ntrain: 2/2\n"), (True, "\x1b[Ktrain: 1/2\r\x1b[Ktrain: 2/2\n")):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
         for done in (1, 2):
             Experiment(Doors(), "nowhere").progress("train", done, 2)
-    assert capsys.readouterr().err == "\x1b[Ktrain: 1/2\r\x1b[Ktrain: 2/2\n"
+        assert capsys.readouterr().err == shown
 
 
 def test_a_folder_is_one_process_s_at_a_time(tmp_path: Path) -> None:
