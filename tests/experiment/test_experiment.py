@@ -31,6 +31,7 @@ from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.rows import reply_lengths
 from dreamgym_lg.integrations.trl.sft import save_model
+from dreamgym_lg.progress import Tenths
 
 
 def test_a_local_experience_model_is_asked_as_it_was_trained(tmp_path: Path) -> None:
