@@ -115,7 +115,8 @@ def carried_reply(
     said = [masked(play) for play in alike]
     if {*said} != {masked(success)}:
         return ""
-    common = said[:1] if len(said) > 1 else []  # what others say as well is about nobody
+    # what others say as well is about nobody, unless this request says it too: they may have asked for as much
+    common = words(said[0]) - words(first_observation(success.task)) if len(said) > 1 else frozenset[str]()
     addressed = words(" ".join(re.findall(r"(?:^|[.!?]\s+)([A-Z]\w+)(?=,)", reply)))
-    known = frozenset[str]().union(*map(words, (*common, *texts)))
+    known = common.union(*map(words, texts))
     return reply if known.issuperset(named_values(reply) | addressed) else ""

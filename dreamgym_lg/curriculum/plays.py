@@ -17,7 +17,9 @@ Place = tuple[str, ...]
 second call the name is `TOOL 2`: what one order is answered is not what the other is."""
 Values = Mapping[Place, Mapping[str, Scalar]]
 """The values of a trace by where they stand, each under its text (`by_place`)."""
-_OWN = ("observation", "tools", "rubric", "generated", "reference_calls", "reference_answers", "reference_reply")
+INTENT = "intent"
+"""Metadata by which a trace says what its request asks for, whatever became of it: `refund`, not `refunded`."""
+_OWN = (INTENT, "observation", "tools", "rubric", "generated", "reference_calls", "reference_answers", "reference_reply")
 """Metadata that is no fact of the task's world."""
 
 

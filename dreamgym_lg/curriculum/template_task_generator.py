@@ -14,6 +14,7 @@ from dreamgym_lg.curriculum.demonstrations import carried_reply, constant_words
 from dreamgym_lg.curriculum.donors import Donors, Offer
 from dreamgym_lg.curriculum.lists import with_taken_items
 from dreamgym_lg.curriculum.plays import (
+    INTENT,
     Place,
     Play,
     Scalar,
@@ -98,9 +99,8 @@ class TemplateTaskGenerator:
         rubrics = Counter(str(play.task.metadata.get("rubric") or "") for play in plays)
         self._rules = {rubric for rubric, number in rubrics.items() if number > 1}
         masked = [_masked(play, self._slots(play)) for play in read]
-        self._names = names_among(masked)
-        asked = [words(request) - self._names for request in masked]
-        requests = list(zip(read, asked, strict=True))
+        names = names_among(masked)
+        requests = [(play, _asked(play, words(request) - names)) for play, request in zip(read, masked, strict=True)]
         done = [self._success(play, request) for play, request in requests if play.calls]
         self._successes = [each for each in done if each.play.success]
         failures = [each for each in done if not each.play.success]
@@ -383,6 +383,12 @@ def _masked(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:
     """The request without its values; what stands nowhere but in its metadata may say what is asked, and stays."""
     values = [text for text, places in slots.items() if any(place[0] != "metadata" for place in places)]
     return str(exchange(first_observation(play.task), dict.fromkeys(values, "")))
+
+
+def _asked(play: Play, worded: frozenset[str]) -> frozenset[str]:
+    """What a request asks for: its intent, where the trace has one, else its words."""
+    intent = play.task.metadata.get(INTENT)
+    return worded if intent is None else frozenset({f"{INTENT}={intent}"})
 
 
 def _is_request(text: str, request: str) -> bool:

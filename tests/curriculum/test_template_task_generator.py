@@ -522,6 +522,69 @@ def test_an_answer_with_the_value_of_another_field_is_not_repeated() -> None:
         assert any(made) and any(each.metadata["reference_reply"] for each in made if each) == some
 
 
+def test_an_amount_that_two_asked_for_is_no_answer_to_who_asks_for_another() -> None:
+    def added(n: int, amount: int, *, forgotten: bool = False) -> Trajectory:
+        member = f"M-{1000 + n}"
+        calls: list[Call] = [("get", {"member": member}, json.dumps({"member": member, "name": f"Q-{2000 + n}"}))]
+        if amount <= 400 and not forgotten:
+            calls.append(("book", {"member": member, "credits": amount}, "ok"))
+        said = "Done." if amount <= 400 else f"I cannot add {amount}, the most is 400."
+        words = f"Please add {amount} credits to {member}, thank you."
+        return recorded(f"m/{n}", words, calls, said, success=not forgotten)
+
+    known = [added(n, 20 * n + 20 if n < 18 else 520, forgotten=n % 2 == 0 and n < 18) for n in range(20)]
+    made = [task for n in range(200) if (task := generator(known)(known[n % 20].task, [], random.Random(n)))]
+    refused = [task for task in made if len(references(task)) == 1]
+    assert refused and not all("520" in task.instruction for task in refused)
+    assert all("520" in task.instruction for task in refused if task.metadata["reference_reply"])
+
+
+def test_requests_with_one_intent_ask_for_the_same_whatever_their_words() -> None:
+    asked = ("What is the price of {}?", "{}: how much?", "Tell me the cost, room {}.", "I think of {}, what would that be?")
+
+    def told(n: int, **metadata: str) -> Trajectory:
+        record = {
+            "room": f"R-{1000 + n}",
+            "hub": ("north", "south")[n % 2],
+            "open": n % 5 > 0,
+            "price": 10 + 7 * n % 90,
+        }
+        calls: list[Call] = [("get", {"room": record["room"]}, json.dumps(record))]
+        return recorded(f"r/{n}", asked[n % 4].format(record["room"]), calls, f"{record['price']} a day.", metadata=metadata)
+
+    def made(known: list[Trajectory]) -> list[Task]:
+        generate = generator(known)
+        return [task for n in range(60) if (task := generate(known[n % len(known)].task, [], random.Random(n)))]
+
+    told_apart, together = made([told(n) for n in range(8)]), made([told(n, intent="price") for n in range(8)])
+    assert len({task.instruction for task in told_apart}) < len({task.instruction for task in together})
+    for task in together:
+        record = json.loads(task.metadata["reference_answers"][0])
+        assert record["room"] in task.instruction and task.metadata["reference_reply"] == f"{record['price']} a day."
+        assert task.metadata["intent"] == "price"
+
+
+def test_requests_with_different_intents_do_not_ask_for_the_same_in_the_same_words() -> None:
+    def closed(n: int, *, intent: bool) -> Trajectory:
+        order, tool = f"K-{1000 + n}", ("refund", "escalate")[n % 2]
+        calls: list[Call] = [
+            ("get", {"order": order}, json.dumps({"order": order, "owner": f"C-{n}"})),
+            (tool, {"order": order}, "ok"),
+        ]
+        metadata = {"intent": tool} if intent else {}
+        words = (f"Please stop order {order}.", f"Please, stop it, order {order}.")[n // 2 % 2]
+        return recorded(f"k/{n}", words, calls, "Done.", metadata=metadata)
+
+    def made(*, intent: bool) -> list[Task]:
+        known = [closed(n, intent=intent) for n in range(20)]
+        generate = generator(known)
+        return [task for n in range(40) if (task := generate(known[n % 20].task, [], random.Random(n)))]
+
+    assert made(intent=False) == []  # in one case both were done
+    assert all(references(task)[1].name == task.metadata["intent"] for task in made(intent=True))
+    assert {task.metadata["intent"] for task in made(intent=True)} == {"refund", "escalate"}
+
+
 def check_picked(known: list[Trajectory]) -> TemplateTaskGenerator:
     generate, picked = generator(known), Counter[int]()
     for seed in range(80):
