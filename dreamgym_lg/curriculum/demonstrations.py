@@ -61,17 +61,26 @@ def made_demonstrations(
     return list(found.values())
 
 
-def told_by_calls(demonstrations: Sequence[Trajectory]) -> str:
-    """How many demonstrations make which calls, in words: what is rare or missing there, a policy learns little about."""
-    made = Counter(", ".join(_called(each)) or "no call" for each in demonstrations)
-    told = [f"{number} {names}" for names, number in made.most_common(_TOLD)]
-    if others := made.total() - sum(number for _, number in made.most_common(_TOLD)):
-        told.append(f"{others} of {len(made) - _TOLD} other kinds")
+def told_by_calls(demonstrations: Sequence[Trajectory], recorded: Sequence[Trajectory] = ()) -> str:
+    """How many demonstrations make which calls, in words: what is rare or missing there, a policy learns little about.
+
+    Args: `recorded`, the successes that were to be varied: of these, which calls have no demonstration.
+    """
+    made, known = Counter(map(_called, demonstrations)), Counter(map(_called, recorded))
+    told = _told(made)
+    missing = Counter({names: number for names, number in known.items() if names not in made})
+    return f"{told}; none of these recorded successes: {_told(missing)}" if missing else told
+
+
+def _told(counts: Counter[str]) -> str:
+    told = [f"{number} {names}" for names, number in counts.most_common(_TOLD)]
+    if others := counts.total() - sum(number for _, number in counts.most_common(_TOLD)):
+        told.append(f"{others} of {len(counts) - _TOLD} other kinds")
     return "; ".join(told)
 
 
-def _called(demonstration: Trajectory) -> list[str]:
-    return [call.name for step in demonstration.steps if (call := parse_call(step.action))]
+def _called(episode: Trajectory) -> str:
+    return ", ".join(call.name for step in episode.steps if (call := parse_call(step.action))) or "no call"
 
 
 def constant_words(successes: Sequence[Success], writes: Callable[[str], bool]) -> frozenset[str]:

@@ -17,6 +17,8 @@ Place = tuple[str, ...]
 second call the name is `TOOL 2`: what one order is answered is not what the other is."""
 Values = Mapping[Place, Mapping[str, Scalar]]
 """The values of a trace by where they stand, each under its text (`by_place`)."""
+NUMBER = r"(?<![\w-])[\w-]*\d[\w-]*"
+"""A word with a digit, as a regular expression."""
 INTENT = "intent"
 """Metadata by which a trace says what its request asks for, whatever became of it: `refund`, not `refunded`."""
 _OWN = (INTENT, "observation", "tools", "rubric", "generated", "reference_calls", "reference_answers", "reference_reply")
@@ -179,6 +181,17 @@ def paired_values(
         return None
     paired = dict(zip(first, second, strict=True))
     return paired if all(_meet(one, slots[one], other, own[other]) for one, other in paired.items()) else None
+
+
+def as_pattern(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:
+    """The request as a regular expression: values and numbers match any others, and what a lookup answered is a group."""
+    values = [whole(text).pattern for text in sorted(slots, key=len, reverse=True)]
+    parts = re.split(f"({'|'.join([*values, NUMBER])})", first_observation(play.task))
+    answered = {text for text, places in slots.items() if any(place[0] == "answer" for place in places)}
+    found = list[str]()
+    for at, part in enumerate(parts):
+        found.append(re.escape(part) if at % 2 == 0 else "(.+?)" if part in answered else "(?:.+?)")
+    return "".join(found)
 
 
 def _meet(text: str, places: Sequence[Place], other: str, others: Sequence[Place]) -> bool:

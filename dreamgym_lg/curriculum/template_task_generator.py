@@ -18,6 +18,7 @@ from dreamgym_lg.curriculum.plays import (
     Place,
     Play,
     Scalar,
+    as_pattern,
     by_place,
     exchange,
     form,
@@ -37,6 +38,8 @@ _SUCCESSES = 4
 """Most kinds of calls that are tried for one variation."""
 _CONSTANT = 3
 """Successes with the same calls, all with the same amount in one, that show that it is a fixed one: a fee."""
+_USUAL = 0.2
+"""Share of the requests in the same words in which a lookup answered a value, to show that it belongs to what was looked up."""
 
 
 class TemplateTaskGenerator:
@@ -100,7 +103,9 @@ class TemplateTaskGenerator:
         self._rules = {rubric for rubric, number in rubrics.items() if number > 1}
         masked = [_masked(play, self._slots(play)) for play in read]
         names = names_among(masked)
-        requests = [(play, _asked(play, words(request) - names)) for play, request in zip(read, masked, strict=True)]
+        worded = [words(request) - names for request in masked]
+        requests = [(play, _asked(play, own)) for play, own in zip(read, worded, strict=True)]
+        self._stale = self._kept_values(list(zip(read, worded, strict=True)))
         done = [self._success(play, request) for play, request in requests if play.calls]
         self._successes = [each for each in done if each.play.success]
         failures = [each for each in done if not each.play.success]
@@ -135,7 +140,7 @@ class TemplateTaskGenerator:
         for kind in rng.sample(kinds, min(_SUCCESSES, len(kinds))):
             success = rng.choice([each for each in alike if each.kind == kind])
             chosen = self._chosen(success.play)
-            seeds = [play for play in worded if self._chosen(play) == chosen]
+            seeds = [play for play in worded if self._chosen(play) == chosen and id(play) not in self._stale]
             if self._untold(success, near):  # only who did the same is known to ask for it
                 seeds = [play for play in seeds if self._kind(play) == success.kind]
             if not seeds:
@@ -166,6 +171,22 @@ class TemplateTaskGenerator:
         own = [each for each in self._successes if names & {each.play.task.id, first_observation(each.play.task)}]
         careful = (each.play in [other.play for other in self._alike.successes(each.request)] for each in own)
         return bool(own) and not any(careful)
+
+    def _kept_values(self, requests: Sequence[tuple[Play, frozenset[str]]]) -> set[int]:
+        """Plays (by `id`) whose request holds a value that nobody looked up there, and that lookups answer for the same words.
+
+        The name beside a customer's id would stay where the id is exchanged.
+        """
+        patterns: dict[frozenset[str], Counter[str]] = defaultdict(Counter)
+        for play, own in requests:
+            patterns[own][as_pattern(play, self._slots(play))] += 1
+
+        def keeps(play: Play, own: frozenset[str]) -> bool:
+            usual = [text for text, number in patterns[own].items() if number >= _USUAL * patterns[own].total()]
+            matches = (re.fullmatch(text, first_observation(play.task), re.DOTALL) for text in usual)
+            return any(group not in self._slots(play) for match in matches if match for group in match.groups())
+
+        return {id(play) for play, own in requests if keeps(play, own)}
 
     def _success(self, play: Play, request: frozenset[str]) -> Success:
         """Without the answers of calls that write: they decided nothing any more."""

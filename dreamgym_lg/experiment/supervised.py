@@ -254,7 +254,7 @@ def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalC
     work.replay_buffer.record_metrics(work.run_name(DEMONSTRATIONS), 0, {"generated": len(made), "recorded": len(recorded)})
     more = f" (of {number}: there are no more)" if len(made) < number else ""
     said = f"the policy has imitated {len(made)} generated demonstrations{more} beside {len(recorded)} recorded successes"
-    work.say(f"{said}; by calls: {told_by_calls(made)}")
+    work.say(f"{said}; by calls: {told_by_calls(made, recorded)}")
     return work.policy("imitated")
 
 

@@ -62,6 +62,7 @@ def test_a_variation_can_be_demonstrated_with_what_was_recorded() -> None:
     assert all(each is None or each.metadata["reference_reply"] == "" for each in made), "nobody knows where its number is from"
     assert told_by_calls([shown] * 3) == f"3 {', '.join(call.name for call in references(varied))}"
     many = [replace(shown, steps=[replace(shown.steps[0], action=render_call(f"t{n}", {}))]) for n in range(10)]
+    assert told_by_calls(many[:1] * 2, many[:2]) == "2 t0; none of these recorded successes: 1 t1"
     assert told_by_calls(many).startswith("1 t0; 1 t1; ") and told_by_calls(many).endswith("; 2 of 2 other kinds")
     silent = replace(varied, metadata={**varied.metadata, "reference_reply": ""})
     assert demonstration(silent) is None and demonstration(TRACES[0].task) is None
@@ -537,6 +538,23 @@ def test_an_amount_that_two_asked_for_is_no_answer_to_who_asks_for_another() -> 
     refused = [task for task in made if len(references(task)) == 1]
     assert refused and not all("520" in task.instruction for task in refused)
     assert all("520" in task.instruction for task in refused if task.metadata["reference_reply"])
+
+
+def test_a_name_beside_an_id_is_that_of_its_record_also_in_the_words_of_who_did_not_look_it_up() -> None:
+    names = [f"{first} {last}" for first in ("Ada", "Bo", "Cora", "Dirk") for last in ("Berg", "Lind", "Noll", "Oss", "Paul")]
+    known = list[Trajectory]()
+    for n, name in enumerate(names):
+        member, looked_up = f"M-{1000 + n}", n % 6 != 2
+        calls: list[Call] = [("get", {"member": member}, json.dumps({"member": member, "name": name}))] if looked_up else []
+        calls.append(("refund", {"member": member}, "ok"))
+        asked = (f"{name} here, {member}: pay my money back please.", f"{member}: pay my money back please.")[n % 2]
+        known.append(recorded(f"m/{n}", asked, calls, "Done.", success=looked_up, metadata={"intent": "pay"}))
+
+    made = [task for n in range(80) if (task := generator(known)(known[n % 20].task, [], random.Random(n)))]
+    greeted = [task for task in made if " here, " in task.instruction]
+    assert len({task.instruction for task in greeted}) > 3
+    for task in greeted:
+        assert names[int(references(task)[0].arguments["member"][2:]) - 1000] in task.instruction
 
 
 def test_requests_with_one_intent_ask_for_the_same_whatever_their_words() -> None:
