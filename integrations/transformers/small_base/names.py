@@ -46,12 +46,10 @@ class Names:
     def word(self) -> str:
         if self.rng.random() < self.known_share:
             return self.rng.choice(self.words)
-        word = ""
-        while len(word) < 5:  # shorter ones are often English
-            word = "".join(
-                self.rng.choice(self.syllables) if self.syllables else self._syllable() for _ in range(self.rng.randint(2, 3))
-            )
-        return word
+        pieces = [
+            self.rng.choice(self.syllables) if self.syllables else self._syllable() for _ in range(self.rng.randint(2, 3))
+        ]
+        return "".join(pieces)
 
     def name(self) -> str:
         """One word, or two."""
@@ -74,30 +72,6 @@ class Names:
             mixed,
         ]
         return rng.choice(shapes)
-
-    def value(self, kind: str) -> str | int | float:
-        """A `word`, `name`, `id`, `number`, `amount` (of money), `date` or `time`; numbers as JSON has them."""
-        rng = self.rng
-        if kind == "number":
-            return rng.randrange(10 ** rng.choice([1, 1, 2, 2, 3, 4]))
-        if kind == "amount":
-            return rng.choice([float, int])(rng.randrange(1, 10 ** rng.choice([2, 3, 4])) / rng.choice([1, 2, 10]))
-        if kind == "date":
-            return f"20{rng.randint(20, 35)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
-        if kind == "time":
-            return f"{rng.randint(0, 23):02}:{rng.choice([0, 0, 0, 30, 15, 45, rng.randint(0, 59)]):02}"
-        drawn: str = getattr(self, kind)()
-        return drawn
-
-    def near(self, kind: str, value: Any = None) -> tuple[Any, Any]:
-        """A value of an ordered kind (or the one that is given) and one to compare it with, half of the time a close one."""
-        rng, first, other = self.rng, self.value(kind) if value is None else value, self.value(kind)
-        if rng.random() < 0.5:
-            return first, other
-        if isinstance(first, str):
-            cut = rng.choice([5, 8]) if kind == "date" else 3
-            return first, first[:cut] + str(other)[cut:]
-        return first, max(0, first + rng.choice([-20, -5, -2, -1, 0, 1, 2, 5, 20]))
 
     def several(self, count: int, draw: Callable[[], str] | None = None) -> list[str]:
         """So many different ones, none of which stands whole in another. In some conversations they are easily mistaken."""

@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 from dreamgym_lg.integrations.transformers.small_base.names import Conversation, Names
-from dreamgym_lg.integrations.transformers.small_base.record_skills import choose_record, compare, pick_records
 from dreamgym_lg.integrations.transformers.small_base.tool_skills import (
     answer_calls,
     call_tools,
@@ -271,9 +270,6 @@ SKILLS: dict[Callable[[Random, Names], Conversation], int] = {
     follow_calls: 4,
     work_through: 6,
     answer_calls: 5,
-    pick_records: 6,
-    compare: 4,
-    choose_record: 8,
 }
 """Each skill with its share."""
 

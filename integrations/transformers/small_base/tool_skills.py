@@ -1,7 +1,7 @@
 """Conversations with tools: calls that are asked for, and calls that follow from what an earlier one returned."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from random import Random
 from typing import Any, NamedTuple
 
@@ -10,8 +10,6 @@ from dreamgym_lg.integrations.transformers.small_base.names import Conversation,
 _ACTS = "find get look show list open close send cancel check update set start stop read write add drop search change"
 ACTS = _ACTS.split()
 DESCRIBED = ["{act} the {thing}.", "Use it to {act} a {thing}.", "{act}s one {thing} by its {key}.", "{act} {thing}"]
-TYPES = {"number": "integer", "amount": "number"}
-TYPED = ["number", "amount", "date", "time"]
 
 
 class Tool(NamedTuple):
@@ -21,14 +19,11 @@ class Tool(NamedTuple):
     thing: str
     name: str
     keys: list[str]
-    """Its arguments: all are required."""
+    """Its arguments: all are strings and required."""
     description: str
-    kinds: Mapping[str, str] = {}
-    """The kinds of values (`Names.value`) of the arguments that are neither an id nor a name."""
 
     def schema(self) -> dict[str, Any]:
-        types = {key: {"type": TYPES.get(self.kinds.get(key, ""), "string")} for key in self.keys}
-        parameters = {"properties": types, "required": self.keys, "type": "object"}
+        parameters = {"properties": {key: {"type": "string"} for key in self.keys}, "required": self.keys, "type": "object"}
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
 
@@ -41,9 +36,8 @@ def _tools(rng: Random, names: Names, count: int) -> list[Tool]:
         thing = one if shared else rng.choice([rng.choice(names.words), names.word()])
         keys = [f"{thing}_id" if rng.random() < 0.6 else names.word()]
         keys += [names.word() for _ in range(rng.choice([0, 0, 0, 1, 1, 2]))]
-        kinds = {key: rng.choice(TYPED) for key in keys[1:] if key != keys[0] and rng.random() < 0.4}
         described = rng.choice(DESCRIBED).format(act=act, thing=thing, key=keys[0])
-        made.append(Tool(act, thing, act if alone else f"{act}_{thing}", list(dict.fromkeys(keys)), described, kinds))
+        made.append(Tool(act, thing, act if alone else f"{act}_{thing}", list(dict.fromkeys(keys)), described))
     return made
 
 
@@ -62,18 +56,18 @@ def follow_calls(rng: Random, names: Names) -> Conversation:
 
 def _asked(rng: Random, names: Names, tools: list[Tool]) -> list[dict[str, Any]]:
     """A request, and one to three calls that it names."""
-    asked = [(tool, _arguments(rng, names, tool)) for tool in rng.sample(tools, rng.randint(1, min(3, len(tools))))]
+    asked = [(tool, _arguments(rng, names, tool.keys)) for tool in rng.sample(tools, rng.randint(1, min(3, len(tools))))]
     said = " Then ".join(_request(rng, tool, arguments) for tool, arguments in asked)
     if rng.random() < 0.3:  # what is asked for is one of several that were named
         others = names.several(rng.randint(2, 10), rng.choice([names.id, names.name]))
-        others.insert(rng.randrange(len(others)), str(rng.choice(list(asked[0][1].values()))))
+        others.insert(rng.randrange(len(others)), rng.choice(list(asked[0][1].values())))
         said = f"{rng.choice(['The list', 'Here', 'Known'])}: {', '.join(others)}.\n{said}"
     turns = []
     for tool, arguments in asked:
-        turns += [tool_call(tool, arguments), tool_result(tool, result := {**arguments, **_fields(rng, names)})]
+        turns += [_call(tool, arguments), _result(tool, result := {**arguments, **_fields(rng, names)})]
     field = rng.choice(list(result))
     said += rng.choice([f" What is the {field}?", f" Tell me the {field}."])
-    return [user_says(said), *turns, replies(f"The {field} is {result[field]}.")]
+    return [_user(said), *turns, _reply(f"The {field} is {result[field]}.")]
 
 
 def _chained(rng: Random, names: Names, tools: list[Tool]) -> list[dict[str, Any]]:
@@ -81,7 +75,7 @@ def _chained(rng: Random, names: Names, tools: list[Tool]) -> list[dict[str, Any
     look, then = rng.sample(tools, 2)
     fields = _fields(rng, names, at_least=2)
     field = rng.choice(list(fields))
-    arguments = {then.keys[0]: fields[field]} | _arguments(rng, names, then, then.keys[1:])
+    arguments = {then.keys[0]: fields[field]} | _arguments(rng, names, then.keys[1:])
     more = "".join(f", {key} {arguments[key]}" for key in then.keys[1:])
     return _followed(rng, names, look, fields, f" Then {then.act} its {field}{more}.", then, arguments)
 
@@ -92,7 +86,7 @@ def _decided(rng: Random, names: Names, tools: list[Tool]) -> list[dict[str, Any
     fields, cases = _fields(rng, names), dict(zip(names.several(len(others), names.word), others, strict=True))
     field, (value, then) = rng.choice(list(fields)), rng.choice(list(cases.items()))
     fields[field] = value
-    arguments = _arguments(rng, names, then)
+    arguments = _arguments(rng, names, then.keys)
     rules = " ".join(f"{value}: {tool.name}." for value, tool in cases.items())
     more = "".join(f" {key} {value}." for key, value in arguments.items())
     return _followed(rng, names, look, fields, f" Look at its {field}. {rules}{more}", then, arguments)
@@ -108,11 +102,11 @@ def _followed(
     arguments: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     """A request to look something up, an order of what to do then, both calls, and an answer that quotes the second one."""
-    first, found = _arguments(rng, names, look), _fields(rng, names)
+    first, found = _arguments(rng, names, look.keys), _fields(rng, names)
     field = rng.choice(list(found))
     shown = {**first, **fields} if rng.random() < 0.5 else fields
-    turns = [tool_call(look, first), tool_result(look, shown), tool_call(then, arguments), tool_result(then, found)]
-    return [user_says(f"{_request(rng, look, first)}{order} Say the {field}."), *turns, replies(f"{field} {found[field]}")]
+    turns = [_call(look, first), _result(look, shown), _call(then, arguments), _result(then, found)]
+    return [_user(f"{_request(rng, look, first)}{order} Say the {field}."), *turns, _reply(f"{field} {found[field]}")]
 
 
 class Rules(NamedTuple):
@@ -139,22 +133,19 @@ def work_through(rng: Random, names: Names) -> Conversation:
         tool = Tool(look.act, owner, f"{look.act}_{owner}s", [f"{owner}_id"], f"{look.act} the {owner}.")
         which, at = rng.choice([("first", 0), ("last", -1)])
         said = f"I am {owner} {id_}. Look at my {which} {look.thing}."
-        turns += [tool_call(tool, {f"{owner}_id": id_}), tool_result(tool, {f"{owner}_id": id_, "all": things})]
+        turns += [_call(tool, {f"{owner}_id": id_}), _result(tool, {f"{owner}_id": id_, "all": things})]
         things, tools = [things[at]], [*tools, tool]
     for thing in things:
         record = {**_fields(rng, names), rules.field: rng.choice(rules.values)}
         record = dict(rng.sample(list(record.items()), len(record)))
-        turns += [tool_call(look, {key: thing}), tool_result(look, {key: thing, **record} if rng.random() < 0.5 else record)]
+        turns += [_call(look, {key: thing}), _result(look, {key: thing, **record} if rng.random() < 0.5 else record)]
         if (then := rules.cases.get(record[rules.field])) is not None:
-            more = {
-                name: names.value(then.kinds[name]) if name in then.kinds else rng.choice(list(record.values()))
-                for name in then.keys[1:]
-            }
+            more = {name: rng.choice(list(record.values())) for name in then.keys[1:]}
             said += "".join(f" {name} of {thing}: {value}." for name, value in more.items())
-            turns += [tool_call(then, {then.keys[0]: thing, **more}), tool_result(then, {"now": then.act})]
+            turns += [_call(then, {then.keys[0]: thing, **more}), _result(then, {"now": then.act})]
     value = record[rules.field]
-    turns.append(replies(rng.choice([f"The {rules.field} of {thing} is {value}.", f"{thing} {value}"])))
-    made = _conversation(rng, names, tools, [[user_says(said), *turns]])
+    turns.append(_reply(rng.choice([f"The {rules.field} of {thing} is {value}.", f"{thing} {value}"])))
+    made = _conversation(rng, names, tools, [[_user(said), *turns]])
     made.messages[0]["content"] = f"{rules.said}\n{made.messages[0]['content']}"
     return made
 
@@ -220,11 +211,8 @@ def _conversation(rng: Random, names: Names, tools: list[Tool], rounds: list[lis
     return Conversation([*system, *(turn for turns in rounds for turn in turns)], offered)
 
 
-def _arguments(rng: Random, names: Names, tool: Tool, keys: Sequence[str] | None = None) -> dict[str, Any]:
-    """Values for a tool's arguments, or for some of them."""
-    keys = tool.keys if keys is None else keys
-    drawn = dict(zip(keys, names.several(len(keys), rng.choice([names.id, names.id, names.name])), strict=True))
-    return {key: names.value(tool.kinds[key]) if key in tool.kinds else value for key, value in drawn.items()}
+def _arguments(rng: Random, names: Names, keys: list[str]) -> dict[str, str]:
+    return dict(zip(keys, names.several(len(keys), rng.choice([names.id, names.id, names.name])), strict=True))
 
 
 def _fields(rng: Random, names: Names, at_least: int = 1) -> dict[str, str]:
@@ -244,18 +232,18 @@ def _request(rng: Random, tool: Tool, arguments: Mapping[str, str]) -> str:
     )
 
 
-def user_says(text: str) -> dict[str, Any]:
+def _user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def tool_call(tool: Tool, arguments: Mapping[str, str]) -> dict[str, Any]:
+def _call(tool: Tool, arguments: Mapping[str, str]) -> dict[str, Any]:
     function = {"name": tool.name, "arguments": arguments}
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
-def tool_result(tool: Tool, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _result(tool: Tool, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": "tool", "name": tool.name, "content": json.dumps(fields)}
 
 
-def replies(text: str) -> dict[str, Any]:
+def _reply(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
