@@ -184,10 +184,10 @@ def paired_values(
 
 
 def as_pattern(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:
-    """The request as a regular expression: values and numbers match any others, and what a lookup answered is a group."""
+    """The request as a regular expression: values and numbers match any others; what only lookups answered is a group."""
     values = [whole(text).pattern for text in sorted(slots, key=len, reverse=True)]
     parts = re.split(f"({'|'.join([*values, NUMBER])})", first_observation(play.task))
-    answered = {text for text, places in slots.items() if any(place[0] == "answer" for place in places)}
+    answered = {text for text, places in slots.items() if {place[0] for place in places} <= {"answer", "metadata"}}
     found = list[str]()
     for at, part in enumerate(parts):
         found.append(re.escape(part) if at % 2 == 0 else "(.+?)" if part in answered else "(?:.+?)")
