@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any, NamedTuple
 
@@ -17,8 +17,10 @@ Place = tuple[str, ...]
 second call the name is `TOOL 2`: what one order is answered is not what the other is."""
 Values = Mapping[Place, Mapping[str, Scalar]]
 """The values of a trace by where they stand, each under its text (`by_place`)."""
-NUMBER = r"(?<![\w-])[\w-]*\d[\w-]*"
+_NUMBER = r"(?<![\w-])[\w-]*\d[\w-]*"
 """A word with a digit, as a regular expression."""
+_USUAL = 0.2
+"""Share of the requests in the same words in which a lookup answered a value, to show that it belongs to what was looked up."""
 INTENT = "intent"
 """Metadata by which a trace says what its request asks for, whatever became of it: `refund`, not `refunded`."""
 _OWN = (INTENT, "observation", "tools", "rubric", "generated", "reference_calls", "reference_answers", "reference_reply")
@@ -183,15 +185,42 @@ def paired_values(
     return paired if all(_meet(one, slots[one], other, own[other]) for one, other in paired.items()) else None
 
 
-def as_pattern(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:
-    """The request as a regular expression: values and numbers match any others; what only lookups answered is a group."""
-    values = [whole(text).pattern for text in sorted(slots, key=len, reverse=True)]
-    parts = re.split(f"({'|'.join([*values, NUMBER])})", first_observation(play.task))
-    answered = {text for text, places in slots.items() if {place[0] for place in places} <= {"answer", "metadata"}}
-    found = list[str]()
-    for at, part in enumerate(parts):
-        found.append(re.escape(part) if at % 2 == 0 else "(.+?)" if part in answered else "(?:.+?)")
-    return "".join(found)
+def masked_request(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:
+    """The request without its values; what stands nowhere but in its metadata may say what is asked, and stays."""
+    values = [text for text, places in slots.items() if any(place[0] != "metadata" for place in places)]
+    return str(exchange(first_observation(play.task), dict.fromkeys(values, "")))
+
+
+def asked_for(play: Play, worded: frozenset[str]) -> frozenset[str]:
+    """What a request asks for: its intent, where the trace has one, else its words."""
+    intent = play.task.metadata.get(INTENT)
+    return worded if intent is None else frozenset({f"{INTENT}={intent}"})
+
+
+def is_request(text: str, request: str) -> bool:
+    """Whether a value is the request, or most of it: its sentences, not something named in it."""
+    return len(text.split()) > 3 and 2 * len(text) > len(request)
+
+
+def keeping_values(
+    requests: Sequence[tuple[Play, frozenset[str]]], slots: Callable[[Play], Mapping[str, Sequence[Place]]]
+) -> set[int]:
+    """Plays (by `id`) whose request holds a value that nobody looked up there, and that lookups answer for the same words.
+
+    The name beside a customer's id would stay where the id is exchanged.
+
+    Args: `requests`, with their words, without values and names; `slots`, the values of a request.
+    """
+    patterns: dict[frozenset[str], Counter[str]] = defaultdict(Counter)
+    for play, worded in requests:
+        patterns[worded][_as_pattern(play, slots(play))] += 1
+
+    def keeps(play: Play, worded: frozenset[str]) -> bool:
+        usual = [text for text, number in patterns[worded].items() if number >= _USUAL * patterns[worded].total()]
+        matches = (re.fullmatch(text, first_observation(play.task), re.DOTALL) for text in usual)
+        return any(group not in slots(play) for match in matches if match for group in match.groups())
+
+    return {id(play) for play, worded in requests if keeps(play, worded)}
 
 
 def _meet(text: str, places: Sequence[Place], other: str, others: Sequence[Place]) -> bool:
@@ -205,3 +234,15 @@ def _meet(text: str, places: Sequence[Place], other: str, others: Sequence[Place
 def _in_order(play: Play, slots: Mapping[str, Sequence[Place]]) -> list[str]:
     request = first_observation(play.task)
     return sorted(slots, key=lambda text: found.start() if (found := whole(text).search(request)) else 0)
+
+
+def _as_pattern(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:
+    """The request as a regular expression: values and numbers match any others; what only lookups answered is a group."""
+    values = [whole(text).pattern for text in sorted(slots, key=len, reverse=True)]
+    parts = re.split(f"({'|'.join([*values, _NUMBER])})", first_observation(play.task))
+    answered = {text for text, places in slots.items() if {place[0] for place in places} <= {"answer", "metadata"}}
+    found = list[str]()
+    for at, part in enumerate(parts):
+        other = "(?:.+?)" if re.search(r"\s", part) else r"\S+"  # few that match anything: they are tried in every way
+        found.append(re.escape(part) if at % 2 == 0 else "(.+?)" if part in answered else other)
+    return "".join(found)

@@ -14,16 +14,18 @@ from dreamgym_lg.curriculum.demonstrations import carried_reply, constant_words
 from dreamgym_lg.curriculum.donors import Donors, Offer
 from dreamgym_lg.curriculum.lists import with_taken_items
 from dreamgym_lg.curriculum.plays import (
-    INTENT,
     Place,
     Play,
     Scalar,
-    as_pattern,
+    asked_for,
     by_place,
     exchange,
     form,
     is_empty,
+    is_request,
+    keeping_values,
     leaves,
+    masked_request,
     paired_values,
     read_play,
     text_of,
@@ -38,8 +40,6 @@ _SUCCESSES = 4
 """Most kinds of calls that are tried for one variation."""
 _CONSTANT = 3
 """Successes with the same calls, all with the same amount in one, that show that it is a fixed one: a fee."""
-_USUAL = 0.2
-"""Share of the requests in the same words in which a lookup answered a value, to show that it belongs to what was looked up."""
 
 
 class TemplateTaskGenerator:
@@ -101,11 +101,11 @@ class TemplateTaskGenerator:
         }
         rubrics = Counter(str(play.task.metadata.get("rubric") or "") for play in plays)
         self._rules = {rubric for rubric, number in rubrics.items() if number > 1}
-        masked = [_masked(play, self._slots(play)) for play in read]
+        masked = [masked_request(play, self._slots(play)) for play in read]
         names = names_among(masked)
         worded = [words(request) - names for request in masked]
-        requests = [(play, _asked(play, own)) for play, own in zip(read, worded, strict=True)]
-        self._stale = self._kept_values(list(zip(read, worded, strict=True)))
+        requests = [(play, asked_for(play, own)) for play, own in zip(read, worded, strict=True)]
+        self._stale = keeping_values(list(zip(read, worded, strict=True)), self._slots)
         done = [self._success(play, request) for play, request in requests if play.calls]
         self._successes = [each for each in done if each.play.success]
         failures = [each for each in done if not each.play.success]
@@ -172,22 +172,6 @@ class TemplateTaskGenerator:
         careful = (each.play in [other.play for other in self._alike.successes(each.request)] for each in own)
         return bool(own) and not any(careful)
 
-    def _kept_values(self, requests: Sequence[tuple[Play, frozenset[str]]]) -> set[int]:
-        """Plays (by `id`) whose request holds a value that nobody looked up there, and that lookups answer for the same words.
-
-        The name beside a customer's id would stay where the id is exchanged.
-        """
-        patterns: dict[frozenset[str], Counter[str]] = defaultdict(Counter)
-        for play, own in requests:
-            patterns[own][as_pattern(play, self._slots(play))] += 1
-
-        def keeps(play: Play, own: frozenset[str]) -> bool:
-            usual = [text for text, number in patterns[own].items() if number >= _USUAL * patterns[own].total()]
-            matches = (re.fullmatch(text, first_observation(play.task), re.DOTALL) for text in usual)
-            return any(group not in self._slots(play) for match in matches if match for group in match.groups())
-
-        return {id(play) for play, own in requests if keeps(play, own)}
-
     def _success(self, play: Play, request: frozenset[str]) -> Success:
         """Without the answers of calls that write: they decided nothing any more."""
         values = by_place(play).items()
@@ -210,7 +194,7 @@ class TemplateTaskGenerator:
         for place, value in play.values():
             text = text_of(value)
             short = len(text) < 3 and place[0] != "call"  # a 2 in an answer is not the 2 of "2 days ago"
-            if short or (place[0] == "metadata" and _is_request(text, request)):
+            if short or (place[0] == "metadata" and is_request(text, request)):
                 continue
             if unnumbered(place) not in self._categorical and text and whole(text).search(request):
                 slots[text].append(place)
@@ -371,7 +355,7 @@ class TemplateTaskGenerator:
         for place, value in leaves(facts, ("metadata",)):
             if not text_of(value) or text_of(value) in known or unnumbered(place) in self._categorical:
                 continue
-            if _is_request(text_of(value), first_observation(seed.task)):
+            if is_request(text_of(value), first_observation(seed.task)):
                 continue  # the new values go into it, as into the request
             if place not in others:
                 return None
@@ -398,23 +382,6 @@ class _CarriedOver(NamedTuple):
     def told(self) -> dict[str, Scalar]:
         """The new value of each old one in sentences and in what writing calls return."""
         return {old: new for old, new in self.exchanged.items() if old not in self.constant}
-
-
-def _masked(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:
-    """The request without its values; what stands nowhere but in its metadata may say what is asked, and stays."""
-    values = [text for text, places in slots.items() if any(place[0] != "metadata" for place in places)]
-    return str(exchange(first_observation(play.task), dict.fromkeys(values, "")))
-
-
-def _asked(play: Play, worded: frozenset[str]) -> frozenset[str]:
-    """What a request asks for: its intent, where the trace has one, else its words."""
-    intent = play.task.metadata.get(INTENT)
-    return worded if intent is None else frozenset({f"{INTENT}={intent}"})
-
-
-def _is_request(text: str, request: str) -> bool:
-    """Whether a value is the request, or most of it: its sentences, not something named in it."""
-    return len(text.split()) > 3 and 2 * len(text) > len(request)
 
 
 def _fits(place: Place, value: Scalar, successes: Sequence[Success], cases: Cases) -> bool:
