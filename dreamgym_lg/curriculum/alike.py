@@ -11,7 +11,7 @@ from dreamgym_lg.curriculum.plays import Place, Play, exchange, text_of
 from dreamgym_lg.curriculum.task_generator import Overlap, words
 
 Words = frozenset[str]
-"""Of a request, without its values and names."""
+"""What a request asks for: its words, without its values and names, or the intent that its trace says (`asked_for`)."""
 Group = frozenset[Words]
 """Requests that ask for the same."""
 _ALIKE, _NEAR = 0.6, 0.4

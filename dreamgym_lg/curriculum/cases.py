@@ -31,6 +31,8 @@ _PAIRS = 1_000
 """Most pairs of numbers from different traces whose difference is compared with those in successes."""
 _SHOWN = 3
 """Successes in which a condition was another than usual, and nothing else was done, that show that it decides nothing."""
+_CONSTANT = 3
+"""Successes with the same calls, all with the same amount in one, that show that it is a fixed one: a fee."""
 _CHANCE = 0.05
 """How probable it may be at most that numbers drawn at random lie apart, for numbers that do to show a limit."""
 
@@ -324,3 +326,9 @@ def between(successes: Sequence[Success], found: Mapping[Place, Scalar]) -> bool
             if not known or not min(known) <= number <= max(known):
                 return False
     return bool(successes)
+
+
+def are_fixed(arguments: Sequence[tuple[Place, str]], successes: Sequence[Success]) -> bool:
+    """Whether all the successes with these calls had the same values in these arguments: a fee."""
+    same = all({text} == each.values[place].keys() for place, text in arguments for each in successes)
+    return same and len(successes) >= _CONSTANT

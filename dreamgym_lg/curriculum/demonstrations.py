@@ -61,7 +61,7 @@ def made_demonstrations(
     return list(found.values())
 
 
-def told_by_calls(demonstrations: Sequence[Trajectory], recorded: Sequence[Trajectory] = ()) -> str:
+def told_by_calls(demonstrations: Sequence[Trajectory], recorded: Sequence[Trajectory]) -> str:
     """How many demonstrations make which calls, in words: what is rare or missing there, a policy learns little about.
 
     Args: `recorded`, the successes that were to be varied: of these, which calls have no demonstration.

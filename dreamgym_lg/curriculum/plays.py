@@ -194,7 +194,7 @@ def masked_request(play: Play, slots: Mapping[str, Sequence[Place]]) -> str:
 def asked_for(play: Play, worded: frozenset[str]) -> frozenset[str]:
     """What a request asks for: its intent, where the trace has one, else its words."""
     intent = play.task.metadata.get(INTENT)
-    return worded if intent is None else frozenset({f"{INTENT}={intent}"})
+    return frozenset({f"{INTENT}={intent}"}) if intent else worded  # an empty one says nothing
 
 
 def is_request(text: str, request: str) -> bool:
@@ -202,7 +202,7 @@ def is_request(text: str, request: str) -> bool:
     return len(text.split()) > 3 and 2 * len(text) > len(request)
 
 
-def keeping_values(
+def with_stale_values(
     requests: Sequence[tuple[Play, frozenset[str]]], slots: Callable[[Play], Mapping[str, Sequence[Place]]]
 ) -> set[int]:
     """Plays (by `id`) whose request holds a value that nobody looked up there, and that lookups answer for the same words.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import ToolCall, render_call
 from dreamgym_lg.curriculum.alike import AlikeRequests, names_among
-from dreamgym_lg.curriculum.cases import Cases, Kind, Success, between
+from dreamgym_lg.curriculum.cases import Cases, Kind, Success, are_fixed, between
 from dreamgym_lg.curriculum.demonstrations import carried_reply, constant_words
 from dreamgym_lg.curriculum.donors import Donors, Offer
 from dreamgym_lg.curriculum.lists import with_taken_items
@@ -23,7 +23,6 @@ from dreamgym_lg.curriculum.plays import (
     form,
     is_empty,
     is_request,
-    keeping_values,
     leaves,
     masked_request,
     paired_values,
@@ -31,6 +30,7 @@ from dreamgym_lg.curriculum.plays import (
     text_of,
     unnumbered,
     whole,
+    with_stale_values,
 )
 from dreamgym_lg.curriculum.task_generator import variation, words
 from dreamgym_lg.experience.prompt_formats import first_observation
@@ -38,8 +38,6 @@ from dreamgym_lg.types import Task, Trajectory
 
 _SUCCESSES = 4
 """Most kinds of calls that are tried for one variation."""
-_CONSTANT = 3
-"""Successes with the same calls, all with the same amount in one, that show that it is a fixed one: a fee."""
 
 
 class TemplateTaskGenerator:
@@ -59,7 +57,8 @@ class TemplateTaskGenerator:
       and this one say the same of it;
     * no success with a similar request wrote something else in such a case.
 
-    Which requests ask alike, and which successes were right by luck and are not carried over, `AlikeRequests` says.
+    Which requests ask alike (by their intent, where the traces say it), and which successes were right by luck and are not
+    carried over, `AlikeRequests` says.
 
     The calls so made are `metadata["reference_calls"]`, as action texts, `metadata["reference_answers"]` what each is answered,
     and `metadata["reference_reply"]` the success's final answer with the new values (`demonstration`), "" where it had none or
@@ -105,7 +104,7 @@ class TemplateTaskGenerator:
         names = names_among(masked)
         worded = [words(request) - names for request in masked]
         requests = [(play, asked_for(play, own)) for play, own in zip(read, worded, strict=True)]
-        self._stale = keeping_values(list(zip(read, worded, strict=True)), self._slots)
+        self._stale = with_stale_values(list(zip(read, worded, strict=True)), self._slots)
         done = [self._success(play, request) for play, request in requests if play.calls]
         self._successes = [each for each in done if each.play.success]
         failures = [each for each in done if not each.play.success]
@@ -237,7 +236,7 @@ class TemplateTaskGenerator:
         }
         if all(self._writes(call.name) for call in calls):
             return None
-        if unexplained and not (_are_fixed(unexplained, successes) and not cases.met(self._failures[successes[0].kind], case)):
+        if unexplained and not (are_fixed(unexplained, successes) and not cases.met(self._failures[successes[0].kind], case)):
             return None
         if len(offer.traces) > 1 and not cases.met_together(successes, case | given, list(offer.values.values())):
             return None
@@ -387,12 +386,6 @@ class _CarriedOver(NamedTuple):
 def _fits(place: Place, value: Scalar, successes: Sequence[Success], cases: Cases) -> bool:
     """Whether a request's new value fits these successes. What is asked for is no condition, however few values it had."""
     return between(successes, {place: value}) if place[0] == "call" else cases.seen(successes, {place: value})
-
-
-def _are_fixed(arguments: Sequence[tuple[Place, str]], successes: Sequence[Success]) -> bool:
-    """Whether all the successes with these calls had the same values in these arguments: a fee."""
-    same = all({text} == each.values[place].keys() for place, text in arguments for each in successes)
-    return same and len(successes) >= _CONSTANT
 
 
 def _contested(found: "_CarriedOver", others: Sequence[Success], cases: Cases) -> bool:

@@ -228,8 +228,7 @@ def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalC
     from dreamgym_lg.integrations.trl.options import default_rate
     from dreamgym_lg.integrations.trl.sft import save_model, train_sft
 
-    s = work.settings
-    number, label = s.synthetic_demonstrations, "put demonstrations together"
+    s, number, label = work.settings, work.settings.synthetic_demonstrations, "put demonstrations together"
     options: dict[str, Any] = {"number": number, "seed": s.seed, "progress": lambda done: work.progress(label, done, number)}
     made = work.world.demonstrations(work.tasks("train"), work.replay_buffer, **options)
     work.progress(label, len(made), len(made))

@@ -60,10 +60,10 @@ def test_a_variation_can_be_demonstrated_with_what_was_recorded() -> None:
             for n, each in enumerate(TRACES)]  # fmt: skip
     made = [generator(told)(each.task, [], random.Random(0)) for each in told[:20]]
     assert all(each is None or each.metadata["reference_reply"] == "" for each in made), "nobody knows where its number is from"
-    assert told_by_calls([shown] * 3) == f"3 {', '.join(call.name for call in references(varied))}"
+    assert told_by_calls([shown] * 3, []) == f"3 {', '.join(call.name for call in references(varied))}"
     many = [replace(shown, steps=[replace(shown.steps[0], action=render_call(f"t{n}", {}))]) for n in range(10)]
     assert told_by_calls(many[:1] * 2, many[:2]) == "2 t0; none of these recorded successes: 1 t1"
-    assert told_by_calls(many).startswith("1 t0; 1 t1; ") and told_by_calls(many).endswith("; 2 of 2 other kinds")
+    assert told_by_calls(many, []).startswith("1 t0; 1 t1; ") and told_by_calls(many, many).endswith("; 2 of 2 other kinds")
     silent = replace(varied, metadata={**varied.metadata, "reference_reply": ""})
     assert demonstration(silent) is None and demonstration(TRACES[0].task) is None
 
@@ -574,6 +574,8 @@ def test_requests_with_one_intent_ask_for_the_same_whatever_their_words() -> Non
         generate = generator(known)
         return [task for n in range(60) if (task := generate(known[n % len(known)].task, [], random.Random(n)))]
 
+    empty = [told(n, intent="") for n in range(8)]
+    assert {task.instruction for task in made(empty)} == {task.instruction for task in made([told(n) for n in range(8)])}
     told_apart, together = made([told(n) for n in range(8)]), made([told(n, intent="price") for n in range(8)])
     assert len({task.instruction for task in told_apart}) < len({task.instruction for task in together})
     for task in together:
