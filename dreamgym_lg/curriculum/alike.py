@@ -1,12 +1,14 @@
 """Which recorded requests ask for the same: by their words, else by what was done for them."""
 
 import re
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, product
+from itertools import chain, combinations, product
+from math import lgamma, log
 
-from dreamgym_lg.curriculum.cases import Cases, Done, Success, limited, telling_apart
+from dreamgym_lg.curriculum.cases import Cases, Deed, Done, Success, limited, telling_apart
+from dreamgym_lg.curriculum.luck import careful
 from dreamgym_lg.curriculum.plays import Place, Play, exchange, text_of
 from dreamgym_lg.curriculum.task_generator import Overlap, words
 
@@ -14,6 +16,8 @@ Words = frozenset[str]
 """What a request asks for: its words, without its values and names, or the intent that its trace says (`asked_for`)."""
 Group = frozenset[Words]
 """Requests that ask for the same."""
+Groups = tuple[Group, ...]
+LogOdds = Callable[[Counter[Deed], Counter[Deed]], float]
 _ALIKE, _NEAR = 0.6, 0.4
 """`Overlap` of two requests, their values aside, from which they ask alike, and from which they may: what one success wrote is
 carried over to the former, and what another wrote instead forbids it from the latter on, unless the two are known to ask for
@@ -22,13 +26,10 @@ _COMPARED = 40
 """Successes of a group that are compared with those of another."""
 _GROUPED = 300
 """Different requests that are put into groups by what was done."""
+_ODDS, _LIKELY = 10, 3
+"""How many times as probable what was done for two groups has to be if they ask for the same as if they do not; and where
+`_DEEDS` different deeds were done for both in the same cases."""
 _DEEDS = 2
-"""Different deeds that two groups must have in common to ask for the same."""
-
-_NEEDLESS = 5
-"""Successes in one condition that all go without a lookup which most others made, to show that it is not needed there."""
-_ANSWERED = 3
-"""Successes of each of two groups, all with one and the same answer and no call that writes, that ask for the same."""
 _NAMED = 0.1
 """Share of the requests up to which a word that never stands in lower case is taken for a name: who asks, not what is asked."""
 
@@ -36,11 +37,11 @@ _NAMED = 0.1
 class AlikeRequests:
     """Groups of recorded requests that ask for the same.
 
-    Requests that share most of their words (`Overlap`) ask for the same. So do two groups of requests in other words ("send it
-    to Bonn", "I have moved to Bonn") whose successes wrote the same whenever their lookups returned the same, and in at
-    least `_DEEDS` different ways, with the same answer where nothing was written; and two to which nothing but one and the same
-    answer was given. Requests whose successes wrote different things in the same case do not, whatever their words, unless one
-    group alone shows why (`_is_explained`).
+    Requests that share most of their words (`Overlap`) ask for the same. So do groups of requests in other words ("send it to
+    Bonn", "I have moved to Bonn") for whose successes the same was done, so often, and so rarely for others, that it is no
+    chance (`_log_odds`): the same calls that write, with arguments from the same places, or the same answer. Fewer successes
+    do where two different things were done for both groups whenever their lookups returned the same. Requests whose successes
+    wrote different things in the same case do not, whatever their words, unless one group alone shows why (`_is_explained`).
 
     Args:
         requests: The words of each request, without values and names; successes and failures.
@@ -62,7 +63,7 @@ class AlikeRequests:
         self._overlap = Overlap(" ".join(words) for _, words in requests)
         self._found: dict[tuple[Words, float], list[Success]] = {}
         self._nearest: dict[Words, Group] = {}
-        self._differing: dict[frozenset[Group], bool] = {}
+        self._against: dict[tuple[Group, Group], list[tuple[Done, Done]]] = {}
         self._done: dict[Group, list[Done]] = {}
 
     def successes(self, request: Words, *, near: bool = False) -> list[Success]:
@@ -74,10 +75,12 @@ class AlikeRequests:
             group = self._same(request)
             same = {request, *group}
             wide = [each for each in self._successes if each.request in same or self._overlap(request, each.request) >= least]
+            requests = {each.request for each in wide}
+            failures = [each for each in self._failures if each.request in requests]
             # those in nearly the same words who contradicted each other ("cancel", "return") are in groups of their own
             self._found[request, least] = [
                 each
-                for each in self._careful(wide)
+                for each in careful(wide, failures, self._cases, writes=self._writes)
                 if not group or each.request in same or (near and not self._ask_otherwise(group, self._same(each.request)))
             ]
         return self._found[request, least]
@@ -105,55 +108,58 @@ class AlikeRequests:
 
         def same_words(first: Group, second: Group) -> bool:
             alike = any(self._overlap(one, other) >= _ALIKE for one, other in product(first, second))
-            return alike and not self._contradict(first, second)
+            return alike and not self._contradictions(first, second)
 
         def same_deeds(first: Group, second: Group) -> bool:
-            return not self._contradict(first, second, explained=True) and self._shared(first, second) >= _DEEDS
+            likely = odds(self._counts(first), self._counts(second)) >= log(_LIKELY)
+            return likely and self._are_consistent((first, second)) and self._shared(first, second) >= _DEEDS
 
         requests = [*dict.fromkeys(success.request for success in self._successes)][:_GROUPED]
         groups = _merged([Group({request}) for request in requests], same_words)
-        return _merged(groups, lambda first, second: self._answered(first, second) or same_deeds(first, second))
+        deeds = {group: self._counts(group) for group in groups}
+        odds, found = _log_odds(Counter(chain(*deeds.values()))), list[Groups]()
+        for each in _clusters(deeds, odds):
+            own = {group: deeds[group] for group in each}
+            found += [each] if self._are_consistent(each) else _clusters(own, odds, self._are_consistent)
+        merged = _merged([Group().union(*each) for each in found], same_deeds)
+        return [part for each in merged for part in self._unambiguous(each, groups, merged)]
 
-    def _answered(self, first: Group, second: Group) -> bool:
-        """Whether nothing but one and the same answer was ever given to both."""
-        both = self._deeds(first), self._deeds(second)
-        answers = {(each.deed, _masked_answer(each.success.play)) for each in chain(*both)}
-        if len(answers) != 1 or not all(text for (_, text), _ in answers) or min(map(len, both)) < _ANSWERED:
-            return False
-        # what was always so for one of them may be why the answer was the same
-        places = {place for each in chain(*both) for place in each.told}
-        told = ([{each.told.get(place) for each in some} for some in both] for place in places)
-        return all(one == other or min(len(one), len(other)) > 1 for one, other in told)
+    def _unambiguous(self, group: Group, parts: Sequence[Group], groups: Sequence[Group]) -> list[Group]:
+        """The group without the parts that may as well ask for what another group does, which is known to be something else:
+        nothing was done for them that was not also done for that one."""
 
-    def _contradict(self, first: Group, second: Group, *, explained: bool = False) -> bool:
-        """Whether something else was done for two groups where all answers are the same.
+        def may_be_elsewhere(part: Group) -> bool:
+            rivals = (each for each in groups if each != group and self._counts(part).keys() <= self._counts(each).keys())
+            return any(not self._are_consistent((group - part, each)) for each in rivals)
 
-        Args: `explained`, not if each such pair `_is_explained`.
-        """
-        one, other = self._deeds(first), self._deeds(second)
-        told = ((each, its) for each, its in product(one, other) if each.told.keys() & its.told.keys())
-        pairs = ((each, its) for each, its in told if each.deed[0] != its.deed[0] and each.in_case_of(its, each.told))
-        return any(not (explained and self._is_explained(pair, one, other)) for pair in pairs)
+        apart = [part for part in parts if part < group and may_be_elsewhere(part)]
+        return [each for each in (group.difference(*apart), *apart) if each]
 
-    def _is_explained(self, pair: tuple[Done, Done], one: Sequence[Done], other: Sequence[Done]) -> bool:
-        """Whether one group alone did both, and a limit tells them apart, or looked up both in this case: by luck in one."""
-        first, second = pair
-        limit = limited([*one, *other], first, second)
-        looked_up = {self._looked_up(each) for each in pair}
-        for some in (one, other):
-            here = {self._looked_up(each) for each in some if each.in_case_of(first, first.told)}
-            did_both = {first.deed, second.deed} <= {each.deed for each in some}
-            if (limit and did_both) or (len(looked_up) > 1 and looked_up <= here):
-                return True
-        return False
+    def _are_consistent(self, groups: Sequence[Group]) -> bool:
+        """Whether nothing speaks against these groups asking for the same: what contradicts in two of them is explained."""
+        deeds = [self._deeds(group) for group in groups]
+        pairs = chain(*(self._contradictions(*two) for two in combinations(groups, 2)))
+        return all(_is_explained(pair, deeds, self._looked_up) for pair in pairs)
+
+    def _contradictions(self, first: Group, second: Group) -> list[tuple[Done, Done]]:
+        """What was done for two groups where all answers are the same, and is not the same."""
+        if (first, second) not in self._against:
+            told = (pair for pair in product(self._deeds(first), self._deeds(second)) if pair[0].deed[0] != pair[1].deed[0])
+            self._against[first, second] = [
+                (one, other) for one, other in told if one.told.keys() & other.told.keys() and one.in_case_of(other, one.told)
+            ]
+        return self._against[first, second]
 
     def _looked_up(self, done: Done) -> frozenset[str]:
         return frozenset(name for name in done.success.play.tools if not self._writes(name))
 
+    def _written(self, success: Success) -> frozenset[str]:
+        return frozenset(name for name in success.play.tools if self._writes(name))
+
     def _shared(self, first: Group, second: Group) -> int:
+        """How many different deeds the two have in common, each done in the same case."""
         one, other = self._deeds(first), self._deeds(second)
         deciding = _deciding(one, other)
-        # an answer in other words says neither that they ask for the same nor that they do not
         same = (
             (each, its) for each, its in product(one, other) if each.deed == its.deed and each.told.keys() & its.told.keys()
         )
@@ -161,54 +167,38 @@ class AlikeRequests:
 
     def _ask_otherwise(self, first: Group, second: Group) -> bool:
         """Whether two groups are known to ask for different things: something else was done in a case, and little was alike."""
-        pair = frozenset({first, second})
-        if pair not in self._differing:
-            differ = first != second and self._contradict(first, second)
-            self._differing[pair] = differ and self._shared(first, second) < _DEEDS
-        return self._differing[pair]
+        return first != second and bool(self._contradictions(first, second)) and self._shared(first, second) < _DEEDS
 
     def _deeds(self, group: Group) -> list[Done]:
         """The outcomes of the group's successes, and in which case. Lucky ones wrote what is right, too."""
         if group not in self._done:
             some = [each for each in self._successes if each.request in group][:_COMPARED]
-            self._done[group] = [Done(self._cases.conditions(each.answers), each.outcome, each) for each in some]
+            self._done[group] = [Done(self._cases.conditions(each.answers), _outcome(each), each) for each in some]
         return self._done[group]
 
-    def _careful(self, alike: Sequence[Success]) -> list[Success]:
-        """Without those that were right by luck."""
-        cases = self._cases.among(alike, [[each.outcome for each in alike]])
-        requests = {each.request for each in alike}
-        failures = [each for each in self._failures if each.request in requests]
-        lucky, careful = dict[Hashable, bool](), list[Success]()
-        for each in alike:
-            case = each.kind, frozenset(cases.conditions(each.answers).items())
-            if case not in lucky:
-                lucky[case] = self._is_lucky(each, alike, failures, cases)
-            careful += [] if lucky[case] else [each]
-        return careful
+    def _counts(self, group: Group) -> Counter[Deed]:
+        """What was done for the group, how often; of what may have been right by luck, nothing."""
+        return Counter(done.deed for done in self._deeds(group) if not self._may_be_luck(done))
 
-    def _is_lucky(self, success: Success, alike: Sequence[Success], failures: Sequence[Success], cases: Cases) -> bool:
-        """Whether most others in the case looked up more, or the same calls failed there and more careful ones did not."""
-        conditions, others = cases.conditions(success.answers), cases.met(alike, success.answers)
-        same = [other for other in others if all(other.has(*condition) for condition in conditions.items())]
-        usual = self._usual(others) | (self._usual(same) if len(same) >= _NEEDLESS else set())
-        skipped = usual.difference(success.play.names())
-        needless = all(_needless(name, conditions, alike) for name in skipped)
-        return not needless or self._failed(success, others, cases.met(failures, success.answers))
+    def _may_be_luck(self, done: Done) -> bool:
+        """Whether somebody wrote with the same tools, or answered the same, after more lookups."""
+        key = self._written(done.success), done.deed[1]
+        return any(self._looked_up(done) < more for more in self._looked_up_before[key])
 
-    def _failed(self, success: Success, others: Sequence[Success], failures: Sequence[Success]) -> bool:
-        """Whether the same calls failed, and those of another with this outcome, who looked up more, did not: in its case."""
-        failed, own = {each.kind for each in failures}, {*success.play.names()}
-        if success.kind not in failed:
-            return False
-        more = (each for each in others if each.kind not in failed and {*each.play.names()} > own)
-        return any(each.outcome == success.outcome for each in more)
+    @cached_property
+    def _looked_up_before(self) -> Mapping[Hashable, set[frozenset[str]]]:
+        """What was looked up before something was written, or answered."""
+        found: dict[Hashable, set[frozenset[str]]] = defaultdict(set)
+        for request in {each.request for each in self._successes}:
+            for done in self._deeds(Group({request})):
+                found[self._written(done.success), done.deed[1]].add(self._looked_up(done))
+        return found
 
-    def _usual(self, successes: Sequence[Success]) -> set[str]:
-        """The lookups that most of the successes made: the tools, and `TOOL 2` where it was asked twice."""
-        named = (pair for each in successes for pair in zip(each.play.names(), each.play.tools, strict=True))
-        looked_up = Counter(name for name, tool in named if not self._writes(tool))
-        return {name for name, number in looked_up.items() if 2 * number > len(successes)}
+
+def _outcome(success: Success) -> Deed:
+    """What was done, the values in an answer by where they stand: a plan and a currency are not told alike."""
+    calls, answer = success.outcome
+    return calls, _masked_answer(success.play) if answer else ""
 
 
 def _masked_answer(play: Play) -> str:
@@ -217,10 +207,60 @@ def _masked_answer(play: Play) -> str:
     return str(exchange(play.said, places))
 
 
-def _needless(lookup: str, conditions: Mapping[Place, str], successes: Sequence[Success]) -> bool:
-    """Whether enough successes had one of these conditions, and none of them made the lookup: a gold customer's refund."""
-    met = ([each for each in successes if each.has(*condition)] for condition in conditions.items())
-    return any(len(some) >= _NEEDLESS and not any(lookup in each.play.names() for each in some) for some in met)
+def _is_explained(
+    pair: tuple[Done, Done], groups: Sequence[Sequence[Done]], looked_up: Callable[[Done], frozenset[str]]
+) -> bool:
+    """Whether one group alone did both, and a limit tells them apart, or looked up both in this case: by luck in one."""
+    first, second = pair
+    both = {*map(looked_up, pair)}
+    here = ({looked_up(each) for each in some if each.in_case_of(first, first.told)} for some in groups)
+    if len(both) > 1 and any(both <= found for found in here):
+        return True
+    did_both = any({first.deed, second.deed} <= {each.deed for each in some} for some in groups)
+    return did_both and limited([*chain(*groups)], first, second)
+
+
+def _log_odds(usual: Mapping[Deed, int]) -> LogOdds:
+    """How much more probable it is that two groups were done this if they ask for the same; as a logarithm.
+
+    Who asks for the same draws what is done from one distribution, which has a Dirichlet prior around what is usual. So a deed
+    that many requests have in common ("I have passed it on") says little, and a rare one much.
+
+    Args: `usual`, for how many requests in other words each deed was done.
+    """
+    total = sum(usual.values())
+
+    def likelihood(done: Counter[Deed]) -> float:
+        drawn = ((usual[deed] / total, number) for deed, number in done.items())
+        return sum(lgamma(prior + number) - lgamma(prior) for prior, number in drawn) - lgamma(1 + done.total())
+
+    return lambda one, other: likelihood(one + other) - likelihood(one) - likelihood(other)
+
+
+def _clusters(
+    deeds: Mapping[Group, Counter[Deed]],
+    log_odds: LogOdds,
+    possible: Callable[[Groups], bool] = lambda groups: True,
+) -> list[Groups]:
+    """Groups put together as long as the odds are `_ODDS` and it is possible, the most probable pair first (Bayesian
+    hierarchical clustering, Heller and Ghahramani 2005). Args: `deeds`, what was done for each group, how often."""
+
+    def likely(pairs: Iterable[tuple[Groups, Groups]]) -> dict[tuple[Groups, Groups], float]:
+        common = (pair for pair in pairs if found[pair[0]].keys() & found[pair[1]].keys())
+        every = {pair: log_odds(found[pair[0]], found[pair[1]]) for pair in common}
+        return {pair: odds for pair, odds in every.items() if odds >= log(_ODDS)}
+
+    found: dict[Groups, Counter[Deed]] = {(group,): done for group, done in deeds.items()}
+    left = likely(combinations(found, 2))
+    while left:
+        one, other = max(left, key=left.__getitem__)
+        if not possible(both := one + other):
+            del left[one, other]
+            continue
+        found[both] = found.pop(one) + found.pop(other)
+        left = {pair: odds for pair, odds in left.items() if not {*pair} & {one, other}}
+        left |= likely((each, both) for each in found if each != both)
+    return [*found]
 
 
 def _deciding(first: Sequence[Done], second: Sequence[Done]) -> frozenset[Place] | None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from dreamgym_lg.curriculum.plays import Place, Play, Scalar, Values, is_empty, number_of, text_of, unnumbered, without_values
 
 Kind = tuple[tuple[str, ...], ...]
-"""Of each call the tool and where its arguments' values were taken from; of one that has few values, such as a reason, the
+"""Of each call the tool and where each argument's value was taken from; of one that has few values, such as a reason, the
 value, unless the request says it."""
 
 Deed = tuple[Kind, str]

@@ -258,7 +258,8 @@ class TemplateTaskGenerator:
             for place, value in sorted(leaves(call.arguments, ("call", call.name)), key=itemgetter(0)):
                 text = text_of(value)
                 other = "request" if text in request else text if unnumbered(place) in self._categorical else "?"
-                sources.append("request" if whole(text).search(request) else known.get(text, other))
+                source = "request" if whole(text).search(request) else known.get(text, other)
+                sources.append(f"{'/'.join(place[2:])}: {source}")
             if self._writes(call.name) or not writes_only:
                 kind.append(tuple(sources))
             for place, value in leaves(answer, ("answer", name)):

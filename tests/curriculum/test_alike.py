@@ -157,20 +157,86 @@ def told(n: int, words: str, said: str = "{customer} has it.") -> Trajectory:
     return recorded(f"t/{n}", words.format(order=order), calls, said.format(customer=customer))
 
 
+OTHERS = [told(100 + n, f"{'abcdefghij'[n] * 5} {{order}}", f"It is {n}.") for n in range(10)]
+"""Requests in ten other ways, with ten other answers."""
+
+
 @pytest.mark.parametrize(
     ("own", "others", "same"),
     [
         ([told(n, SEND) for n in range(6)], [told(n, MOVED) for n in range(20, 26)], True),
+        ([moved(n, SEND, "open") for n in range(6)], [moved(n, MOVED, "open") for n in range(20, 26)], True),
         ([told(n, SEND) for n in range(6)], [told(n, MOVED) for n in range(20, 22)], False),
         ([told(n, SEND) for n in range(6)], [told(n, MOVED, f"Ask {n % 2}.") for n in range(20, 26)], False),
-        ([moved(n, SEND, "open") for n in range(6)], [moved(n, MOVED, "open") for n in range(20, 26)], False),
     ],
-    ids=["nothing but the same answer", "too few", "other answers", "something is written"],
+    ids=["one answer", "one call that writes", "too few", "other answers"],
 )
-def test_one_and_the_same_answer_tells_requests_to_be_alike(
+def test_what_is_done_for_these_requests_alone_tells_them_to_be_alike(
     own: list[Trajectory], others: list[Trajectory], same: bool
 ) -> None:
-    assert requests_of([*own, *others], own[0]) == ({SEND, MOVED} if same else {SEND})
+    assert requests_of([*own, *others, *OTHERS], own[0]) == ({SEND, MOVED} if same else {SEND})
+    assert requests_of([*own, *others], own[0]) == {SEND}, "where nothing else is ever done, it tells nothing"
+
+
+def looked_up(n: int, words: str, **arguments: str) -> Trajectory:
+    """A change of an order, after a look at its customer as well."""
+    order, customer = f"K-{1000 + n}", f"C-{2000 + n}"
+    calls: list[Call] = [
+        ("get_order", {"order": order}, json.dumps({"status": "shipped", "customer": customer})),
+        ("get_customer", {"customer": customer}, json.dumps({"name": f"n{n}"})),
+        ("escalate", {"order": order, **arguments}, "done"),
+    ]
+    return recorded(f"t/{n}", words.format(order=order, **arguments), calls, "It is done.")
+
+
+def test_what_may_be_luck_does_not_tell_requests_to_be_alike() -> None:
+    """Both escalate at once; whether that is what they ask for is not known where others look at the customer before."""
+    own, others = ([moved(n, words, "shipped") for n in range(first, first + 9)] for first, words in ((0, SEND), (20, MOVED)))
+    assert requests_of([*own, *others, *OTHERS], own[0]) == {SEND, MOVED}
+    after_a_look = [looked_up(n, "See to {order} somehow.") for n in range(40, 43)]
+    assert requests_of([*own, *others, *OTHERS, *after_a_look], own[0]) == {SEND}
+
+
+def test_a_call_with_another_argument_is_another_deed() -> None:
+    def changed(n: int, words: str, argument: str) -> Trajectory:
+        calls: list[Call] = [("get_order", {"order": f"K-{1000 + n}"}, json.dumps({"status": "open"}))]
+        value = f"V-{3000 + n}"
+        calls.append(("set_city", {"order": f"K-{1000 + n}", argument: value}, "done"))
+        return recorded(f"t/{n}", words.format(order=f"K-{1000 + n}", value=value), calls, "It is done.")
+
+    city, shop = "Please send {order} to {value} now.", "Let me fetch {order}, my place is {value}!"
+    own = [changed(n, city, "city") for n in range(6)]
+    for argument, ways in (("city", {"Please", "Let"}), ("shop", set[str]())):  # none of them has another city
+        traces = [*own, *(changed(n, shop, argument) for n in range(20, 26)), *OTHERS]
+        made = (generator(traces)(own[0].task, [], random.Random(number)) for number in range(20))
+        assert {first_observation(each).split()[0] for each in made if each} == ways
+
+
+def test_the_same_sentence_with_another_value_is_another_answer() -> None:
+    def answered(n: int, words: str, value: str) -> Trajectory:
+        record = {"plan": "basic", "currency": "NOK", "customer": f"C-{2000 + n}"}
+        calls: list[Call] = [("get_order", {"order": f"K-{1000 + n}"}, json.dumps(record))]
+        return recorded(f"t/{n}", words.format(order=f"K-{1000 + n}"), calls, f"It is {value}.")
+
+    own = [answered(n, SEND, "basic") for n in range(6)]
+    for value, ways in (("basic", {SEND, MOVED}), ("NOK", {SEND})):
+        assert requests_of([*own, *(answered(n, MOVED, value) for n in range(20, 26)), *OTHERS], own[0]) == ways
+
+
+@pytest.mark.parametrize(("number", "failed", "lucky"), [(1, 0, True), (5, 0, False), (5, 5, True)])
+def test_who_did_not_look_before_writing_was_lucky_unless_enough_did_so(number: int, failed: int, lucky: bool) -> None:
+    """Three of a plain customer's requests were looked into, and none of a gold one's."""
+
+    def escalated(n: int, tier: str, *, success: bool = True) -> Trajectory:
+        calls: list[Call] = [("get_customer", {"customer": f"C-{n}"}, json.dumps({"tier": tier, "last": f"K-{n}"}))]
+        calls += [("get_order", {"order": f"K-{n}"}, '{"status": "shipped"}')] if tier == "plain" else []
+        calls.append(("escalate", {"order": f"K-{n}", "reason": "shipped"}, "done"))
+        return recorded(f"t/{n}", f"I am C-{n}, cancel my last order.", calls, "It is done.", success=success)
+
+    gold = [escalated(1000 + n, "gold" if n % 2 else "silver") for n in range(number)]
+    traces = [*gold, *(escalated(1100 + n, "plain") for n in range(3))]
+    traces += [escalated(1200 + n, ["silver", "gold"][n % 2], success=False) for n in range(failed)]
+    assert generator(traces).by_luck(gold[0].task) == lucky
 
 
 @pytest.mark.parametrize("limit", [True, False])

@@ -28,10 +28,12 @@ class World(NamedTuple):
     right: Callable[[str, Record], Done]
     old: Callable[[str, Record, random.Random], Done]
     """What the recorded policy did, mostly right."""
+    number: int = 120
+    """How many traces there are."""
 
-    def traces(self, seed: int, number: int = 120) -> tuple[list[Trajectory], dict[str, Record]]:
+    def traces(self, seed: int) -> tuple[list[Trajectory], dict[str, Record]]:
         rng, found, records = random.Random(seed), list[Trajectory](), dict[str, Record]()
-        for n in range(number):
+        for n in range(self.number):
             kind, id = rng.choice([*self.wordings]), f"Z-{1000 + n}"
             records[id] = self.record(kind, rng) | {"owner": f"C-{2000 + n}"}
             deeds, said = done = self.old(kind, records[id], rng)
@@ -47,7 +49,8 @@ class World(NamedTuple):
         kind = next(kind for kind, ways in self.wordings.items() if asked in [way.format(id) for way in ways])
         calls = [call for text in task.metadata["reference_calls"][1:] if isinstance(call := parse_action(text), ToolCall)]
         made = [(call.name, call.arguments.get("amount")) for call in calls if call.arguments["id"] == id]
-        return (made, task.metadata["reference_reply"]) == self.right(kind, records[id])
+        deeds, said = self.right(kind, records[id])
+        return made == deeds and task.metadata["reference_reply"] in (said, "")  # "": not known, and not demonstrated
 
 
 def refunds(kind: str, record: Record) -> Done:
@@ -142,19 +145,57 @@ SURCHARGE = World(
 )
 """A fee that was right only where there is no surcharge."""
 
+def parcels(kind: str, record: Record) -> Done:
+    if kind == "where":
+        return [], f"It is {record['status']}."
+    if record["hold"]:
+        return [("escalate", None)], "I have passed it on."
+    status, tool, early = PARCELS[kind]
+    return ([(tool, None)], f"Done: {tool}.") if record["status"] == status else ([], early)
+
+
+PARCELS = {
+    "refund": ("delivered", "refund", "It has to arrive first."),
+    "return": ("delivered", "label", "It has to arrive first."),
+    "cancel": ("open", "cancel", "It has left already."),
+    "hurry": ("open", "upgrade", "It has left already."),
+}
+"""Of each request: with which status something is done for it, what, and what is said with any other status."""
+SHARED_OUTCOMES = World(
+    {
+        "refund": ("Please refund {}.", "I want my money back for {}.", "{} is broken, pay me back.", "Credit {} to my card!"),
+        "return": ("I would like to send {} back to you.", "How do I ship {} to your house?", "Pick up parcel {} at my home."),
+        "cancel": ("Please cancel {}.", "Stop order {} before it leaves.", "I changed my mind about {}.", "Annul {} for us."),
+        "hurry": ("Please make {} faster.", "Express shipping for {}, I beg you.", "Can {} come tomorrow already?"),
+        "where": ("Where is {}?", "What is the state of {}?", "Has {} left the house?", "I wait for {} since weeks."),
+    },
+    lambda kind, rng: {
+        "status": rng.choice(["open", "shipped", "delivered"]),
+        "tier": rng.choice(["gold", "plain"]),
+        "hold": rng.random() < 0.3,
+        "shop": rng.choice("ABC"),
+        "gift": rng.random() < 0.2,
+    },
+    parcels,
+    lambda kind, record, rng: parcels(kind if rng.random() < 0.7 else rng.choice([*PARCELS]), record),
+    number=240,
+)
+"""Requests in many words, of which two each have two of three outcomes in common."""
+
 WORLDS = {
     "a limit of a tier": LIMIT_OF_A_TIER,
     "amounts that are apart by nature": DISPUTE_OR_FEE,
     "the same sentence": SAME_SENTENCE,
     "always yes": ALWAYS_YES,
     "a surcharge": SURCHARGE,
+    "shared outcomes": SHARED_OUTCOMES,
 }
 
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_what_is_done_is_what_the_rules_ask_for(name: str) -> None:
     made = list[bool]()
-    for seed in range(2):
+    for seed in range(5):
         traces, records = WORLDS[name].traces(seed)
         assert 0.6 < sum(bool(each.success) for each in traces) / len(traces) < 1
         generate = TemplateTaskGenerator(traces, writes=lambda tool: tool != "get")
