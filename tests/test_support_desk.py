@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg import AgentWorld, Step, Task
+from dreamgym_lg import AgentWorld, ReplayBuffer, Step, Task
 from dreamgym_lg.actions import parse_action, render_answer
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
 from dreamgym_lg.experiment.evaluation import validate
@@ -127,6 +127,19 @@ def test_demonstrations_of_generated_tickets_are_successes_in_the_real_database(
             assert desk.shop.solved(each.task, parse_action(each.steps[-1].action)), each
     without = AgentWorld(desk.gym.world.graph, tasks=buffer.tasks(split="train"), task_generator=None)
     assert without.demonstrations(without.tasks("train"), buffer, number=5, seed=0) == []
+
+
+def test_intents_that_only_some_traces_have_are_warned_of(desk: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    known = list(desk.gym.replay_buffer.trajectories(source="offline", split="train"))[:4]
+    world = AgentWorld(desk.gym.world.graph, tasks=[each.task for each in known], writes=desk.old_policy.WRITES)
+    for name, having in (("none", 0), ("some", 2)):
+        buffer = ReplayBuffer(tmp_path / f"{name}.db")
+        intents = [{"intent": "refund"} if number < having else {} for number in range(4)]
+        tasks = [replace(each.task, metadata={**each.task.metadata, **own}) for each, own in zip(known, intents, strict=True)]
+        buffer.extend([replace(each, task=task) for each, task in zip(known, tasks, strict=True)])
+        caplog.clear()
+        world.demonstrations(tasks, buffer, number=1, seed=0)
+        assert ('2 of 4 traces have no metadata["intent"]' in caplog.text) == (having > 0)
 
 
 def test_recorded_successes_judge_an_episode_as_the_real_database_does(desk: Any) -> None:

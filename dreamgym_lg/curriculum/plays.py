@@ -197,6 +197,18 @@ def asked_for(play: Play, worded: frozenset[str]) -> frozenset[str]:
     return frozenset({f"{INTENT}={intent}"}) if intent else worded  # an empty one says nothing
 
 
+def intents_problem(tasks: Sequence[Task]) -> str | None:
+    """Why the intents of recorded tasks tell little, in a sentence; None where they do, and where there are none."""
+    intents = Counter(str(task.metadata.get(INTENT) or "") for task in tasks)
+    if without := intents.pop("", 0):
+        rest = "those requests are not known to ask for what others do; give it to all rows or to none"
+        return f'{without} of {len(tasks)} traces have no metadata["{INTENT}"]: {rest}' if intents else None
+    if 2 * len(intents) > len(tasks) > 1:
+        what = 'say what is asked for ("refund"), not which request it is, or leave it out'
+        return f'metadata["{INTENT}"] has {len(intents)} values in {len(tasks)} traces, hardly two share one: {what}'
+    return None
+
+
 def is_request(text: str, request: str) -> bool:
     """Whether a value is the request, or most of it: its sentences, not something named in it."""
     return len(text.split()) > 3 and 2 * len(text) > len(request)

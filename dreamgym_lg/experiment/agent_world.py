@@ -12,6 +12,7 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator
 from dreamgym_lg.curriculum.demonstrations import made_demonstrations
+from dreamgym_lg.curriculum.plays import intents_problem
 from dreamgym_lg.curriculum.task_generator import TaskChecks, TaskGenerator
 from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
 from dreamgym_lg.environment import CreateEnvironment, Environment
@@ -240,6 +241,8 @@ class AgentWorld(World):
         if self._read is None or self._read[0] != (replay_buffer, traces):
             found = list(replay_buffer.trajectories(source="offline", split="train", errors=False))
             writes = self.writing_tools(replay_buffer)
+            if problem := intents_problem([each.task for each in found]):
+                logger.warning(problem)
             self._read = (replay_buffer, traces), TemplateTaskGenerator(found, writes=writes.__contains__)
         return self._read[1]
 

@@ -14,6 +14,7 @@ from desk_traces import SYSTEM, WRITES, Call, recorded, trace, traces
 
 from dreamgym_lg.actions import ToolCall, parse_action, render_answer, render_call
 from dreamgym_lg.curriculum.demonstrations import demonstration, told_by_calls
+from dreamgym_lg.curriculum.plays import intents_problem
 from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
 from dreamgym_lg.types import Task, Trajectory
 
@@ -582,6 +583,22 @@ def test_requests_with_one_intent_ask_for_the_same_whatever_their_words() -> Non
         record = json.loads(task.metadata["reference_answers"][0])
         assert record["room"] in task.instruction and task.metadata["reference_reply"] == f"{record['price']} a day."
         assert task.metadata["intent"] == "price"
+
+
+@pytest.mark.parametrize(
+    ("intents", "problem"),
+    [
+        (["", ""], None),
+        (["cancel", "move", "cancel", "move"], None),
+        (["cancel"], None),
+        (["cancel", "", "cancel"], "1 of 3 traces have no"),
+        (["T-1", "T-2", "T-3", "T-3"], "3 values in 4 traces, hardly two share one"),
+    ],
+)
+def test_intents_that_tell_little_are_told(intents: list[str], problem: str | None) -> None:
+    tasks = [recorded(f"t/{n}", "Hello.", [], "Hi.", metadata={"intent": each}).task for n, each in enumerate(intents)]
+    found = intents_problem(tasks)
+    assert (problem or "") in (found or "") and (found is None) == (problem is None)
 
 
 def test_requests_with_different_intents_do_not_ask_for_the_same_in_the_same_words() -> None:
