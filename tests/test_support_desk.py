@@ -139,7 +139,7 @@ def test_intents_that_only_some_traces_have_are_warned_of(desk: Any, tmp_path: P
         buffer.extend([replace(each, task=task) for each, task in zip(known, tasks, strict=True)])
         caplog.clear()
         world.demonstrations(tasks, buffer, number=1, seed=0)
-        assert ('2 of 4 traces have no metadata["intent"]' in caplog.text) == (having > 0)
+        assert ('2 of 4 training traces have no metadata["intent"]' in caplog.text) == (having > 0)
 
 
 def test_recorded_successes_judge_an_episode_as_the_real_database_does(desk: Any) -> None:

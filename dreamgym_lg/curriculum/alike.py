@@ -17,6 +17,7 @@ Words = frozenset[str]
 Group = frozenset[Words]
 """Requests that ask for the same."""
 Groups = tuple[Group, ...]
+"""A cluster in the making: groups that are put together."""
 LogOdds = Callable[[Counter[Deed], Counter[Deed]], float]
 _ALIKE, _NEAR = 0.6, 0.4
 """`Overlap` of two requests, their values aside, from which they ask alike, and from which they may: what one success wrote is
@@ -125,8 +126,8 @@ class AlikeRequests:
         return [part for each in merged for part in self._unambiguous(each, groups, merged)]
 
     def _unambiguous(self, group: Group, parts: Sequence[Group], groups: Sequence[Group]) -> list[Group]:
-        """The group without the parts that may as well ask for what another group does, which is known to be something else:
-        nothing was done for them that was not also done for that one."""
+        """The group, and apart from it each part that may as well belong to another group, which asks for something else: for the
+        part nothing was done that was not also done for the other group."""
 
         def may_be_elsewhere(part: Group) -> bool:
             rivals = (each for each in groups if each != group and self._counts(part).keys() <= self._counts(each).keys())
@@ -142,7 +143,7 @@ class AlikeRequests:
         return all(_is_explained(pair, deeds, self._looked_up) for pair in pairs)
 
     def _contradictions(self, first: Group, second: Group) -> list[tuple[Done, Done]]:
-        """What was done for two groups where all answers are the same, and is not the same."""
+        """Pairs of a success of each group whose lookups returned the same and for which different calls wrote."""
         if (first, second) not in self._against:
             told = (pair for pair in product(self._deeds(first), self._deeds(second)) if pair[0].deed[0] != pair[1].deed[0])
             self._against[first, second] = [
@@ -187,7 +188,7 @@ class AlikeRequests:
 
     @cached_property
     def _looked_up_before(self) -> Mapping[Hashable, set[frozenset[str]]]:
-        """What was looked up before something was written, or answered."""
+        """By the tools that wrote, or by the answer: the sets of lookups that successes made before."""
         found: dict[Hashable, set[frozenset[str]]] = defaultdict(set)
         for request in {each.request for each in self._successes}:
             for done in self._deeds(Group({request})):
@@ -221,7 +222,7 @@ def _is_explained(
 
 
 def _log_odds(usual: Mapping[Deed, int]) -> LogOdds:
-    """How much more probable it is that two groups were done this if they ask for the same; as a logarithm.
+    """The logarithm of how many times as probable what was done for two groups is if they ask for the same as if they do not.
 
     Who asks for the same draws what is done from one distribution, which has a Dirichlet prior around what is usual. So a deed
     that many requests have in common ("I have passed it on") says little, and a rare one much.

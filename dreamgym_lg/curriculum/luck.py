@@ -59,8 +59,11 @@ class _Alike:
         return {name for name, number in looked_up.items() if 2 * number > len(successes)}
 
     def _before_writing(self, success: Success) -> set[str]:
-        """What others looked up before they wrote with the same tools, in any case, unless enough successes went without it:
-        more than there are failures with the same calls, and `_NEEDLESS` or more than those others."""
+        """What others looked up, in any case, before they wrote with the same tools.
+
+        Nothing where enough successes made the same calls without it: more than failed with them, and at least `_NEEDLESS` or
+        more than the successes that looked up more.
+        """
         written = self._written(success.play)
         others = (each.play for each in self._alike if written and self._written(each.play) == written)
         more = [play for play in others if {*play.names()} > {*success.play.names()}]

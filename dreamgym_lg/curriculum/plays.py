@@ -202,10 +202,10 @@ def intents_problem(tasks: Sequence[Task]) -> str | None:
     intents = Counter(str(task.metadata.get(INTENT) or "") for task in tasks)
     if without := intents.pop("", 0):
         rest = "those requests are not known to ask for what others do; give it to all rows or to none"
-        return f'{without} of {len(tasks)} traces have no metadata["{INTENT}"]: {rest}' if intents else None
+        return f'{without} of {len(tasks)} training traces have no metadata["{INTENT}"]: {rest}' if intents else None
     if 2 * len(intents) > len(tasks) > 1:
         what = 'say what is asked for ("refund"), not which request it is, or leave it out'
-        return f'metadata["{INTENT}"] has {len(intents)} values in {len(tasks)} traces, hardly two share one: {what}'
+        return f'metadata["{INTENT}"] has {len(intents)} values in {len(tasks)} training traces, hardly two share one: {what}'
     return None
 
 

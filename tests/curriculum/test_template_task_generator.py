@@ -591,8 +591,8 @@ def test_requests_with_one_intent_ask_for_the_same_whatever_their_words() -> Non
         (["", ""], None),
         (["cancel", "move", "cancel", "move"], None),
         (["cancel"], None),
-        (["cancel", "", "cancel"], "1 of 3 traces have no"),
-        (["T-1", "T-2", "T-3", "T-3"], "3 values in 4 traces, hardly two share one"),
+        (["cancel", "", "cancel"], "1 of 3 training traces have no"),
+        (["T-1", "T-2", "T-3", "T-3"], "3 values in 4 training traces, hardly two share one"),
     ],
 )
 def test_intents_that_tell_little_are_told(intents: list[str], problem: str | None) -> None:
