@@ -126,8 +126,8 @@ class AlikeRequests:
         return [part for each in merged for part in self._unambiguous(each, groups, merged)]
 
     def _unambiguous(self, group: Group, parts: Sequence[Group], groups: Sequence[Group]) -> list[Group]:
-        """The group, and apart from it each part that may as well belong to another group, which asks for something else: for the
-        part nothing was done that was not also done for the other group."""
+        """The group, and apart from it each part that may as well belong to another group, which asks for something else:
+        nothing was done for the part that was not also done for the other group."""
 
         def may_be_elsewhere(part: Group) -> bool:
             rivals = (each for each in groups if each != group and self._counts(part).keys() <= self._counts(each).keys())
@@ -143,7 +143,7 @@ class AlikeRequests:
         return all(_is_explained(pair, deeds, self._looked_up) for pair in pairs)
 
     def _contradictions(self, first: Group, second: Group) -> list[tuple[Done, Done]]:
-        """Pairs of a success of each group whose lookups returned the same and for which different calls wrote."""
+        """Pairs of a success of each group whose lookups returned the same and whose calls differ."""
         if (first, second) not in self._against:
             told = (pair for pair in product(self._deeds(first), self._deeds(second)) if pair[0].deed[0] != pair[1].deed[0])
             self._against[first, second] = [
