@@ -3,7 +3,9 @@
 import math
 import time
 from collections import deque
+from collections.abc import Iterator, Sized
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from random import Random
@@ -14,16 +16,40 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.drafts import ORDERS, Drafts
 from dreamgym_lg.integrations.transformers.guide import Guides, mask
 from dreamgym_lg.integrations.transformers.loading import cache_argument
 from dreamgym_lg.integrations.transformers.prefix_cache import BLOCK, Beginnings, KeyValues, Prefix, PrefixCache, with_room
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_parsing import safe_length
 
+asked_elsewhere: list[Sized] = []
+"""The calls under way of each model that has a process of its own."""
+
 PASSES = 10_000
 """Forward passes of a model whose times are remembered."""
 
+MOST_GUESSED = 16
+"""Tokens of a reply that one pass reads at most."""
+
+ROOM = 128
+"""Keys and values of wrong guesses that a batch has room for, in each row."""
+
 BROKEN_WEIGHTS = "the model's output is NaN: its weights are broken; was the learning rate too high?"
+
+
+@contextmanager
+def _own_share_of_cores(device: torch.device) -> Iterator[None]:
+    """Half of the threads while a model of another process computes: threads that share a core wait for each other."""
+    threads = torch.get_num_threads()
+    shared = device.type == "cpu" and any(asked_elsewhere)
+    if shared:
+        torch.set_num_threads(max(threads // 2, 1))
+    try:
+        yield
+    finally:
+        if shared:
+            torch.set_num_threads(threads)
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None) -> frozenset[int]:
@@ -80,11 +106,15 @@ class Decoder:
         enabled = self.compute_dtype != self.model.dtype
         return torch.autocast(self.model.device.type, dtype=self.compute_dtype if enabled else None, enabled=enabled)
 
-    def forward(self, cache: DynamicCache, **inputs: Any) -> torch.Tensor:
-        """Logits of the last position, [batch, vocabulary], float32. Args: `cache`, to which keys and values are added."""
+    def forward(self, cache: DynamicCache, positions: int = 1, **inputs: Any) -> torch.Tensor:
+        """Logits of the last positions, [batch, positions, vocabulary], float32.
+
+        Args: `cache`, to which keys and values are added.
+        """
         start = time.perf_counter()
-        inputs |= {self._cache_argument: cache, "use_cache": True, "logits_to_keep": 1}
-        logits: torch.Tensor = self.model(**inputs).logits[:, -1].float()
+        inputs |= {self._cache_argument: cache, "use_cache": True, "logits_to_keep": positions}
+        with _own_share_of_cores(self.model.device):
+            logits: torch.Tensor = self.model(**inputs).logits[:, -positions:].float()
         self.passes.append((start, time.perf_counter()))
         return logits
 
@@ -166,6 +196,12 @@ class Row:
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     shown: str = ""
+    guessed: int = 4
+    """The most tokens to guess at next: few where guesses were wrong."""
+
+    def tail(self) -> list[int]:
+        """The last tokens of conversation and reply."""
+        return (self.ids[-ORDERS[0] :] + self.sampled)[-ORDERS[0] :]
 
     @property
     def known(self) -> int:
@@ -215,14 +251,18 @@ def show(request: Request, shown: str, text: str, *, over: bool) -> str:
 
 
 class Batch:
-    """Rows that decode together. Positions: [pad | known tokens | pad | new tokens | sampled tokens], pads masked out."""
+    """Rows that decode together. Positions: [pad | known tokens | pad | new tokens | replies], pads and wrong guesses masked out.
 
-    def __init__(self, decoder: Decoder, prefixes: PrefixCache, rows: list[Row]) -> None:
-        self.decoder, self.prefixes, self.rows = decoder, prefixes, rows
+    A pass reads what is new of each row, and the tokens that are guessed to come next; those that the model would not have
+    sampled there are dropped.
+    """
+
+    def __init__(self, decoder: Decoder, prefixes: PrefixCache, drafts: Drafts, rows: list[Row]) -> None:
+        self.decoder, self.prefixes, self.drafts, self.rows = decoder, prefixes, drafts, rows
         known, new = max(row.known for row in rows), max(len(row.ids) - row.known for row in rows)
-        self.known, self.given = known, known + new
-        self.filled = self.given
-        length = self.filled + max(row.request.max_new_tokens for row in rows)
+        self.known, self.given, self.filled = known, known + new, known
+        most = max(row.request.max_new_tokens for row in rows)
+        length = self.given + most + ROOM
         shape = (decoder.layers, 2, len(rows), decoder.heads, length, decoder.head_size)
         self.buffer = decoder.buffer(math.prod(shape)).view(shape)
         self.mask = torch.zeros(len(rows), length, dtype=torch.long)
@@ -237,72 +277,114 @@ class Batch:
             own[..., : known - row.known, :] = 0
             own[..., known : self.given - chunk, :] = 0
             self.mask[i, known - row.known : known] = 1
-            self.mask[i, self.filled - chunk : self.filled] = 1
+            self.mask[i, self.given - chunk : self.given] = 1
             self.ids[i, new - chunk :] = torch.tensor(row.ids[row.known :])
             self.positions[i, new - chunk :] = torch.arange(row.known, len(row.ids))
-        self._layers(known)
+        self._layers()
 
-    def _layers(self, filled: int) -> None:
+    def _layers(self) -> None:
         self.cache = DynamicCache()
-        self.cache.layers = [_BufferLayer(layer, filled) for layer in self.buffer]
+        self.cache.layers = [_BufferLayer(layer, self.filled) for layer in self.buffer]
 
     def run(self) -> None:
         while self.rows:
-            device = self.buffer.device
-            logits = self.decoder.forward(
-                self.cache,
-                input_ids=self.ids.to(device),
-                attention_mask=self.mask[:, : self.filled].to(device),
-                position_ids=self.positions.to(device),
-            )
-            tokens = self._sample(logits.cpu())
-            active = [i for i, row in enumerate(self.rows) if not self._finished(i, row)]
+            guesses = self._guesses()
+            self._sample(self._forward(guesses), guesses)
+            active = [i for i, row in enumerate(self.rows) if not row.future.done()]
             if not active:
                 return
-            self._advance(tokens, active)
+            self._advance(active)
 
-    def _sample(self, logits: torch.Tensor) -> torch.Tensor:
-        """One token per row, drawn from softmax(logits / temperature)."""
-        for i, row in enumerate(self.rows):
-            if row.matcher is not None and not row.future.done():
-                mask(row.matcher, logits[i])
-        warmth = torch.tensor([row.request.temperature or 1.0 for row in self.rows])
+    def _guesses(self) -> list[list[int]]:
+        """The tokens that each row is guessed to go on with; none where a guide decides what may come."""
+        left = [0 if row.future.done() else row.request.max_new_tokens - len(row.sampled) for row in self.rows]
+        # a pass takes the reply one token further at least, so that in the end there is room without guesses
+        room = self.mask.shape[1] - self.filled - self.ids.shape[1] - max(left) + 1
+        return [
+            self.drafts.guess(row.tail(), min(row.guessed, room, most - 1)) if row.matcher is None else []
+            for row, most in zip(self.rows, left, strict=True)
+        ]
+
+    def _forward(self, guesses: list[list[int]]) -> torch.Tensor:
+        """Logits behind the last token of each row and behind its guesses, [rows, 1 + longest guess, vocabulary]."""
+        width, start = max(map(len, guesses)), self.filled + self.ids.shape[1]
+        ids, last = torch.zeros(len(self.rows), width, dtype=torch.long), self.positions[:, -1:]
+        for i, guess in enumerate(guesses):
+            ids[i, : len(guess)] = torch.tensor(guess, dtype=torch.long)
+            self.mask[i, start : start + len(guess)] = 1
+        self.filled = start + width
+        device = self.buffer.device
+        logits = self.decoder.forward(
+            self.cache,
+            1 + width,
+            input_ids=torch.cat([self.ids, ids], dim=1).to(device),
+            attention_mask=self.mask[:, : self.filled].to(device),
+            position_ids=torch.cat([self.positions, last + torch.arange(1, width + 1)], dim=1).to(device),
+        )
+        return logits.cpu()
+
+    def _sample(self, logits: torch.Tensor, guesses: list[list[int]]) -> None:
+        """Sample tokens of each row while they are as guessed; mask the keys and values of the other guesses."""
+        width = logits.shape[1] - 1
+        going = [i for i, row in enumerate(self.rows) if not row.future.done()]
+        for place in range(width + 1):
+            self._sample_next(going, logits[going, place])
+            right = []
+            for i in going:
+                row, guess = self.rows[i], guesses[i]
+                as_guessed = place < len(guess) and row.sampled[-1] == guess[place]
+                if not as_guessed:
+                    self.mask[i, self.filled - width + place : self.filled] = 0
+                    row.guessed = min(2 * place + 2, MOST_GUESSED)
+                self._finish(i, row, self.filled - width + place)
+                if as_guessed and not row.future.done():
+                    right.append(i)
+            if not (going := right):
+                break
+
+    def _sample_next(self, going: list[int], logits: torch.Tensor) -> None:
+        """One token for each of these rows, drawn from softmax(logits / temperature)."""
+        rows = [self.rows[i] for i in going]
+        for row, own in zip(rows, logits, strict=True):
+            if row.matcher is not None:
+                mask(row.matcher, own)
+        warmth = torch.tensor([row.request.temperature or 1.0 for row in rows])
         logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
-        tokens = self._draw(logprobs)
+        tokens = self._draw(rows, logprobs)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
         if any(map(math.isnan, chosen)):
             raise FloatingPointError(BROKEN_WEIGHTS)
-        for row, token, logprob in zip(self.rows, tokens.tolist(), chosen, strict=True):
-            if not row.future.done():
-                row.sampled.append(token)
-                row.logprobs.append(logprob)
-                if row.matcher is not None:
-                    row.matcher.consume_token(token)
-        return tokens
+        for row, token, logprob in zip(rows, tokens.tolist(), chosen, strict=True):
+            row.sampled.append(token)
+            row.logprobs.append(logprob)
+            if row.matcher is not None:
+                row.matcher.consume_token(token)
 
-    def _draw(self, logprobs: torch.Tensor) -> torch.Tensor:
+    def _draw(self, rows: list[Row], logprobs: torch.Tensor) -> torch.Tensor:
         """By the inverse of the distribution at the row's own random number, whatever the batch."""
         tokens = logprobs.argmax(dim=-1)
-        warm = [i for i, row in enumerate(self.rows) if row.random is not None]
+        warm = [i for i, row in enumerate(rows) if row.random is not None]
         if warm:
-            numbers = torch.tensor([row.random.random() for row in self.rows if row.random is not None], dtype=torch.float64)
+            numbers = torch.tensor([row.random.random() for row in rows if row.random is not None], dtype=torch.float64)
             below = logprobs[warm].double().exp().cumsum(dim=-1)
             drawn = torch.searchsorted(below, (numbers * below[:, -1])[:, None], right=True)[:, 0]
             tokens[warm] = drawn.clamp(max=logprobs.shape[1] - 1)
         return tokens
 
-    def _finished(self, i: int, row: Row) -> bool:
-        """Answer the row if it is at its end; its place in the batch is given up at the next shrinking."""
-        if row.future.done():
-            return True
+    def _finish(self, i: int, row: Row, read: int) -> None:
+        """Answer the row if it is at its end; its place in the batch is given up at the next shrinking.
+
+        Args: `read`, where what was read of it ends, without the last sampled token.
+        """
         ended, request = row.sampled[-1] in self.decoder.ends, row.request
         if not (ended or request.on_text or request.stop or len(row.sampled) >= request.max_new_tokens):
-            return False
+            return
         text, cut = request.reply(self.decoder.tokenizer, row.sampled)
         over = ended or cut or len(row.sampled) >= request.max_new_tokens
         row.shown = show(request, row.shown, text, over=over)
         if not over:
-            return False
+            return
+        self.drafts.learn([*row.ids[-ORDERS[0] :], *row.sampled], len(row.ids[-ORDERS[0] :]))
         own, new = self.buffer[:, :, i], self.given - (len(row.ids) - row.known)
         end = self.decoder.tokenizer.decode(row.sampled[-1:]) if ended else ""
         self.prefixes.keep(
@@ -312,21 +394,19 @@ class Batch:
             text=row.text + text[len(request.forced) :] + end,
             ids=row.ids + row.sampled,
             known=own[..., self.known - row.known : self.known, :],
-            new=own[..., new : self.filled, :],
+            new=own[..., new:read, :][..., self.mask[i, new:read].bool().to(own.device), :],
         )
         reason, guided = "stop" if ended or cut else "length", row.matcher is not None
         row.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason, guided=guided))
-        return True
 
-    def _advance(self, tokens: torch.Tensor, active: list[int]) -> None:
-        lengths = [len(row.ids) + len(row.sampled) - 1 for row in self.rows]
+    def _advance(self, active: list[int]) -> None:
         if len(active) <= len(self.rows) // 2:  # shrinking copies the cache: worth it when it halves the work
             rows = torch.tensor(active)
             self.rows = [self.rows[i] for i in active]
-            lengths = [lengths[i] for i in active]
-            self.mask, tokens = self.mask[rows], tokens[rows]
+            self.mask = self.mask[rows]
             self.buffer = self.buffer.index_select(2, rows.to(self.buffer.device))
-            self._layers(self.filled)
-        self.ids, self.positions = tokens[:, None], torch.tensor(lengths)[:, None]
-        self.mask[:, self.filled] = 1
-        self.filled += 1
+            self._layers()
+        start = self.filled
+        self.ids = torch.tensor([row.sampled[-1:] for row in self.rows])
+        self.positions = torch.tensor([[len(row.ids) + len(row.sampled) - 1] for row in self.rows])
+        self.mask[:, start] = 1

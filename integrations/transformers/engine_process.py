@@ -21,8 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dreamgym_lg.errors import ProcessLost
-from dreamgym_lg.integrations.transformers.batch import PASSES
+from dreamgym_lg.integrations.transformers.batch import PASSES, asked_elsewhere
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
@@ -43,6 +45,10 @@ _GIVES_BACK = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "1048576", "MA
 """Settings of glibc: keys and values of all lengths come and go, and what is freed is not kept in pieces of no use."""
 
 
+_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(max(torch.get_num_threads() // 2, 1))}
+"""The other half computes here (`batch.asked_elsewhere`)."""
+
+
 class ProcessEngine:
     """Generates the replies of a model that a process of its own has loaded. Thread-safe.
 
@@ -57,18 +63,19 @@ class ProcessEngine:
     """
 
     def __init__(self, path: str | Path, *, max_batch_size: int = 128, **loading: Any) -> None:
+        self._asked, self._ids, self._writing = _Asked(), itertools.count(), threading.Lock()
         python_path = os.pathsep.join(str(path) or os.getcwd() for path in sys.path)
         self._child = subprocess.Popen(
             [sys.executable, "-P", "-c", _CHILD],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the parent, whose episodes still ask while they come to their end
-            env={"OMP_WAIT_POLICY": "PASSIVE", **_GIVES_BACK, **os.environ, "PYTHONPATH": python_path},
+            env={**_THREADS, **_GIVES_BACK, **os.environ, "PYTHONPATH": python_path},
         )
-        weakref.finalize(self, _end, self._child)
+        weakref.finalize(self, _end, self._child, self._asked)
+        asked_elsewhere.append(self._asked)
         self.passes: deque[tuple[float, float]] = deque(maxlen=PASSES)
         """When each of the last 10,000 forward passes began and ended, by `time.perf_counter`."""
-        self._asked, self._ids, self._writing = _Asked(), itertools.count(), threading.Lock()
         self._send({"path": path, "max_batch_size": max_batch_size, **loading})
         pipe: Any = self._child.stdout
         try:
@@ -139,7 +146,8 @@ def _lost(child: Any) -> ProcessLost:
     )
 
 
-def _end(child: Any) -> None:
+def _end(child: Any, asked: _Asked) -> None:
+    asked_elsewhere[:] = [other for other in asked_elsewhere if other is not asked]
     child.kill()  # it has nothing to save
     child.wait()
     with contextlib.suppress(OSError):
