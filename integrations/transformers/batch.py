@@ -1,182 +1,31 @@
-"""One batch of the engine: calls that decode together, token by token; and the model as it decodes them."""
+"""One batch of the engine: calls that decode together, some tokens at a time."""
 
 import math
-import time
-from collections import deque
-from collections.abc import Iterator, Sized
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from random import Random
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache
 
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.decoder import BufferLayer, Decoder
 from dreamgym_lg.integrations.transformers.drafts import ORDERS, Drafts
-from dreamgym_lg.integrations.transformers.guide import Guides, mask
-from dreamgym_lg.integrations.transformers.loading import cache_argument
+from dreamgym_lg.integrations.transformers.guide import mask
 from dreamgym_lg.integrations.transformers.prefix_cache import BLOCK, Beginnings, KeyValues, Prefix, PrefixCache, with_room
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_parsing import safe_length
 
-asked_elsewhere: list[Sized] = []
-"""The calls under way of each model that has a process of its own."""
-
-PASSES = 10_000
-"""Forward passes of a model whose times are remembered."""
-
 MOST_GUESSED = 16
-"""Tokens of a reply that one pass reads at most."""
+"""Tokens of a row that one pass guesses at most."""
 
 ROOM = 128
 """Keys and values of wrong guesses that a batch has room for, in each row."""
 
+LOGITS = 1 << 26
+"""Numbers (a quarter of a GiB) of the logits of a pass that guesses, at most: with a large vocabulary it guesses less."""
+
 BROKEN_WEIGHTS = "the model's output is NaN: its weights are broken; was the learning rate too high?"
-
-
-@contextmanager
-def _own_share_of_cores(device: torch.device) -> Iterator[None]:
-    """Half of the threads while a model of another process computes: threads that share a core wait for each other."""
-    threads = torch.get_num_threads()
-    shared = device.type == "cpu" and any(asked_elsewhere)
-    if shared:
-        torch.set_num_threads(max(threads // 2, 1))
-    try:
-        yield
-    finally:
-        if shared:
-            torch.set_num_threads(threads)
-
-
-def end_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None) -> frozenset[int]:
-    """The tokens that end a reply: the tokenizer's, and those of the model's generation settings."""
-    ends = model.generation_config.eos_token_id if model is not None else None
-    return frozenset({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
-
-
-class Decoder:
-    """A causal language model with its tokenizer, as batches decode with it.
-
-    Float32 weights on a GPU, which a policy in training has, compute in bfloat16 by autocast, as TRL's trainers do.
-
-    Raises `ConfigurationError` for a model without full attention, and for one spread over several devices.
-    """
-
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.passes: deque[tuple[float, float]] = deque(maxlen=PASSES)
-        """When each of the last forward passes began and ended, by `time.perf_counter`."""
-        config = self.model.config.get_text_config()
-        self.layers = config.num_hidden_layers
-        self.heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.max_tokens = getattr(config, "max_position_embeddings", 1 << 30)
-        _check_attention(config, self.max_tokens)
-        devices = sorted({str(parameter.device) for parameter in self.model.parameters()})
-        if len(devices) > 1:
-            raise ConfigurationError(
-                f"the model is spread over {', '.join(devices)}, and a batch keeps its keys and values on one device: load it "
-                "with device='auto', or with a device_map that names one device"
-            )
-        self.ends = end_tokens(tokenizer, model)
-        self._cache_argument = cache_argument(model)
-        self._buffer = torch.empty(0)
-
-    @cached_property
-    def guides(self) -> Guides:
-        """Made for the first guided request, in about a second."""
-        return Guides(self.tokenizer, self.model.config.get_text_config().vocab_size, sorted(self.ends))
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """Of activations, keys and values."""
-        autocast = self.model.device.type == "cuda" and self.model.dtype == torch.float32
-        return torch.bfloat16 if autocast else self.model.dtype
-
-    def autocast(self) -> torch.autocast:
-        """For the whole of a batch: the weights are cast once, at its first pass, and the copies dropped at its end.
-
-        Nothing may train meanwhile: the copies are the process's, and have no gradient.
-        """
-        enabled = self.compute_dtype != self.model.dtype
-        return torch.autocast(self.model.device.type, dtype=self.compute_dtype if enabled else None, enabled=enabled)
-
-    def forward(self, cache: DynamicCache, positions: int = 1, **inputs: Any) -> torch.Tensor:
-        """Logits of the last positions, [batch, positions, vocabulary], float32.
-
-        Args: `cache`, to which keys and values are added.
-        """
-        start = time.perf_counter()
-        inputs |= {self._cache_argument: cache, "use_cache": True, "logits_to_keep": positions}
-        with _own_share_of_cores(self.model.device):
-            logits: torch.Tensor = self.model(**inputs).logits[:, -positions:].float()
-        self.passes.append((start, time.perf_counter()))
-        return logits
-
-    def read(self, ids: list[int], buffer: torch.Tensor, known: int) -> None:
-        """Read the tokens behind the first `known` ones of a conversation, whose keys and values are in the buffer.
-
-        Theirs are written behind those. Args: `buffer`, [layers, 2, heads, tokens or more, head size].
-        """
-        device, cache = self.model.device, DynamicCache()
-        cache.layers = [_BufferLayer(layer[:, None], known) for layer in buffer]
-        positions = torch.arange(known, known + len(ids), device=device)[None]
-        self.forward(cache, input_ids=torch.tensor([ids], device=device), position_ids=positions)
-
-    def buffer(self, size: int) -> torch.Tensor:
-        """Memory for the keys and values of one batch, the same every time: fresh memory costs more than what it is for."""
-        dtype, device = self.compute_dtype, self.model.device
-        if self._buffer.numel() < size or (dtype, device) != (self._buffer.dtype, self._buffer.device):
-            self._buffer = torch.empty(size, dtype=dtype, device=device)
-        return self._buffer[:size]
-
-    def free_buffer(self) -> None:
-        """Give that memory back."""
-        self._buffer = torch.empty(0)
-
-
-def _check_attention(config: PreTrainedConfig, max_tokens: int) -> None:
-    """A batch has gaps between its tokens, which a window would count: attention has to be full."""
-    window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or (["sliding_attention"] if window else ["full_attention"]))
-    if window is not None and window >= 2 * max_tokens:
-        kinds.discard("sliding_attention")
-    if kinds - {"full_attention"}:
-        raise ConfigurationError(
-            f"{config.model_type} has layers of {', '.join(sorted(kinds - {'full_attention'}))}, "
-            f"sliding_window={window}; answers are exact with full attention alone: choose another model"
-        )
-
-
-class _BufferLayer(DynamicLayer):
-    """One layer's cache inside a buffer of fixed length: appending writes in place instead of copying everything."""
-
-    def __init__(self, buffer: torch.Tensor, filled: int) -> None:
-        super().__init__()
-        self.buffer = buffer
-        self.dtype, self.device, self.is_initialized = buffer.dtype, buffer.device, True
-        self._show(filled)
-
-    def _show(self, filled: int) -> None:
-        self.filled = filled
-        self.keys, self.values = self.buffer[0, :, :, :filled], self.buffer[1, :, :, :filled]
-
-    def get_seq_length(self) -> int:
-        return self.filled
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        end = self.filled + key_states.shape[-2]
-        self.buffer[0, :, :, self.filled : end] = key_states
-        self.buffer[1, :, :, self.filled : end] = value_states
-        self._show(end)
-        return self.keys, self.values
 
 
 @dataclass(slots=True)
@@ -197,7 +46,7 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     shown: str = ""
     guessed: int = 4
-    """The most tokens to guess at next: few where guesses were wrong."""
+    """The most tokens to guess at next: twice as many as were guessed rightly."""
 
     def tail(self) -> list[int]:
         """The last tokens of conversation and reply."""
@@ -251,7 +100,7 @@ def show(request: Request, shown: str, text: str, *, over: bool) -> str:
 
 
 class Batch:
-    """Rows that decode together. Positions: [pad | known tokens | pad | new tokens | replies], pads and wrong guesses masked out.
+    """Rows that decode together. Positions: [pad | known tokens | pad | new tokens | reply], pads and wrong guesses masked out.
 
     A pass reads what is new of each row, and the tokens that are guessed to come next; those that the model would not have
     sampled there are dropped.
@@ -284,7 +133,7 @@ class Batch:
 
     def _layers(self) -> None:
         self.cache = DynamicCache()
-        self.cache.layers = [_BufferLayer(layer, self.filled) for layer in self.buffer]
+        self.cache.layers = [BufferLayer(layer, self.filled) for layer in self.buffer]
 
     def run(self) -> None:
         while self.rows:
@@ -296,22 +145,27 @@ class Batch:
             self._advance(active)
 
     def _guesses(self) -> list[list[int]]:
-        """The tokens that each row is guessed to go on with; none where a guide decides what may come."""
+        """What each row probably goes on with, `Row.guessed` tokens and one to compare; nothing where a guide decides."""
         left = [0 if row.future.done() else row.request.max_new_tokens - len(row.sampled) for row in self.rows]
         # a pass takes the reply one token further at least, so that in the end there is room without guesses
         room = self.mask.shape[1] - self.filled - self.ids.shape[1] - max(left) + 1
-        return [
-            self.drafts.guess(row.tail(), min(row.guessed, room, most - 1)) if row.matcher is None else []
-            for row, most in zip(self.rows, left, strict=True)
-        ]
+        room = min(room, LOGITS // (len(self.rows) * self.decoder.vocabulary) - 1)
+        guesses = []
+        for row, most in zip(self.rows, left, strict=True):
+            row.guessed = max(min(row.guessed, room, most - 1), 0)
+            guessing = most > 0 and row.matcher is None
+            guesses.append(self.drafts.guess(row.tail(), row.guessed + 1) if guessing else [])
+        return guesses
 
     def _forward(self, guesses: list[list[int]]) -> torch.Tensor:
         """Logits behind the last token of each row and behind its guesses, [rows, 1 + longest guess, vocabulary]."""
-        width, start = max(map(len, guesses)), self.filled + self.ids.shape[1]
-        ids, last = torch.zeros(len(self.rows), width, dtype=torch.long), self.positions[:, -1:]
-        for i, guess in enumerate(guesses):
+        read = [guess[: row.guessed] for row, guess in zip(self.rows, guesses, strict=True)]
+        width, start = max(map(len, read)), self.filled + self.ids.shape[1]
+        ids = torch.zeros(len(self.rows), width, dtype=torch.long)
+        for i, guess in enumerate(read):
             ids[i, : len(guess)] = torch.tensor(guess, dtype=torch.long)
             self.mask[i, start : start + len(guess)] = 1
+        positions = (self.positions[:, -1:] + torch.arange(1, width + 1)).clamp(max=self.decoder.max_tokens - 1)
         self.filled = start + width
         device = self.buffer.device
         logits = self.decoder.forward(
@@ -319,27 +173,24 @@ class Batch:
             1 + width,
             input_ids=torch.cat([self.ids, ids], dim=1).to(device),
             attention_mask=self.mask[:, : self.filled].to(device),
-            position_ids=torch.cat([self.positions, last + torch.arange(1, width + 1)], dim=1).to(device),
+            position_ids=torch.cat([self.positions, positions], dim=1).to(device),
         )
         return logits.cpu()
 
     def _sample(self, logits: torch.Tensor, guesses: list[list[int]]) -> None:
         """Sample tokens of each row while they are as guessed; mask the keys and values of the other guesses."""
-        width = logits.shape[1] - 1
-        going = [i for i, row in enumerate(self.rows) if not row.future.done()]
+        going, width = [i for i, row in enumerate(self.rows) if not row.future.done()], logits.shape[1] - 1
         for place in range(width + 1):
             self._sample_next(going, logits[going, place])
-            right = []
-            for i in going:
-                row, guess = self.rows[i], guesses[i]
-                as_guessed = place < len(guess) and row.sampled[-1] == guess[place]
-                if not as_guessed:
-                    self.mask[i, self.filled - width + place : self.filled] = 0
-                    row.guessed = min(2 * place + 2, MOST_GUESSED)
-                self._finish(i, row, self.filled - width + place)
-                if as_guessed and not row.future.done():
-                    right.append(i)
-            if not (going := right):
+            for i in going.copy():
+                row, read = self.rows[i], self.filled - width + place
+                right = row.sampled[-1:] == guesses[i][place : place + 1]
+                self._finish(i, row, read)
+                if not right or place == row.guessed or row.future.done():
+                    self.mask[i, read : self.filled] = 0
+                    row.guessed = min(2 * (place + right), MOST_GUESSED)
+                    going.remove(i)
+            if not going:
                 break
 
     def _sample_next(self, going: list[int], logits: torch.Tensor) -> None:
@@ -406,7 +257,6 @@ class Batch:
             self.mask = self.mask[rows]
             self.buffer = self.buffer.index_select(2, rows.to(self.buffer.device))
             self._layers()
-        start = self.filled
         self.ids = torch.tensor([row.sampled[-1:] for row in self.rows])
         self.positions = torch.tensor([[len(row.ids) + len(row.sampled) - 1] for row in self.rows])
-        self.mask[:, start] = 1
+        self.mask[:, self.filled] = 1

@@ -18,7 +18,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers.batch import Batch, Decoder, Row, read_ahead
+from dreamgym_lg.integrations.transformers.batch import Batch, Row, read_ahead
+from dreamgym_lg.integrations.transformers.decoder import Decoder
 from dreamgym_lg.integrations.transformers.drafts import Drafts
 from dreamgym_lg.integrations.transformers.prefix_cache import CACHED_BYTES, Beginnings, PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request

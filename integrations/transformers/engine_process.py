@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from dreamgym_lg.errors import ProcessLost
-from dreamgym_lg.integrations.transformers.batch import PASSES, asked_elsewhere
+from dreamgym_lg.integrations.transformers.decoder import PASSES, asked_elsewhere
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
@@ -46,7 +46,7 @@ _GIVES_BACK = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "1048576", "MA
 
 
 _THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(max(torch.get_num_threads() // 2, 1))}
-"""The other half computes here (`batch.asked_elsewhere`)."""
+"""The other half computes here (`decoder.asked_elsewhere`)."""
 
 
 class ProcessEngine:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from langchain_core.messages import BaseMessage, HumanMessage
@@ -54,6 +55,19 @@ def calls(recorders: list[TokenRecorder]) -> Iterator[TokenCall]:
     return (call for recorder in recorders for call in recorder.calls)
 
 
+def reads(policy: LocalChatModel) -> list[int]:
+    """Of every pass from now on, how many tokens of a reply it reads: the last one and those guessed."""
+    decoder, read = policy.engine._decoder, []
+    forward = decoder.forward
+
+    def counted(cache: Any, positions: int = 1, **inputs: Any) -> Any:
+        read.append(positions)
+        return forward(cache, positions, **inputs)
+
+    decoder.forward = counted
+    return read
+
+
 @pytest.mark.parametrize("chosen", [_guess, wrong, half_right], ids=["as it is", "wrong", "half right"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_a_guess_changes_no_reply(
@@ -77,19 +91,43 @@ async def test_a_guess_changes_no_reply(
     assert {len(recorder.segments()) for recorder in recorders} == {1}
 
 
-@pytest.mark.parametrize("room", [0, 3])
-async def test_wrong_guesses_end_where_there_is_no_room(
+@pytest.mark.parametrize(("limit", "value"), [("ROOM", 0), ("ROOM", 3), ("LOGITS", 0), ("MOST_GUESSED", 0)])
+async def test_a_limit_of_guesses_changes_no_reply(
     policy: LocalChatModel,
     guess: Callable[[Guess], None],
     monkeypatch: pytest.MonkeyPatch,
-    room: int,
+    limit: str,
+    value: int,
     opening: Callable[[int], list[BaseMessage]],
 ) -> None:
     guess(none)
     expected = await policy.ainvoke(opening(1), seed=1, max_new_tokens=40)
+    monkeypatch.setattr(transformers_batch, limit, value)
+    for chosen in (wrong, _guess):
+        guess(chosen)
+        assert (await policy.ainvoke(opening(1), seed=1, max_new_tokens=40)).text == expected.text
+
+
+def test_a_large_vocabulary_leaves_little_to_guess(
+    policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers_batch, "LOGITS", 2 * 320)
+    assert policy.engine._decoder.vocabulary == 320
+    read = reads(policy)
+    for _ in range(2):
+        policy.invoke(opening(1), seed=1, max_new_tokens=20)
+        policy.weights_changed()
+    assert max(read) == 2
+
+
+def test_a_row_whose_guesses_are_wrong_is_not_guessed_until_one_would_be_right(
+    policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]], guess: Callable[[Guess], None]
+) -> None:
+    said = policy.invoke(opening(1), seed=1, max_new_tokens=12)
+    read = reads(policy)
     guess(wrong)
-    monkeypatch.setattr(transformers_batch, "ROOM", room)
-    assert (await policy.ainvoke(opening(1), seed=1, max_new_tokens=40)).text == expected.text
+    assert policy.invoke(opening(1), seed=1, max_new_tokens=12).text == said.text
+    assert read[0] > 1 and set(read[1:]) == {1}
 
 
 def test_what_was_said_before_takes_few_passes(policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]]) -> None:

@@ -19,6 +19,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ContextExceeded
+from dreamgym_lg.integrations.transformers import decoder as transformers_decoder
 from dreamgym_lg.integrations.transformers import engine as transformers_engine
 from dreamgym_lg.integrations.transformers import prefix_cache as transformers_cache
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -353,3 +354,19 @@ def test_a_model_whose_weights_are_broken_says_so(tokenizer: PreTrainedTokenizer
         model.model.lm_head.weight.fill_(math.nan)
     with pytest.raises(FloatingPointError, match="NaN"):
         model.invoke(opening(0))
+
+
+def test_a_model_of_another_process_has_half_of_the_threads(
+    policy: LocalChatModel, opening: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads of two processes that share a core wait for each other."""
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    asked: list[str] = []
+    monkeypatch.setattr(transformers_decoder, "asked_elsewhere", [[], asked])
+    policy.invoke(opening(0), max_new_tokens=2)
+    assert threads == [], "nothing is under way there"
+    asked.append("a call")
+    policy.invoke(opening(0), max_new_tokens=2)
+    assert threads and threads == [2, 4] * (len(threads) // 2)
