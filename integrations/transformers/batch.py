@@ -1,4 +1,4 @@
-"""One batch of the engine: calls that decode together, some tokens at a time."""
+"""One batch of the engine: calls that decode together, one or more tokens a forward pass."""
 
 import math
 from concurrent.futures import Future
@@ -16,8 +16,8 @@ from dreamgym_lg.integrations.transformers.prefix_cache import BLOCK, Beginnings
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_parsing import safe_length
 
-MOST_GUESSED = 16
-"""Tokens of a row that one pass guesses at most."""
+FIRST_GUESSED, MOST_GUESSED = 4, 16
+"""Tokens of a row that the first pass guesses, and any pass, at most."""
 
 ROOM = 128
 """Keys and values of wrong guesses that a batch has room for, in each row."""
@@ -45,8 +45,8 @@ class Row:
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     shown: str = ""
-    guessed: int = 4
-    """The most tokens to guess at next: twice as many as were guessed rightly."""
+    guessed: int = FIRST_GUESSED
+    """The most tokens that the next pass guesses: twice as many as were right in the last one, as far as there is room."""
 
     def tail(self) -> list[int]:
         """The last tokens of conversation and reply."""
@@ -111,7 +111,7 @@ class Batch:
         known, new = max(row.known for row in rows), max(len(row.ids) - row.known for row in rows)
         self.known, self.given, self.filled = known, known + new, known
         most = max(row.request.max_new_tokens for row in rows)
-        length = self.given + most + ROOM
+        length = self.given + most + min(ROOM, MOST_GUESSED * (most - 1))
         shape = (decoder.layers, 2, len(rows), decoder.heads, length, decoder.head_size)
         self.buffer = decoder.buffer(math.prod(shape)).view(shape)
         self.mask = torch.zeros(len(rows), length, dtype=torch.long)
@@ -145,7 +145,7 @@ class Batch:
             self._advance(active)
 
     def _guesses(self) -> list[list[int]]:
-        """What each row probably goes on with, `Row.guessed` tokens and one to compare; nothing where a guide decides."""
+        """What each row probably goes on with: `Row.guessed` tokens, and one more that is compared only."""
         left = [0 if row.future.done() else row.request.max_new_tokens - len(row.sampled) for row in self.rows]
         # a pass takes the reply one token further at least, so that in the end there is room without guesses
         room = self.mask.shape[1] - self.filled - self.ids.shape[1] - max(left) + 1
@@ -153,8 +153,7 @@ class Batch:
         guesses = []
         for row, most in zip(self.rows, left, strict=True):
             row.guessed = max(min(row.guessed, room, most - 1), 0)
-            guessing = most > 0 and row.matcher is None
-            guesses.append(self.drafts.guess(row.tail(), row.guessed + 1) if guessing else [])
+            guesses.append(self.drafts.guess(row.tail(), row.guessed + 1) if most else [])
         return guesses
 
     def _forward(self, guesses: list[list[int]]) -> torch.Tensor:
@@ -225,7 +224,7 @@ class Batch:
     def _finish(self, i: int, row: Row, read: int) -> None:
         """Answer the row if it is at its end; its place in the batch is given up at the next shrinking.
 
-        Args: `read`, where what was read of it ends, without the last sampled token.
+        Args: `read`, where the keys and values of its tokens end in the buffer; the last token has none yet.
         """
         ended, request = row.sampled[-1] in self.decoder.ends, row.request
         if not (ended or request.on_text or request.stop or len(row.sampled) >= request.max_new_tokens):

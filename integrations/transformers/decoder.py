@@ -24,7 +24,10 @@ PASSES = 10_000
 
 @contextmanager
 def _own_share_of_cores(device: torch.device) -> Iterator[None]:
-    """Half of the threads while a model of another process computes: threads that share a core wait for each other."""
+    """Half of this thread's number of threads while a model of another process owes a reply: both are slower on shared cores.
+
+    A thread that computes with PyTorch for the first time meanwhile keeps half: the number for new threads is the process's.
+    """
     threads = torch.get_num_threads()
     shared = device.type == "cpu" and any(asked_elsewhere)
     if shared:

@@ -1,17 +1,18 @@
 """Guesses at what a model says next, so that one forward pass reads several tokens of a reply (speculative decoding).
 
-A guess is what followed the same tokens before, in any text that the model has read or written: of a dream, most was there
-before. What is sampled is the model's own choice at every place, so a wrong guess costs time and changes no reply
-(prompt lookup decoding, Saxena 2023; sampling as in Leviathan et al. 2023, with a draft that is certain).
+A guess is what followed the same few tokens before, in whatever the model has read or written: an environment in text repeats
+itself. Each token is still sampled from the model's own distribution, and what was guessed behind another one is dropped, so
+that a wrong guess costs time and changes no reply (prompt lookup decoding, Saxena 2023; Leviathan et al. 2023 with a draft that
+is certain). That is exact up to rounding, which in half precision is enough to change some replies of a seed.
 """
 
 from collections.abc import Collection, Sequence
 
 ORDERS = (8, 4, 2)
-"""How many tokens before a place have to be the same as before; the longest that are known decide."""
+"""How many tokens in a row have to be known for a guess at the next one; the longest known row decides."""
 
 REMEMBERED = 500_000
-"""Places whose next token is remembered, some 100 MB; then all are forgotten."""
+"""Rows of tokens whose next one is remembered, some 70 MB; beyond that all are forgotten."""
 
 
 class Drafts:
@@ -25,7 +26,7 @@ class Drafts:
         self._next: dict[tuple[int, ...], int] = {}
 
     def learn(self, ids: Sequence[int], start: int) -> None:
-        """Remember what follows what in a text. Args: `start`, of the tokens that are new; those before were learned."""
+        """Remember what follows what in a text. Args: `start`, index of its first token that was not learned yet."""
         if len(self._next) > REMEMBERED:
             self._next.clear()
         for order in ORDERS:

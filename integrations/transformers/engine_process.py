@@ -45,10 +45,6 @@ _GIVES_BACK = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "1048576", "MA
 """Settings of glibc: keys and values of all lengths come and go, and what is freed is not kept in pieces of no use."""
 
 
-_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(max(torch.get_num_threads() // 2, 1))}
-"""The other half computes here (`decoder.asked_elsewhere`)."""
-
-
 class ProcessEngine:
     """Generates the replies of a model that a process of its own has loaded. Thread-safe.
 
@@ -65,12 +61,14 @@ class ProcessEngine:
     def __init__(self, path: str | Path, *, max_batch_size: int = 128, **loading: Any) -> None:
         self._asked, self._ids, self._writing = _Asked(), itertools.count(), threading.Lock()
         python_path = os.pathsep.join(str(path) or os.getcwd() for path in sys.path)
+        threads = max(torch.get_num_threads() // 2, 1)  # the other half computes here (`decoder.asked_elsewhere`)
+        own = {"PYTHONPATH": python_path, "OMP_NUM_THREADS": str(threads)}
         self._child = subprocess.Popen(
             [sys.executable, "-P", "-c", _CHILD],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the parent, whose episodes still ask while they come to their end
-            env={**_THREADS, **_GIVES_BACK, **os.environ, "PYTHONPATH": python_path},
+            env={"OMP_WAIT_POLICY": "PASSIVE", **_GIVES_BACK, **os.environ, **own},
         )
         weakref.finalize(self, _end, self._child, self._asked)
         asked_elsewhere.append(self._asked)
@@ -147,7 +145,9 @@ def _lost(child: Any) -> ProcessLost:
 
 
 def _end(child: Any, asked: _Asked) -> None:
-    asked_elsewhere[:] = [other for other in asked_elsewhere if other is not asked]
+    place = next((place for place, other in enumerate(asked_elsewhere) if other is asked), None)
+    if place is not None:
+        del asked_elsewhere[place]
     child.kill()  # it has nothing to save
     child.wait()
     with contextlib.suppress(OSError):

@@ -356,7 +356,7 @@ def test_a_model_whose_weights_are_broken_says_so(tokenizer: PreTrainedTokenizer
         model.invoke(opening(0))
 
 
-def test_a_model_of_another_process_has_half_of_the_threads(
+def test_a_model_leaves_half_of_the_threads_to_one_of_another_process(
     policy: LocalChatModel, opening: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads of two processes that share a core wait for each other."""
@@ -370,3 +370,8 @@ def test_a_model_of_another_process_has_half_of_the_threads(
     asked.append("a call")
     policy.invoke(opening(0), max_new_tokens=2)
     assert threads and threads == [2, 4] * (len(threads) // 2)
+    threads.clear()
+    policy.model.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        policy.invoke(opening(0), max_new_tokens=2)
+    assert threads == [2, 4], "as before, whatever happens"

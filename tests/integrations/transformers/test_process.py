@@ -26,7 +26,6 @@ pytestmark = pytest.mark.slow
 PARENT = """
 import sys, time
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.decoder import asked_elsewhere
 model = LocalChatModel.from_path(sys.argv[1], own_process=True)
 print(model.engine._child.pid, flush=True)
 time.sleep(600)
