@@ -22,23 +22,6 @@ PASSES = 10_000
 """Forward passes of a model whose times are remembered."""
 
 
-@contextmanager
-def _own_share_of_cores(device: torch.device) -> Iterator[None]:
-    """Half of this thread's number of threads while a model of another process owes a reply: both are slower on shared cores.
-
-    A thread that computes with PyTorch for the first time meanwhile keeps half: the number for new threads is the process's.
-    """
-    threads = torch.get_num_threads()
-    shared = device.type == "cpu" and any(asked_elsewhere)
-    if shared:
-        torch.set_num_threads(max(threads // 2, 1))
-    try:
-        yield
-    finally:
-        if shared:
-            torch.set_num_threads(threads)
-
-
 def end_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None) -> frozenset[int]:
     """The tokens that end a reply: the tokenizer's, and those of the model's generation settings."""
     ends = model.generation_config.eos_token_id if model is not None else None
@@ -74,6 +57,7 @@ class Decoder:
         self.ends = end_tokens(tokenizer, model)
         self._cache_argument = cache_argument(model)
         self._buffer = torch.empty(0)
+        self._shares_cores = False
 
     @cached_property
     def guides(self) -> Guides:
@@ -86,13 +70,30 @@ class Decoder:
         autocast = self.model.device.type == "cuda" and self.model.dtype == torch.float32
         return torch.bfloat16 if autocast else self.model.dtype
 
-    def autocast(self) -> torch.autocast:
-        """For the whole of a batch: the weights are cast once, at its first pass, and the copies dropped at its end.
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """For the whole of a batch: with autocast the weights are cast once, at its first pass; threads that a pass has left to
+        another process are taken back at the end.
 
-        Nothing may train meanwhile: the copies are the process's, and have no gradient.
+        Nothing may train meanwhile: cast weights and the number of threads are the process's, and the former have no gradient.
         """
-        enabled = self.compute_dtype != self.model.dtype
-        return torch.autocast(self.model.device.type, dtype=self.compute_dtype if enabled else None, enabled=enabled)
+        enabled, threads = self.compute_dtype != self.model.dtype, torch.get_num_threads()
+        try:
+            with torch.autocast(self.model.device.type, dtype=self.compute_dtype if enabled else None, enabled=enabled):
+                yield
+        finally:
+            if self._shares_cores:
+                torch.set_num_threads(threads)
+                self._shares_cores = False
+
+    def _share_cores(self) -> None:
+        """Leave half of the threads to a model of another process that owes a reply, until the end of the batch.
+
+        Both are slower where they share cores, and a new number of threads takes a while.
+        """
+        if not self._shares_cores and self.model.device.type == "cpu" and any(asked_elsewhere):
+            torch.set_num_threads(max(torch.get_num_threads() // 2, 1))
+            self._shares_cores = True
 
     def forward(self, cache: DynamicCache, positions: int = 1, **inputs: Any) -> torch.Tensor:
         """Logits of the last positions, [batch, positions, vocabulary], float32.
@@ -101,8 +102,8 @@ class Decoder:
         """
         start = time.perf_counter()
         inputs |= {self._cache_argument: cache, "use_cache": True, "logits_to_keep": positions}
-        with _own_share_of_cores(self.model.device):
-            logits: torch.Tensor = self.model(**inputs).logits[:, -positions:].float()
+        self._share_cores()
+        logits: torch.Tensor = self.model(**inputs).logits[:, -positions:].float()
         self.passes.append((start, time.perf_counter()))
         return logits
 

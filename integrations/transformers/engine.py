@@ -97,7 +97,7 @@ class LocalEngine:
             training = model.training
             model.eval()
             try:
-                with self._decoder.autocast():
+                with self._decoder.decoding():
                     room = CACHED_BYTES
                     for row in rows:
                         room -= read_ahead(self._decoder, self._beginnings, row, room)
