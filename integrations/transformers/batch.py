@@ -22,6 +22,10 @@ FIRST_GUESSED, MOST_GUESSED = 4, 16
 ROOM = 128
 """Keys and values of wrong guesses that a batch has room for, in each row."""
 
+TOKENS = 96
+"""Of replies, that a pass which guesses reads at most, all rows together: a pass of few rows takes little longer with some more
+tokens, one of many takes longer by as much, and ends no sooner than its slowest row lets it."""
+
 LOGITS = 1 << 26
 """Numbers (a quarter of a GiB) of the logits of a pass that guesses, at most: with a large vocabulary it guesses less."""
 
@@ -149,11 +153,16 @@ class Batch:
         left = [0 if row.future.done() else row.request.max_new_tokens - len(row.sampled) for row in self.rows]
         # a pass takes the reply one token further at least, so that in the end there is room without guesses
         room = self.mask.shape[1] - self.filled - self.ids.shape[1] - max(left) + 1
-        room = min(room, LOGITS // (len(self.rows) * self.decoder.vocabulary) - 1)
-        guesses = []
+        room = min(room, TOKENS // len(self.rows) - 1, LOGITS // (len(self.rows) * self.decoder.vocabulary) - 1)
+        guesses, lengths = [], []
         for row, most in zip(self.rows, left, strict=True):
             row.guessed = max(min(row.guessed, room, most - 1), 0)
             guesses.append(self.drafts.guess(row.tail(), row.guessed + 1) if most else [])
+            if most:
+                lengths.append(min(row.guessed, len(guesses[-1])))
+        width = sorted(lengths)[len(lengths) // 2]  # what half of the rows have: all rows pay for the longest
+        for row in self.rows:
+            row.guessed = min(row.guessed, width)
         return guesses
 
     def _forward(self, guesses: list[list[int]]) -> torch.Tensor:
