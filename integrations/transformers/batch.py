@@ -1,35 +1,152 @@
-"""One batch of the engine: calls that decode together, one or more tokens a forward pass."""
+"""One batch of the engine: calls that decode together, token by token; and the model as it decodes them."""
 
 import math
+import time
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from random import Random
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicCache
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from dreamgym_lg.integrations.transformers.decoder import BufferLayer, Decoder
-from dreamgym_lg.integrations.transformers.drafts import ORDERS, Drafts
-from dreamgym_lg.integrations.transformers.guide import mask
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.guide import Guides, mask
+from dreamgym_lg.integrations.transformers.loading import cache_argument
 from dreamgym_lg.integrations.transformers.prefix_cache import BLOCK, Beginnings, KeyValues, Prefix, PrefixCache, with_room
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_parsing import safe_length
 
-FIRST_GUESSED, MOST_GUESSED = 4, 16
-"""Tokens of a row that the first pass guesses, and any pass, at most."""
-
-ROOM = 128
-"""Keys and values of wrong guesses that a batch has room for, in each row."""
-
-TOKENS = 96
-"""Of replies, that a pass which guesses reads at most, all rows together: a pass of few rows takes little longer with some more
-tokens, one of many takes longer by as much, and ends no sooner than its slowest row lets it."""
-
-LOGITS = 1 << 26
-"""Numbers (a quarter of a GiB) of the logits of a pass that guesses, at most: with a large vocabulary it guesses less."""
+PASSES = 10_000
+"""Forward passes of a model whose times are remembered."""
 
 BROKEN_WEIGHTS = "the model's output is NaN: its weights are broken; was the learning rate too high?"
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None) -> frozenset[int]:
+    """The tokens that end a reply: the tokenizer's, and those of the model's generation settings."""
+    ends = model.generation_config.eos_token_id if model is not None else None
+    return frozenset({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
+
+
+class Decoder:
+    """A causal language model with its tokenizer, as batches decode with it.
+
+    Float32 weights on a GPU, which a policy in training has, compute in bfloat16 by autocast, as TRL's trainers do.
+
+    Raises `ConfigurationError` for a model without full attention, and for one spread over several devices.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.passes: deque[tuple[float, float]] = deque(maxlen=PASSES)
+        """When each of the last forward passes began and ended, by `time.perf_counter`."""
+        config = self.model.config.get_text_config()
+        self.layers = config.num_hidden_layers
+        self.heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.max_tokens = getattr(config, "max_position_embeddings", 1 << 30)
+        _check_attention(config, self.max_tokens)
+        devices = sorted({str(parameter.device) for parameter in self.model.parameters()})
+        if len(devices) > 1:
+            raise ConfigurationError(
+                f"the model is spread over {', '.join(devices)}, and a batch keeps its keys and values on one device: load it "
+                "with device='auto', or with a device_map that names one device"
+            )
+        self.ends = end_tokens(tokenizer, model)
+        self._cache_argument = cache_argument(model)
+        self._buffer = torch.empty(0)
+
+    @cached_property
+    def guides(self) -> Guides:
+        """Made for the first guided request, in about a second."""
+        return Guides(self.tokenizer, self.model.config.get_text_config().vocab_size, sorted(self.ends))
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of activations, keys and values."""
+        autocast = self.model.device.type == "cuda" and self.model.dtype == torch.float32
+        return torch.bfloat16 if autocast else self.model.dtype
+
+    def autocast(self) -> torch.autocast:
+        """For the whole of a batch: the weights are cast once, at its first pass, and the copies dropped at its end.
+
+        Nothing may train meanwhile: the copies are the process's, and have no gradient.
+        """
+        enabled = self.compute_dtype != self.model.dtype
+        return torch.autocast(self.model.device.type, dtype=self.compute_dtype if enabled else None, enabled=enabled)
+
+    def forward(self, cache: DynamicCache, **inputs: Any) -> torch.Tensor:
+        """Logits of the last position, [batch, vocabulary], float32. Args: `cache`, to which keys and values are added."""
+        start = time.perf_counter()
+        inputs |= {self._cache_argument: cache, "use_cache": True, "logits_to_keep": 1}
+        logits: torch.Tensor = self.model(**inputs).logits[:, -1].float()
+        self.passes.append((start, time.perf_counter()))
+        return logits
+
+    def read(self, ids: list[int], buffer: torch.Tensor, known: int) -> None:
+        """Read the tokens behind the first `known` ones of a conversation, whose keys and values are in the buffer.
+
+        Theirs are written behind those. Args: `buffer`, [layers, 2, heads, tokens or more, head size].
+        """
+        device, cache = self.model.device, DynamicCache()
+        cache.layers = [_BufferLayer(layer[:, None], known) for layer in buffer]
+        positions = torch.arange(known, known + len(ids), device=device)[None]
+        self.forward(cache, input_ids=torch.tensor([ids], device=device), position_ids=positions)
+
+    def buffer(self, size: int) -> torch.Tensor:
+        """Memory for the keys and values of one batch, the same every time: fresh memory costs more than what it is for."""
+        dtype, device = self.compute_dtype, self.model.device
+        if self._buffer.numel() < size or (dtype, device) != (self._buffer.dtype, self._buffer.device):
+            self._buffer = torch.empty(size, dtype=dtype, device=device)
+        return self._buffer[:size]
+
+    def free_buffer(self) -> None:
+        """Give that memory back."""
+        self._buffer = torch.empty(0)
+
+
+def _check_attention(config: PreTrainedConfig, max_tokens: int) -> None:
+    """A batch has gaps between its tokens, which a window would count: attention has to be full."""
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or (["sliding_attention"] if window else ["full_attention"]))
+    if window is not None and window >= 2 * max_tokens:
+        kinds.discard("sliding_attention")
+    if kinds - {"full_attention"}:
+        raise ConfigurationError(
+            f"{config.model_type} has layers of {', '.join(sorted(kinds - {'full_attention'}))}, "
+            f"sliding_window={window}; answers are exact with full attention alone: choose another model"
+        )
+
+
+class _BufferLayer(DynamicLayer):
+    """One layer's cache inside a buffer of fixed length: appending writes in place instead of copying everything."""
+
+    def __init__(self, buffer: torch.Tensor, filled: int) -> None:
+        super().__init__()
+        self.buffer = buffer
+        self.dtype, self.device, self.is_initialized = buffer.dtype, buffer.device, True
+        self._show(filled)
+
+    def _show(self, filled: int) -> None:
+        self.filled = filled
+        self.keys, self.values = self.buffer[0, :, :, :filled], self.buffer[1, :, :, :filled]
+
+    def get_seq_length(self) -> int:
+        return self.filled
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        end = self.filled + key_states.shape[-2]
+        self.buffer[0, :, :, self.filled : end] = key_states
+        self.buffer[1, :, :, self.filled : end] = value_states
+        self._show(end)
+        return self.keys, self.values
 
 
 @dataclass(slots=True)
@@ -49,12 +166,6 @@ class Row:
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     shown: str = ""
-    guessed: int = FIRST_GUESSED
-    """The most tokens that the next pass guesses: twice as many as were right in the last one, as far as there is room."""
-
-    def tail(self) -> list[int]:
-        """The last tokens of conversation and reply."""
-        return (self.ids[-ORDERS[0] :] + self.sampled)[-ORDERS[0] :]
 
     @property
     def known(self) -> int:
@@ -104,18 +215,14 @@ def show(request: Request, shown: str, text: str, *, over: bool) -> str:
 
 
 class Batch:
-    """Rows that decode together. Positions: [pad | known tokens | pad | new tokens | reply], pads and wrong guesses masked out.
+    """Rows that decode together. Positions: [pad | known tokens | pad | new tokens | sampled tokens], pads masked out."""
 
-    A pass reads what is new of each row, and the tokens that are guessed to come next; those that the model would not have
-    sampled there are dropped.
-    """
-
-    def __init__(self, decoder: Decoder, prefixes: PrefixCache, drafts: Drafts, rows: list[Row]) -> None:
-        self.decoder, self.prefixes, self.drafts, self.rows = decoder, prefixes, drafts, rows
+    def __init__(self, decoder: Decoder, prefixes: PrefixCache, rows: list[Row]) -> None:
+        self.decoder, self.prefixes, self.rows = decoder, prefixes, rows
         known, new = max(row.known for row in rows), max(len(row.ids) - row.known for row in rows)
-        self.known, self.given, self.filled = known, known + new, known
-        most = max(row.request.max_new_tokens for row in rows)
-        length = self.given + most + min(ROOM, MOST_GUESSED * (most - 1))
+        self.known, self.given = known, known + new
+        self.filled = self.given
+        length = self.filled + max(row.request.max_new_tokens for row in rows)
         shape = (decoder.layers, 2, len(rows), decoder.heads, length, decoder.head_size)
         self.buffer = decoder.buffer(math.prod(shape)).view(shape)
         self.mask = torch.zeros(len(rows), length, dtype=torch.long)
@@ -130,120 +237,72 @@ class Batch:
             own[..., : known - row.known, :] = 0
             own[..., known : self.given - chunk, :] = 0
             self.mask[i, known - row.known : known] = 1
-            self.mask[i, self.given - chunk : self.given] = 1
+            self.mask[i, self.filled - chunk : self.filled] = 1
             self.ids[i, new - chunk :] = torch.tensor(row.ids[row.known :])
             self.positions[i, new - chunk :] = torch.arange(row.known, len(row.ids))
-        self._layers()
+        self._layers(known)
 
-    def _layers(self) -> None:
+    def _layers(self, filled: int) -> None:
         self.cache = DynamicCache()
-        self.cache.layers = [BufferLayer(layer, self.filled) for layer in self.buffer]
+        self.cache.layers = [_BufferLayer(layer, filled) for layer in self.buffer]
 
     def run(self) -> None:
         while self.rows:
-            guesses = self._guesses()
-            self._sample(self._forward(guesses), guesses)
-            active = [i for i, row in enumerate(self.rows) if not row.future.done()]
+            device = self.buffer.device
+            logits = self.decoder.forward(
+                self.cache,
+                input_ids=self.ids.to(device),
+                attention_mask=self.mask[:, : self.filled].to(device),
+                position_ids=self.positions.to(device),
+            )
+            tokens = self._sample(logits.cpu())
+            active = [i for i, row in enumerate(self.rows) if not self._finished(i, row)]
             if not active:
                 return
-            self._advance(active)
+            self._advance(tokens, active)
 
-    def _guesses(self) -> list[list[int]]:
-        """What each row probably goes on with: `Row.guessed` tokens, and one more that is compared only."""
-        left = [0 if row.future.done() else row.request.max_new_tokens - len(row.sampled) for row in self.rows]
-        # a pass takes the reply one token further at least, so that in the end there is room without guesses
-        room = self.mask.shape[1] - self.filled - self.ids.shape[1] - max(left) + 1
-        room = min(room, TOKENS // len(self.rows) - 1, LOGITS // (len(self.rows) * self.decoder.vocabulary) - 1)
-        guesses, lengths = [], []
-        for row, most in zip(self.rows, left, strict=True):
-            row.guessed = max(min(row.guessed, room, most - 1), 0)
-            guesses.append(self.drafts.guess(row.tail(), row.guessed + 1) if most else [])
-            if most:
-                lengths.append(min(row.guessed, len(guesses[-1])))
-        width = sorted(lengths)[len(lengths) // 2]  # what half of the rows have: all rows pay for the longest
-        for row in self.rows:
-            row.guessed = min(row.guessed, width)
-        return guesses
-
-    def _forward(self, guesses: list[list[int]]) -> torch.Tensor:
-        """Logits behind the last token of each row and behind its guesses, [rows, 1 + longest guess, vocabulary]."""
-        read = [guess[: row.guessed] for row, guess in zip(self.rows, guesses, strict=True)]
-        width, start = max(map(len, read)), self.filled + self.ids.shape[1]
-        ids = torch.zeros(len(self.rows), width, dtype=torch.long)
-        for i, guess in enumerate(read):
-            ids[i, : len(guess)] = torch.tensor(guess, dtype=torch.long)
-            self.mask[i, start : start + len(guess)] = 1
-        positions = (self.positions[:, -1:] + torch.arange(1, width + 1)).clamp(max=self.decoder.max_tokens - 1)
-        self.filled = start + width
-        device = self.buffer.device
-        logits = self.decoder.forward(
-            self.cache,
-            1 + width,
-            input_ids=torch.cat([self.ids, ids], dim=1).to(device),
-            attention_mask=self.mask[:, : self.filled].to(device),
-            position_ids=torch.cat([self.positions, positions], dim=1).to(device),
-        )
-        return logits.cpu()
-
-    def _sample(self, logits: torch.Tensor, guesses: list[list[int]]) -> None:
-        """Sample tokens of each row while they are as guessed; mask the keys and values of the other guesses."""
-        going, width = [i for i, row in enumerate(self.rows) if not row.future.done()], logits.shape[1] - 1
-        for place in range(width + 1):
-            self._sample_next(going, logits[going, place])
-            for i in going.copy():
-                row, read = self.rows[i], self.filled - width + place
-                right = row.sampled[-1:] == guesses[i][place : place + 1]
-                self._finish(i, row, read)
-                if not right or place == row.guessed or row.future.done():
-                    self.mask[i, read : self.filled] = 0
-                    row.guessed = min(2 * (place + right), MOST_GUESSED)
-                    going.remove(i)
-            if not going:
-                break
-
-    def _sample_next(self, going: list[int], logits: torch.Tensor) -> None:
-        """One token for each of these rows, drawn from softmax(logits / temperature)."""
-        rows = [self.rows[i] for i in going]
-        for row, own in zip(rows, logits, strict=True):
-            if row.matcher is not None:
-                mask(row.matcher, own)
-        warmth = torch.tensor([row.request.temperature or 1.0 for row in rows])
+    def _sample(self, logits: torch.Tensor) -> torch.Tensor:
+        """One token per row, drawn from softmax(logits / temperature)."""
+        for i, row in enumerate(self.rows):
+            if row.matcher is not None and not row.future.done():
+                mask(row.matcher, logits[i])
+        warmth = torch.tensor([row.request.temperature or 1.0 for row in self.rows])
         logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
-        tokens = self._draw(rows, logprobs)
+        tokens = self._draw(logprobs)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
         if any(map(math.isnan, chosen)):
             raise FloatingPointError(BROKEN_WEIGHTS)
-        for row, token, logprob in zip(rows, tokens.tolist(), chosen, strict=True):
-            row.sampled.append(token)
-            row.logprobs.append(logprob)
-            if row.matcher is not None:
-                row.matcher.consume_token(token)
+        for row, token, logprob in zip(self.rows, tokens.tolist(), chosen, strict=True):
+            if not row.future.done():
+                row.sampled.append(token)
+                row.logprobs.append(logprob)
+                if row.matcher is not None:
+                    row.matcher.consume_token(token)
+        return tokens
 
-    def _draw(self, rows: list[Row], logprobs: torch.Tensor) -> torch.Tensor:
+    def _draw(self, logprobs: torch.Tensor) -> torch.Tensor:
         """By the inverse of the distribution at the row's own random number, whatever the batch."""
         tokens = logprobs.argmax(dim=-1)
-        warm = [i for i, row in enumerate(rows) if row.random is not None]
+        warm = [i for i, row in enumerate(self.rows) if row.random is not None]
         if warm:
-            numbers = torch.tensor([row.random.random() for row in rows if row.random is not None], dtype=torch.float64)
+            numbers = torch.tensor([row.random.random() for row in self.rows if row.random is not None], dtype=torch.float64)
             below = logprobs[warm].double().exp().cumsum(dim=-1)
             drawn = torch.searchsorted(below, (numbers * below[:, -1])[:, None], right=True)[:, 0]
             tokens[warm] = drawn.clamp(max=logprobs.shape[1] - 1)
         return tokens
 
-    def _finish(self, i: int, row: Row, read: int) -> None:
-        """Answer the row if it is at its end; its place in the batch is given up at the next shrinking.
-
-        Args: `read`, where the keys and values of its tokens end in the buffer; the last token has none yet.
-        """
+    def _finished(self, i: int, row: Row) -> bool:
+        """Answer the row if it is at its end; its place in the batch is given up at the next shrinking."""
+        if row.future.done():
+            return True
         ended, request = row.sampled[-1] in self.decoder.ends, row.request
         if not (ended or request.on_text or request.stop or len(row.sampled) >= request.max_new_tokens):
-            return
+            return False
         text, cut = request.reply(self.decoder.tokenizer, row.sampled)
         over = ended or cut or len(row.sampled) >= request.max_new_tokens
         row.shown = show(request, row.shown, text, over=over)
         if not over:
-            return
-        self.drafts.learn([*row.ids[-ORDERS[0] :], *row.sampled], len(row.ids[-ORDERS[0] :]))
+            return False
         own, new = self.buffer[:, :, i], self.given - (len(row.ids) - row.known)
         end = self.decoder.tokenizer.decode(row.sampled[-1:]) if ended else ""
         self.prefixes.keep(
@@ -253,18 +312,21 @@ class Batch:
             text=row.text + text[len(request.forced) :] + end,
             ids=row.ids + row.sampled,
             known=own[..., self.known - row.known : self.known, :],
-            new=own[..., new:read, :][..., self.mask[i, new:read].bool().to(own.device), :],
+            new=own[..., new : self.filled, :],
         )
         reason, guided = "stop" if ended or cut else "length", row.matcher is not None
         row.future.set_result(Generated(text, row.ids, row.sampled, row.logprobs, reason, guided=guided))
+        return True
 
-    def _advance(self, active: list[int]) -> None:
+    def _advance(self, tokens: torch.Tensor, active: list[int]) -> None:
+        lengths = [len(row.ids) + len(row.sampled) - 1 for row in self.rows]
         if len(active) <= len(self.rows) // 2:  # shrinking copies the cache: worth it when it halves the work
             rows = torch.tensor(active)
             self.rows = [self.rows[i] for i in active]
-            self.mask = self.mask[rows]
+            lengths = [lengths[i] for i in active]
+            self.mask, tokens = self.mask[rows], tokens[rows]
             self.buffer = self.buffer.index_select(2, rows.to(self.buffer.device))
-            self._layers()
-        self.ids = torch.tensor([row.sampled[-1:] for row in self.rows])
-        self.positions = torch.tensor([[len(row.ids) + len(row.sampled) - 1] for row in self.rows])
+            self._layers(self.filled)
+        self.ids, self.positions = tokens[:, None], torch.tensor(lengths)[:, None]
         self.mask[:, self.filled] = 1
+        self.filled += 1

@@ -117,8 +117,7 @@ class LocalChatModel(TrainablePolicy):
                 `float32`: of bfloat16 weights, an update at a usual learning rate moves few. On a GPU such a model computes in
                 bfloat16 all the same, by autocast.
             own_process: Load it in a process of its own, where it computes at the same time as a model of this process: an
-                experience model beside the policy, with half of the CPU's threads. It takes some seconds to start, and cannot
-                be trained: `model` is None.
+                experience model beside the policy. It takes some seconds to start, and cannot be trained: `model` is None.
             max_batch_size: The most calls that share one forward pass.
             options: Fields of `LocalChatModel`, and `revision`, `token`, `trust_remote_code`, `attn_implementation`,
                 `device_map` (of one device) and `quantization_config` as `from_pretrained` takes them.

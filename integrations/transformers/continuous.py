@@ -19,8 +19,7 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 
 from dreamgym_lg.errors import ConfigurationError, ContextExceeded
 from dreamgym_lg.event_loop import lasting_loop
-from dreamgym_lg.integrations.transformers.batch import BROKEN_WEIGHTS, show
-from dreamgym_lg.integrations.transformers.decoder import end_tokens
+from dreamgym_lg.integrations.transformers.batch import BROKEN_WEIGHTS, end_tokens, show
 from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 

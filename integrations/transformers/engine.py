@@ -18,9 +18,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers.batch import Batch, Row, read_ahead
-from dreamgym_lg.integrations.transformers.decoder import Decoder
-from dreamgym_lg.integrations.transformers.drafts import Drafts
+from dreamgym_lg.integrations.transformers.batch import Batch, Decoder, Row, read_ahead
 from dreamgym_lg.integrations.transformers.prefix_cache import CACHED_BYTES, Beginnings, PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 
@@ -51,7 +49,6 @@ class LocalEngine:
         self.prefixes = PrefixCache()
         self._beginnings = Beginnings()
         self._decoder = Decoder(model, tokenizer)
-        self._drafts = Drafts(self._decoder.ends)
         self._seeds = itertools.count()
         self._waiting: _Waiting = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(self._waiting,), name="dreamgym-engine", daemon=True).start()
@@ -97,11 +94,11 @@ class LocalEngine:
             training = model.training
             model.eval()
             try:
-                with self._decoder.decoding():
+                with self._decoder.autocast():
                     room = CACHED_BYTES
                     for row in rows:
                         room -= read_ahead(self._decoder, self._beginnings, row, room)
-                    Batch(self._decoder, self.prefixes, self._drafts, rows).run()
+                    Batch(self._decoder, self.prefixes, rows).run()
             finally:
                 if training:  # else a trainer may have begun since the last answer was given
                     model.train()
@@ -109,7 +106,6 @@ class LocalEngine:
     def _row(self, request: Request, future: "Future[Generated]") -> Row:
         text, ids, prefix = self.prefixes.encode(self._decoder.tokenizer, request, self._decoder.max_tokens)
         seed = next(self._seeds) if request.seed is None else request.seed
-        self._drafts.learn(ids, 0 if prefix is None else len(prefix.ids))
         matcher = self._decoder.guides.matcher(request.guide, request.forced) if request.guide is not None else None
         return Row(request, future, text, ids, prefix, Random(seed) if request.temperature > 0 else None, matcher)
 

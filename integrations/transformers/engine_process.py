@@ -21,10 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dreamgym_lg.errors import ProcessLost
-from dreamgym_lg.integrations.transformers.decoder import PASSES, asked_elsewhere
+from dreamgym_lg.integrations.transformers.batch import PASSES
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
@@ -59,21 +57,18 @@ class ProcessEngine:
     """
 
     def __init__(self, path: str | Path, *, max_batch_size: int = 128, **loading: Any) -> None:
-        self._asked, self._ids, self._writing = _Asked(), itertools.count(), threading.Lock()
         python_path = os.pathsep.join(str(path) or os.getcwd() for path in sys.path)
-        threads = max(torch.get_num_threads() // 2, 1)  # the other half computes here (`decoder.asked_elsewhere`)
-        own = {"PYTHONPATH": python_path, "OMP_NUM_THREADS": str(threads)}
         self._child = subprocess.Popen(
             [sys.executable, "-P", "-c", _CHILD],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the parent, whose episodes still ask while they come to their end
-            env={"OMP_WAIT_POLICY": "PASSIVE", **_GIVES_BACK, **os.environ, **own},
+            env={"OMP_WAIT_POLICY": "PASSIVE", **_GIVES_BACK, **os.environ, "PYTHONPATH": python_path},
         )
-        weakref.finalize(self, _end, self._child, self._asked)
-        asked_elsewhere.append(self._asked)
+        weakref.finalize(self, _end, self._child)
         self.passes: deque[tuple[float, float]] = deque(maxlen=PASSES)
         """When each of the last 10,000 forward passes began and ended, by `time.perf_counter`."""
+        self._asked, self._ids, self._writing = _Asked(), itertools.count(), threading.Lock()
         self._send({"path": path, "max_batch_size": max_batch_size, **loading})
         pipe: Any = self._child.stdout
         try:
@@ -144,10 +139,7 @@ def _lost(child: Any) -> ProcessLost:
     )
 
 
-def _end(child: Any, asked: _Asked) -> None:
-    place = next((place for place, other in enumerate(asked_elsewhere) if other is asked), None)
-    if place is not None:
-        del asked_elsewhere[place]
+def _end(child: Any) -> None:
     child.kill()  # it has nothing to save
     child.wait()
     with contextlib.suppress(OSError):

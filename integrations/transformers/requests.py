@@ -27,7 +27,7 @@ class Request:
     temperature: float = 1.0
     max_new_tokens: int = 64
     seed: int | None = None
-    """Fixes what is sampled, whatever shares the batch, up to rounding: half precision may make another choice of some."""
+    """Fixes what is sampled, independent of the batch this call happens to share."""
     stop: tuple[str, ...] = ()
     owner: int | None = None
     """The episode of the call. Episodes with the same text may have sampled it as different tokens."""

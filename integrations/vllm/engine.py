@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError, ModelUnavailable, ServersUnavailable
 from dreamgym_lg.event_loop import lasting_loop
-from dreamgym_lg.integrations.transformers.decoder import end_tokens
+from dreamgym_lg.integrations.transformers.batch import end_tokens
 from dreamgym_lg.integrations.transformers.prefix_cache import TOKENS_ONLY, PrefixCache, check_length
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.vllm.server import Refused, Server, Unanswered, create_session

@@ -14,7 +14,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.transformers import engine as transformers_engine
-from dreamgym_lg.integrations.transformers.batch import Batch, Row
+from dreamgym_lg.integrations.transformers.batch import Batch
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.requests import Request
 from dreamgym_lg.integrations.transformers.tiny_models import CHAT_TEMPLATE, create_model, create_tokenizer
@@ -138,16 +138,16 @@ def steer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Request], str 
     """
 
     def install(say: Callable[[Request], str | Sequence[int]]) -> None:
-        def draw(batch: Batch, rows: list[Row], logprobs: torch.Tensor) -> torch.Tensor:
-            return torch.tensor([_next(batch, row, say) for row in rows])
+        def draw(batch: Batch, logprobs: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([_next(batch, i, say) for i in range(len(batch.rows))])
 
         monkeypatch.setattr(Batch, "_draw", draw)
 
     return install
 
 
-def _next(batch: Batch, row: Row, say: Callable[[Request], str | Sequence[int]]) -> int:
-    tokenizer = batch.decoder.tokenizer
+def _next(batch: Batch, i: int, say: Callable[[Request], str | Sequence[int]]) -> int:
+    row, tokenizer = batch.rows[i], batch.decoder.tokenizer
     said = say(row.request)
     if isinstance(said, str):
         assert said.startswith(row.request.forced), f"{said!r} does not begin with {row.request.forced!r}"

@@ -12,8 +12,8 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.transformers.batch import Decoder
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.decoder import Decoder
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.loading import resolve_device
 from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Request
