@@ -31,13 +31,13 @@ class Method:
     """How many offline trajectories the experience model has. None: all."""
     moved: tuple[str, str] | None = None
     """World and method of the cell whose policy is judged here, without any training here."""
-    worlds: Sequence[str] = ("peckingorder", "twc", "coin", "simonsays", "sorting", "desk", "alfworld")
+    worlds: Sequence[str] = ("peckingorder", "twc", "coin", "simonsays", "sorting", "mapreader", "desk", "alfworld")
     """Those in which the method means anything."""
 
 
-GAMES = ("peckingorder", "twc", "coin", "simonsays", "sorting")
+GAMES = ("peckingorder", "twc", "coin", "simonsays", "sorting", "mapreader")
 DEFAULT_WORLDS = (*GAMES, "desk")
-"""Five games of TextWorld-Express, and the support desk of this cookbook."""
+"""Six games of TextWorld-Express, and the support desk of this cookbook."""
 WORLDS = (*DEFAULT_WORLDS, "alfworld")
 """ALFWorld's pick-and-place tasks as well, which need a package and games that do not come with `dreamgym-lg[all]`."""
 SIZES = (100, 200, 400, 800)

@@ -12,6 +12,7 @@ from dreamgym_lg.integrations.textworld_express.text import movable_items
 from dreamgym_lg.types import Task, Trajectory
 
 _PUT = re.compile(r"You put the (.+) in the (.+)\.")
+_ASKED = re.compile(r"Your task is to take the coin that is located in the (.+), and put it into the box found in the (.+?)\.")
 
 
 def _told(seen: Sequence[str], valid: Sequence[str]) -> str:
@@ -40,14 +41,42 @@ def _tidied(goals: Mapping[str, str], seen: Sequence[str], valid: Sequence[str])
     return "look around"
 
 
+_CONNECTED = re.compile(r"The ([a-z ]+) connects to the ([^.]+)\.")
+_ROOM = re.compile(r"You are in the ([^.]+)\.")
+_BESIDE = re.compile(r"[Tt]o the (North|South|East|West) you see the ([^.]+)\.")
+
+
+def _fetched(coin: str, box: str, seen: Sequence[str], valid: Sequence[str]) -> str:
+    """The next right action of `mapreader`, whatever came before: by the map to the room `coin`, and back to the room `box`."""
+    rooms = [observation for observation in seen if _ROOM.match(observation)]
+    here, beside = _ROOM.findall(rooms[-1])[0], {room: way.lower() for way, room in _BESIDE.findall(rooms[-1])}
+    for action in ("take coin", "put coin in box"):
+        if action in valid:
+            return action
+    target = box if any(observation == "You take the coin." for observation in seen) else coin
+    charted = dict(_CONNECTED.findall(next((each for each in seen if each.startswith("The map reads:")), "")))
+    if not charted and "read map" in valid:
+        return "read map"
+    steps, reached = {target: 0}, [target]
+    for room in reached:  # breadth first, from the target
+        for other in re.split(r", | and ", charted.get(room, "")):
+            if other and other not in steps:
+                steps[other] = steps[room] + 1
+                reached.append(other)
+    nearer = [way for room, way in beside.items() if room == target or steps.get(room, 1) < steps.get(here, 1)]
+    return next((f"move {way}" for way in nearer), "look around")
+
+
 def create_oracle(environment: TextWorldExpress, task: Task, rng: Random) -> Oracle:
     """The demonstrator of `task`.
 
-    `peckingorder` only needs its book. `twc` in one room brings the items, in random order, to where the gold path puts
-    them; both find back from any detour. Every other world is played by the gold path, which a detour may break.
+    `peckingorder` only needs its book, `mapreader` its map. `twc` in one room brings the items, in random order, to where the
+    gold path puts them. All three find back from any detour. Every other world is played by the gold path, which a detour may break.
     """
     if task.metadata["game"] == "peckingorder":
         return _told
+    if asked := _ASKED.match(task.instruction):
+        return partial(_fetched, *asked.groups())
     path = environment.gold_path(task)
     if task.metadata["game"] == "twc" and not any(action.startswith("move ") for action in path):
         goals = [(put[1], put[2]) for action in path if (put := re.fullmatch(r"put (.+) in (.+)", action))]

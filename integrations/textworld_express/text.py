@@ -16,7 +16,7 @@ GAMES: Mapping[str, str] = {
     "twc": "numLocations=1,numItemsToPutAway=2,includeDoors=0,limitInventorySize=0",
     "cookingworld": "",
     "coin": "numLocations=7,includeDoors=0,numDistractorItems=0",
-    "mapreader": "",
+    "mapreader": "numLocations=3,maxDistanceApart=1,maxDistractorItemsPerLocation=1,includeDoors=0,limitInventorySize=0",
     "arithmetic": "",
     "sorting": "",
     "simonsays": "memorization=1",  # else it begins in sixty different ways only
@@ -29,7 +29,7 @@ UNKNOWN_ACTION = "Unknown action: I'm not sure what you mean."
 Check = Literal["names", "state"]
 """How much `check_action` knows."""
 
-STATE_KNOWN = ("peckingorder", "twc", "coin")
+STATE_KNOWN = ("peckingorder", "twc", "coin", "mapreader")
 """Games whose observations say all that is in sight, held and open."""
 
 VARIED = ("peckingorder", "twc")
@@ -105,12 +105,13 @@ def _drop(things: list[Any], found: list[Any]) -> None:
         things.remove(found[0])
 
 
-def _follow(observations: Sequence[str]) -> _Room | None:
+def _follow(game: str, observations: Sequence[str]) -> _Room | None:
     """The world after these observations; None unless they describe a room."""
     room: _Room | None = None
+    carried = ["map"] if game == "mapreader" else []
     for observation in observations:
         if (seen := _look(observation)) is not None:
-            held = room.held if room else []
+            held = room.held if room else carried
             room = _Room(dict(seen.places), list(seen.items), held, seen.fixed, seen.exits, seen.doors)
         elif room is None:
             continue
@@ -139,8 +140,10 @@ def _possible(game: str, room: _Room) -> set[str]:
     actions |= {f"take {item}" for item, _ in room.items}
     if game == "coin":  # nothing is put anywhere or opened there
         return actions
+    if game == "mapreader":
+        actions |= {"task", *(f"read {item}" for item in room.held if item == "map")}
     actions |= {f"put {item} in {place}" for item in room.held for place, how in room.places.items() if how != "closed"}
-    if game == "peckingorder":
+    if game in ("peckingorder", "mapreader"):
         return actions | {f"read {name}" for name in room.fixed if name.endswith("book")}
     switch = {"closed": "open", "open": "close"}
     return actions | {f"{switch[how]} {place}" for place, how in room.places.items() if how in switch}
@@ -168,7 +171,7 @@ def check_action(game: str, action: str, observations: Sequence[str], *, check: 
     action = action.strip()
     if game == "simonsays":
         return None
-    if check == "state" and game in STATE_KNOWN and (room := _follow(observations)) is not None:
+    if check == "state" and game in STATE_KNOWN and (room := _follow(game, observations)) is not None:
         return None if action in _possible(game, room) else UNKNOWN_ACTION
     form = _FORMS.fullmatch(action)
     if form is None:
