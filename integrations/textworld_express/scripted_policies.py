@@ -71,7 +71,8 @@ def create_oracle(environment: TextWorldExpress, task: Task, rng: Random) -> Ora
     """The demonstrator of `task`.
 
     `peckingorder` only needs its book, `mapreader` its map. `twc` in one room brings the items, in random order, to where the
-    gold path puts them. All three find back from any detour. Every other world is played by the gold path, which a detour may break.
+    gold path puts them. All three find back from any detour. Every other world is played by the gold path, which a detour may
+    break.
     """
     if task.metadata["game"] == "peckingorder":
         return _told

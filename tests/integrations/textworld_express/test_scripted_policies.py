@@ -69,6 +69,17 @@ def test_demonstration_follows_the_gold_path_through_several_rooms() -> None:
         assert trajectory.steps[0].action != "look around"
 
 
+def test_the_demonstrator_of_mapreader_finds_back_from_any_detour() -> None:
+    """In fifteen rooms, through up to four of them."""
+    environment = TextWorldExpress(max_steps=60)
+    tasks = [task for task in make_tasks("mapreader", range(40), environment=environment, params="") if task.split == "train"]
+    for kind, wanted in (("demonstration", 1.0), ("noisy", 0.9)):
+        played = list(scripted_trajectories(tasks, environment, episodes={kind: len(tasks)}, seed=0))
+        assert sum(each.success for each in played) >= wanted * len(played)
+        longest = max(len(each.steps) for each in played)
+        assert longest > 8 and all(each.steps[0].action == "read map" for each in played if kind == "demonstration")
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the methods of the real game, in the order in which they were called."""
