@@ -66,7 +66,7 @@ METHODS: dict[str, Method] = {
         Method(name="no-demonstrations", title="without demonstrations", part="ablations", learner="grpo",
                without="demonstrations", worlds=("desk",)),
         Method(name="no-hidden", title="without hidden facts", part="ablations", learner="grpo", without="hidden",
-               worlds=("peckingorder", "simonsays", "alfworld")),
+               worlds=("peckingorder", "simonsays", "mapreader", "alfworld")),
         *(
             Method(name=f"data-{n}", title=f"{n} trajectories", part="data", learner="grpo", trajectories=n, worlds=GAMES)
             for n in SIZES

@@ -8,11 +8,10 @@ from random import Random
 from dreamgym_lg.integrations.text_games import scripted_policies
 from dreamgym_lg.integrations.text_games.scripted_policies import Mistakes, Oracle, View
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress
-from dreamgym_lg.integrations.textworld_express.text import movable_items
+from dreamgym_lg.integrations.textworld_express.text import BESIDE, CONNECTED, FETCHED, ROOM, movable_items
 from dreamgym_lg.types import Task, Trajectory
 
 _PUT = re.compile(r"You put the (.+) in the (.+)\.")
-_ASKED = re.compile(r"Your task is to take the coin that is located in the (.+), and put it into the box found in the (.+?)\.")
 
 
 def _told(seen: Sequence[str], valid: Sequence[str]) -> str:
@@ -41,20 +40,17 @@ def _tidied(goals: Mapping[str, str], seen: Sequence[str], valid: Sequence[str])
     return "look around"
 
 
-_CONNECTED = re.compile(r"The ([a-z ]+) connects to the ([^.]+)\.")
-_ROOM = re.compile(r"You are in the ([^.]+)\.")
-_BESIDE = re.compile(r"[Tt]o the (North|South|East|West) you see the ([^.]+)\.")
 
 
 def _fetched(coin: str, box: str, seen: Sequence[str], valid: Sequence[str]) -> str:
     """The next right action of `mapreader`, whatever came before: by the map to the room `coin`, and back to the room `box`."""
-    rooms = [observation for observation in seen if _ROOM.match(observation)]
-    here, beside = _ROOM.findall(rooms[-1])[0], {room: way.lower() for way, room in _BESIDE.findall(rooms[-1])}
+    rooms = [observation for observation in seen if ROOM.match(observation)]
+    here, beside = ROOM.findall(rooms[-1])[0], {room: way.lower() for way, room in BESIDE.findall(rooms[-1])}
     for action in ("take coin", "put coin in box"):
         if action in valid:
             return action
     target = box if any(observation == "You take the coin." for observation in seen) else coin
-    charted = dict(_CONNECTED.findall(next((each for each in seen if each.startswith("The map reads:")), "")))
+    charted = dict(CONNECTED.findall(next((each for each in seen if each.startswith("The map reads:")), "")))
     if not charted and "read map" in valid:
         return "read map"
     steps, reached = {target: 0}, [target]
@@ -76,7 +72,7 @@ def create_oracle(environment: TextWorldExpress, task: Task, rng: Random) -> Ora
     """
     if task.metadata["game"] == "peckingorder":
         return _told
-    if asked := _ASKED.match(task.instruction):
+    if asked := FETCHED.match(task.instruction):
         return partial(_fetched, *asked.groups())
     path = environment.gold_path(task)
     if task.metadata["game"] == "twc" and not any(action.startswith("move ") for action in path):

@@ -16,7 +16,7 @@ GAMES: Mapping[str, str] = {
     "twc": "numLocations=1,numItemsToPutAway=2,includeDoors=0,limitInventorySize=0",
     "cookingworld": "",
     "coin": "numLocations=7,includeDoors=0,numDistractorItems=0",
-    "mapreader": "numLocations=3,maxDistanceApart=1,maxDistractorItemsPerLocation=1,includeDoors=0,limitInventorySize=0",
+    "mapreader": "numLocations=3,maxDistanceApart=1,maxDistractorItemsPerLocation=0,includeDoors=0,limitInventorySize=0",
     "arithmetic": "",
     "sorting": "",
     "simonsays": "memorization=1",  # else it begins in sixty different ways only
@@ -37,6 +37,13 @@ VARIED = ("peckingorder", "twc")
 
 FIXED = frozenset({"stove", "oven", "barbeque", "toilet", "bath mat", "instructions book"})
 """What rooms show like an item although nobody can take it."""
+
+FETCHED = re.compile(r"Your task is to take the coin that is located in the (.+), and put it into the box found in the (.+?)\.")
+"""The task of `mapreader`: where the coin is, and where the box."""
+CONNECTED = re.compile(r"The ([a-z ]+) connects to the ([^.]+)\.")
+"""A line of its map."""
+ROOM = re.compile(r"You are in the ([^.]+)\.")
+BESIDE = re.compile(r"[Tt]o the (North|South|East|West) you see the ([^.]+)\.")
 
 
 # --- The room in the observations -----------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ EPISODES = {"demonstration": 1, "random": 400, "unfinished": 1500}
 _OWN: Mapping[str, Mapping[str, Any]] = {
     "peckingorder": {"policy_tokens": 16},
     "coin": {"tasks": 5000, "policy_tokens": 16},  # many begin alike
-    "mapreader": {"episodes": {"demonstration": 16, "unfinished": 1500}, "policy_tokens": 16},
+    "mapreader": {"episodes": {**EPISODES, "demonstration": 16}, "policy_tokens": 16},
     "simonsays": {"episodes": {**EPISODES, "demonstration": 16}, "policy_tokens": 16},  # imitation of fewer solves next to none
     "twc": {
         "tasks": 5000,

@@ -1,5 +1,6 @@
 """The order of `peckingorder`: what its book asks for is drawn once, by the world's seed."""
 
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from dreamgym_lg.experience.hidden_facts import world_seed
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
 from dreamgym_lg.integrations.textworld_express.hidden_facts import hidden_facts
 from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWorld
-from dreamgym_lg.types import Prediction, Task
+from dreamgym_lg.types import Prediction, Task, Trajectory
 
 START = (
     "You are in the kitchen. In one part of the room you see a counter that has a banana, a peach, and a strawberry on it. "
@@ -131,3 +132,57 @@ def test_the_real_book_asks_for_what_the_facts_of_its_episode_say(environment: A
                 assert step.next_observation == f"The current task is to take the {fact}."
                 asked += 1
     assert asked > 12
+
+
+# --- mapreader ----------------------------------------------------------------------------------------------------------
+
+
+def play_back(played: Trajectory) -> list[Exchange]:
+    return [Exchange(step.action, in_hindsight(step, success=played.success)) for step in played.steps]
+
+
+@pytest.fixture(scope="module")
+def walks() -> list[Trajectory]:
+    """Random walks through three rooms, and demonstrations."""
+    world = TextWorldExpressWorld("mapreader")
+    return list(world.collect(world.tasks("train", limit=200), {"demonstration": 20, "random": 40}, seed=0))
+
+
+def test_of_recorded_walks_it_is_what_each_move_and_the_map_really_showed(walks: list[Trajectory]) -> None:
+    shown = Counter[str]()
+    for played in walks:
+        for step, fact in zip(played.steps, facts(played.task, play_back(played)), strict=False):
+            if step.action.startswith("move ") and step.valid:
+                assert f"{step.action[5:]}: {step.next_observation}" in fact
+                shown["move"] += 1
+            if step.next_observation.startswith("The map reads:"):
+                assert step.next_observation in fact or shown["map", played.task.id]
+                shown["map", played.task.id] += 1
+    assert shown["move"] > 100 and sum(shown.values()) > shown["move"] + 20
+
+
+def test_rooms_that_were_not_seen_are_drawn_once_whatever_is_done(walks: list[Trajectory]) -> None:
+    """Each way of the first room, and a way on from there to a third room that the task does not tell."""
+    for played in walks:
+        task, idle = played.task, done("inventory", "Inventory: a map.")
+        (first,) = facts(task, [])
+        assert facts(task, [idle, done("move up", "Unknown action: I'm not sure what you mean.", valid=False)]) == [first] * 3
+        exits = re.findall(r"To the (\w+) you see the ([^.]+)\.", task.metadata["observation"])
+        rooms = set(re.findall(r"You are in the ([^.]+)\.|you see the ([^.]+)\.", f"{task.metadata['observation']} {first}"))
+        assert len(rooms := {name for pair in rooms for name in pair if name}) == 3, (rooms, first)
+        for way, room in exits:
+            assert f"{way.lower()}: You are in the {room}." in first
+        assert first.count(" connects to the ") == 3 and first.count("a coin.") == 1
+        (_, read) = facts(task, [done("read map", first[first.index("The map reads:") :])])
+        assert read == first[: first.index(" The map reads:")]
+
+
+def test_different_worlds_have_different_third_rooms(walks: list[Trajectory]) -> None:
+    drawn = Counter(facts(played.task, [])[0].split(" connects to the ")[-1] for played in walks)
+    assert len(drawn) > len(walks) / 2
+
+
+def test_a_coin_that_was_taken_lies_there_no_longer(walks: list[Trajectory]) -> None:
+    played = next(each for each in walks if each.success and len(each.steps) == 5)
+    (*_, fetched, ended) = facts(played.task, play_back(played))
+    assert "a coin" not in fetched + ended and "a box, that is empty" in facts(played.task, play_back(played))[3]
