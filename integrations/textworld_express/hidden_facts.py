@@ -1,5 +1,5 @@
-"""What a world of TextWorld-Express hides: in `peckingorder` the item that its book asks for next, in the list that a task of
-`simonsays` begins with the next action, in `mapreader` the rooms that cannot be seen yet."""
+"""What a world of TextWorld-Express reveals next: of `peckingorder` the item that its book asks for, of `simonsays` the next
+action of its list, of `mapreader` the rooms beside the one where the agent is."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,16 +7,17 @@ from itertools import accumulate
 
 from dreamgym_lg.experience.hidden_facts import draw_order
 from dreamgym_lg.experience.predictions import Exchange
-from dreamgym_lg.integrations.textworld_express.text import BESIDE, CONNECTED, FETCHED, ROOM, movable_items
+from dreamgym_lg.integrations.textworld_express.text import BESIDE, CONNECTED, FETCHED, GAMES, ROOM, movable_items
 from dreamgym_lg.types import Task
 
 ROOMS = (
-    *("alley", "attic", "backyard", "bar", "basement", "bathroom", "bedroom", "canteen", "cellar", "chamber", "closet"),
-    *("cookery", "cubicle", "cupboard", "driveway", "garage", "greenhouse", "kitchen", "kitchenette", "laundromat", "library"),
-    *("lounge", "office", "outside", "pantry", "parlor", "playroom", "salon", "sauna", "scullery", "shower", "street"),
-    *("studio", "study", "supermarket", "vault", "washroom", "workshop"),
+    *("alley", "attic", "backyard", "bar", "basement", "bathroom", "bedchamber", "bedroom", "canteen", "cellar", "chamber"),
+    *("closet", "cookery", "cookhouse", "cubicle", "cupboard", "driveway", "garage", "greenhouse", "kitchen", "kitchenette"),
+    *("launderette", "laundromat", "laundry place", "library", "living room", "lounge", "office", "outside", "pantry"),
+    *("parlor", "playroom", "recreation zone", "salon", "sauna", "scullery", "shower", "side yard", "spare room"),
+    *("steam room", "storage room", "street", "studio", "study", "supermarket", "vault", "washroom", "workshop"),
 )
-"""Names of rooms, of which those that a task does not tell are drawn."""
+"""The names that the game has for rooms."""
 OPPOSITE = {"North": "South", "South": "North", "East": "West", "West": "East"}
 """The ways, in the order in which a room names them, each with the way back."""
 
@@ -37,8 +38,8 @@ def hidden_facts(task: Task, history: Sequence[Exchange], seed: int) -> list[str
         actions = [*listed[1].split(", "), ""]
         paid = accumulate((exchange.prediction.reward > 0 for exchange in history), initial=0)
         return [actions[min(number, len(actions) - 1)] for number in paid]
-    if wanted := FETCHED.match(task.instruction):
-        return _ways(task, wanted[1], wanted[2], [first, *(exchange.prediction.observation for exchange in history)], seed)
+    if (wanted := FETCHED.match(task.instruction)) and task.metadata.get("params") == GAMES["mapreader"]:
+        return _ways(wanted[1], wanted[2], [first, *(exchange.prediction.observation for exchange in history)], seed)
     items = movable_items(first) if task.metadata.get("game") == "peckingorder" else []
     order = _order(items, history, seed)
     facts, asked = [], set[str]()
@@ -70,16 +71,17 @@ def _moved(exchange: Exchange) -> str:
     return (moved["taken"] or moved["put"]) if moved else ""
 
 
-def _ways(task: Task, coin: str, box: str, observations: Sequence[str], seed: int) -> list[str]:
-    """For each observation what the next move shows, by way, and the map as long as it was not read.
+def _ways(coin: str, box: str, observations: Sequence[str], seed: int) -> list[str]:
+    """For each observation what a move by each way shows, and the map as long as it was not read.
 
-    Rooms that the episode has seen are what they were, at any step of it; the others are drawn.
+    Rooms that the episode shows, at any step of it, are as they were shown first; the others are drawn.
     """
     charted = next((seen for seen in observations if seen.startswith("The map reads:")), "")
-    rooms = _draw_rooms(task, coin, observations, dict(CONNECTED.findall(charted)), seed)
+    rooms = _three_rooms(observations, [room for room, _ in CONNECTED.findall(charted)], seed)
     if not charted:
-        connected = (f"The {room} connects to the {_listed(list(exits.values()))}." for room, exits in rooms.items())
-        charted = " ".join(["The map reads:", *connected])
+        known = {room: list(rooms[room].values()) for room in draw_order(rooms, seed)}
+        lines = (f"The {room} connects to the {_enumerated(others)}." for room, others in known.items() if others)
+        charted = " ".join(["The map reads:", *lines])
     here, read, facts = "", False, []
     things = {coin: "a coin", box: "a box, that is empty"}
     for seen in observations:
@@ -97,28 +99,20 @@ def _ways(task: Task, coin: str, box: str, observations: Sequence[str], seed: in
     return facts
 
 
-def _draw_rooms(
-    task: Task, coin: str, observations: Sequence[str], charted: Mapping[str, str], seed: int
-) -> dict[str, dict[str, str]]:
-    """The rooms, each with the rooms beside it by way: those that were shown, the other ones behind them."""
-    shown = {found[1]: dict(BESIDE.findall(seen)) for seen in observations if (found := ROOM.match(seen))}
+def _three_rooms(observations: Sequence[str], charted: Sequence[str], seed: int) -> dict[str, dict[str, str]]:
+    """The rooms, each with those beside it by way: those shown, those seen from there, behind one of these a third."""
+    # the first look at a room counts: should the dream show it otherwise later, the world is still the same
+    shown = {found[1]: dict(BESIDE.findall(seen)) for seen in reversed(observations) if (found := ROOM.match(seen))}
     rooms = {room: dict(exits) for room, exits in shown.items()}
     for room, exits in shown.items():
         for way, other in exits.items():
             if other not in shown:
                 rooms.setdefault(other, {})[OPPOSITE[way]] = room
-    count = int(found[1]) if (found := re.search(r"numLocations=(\d+)", str(task.metadata.get("params", "")))) else len(rooms)
-    names = dict.fromkeys([coin, *charted, *draw_order(ROOMS, seed)])
-    for name in [name for name in names if name not in rooms][: max(0, count - len(rooms))]:
-        beside = [room for room in rooms if room not in shown]
-        likely = [room for room in beside if name in charted.get(room, "").replace(" and ", ", ").split(", ")]
-        if not beside:
-            break
-        room = draw_order(likely or beside, seed)[0]
-        way = next((way for way in draw_order(OPPOSITE, seed) if way not in rooms[room]), None)
-        if way:
-            rooms[room][way] = name
-            rooms[name] = {OPPOSITE[way]: room}
+    unseen = [room for room in rooms if room not in shown]
+    if unseen and sum(map(bool, rooms.values())) < 3:
+        third = next(name for name in [*charted, *draw_order(ROOMS, seed)] if name not in rooms)
+        way = next(way for way in draw_order(OPPOSITE, seed) if way not in rooms[unseen[0]])
+        rooms[unseen[0]][way], rooms[third] = third, {OPPOSITE[way]: unseen[0]}
     return {room: {way: exits[way] for way in OPPOSITE if way in exits} for room, exits in rooms.items()}
 
 
@@ -128,5 +122,5 @@ def _shown(room: str, thing: str, exits: Mapping[str, str]) -> str:
     return " ".join([f"You are in the {room}.", *inside, *beside])
 
 
-def _listed(names: Sequence[str]) -> str:
+def _enumerated(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)

@@ -1,7 +1,7 @@
 """Scripted policies for TextWorld-Express: its demonstrators, and the mistakes one can make there."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
 
@@ -40,27 +40,34 @@ def _tidied(goals: Mapping[str, str], seen: Sequence[str], valid: Sequence[str])
     return "look around"
 
 
-
-
 def _fetched(coin: str, box: str, seen: Sequence[str], valid: Sequence[str]) -> str:
     """The next right action of `mapreader`, whatever came before: by the map to the room `coin`, and back to the room `box`."""
-    rooms = [observation for observation in seen if ROOM.match(observation)]
-    here, beside = ROOM.findall(rooms[-1])[0], {room: way.lower() for way, room in BESIDE.findall(rooms[-1])}
-    for action in ("take coin", "put coin in box"):
+    rooms = [(found[1], BESIDE.findall(observation)) for observation in seen if (found := ROOM.match(observation))]
+    charted = [line for observation in seen for line in CONNECTED.findall(observation)]
+    for action in ("take coin", "put coin in box", *(() if charted else ("read map", "take map"))):
         if action in valid:
             return action
-    target = box if any(observation == "You take the coin." for observation in seen) else coin
-    charted = dict(CONNECTED.findall(next((each for each in seen if each.startswith("The map reads:")), "")))
-    if not charted and "read map" in valid:
-        return "read map"
+    links = [(room, other) for room, beside in rooms for _, other in beside]
+    links += [(room, other) for room, others in charted for other in re.split(r", | and ", others)]
+    here, beside = rooms[-1]
+    taken = any(observation == "You take the coin." for observation in seen)
+    for target in [box] if taken else [coin, box]:  # a map that was put away unread is in the box
+        steps = _distances(target, links)
+        for way, room in beside:
+            if steps.get(room, len(steps)) < steps.get(here, 0):
+                return f"move {way.lower()}"
+    return "look around"
+
+
+def _distances(target: str, links: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """Moves from each room to the room `target`, as far as rooms are linked to it."""
+    around = [*links, *((other, room) for room, other in links)]
     steps, reached = {target: 0}, [target]
-    for room in reached:  # breadth first, from the target
-        for other in re.split(r", | and ", charted.get(room, "")):
-            if other and other not in steps:
-                steps[other] = steps[room] + 1
-                reached.append(other)
-    nearer = [way for room, way in beside.items() if room == target or steps.get(room, 1) < steps.get(here, 1)]
-    return next((f"move {way}" for way in nearer), "look around")
+    for room in reached:
+        for other in (there for here, there in around if here == room and there not in steps):
+            steps[other] = steps[room] + 1
+            reached.append(other)
+    return steps
 
 
 def create_oracle(environment: TextWorldExpress, task: Task, rng: Random) -> Oracle:

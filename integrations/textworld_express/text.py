@@ -148,9 +148,9 @@ def _possible(game: str, room: _Room) -> set[str]:
     if game == "coin":  # nothing is put anywhere or opened there
         return actions
     if game == "mapreader":
-        actions |= {"task", *(f"read {item}" for item in room.held if item == "map")}
+        actions |= {"task", *({"read map"} if "map" in room.held else ())}
     actions |= {f"put {item} in {place}" for item in room.held for place, how in room.places.items() if how != "closed"}
-    if game in ("peckingorder", "mapreader"):
+    if game == "peckingorder":
         return actions | {f"read {name}" for name in room.fixed if name.endswith("book")}
     switch = {"closed": "open", "open": "close"}
     return actions | {f"{switch[how]} {place}" for place, how in room.places.items() if how in switch}
@@ -168,7 +168,7 @@ def check_action(game: str, action: str, observations: Sequence[str], *, check: 
 
     Pure and without Java, so that a dream can hold it (`functools.partial(check_action, "twc")`). `names`: a known verb
     form whose names have all been observed, as whole words, which is what a tool's argument schema gives an agent.
-    `state`, for `peckingorder` and `twc`: also what is in sight, held and open as it follows from the observations, so
+    `state`, for the games of `STATE_KNOWN`: also what is in sight, held and open as it follows from the observations, so
     that nothing invalid passes, no second `put` either. `simonsays` is not checked: it never shows what is valid.
     """
     if game not in GAMES:
@@ -221,7 +221,8 @@ def failed_on(task: Task, trajectories: Iterable[Trajectory]) -> set[str]:
     """The items that the failed ones of a task's episodes named after their last reward, e.g. the one that was asked for and
     the one that was taken in its place."""
     items = movable_items(str(task.metadata.get("observation", "")))
-    name = re.compile(rf"\b(?:{'|'.join(map(re.escape, items))})\b")
+    # not what a list or the name of a place holds: "the cushion." but not "in the cushion cover", "some cushions"
+    name = re.compile(rf"\b(?:the|take|put) ({'|'.join(map(re.escape, items))})(?= in |\.|$)", re.MULTILINE)
     found: set[str] = set()
     for each in trajectories if items else ():
         if each.task.id == task.id and not each.success:
@@ -231,7 +232,7 @@ def failed_on(task: Task, trajectories: Iterable[Trajectory]) -> set[str]:
 
 
 def vary_task(task: Task, rng: Random, observations: Sequence[str], *, keep: Collection[str] = ()) -> Task | None:
-    """A synthetic `peckingorder` or `twc` task that begins like `task`, half of its items exchanged for other known ones.
+    """A synthetic `peckingorder` or `twc` task that begins like `task`, up to half of its items exchanged for other known ones.
 
     What makes a task hard is often one of its items, or two that are easily mistaken for each other. So the items `keep` stay,
     unless these are all there are; of the others, those stay that chance leaves. New ones come from `observations`: first

@@ -3,13 +3,15 @@
 import re
 from collections import Counter
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 
 from dreamgym_lg.experience.hidden_facts import world_seed
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
-from dreamgym_lg.integrations.textworld_express.hidden_facts import hidden_facts
+from dreamgym_lg.integrations.textworld_express.hidden_facts import OPPOSITE, hidden_facts
+from dreamgym_lg.integrations.textworld_express.text import ROOM
 from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWorld
 from dreamgym_lg.types import Prediction, Task, Trajectory
 
@@ -177,9 +179,67 @@ def test_rooms_that_were_not_seen_are_drawn_once_whatever_is_done(walks: list[Tr
         assert read == first[: first.index(" The map reads:")]
 
 
+def dreamed(task: Task, rng: Random) -> list[Exchange]:
+    """A random walk in a dream that answers as its facts say."""
+    start = task.metadata["observation"]
+    history, shown, held = list[Exchange](), {ROOM.findall(start)[0]: start}, True
+    for _ in range(8):
+        fact = facts(task, history)[-1]
+        ways = dict(re.findall(r"([a-z]+): (You are in the .+?)(?= [a-z]+: You| The map reads:|$)", fact))
+        actions = [*(f"move {way}" for way in ways), "look around", *(["read map", "put map in box"] if held else [])]
+        match rng.choice(actions).split():
+            case ["move", way]:
+                history.append(done(f"move {way}", ways[way]))
+                room = ROOM.findall(ways[way])[0]
+                exits = re.findall("To the .*", ways[way])
+                assert re.findall("To the .*", shown.setdefault(room, ways[way])) == exits, "a room comes back as it was"
+            case ["read", _] if "The map reads:" in fact:
+                history.append(done("read map", fact[fact.index("The map reads:") :]))
+            case ["put", *_] if "a box" in shown and len(history) > 4:
+                history.append(done("put map in box", "You put the map in the box."))
+                held = False
+            case _:
+                history.append(done("inventory", "Inventory: a map."))
+    return history
+
+
+def test_what_an_agent_does_changes_neither_the_rooms_nor_the_past(walks: list[Trajectory]) -> None:
+    for played in walks:
+        maps = set()
+        for number in range(6):
+            history = dreamed(played.task, Random(number))
+            told = [facts(played.task, history[:length]) for length in range(len(history) + 1)]
+            maps |= {fact[fact.index("The map reads:") :] for each in told for fact in each if "The map reads:" in fact}
+            assert told[-1] == [each[-1] for each in told], "the facts of a conversation only grow"
+        assert len(maps) == 1
+
+
+def test_the_first_look_at_a_room_counts(walks: list[Trajectory]) -> None:
+    """A dream that shows a room otherwise later does not change its world, nor one that shows rooms where there are none."""
+    for played in walks:
+        (first,) = facts(played.task, [])
+        room = ROOM.findall(played.task.metadata["observation"])[0]
+        bare = done("look around", f"You are in the {room}.")
+        attics = " ".join(f"To the {way} you see the attic." for way in OPPOSITE)
+        full = done("look around", f"You are in the {room}. {attics}")
+        assert facts(played.task, [bare, full]) == [first] * 3
+        lost = done("move up", "You are in the cave.")
+        assert facts(played.task, [lost])[1] == first[first.index("The map reads:") :]
+
+
+def test_a_map_that_was_read_names_a_room_that_was_not_visited(walks: list[Trajectory]) -> None:
+    task = next(each.task for each in walks if each.task.metadata["observation"].count("To the") == 1)
+    box, coin = ROOM.findall(task.metadata["observation"])[0], task.instruction.split("located in the ")[1].split(",")[0]
+    lines = f"The {coin} connects to the {box} and tower. The {box} connects to the {coin}. The tower connects to the {coin}."
+    (before, after) = facts(task, [done("read map", f"The map reads: {lines}")])
+    assert "you see the tower." in after and before == f"{after} The map reads: {lines}"
+
+
 def test_different_worlds_have_different_third_rooms(walks: list[Trajectory]) -> None:
-    drawn = Counter(facts(played.task, [])[0].split(" connects to the ")[-1] for played in walks)
-    assert len(drawn) > len(walks) / 2
+    """One way on in three, each as often as the others, into rooms of all names."""
+    first = [facts(played.task, [])[0] for played in walks]
+    drawn = {(found[1], found[2]) for fact in first for found in re.finditer(r"To the (\w+) you see the ([^.]+)", fact)}
+    assert {way for way, _ in drawn} == set(OPPOSITE) and len({room for _, room in drawn}) > len(walks) / 2
 
 
 def test_a_coin_that_was_taken_lies_there_no_longer(walks: list[Trajectory]) -> None:

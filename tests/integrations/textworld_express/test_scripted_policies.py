@@ -15,7 +15,7 @@ pytest.importorskip("textworld_express")
 
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
 from dreamgym_lg.integrations.textworld_express.java import Interface
-from dreamgym_lg.integrations.textworld_express.scripted_policies import MISTAKES, scripted_trajectories
+from dreamgym_lg.integrations.textworld_express.scripted_policies import MISTAKES, create_oracle, scripted_trajectories
 
 PLAYED = ("peckingorder", "twc")
 ROOMS = "numLocations=3,numItemsToPutAway=4,includeDoors=1,limitInventorySize=1"
@@ -78,6 +78,20 @@ def test_the_demonstrator_of_mapreader_finds_back_from_any_detour() -> None:
         assert sum(each.success for each in played) >= wanted * len(played)
         longest = max(len(each.steps) for each in played)
         assert longest > 8 and all(each.steps[0].action == "read map" for each in played if kind == "demonstration")
+
+
+def test_the_demonstrator_of_mapreader_finds_its_map_again() -> None:
+    environment = TextWorldExpress(max_steps=40)
+    tasks = [task for task in make_tasks("mapreader", range(60), environment=environment) if task.split == "train"]
+    for number, task in enumerate(tasks):
+        oracle, rng = create_oracle(environment, task, Random(0)), Random(number)
+        seen, over, success = [environment.reset(task)], False, False
+        while not over:
+            valid = environment.valid_actions()
+            result = environment.step(rng.choice(valid) if len(seen) < 9 else oracle(seen, valid))
+            seen.append(result.observation)
+            over, success = result.terminated or result.truncated, result.info["success"]
+        assert success, seen
 
 
 @pytest.fixture
