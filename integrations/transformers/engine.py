@@ -112,7 +112,7 @@ class LocalEngine:
         return Row(request, future, text, ids, prefix, Random(seed) if warm else None, matcher, avoided)
 
     def _place(self, reply: str, just: bool, random: Random) -> tuple[list[int], int]:
-        """The tokens of a reply to avoid, and where: at any of them or at its end, each as often as the others; -1 is nowhere."""
+        """The tokens of a reply to avoid, and at which it is: any of them or its end, each as often as the others; -1: none."""
         tokens = self._decoder.tokenizer(reply, add_special_tokens=False)["input_ids"]
         place = random.randrange(len(tokens) + 1)
         return tokens, place if just or random.random() < 0.5 else -1
