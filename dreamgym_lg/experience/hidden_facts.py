@@ -7,10 +7,10 @@ training data it is what the real episode revealed.
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dreamgym_lg.experience.predictions import Exchange
-from dreamgym_lg.types import Task
+from dreamgym_lg.types import Prediction, Task
 
 
 class HiddenFacts(Protocol):
@@ -25,6 +25,24 @@ class HiddenFacts(Protocol):
         Args:
             seed: `world_seed(task)`, of which all draws are made (`draw_order`).
         """
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """Of `HiddenFacts`: corrects answers, where it is known how a fact is told."""
+
+    def tell(self, observation: str, fact: str, /) -> str:
+        """The observation that tells `fact` in the place of another; where none is told, the observation as it is.
+
+        A small model that is shown "grapefruit" may write "grape", and a policy learns from worlds that contradict themselves.
+        """
+
+
+def told(hidden_facts: HiddenFacts | None, prediction: Prediction, fact: str) -> Prediction:
+    """The prediction, telling `fact` if it tells one and `hidden_facts` is `Telling`."""
+    if not fact or not isinstance(hidden_facts, Telling):
+        return prediction
+    return prediction._replace(observation=hidden_facts.tell(prediction.observation, fact))
 
 
 def world_seed(task: Task) -> int:

@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.hidden_facts import HiddenFacts, world_seed
+from dreamgym_lg.experience.hidden_facts import HiddenFacts, told, world_seed
 from dreamgym_lg.experience.hosted import Chat, Hosted, hosted_for, name_of
 from dreamgym_lg.experience.notes import check_notes, notes_of, with_notes, write_notes
 from dreamgym_lg.experience.predictions import Exchange, believed, check_returns, check_structure
@@ -213,11 +213,10 @@ class ExperienceModel:
         key = self._key(messages)
         if (known := self._known(key)) is not None:
             return known
-        score = _score(history)
         for attempt in range(self.retries + 1):
             with unrecorded(), _outgrown(messages):
                 answer = self.hosted.ask(self._asked, messages) if self.hosted else self._asked.invoke(messages)
-            if (prediction := self._read(answer, messages, attempt, task, action, found, score)) is not None:
+            if (prediction := self._read(answer, messages, attempt, task, history, action, found)) is not None:
                 return self._remember(key, prediction)
         raise AssertionError("unreachable: the last attempt raises")
 
@@ -227,7 +226,7 @@ class ExperienceModel:
         key = self._key(messages)
         if (known := self._known(key)) is not None:
             return known
-        return await self._once(key, partial(self._ask_model, key, messages, task, action, found, _score(history)))
+        return await self._once(key, partial(self._ask_model, key, messages, task, history, action, found))
 
     async def _once(self, key: str, ask: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
         """What `ask` gives; whoever asks for the same at the same time gets it too."""
@@ -238,11 +237,11 @@ class ExperienceModel:
         return answer
 
     async def _ask_model(
-        self, key: str, messages: list[BaseMessage], task: Task, action: str, found: Sequence[Step], score: float
+        self, key: str, messages: list[BaseMessage], task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step]
     ) -> Prediction:
         for attempt in range(self.retries + 1):
             answer = await self._ainvoke(self._asked, messages)
-            if (prediction := self._read(answer, messages, attempt, task, action, found, score)) is not None:
+            if (prediction := self._read(answer, messages, attempt, task, history, action, found)) is not None:
                 return self._remember(key, prediction)
         raise AssertionError("unreachable: the last attempt raises")
 
@@ -332,16 +331,16 @@ class ExperienceModel:
         messages: list[BaseMessage],
         attempt: int,
         task: Task,
+        history: Sequence[Exchange],
         action: str,
         found: Sequence[Step],
-        score: float,
     ) -> Prediction | None:
         """The prediction, or None after telling the model what was wrong; raises on the last attempt."""
         try:
-            prediction = believed(self.prompt_format.read(answer.text), score)
+            prediction = believed(self.prompt_format.read(answer.text), _score(history))
             check_structure(prediction, action, found, self.replay_buffer.answers if self.replay_buffer else lambda tool: ())
             check_returns(prediction, action, schemas(task))
-            return prediction
+            return told(self.hidden_facts, prediction, self.facts(task, history)[-1])
         except PredictionFailed as error:
             if attempt == self.retries:
                 raise

@@ -26,6 +26,18 @@ _LISTED = re.compile(r"Simon says, take these actions in order: (.+)\.")
 _MOVED = re.compile(r"(?:take (?P<taken>.+)|put (?P<put>.+?) in .+)")
 
 
+class GameFacts:
+    """`hidden_facts`, told as the games tell them."""
+
+    def __call__(self, task: Task, history: Sequence[Exchange], seed: int, /) -> list[str]:
+        return hidden_facts(task, history, seed)
+
+    def tell(self, observation: str, fact: str, /) -> str:
+        """The book of `peckingorder` asks for the item that it has to, whatever item the experience model wrote."""
+        asked = observation.startswith("The current task is to take the ")
+        return f"The current task is to take the {fact}." if asked else observation
+
+
 def hidden_facts(task: Task, history: Sequence[Exchange], seed: int) -> list[str]:
     """`HiddenFacts` of TextWorld-Express: the item that the book of `peckingorder` asks for, the next action of the list of
     `simonsays`, where each way leads in `mapreader` (`_ways`), "" in every other game.

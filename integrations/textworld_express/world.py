@@ -11,17 +11,9 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
-from dreamgym_lg.integrations.textworld_express.hidden_facts import hidden_facts
+from dreamgym_lg.integrations.textworld_express.hidden_facts import GameFacts
 from dreamgym_lg.integrations.textworld_express.scripted_policies import scripted_trajectories
-from dreamgym_lg.integrations.textworld_express.text import (
-    GAMES,
-    STATE_KNOWN,
-    VARIED,
-    Check,
-    check_action,
-    failed_on,
-    vary_task,
-)
+from dreamgym_lg.integrations.textworld_express.text import GAMES, STATE_KNOWN, VARIED, Check, check_action, vary_task
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Split, Task, Trajectory
 
@@ -69,7 +61,7 @@ class TextWorldExpressWorld(World):
     )
     rewards = "score"
     full_score_completes = True
-    hidden_facts = staticmethod(hidden_facts)
+    hidden_facts = GameFacts()
 
     def __init__(self, game: str = "peckingorder", *, check: Check | None = None, max_steps: int = 10) -> None:
         if game not in GAMES:
@@ -104,14 +96,13 @@ class TextWorldExpressWorld(World):
         return {"unseen objects": self._make(_seeds(limit, seed), "test")}
 
     def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
-        """Exchanges items of a task for those of other training tasks, but for those that its episodes failed on
-        (`peckingorder` and `twc`)."""
+        """Exchanges the items of a task for those of other training tasks (`peckingorder` and `twc`)."""
         if self.game not in VARIED:
             return None
         seen = [str(task.metadata["observation"]) for task in tasks]
 
         def vary(task: Task, trajectories: Sequence[Trajectory], rng: Random) -> Task | None:
-            return vary_task(task, rng, seen, keep=failed_on(task, trajectories))
+            return vary_task(task, rng, seen)
 
         return vary
 
