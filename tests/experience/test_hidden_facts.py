@@ -1,16 +1,19 @@
 """Draws of a world's hidden part, and the prompts of a world that has one."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
+import pytest
+
 from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.hidden_facts import draw_order, world_seed
+from dreamgym_lg.experience.hidden_facts import draw_order, told, world_seed
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.predictions import Exchange
 from dreamgym_lg.experience.training_data import to_conversation
-from dreamgym_lg.types import Step, Task, Trajectory
+from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
 DOORS = ["east", "north", "south", "west"]
 
@@ -87,3 +90,39 @@ def test_in_training_data_the_facts_are_what_the_real_episode_revealed() -> None
     steps += [Step(observation="A room.", action=door, next_observation="It opens.", reward=0.25) for door in doors]
     messages = to_conversation(ExperienceModel(None, hidden_facts=way), Trajectory(task=world(0), steps=steps))
     assert [shown(message.text) for message in messages[1::2]] == [doors[0], *doors]
+
+
+class Signposts:
+    """`way`, told by a sign."""
+
+    def __call__(self, task: Task, history: Sequence[Exchange], seed: int, /) -> list[str]:
+        return way(task, history, seed)
+
+    def tell(self, observation: str, fact: str, /) -> str:
+        return f"A sign says {fact}." if observation.startswith("A sign says ") else observation
+
+
+@pytest.mark.parametrize("ask", ["predict", "apredict"])
+def test_a_fact_is_told_whatever_the_model_writes_in_its_place(scripted: Any, ask: str) -> None:
+    right = way(world(5), [], world_seed(world(5)))[0]
+    wrong = next(door for door in DOORS if door != right)
+    answers = {"read": f"A sign says {wrong}. Or {right}.", "look": f"A wall, not {wrong}."}
+
+    def says(messages: Sequence[Any]) -> str:
+        action = next(line[2:] for line in messages[-1].text.splitlines() if line.startswith("> "))
+        return f"valid, fine\nreward 0, continues\n{answers[action]}"
+
+    def answered(hidden_facts: Any, action: str) -> str:
+        experience = ExperienceModel(scripted(reply=says), hidden_facts=hidden_facts)
+        once, again = (_result(getattr(experience, ask)(world(5), [], action)) for _ in range(2))
+        assert once == again, "as it is remembered, too"
+        return once.observation
+
+    assert answered(Signposts(), "read") == f"A sign says {right}." and answered(way, "read") == answers["read"]
+    assert answered(Signposts(), "look") == answers["look"]
+    last = Prediction("", answers["read"], 0.0, False, False, True)
+    assert told(Signposts(), last, "") == last, "nothing is left to tell"
+
+
+def _result(answer: Any) -> Prediction:
+    return asyncio.run(answer) if asyncio.iscoroutine(answer) else answer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg.experience.hidden_facts import world_seed
+from dreamgym_lg.experience.hidden_facts import Telling, world_seed
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
 from dreamgym_lg.integrations.textworld_express.hidden_facts import OPPOSITE, hidden_facts
 from dreamgym_lg.integrations.textworld_express.text import ROOM
@@ -99,6 +99,14 @@ def test_an_item_comes_again_when_it_is_put_back() -> None:
     back = done("put peach in fridge", "You put the peach in the fridge.", -0.25)
     (*_, after) = facts(world(0), order("peach"))
     assert facts(world(0), [*order("peach"), back, read("peach")])[2:] == [after, "peach", "peach"]
+
+
+def test_the_book_asks_for_what_is_next_whatever_the_model_wrote() -> None:
+    facts = TextWorldExpressWorld().hidden_facts
+    for written in ("The current task is to take the grape.", "The current task is to take the grape. You also see a grape."):
+        assert isinstance(facts, Telling) and facts.tell(written, "grapefruit") == "The current task is to take the grapefruit."
+    for other in ("You take the grape.", START, "Unknown action: I'm not sure what you mean."):
+        assert facts.tell(other, "grapefruit") == other
 
 
 def test_the_list_of_simonsays_is_gone_through_by_what_was_paid() -> None:
