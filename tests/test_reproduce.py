@@ -74,14 +74,14 @@ def test_cells_by_pattern(reproduce: Any) -> None:
         c.matching(cells, ["dream"])
     with pytest.raises(ConfigurationError, match="unknown method 'grpo'"):
         c.create_cell("twc", "grpo", 0, 10)
-    with pytest.raises(ConfigurationError, match="unknown world 'twc'; known: alfworld, peckingorder, simonsays"):
+    with pytest.raises(ConfigurationError, match="unknown world 'twc'; known: alfworld, mapreader, peckingorder, simonsays"):
         c.create_cell("twc", "no-hidden", 0, 10)
 
 
 def test_a_moved_policy_is_judged_in_the_other_games_and_has_the_budget_of_its_own(reproduce: Any) -> None:
     c = reproduce.cells
     moved = [str(cell) for cell in c.all_cells(c.WORLDS, [1], 7) if c.METHODS[cell.method].moved]
-    assert len(moved) == 40 and moved[0] == "peckingorder.moved-sft-of-twc.seed1"
+    assert len(moved) == 60 and moved[0] == "peckingorder.moved-sft-of-twc.seed1"
     assert {"twc.moved-dream-grpo-of-peckingorder.i7.seed1", "twc.moved-sft-of-peckingorder.seed1"} < set(moved)
 
 
