@@ -29,17 +29,17 @@ class HiddenFacts(Protocol):
 
 @runtime_checkable
 class Telling(Protocol):
-    """Of `HiddenFacts`: corrects answers, where it is known how a fact is told."""
+    """`HiddenFacts` that can also correct an answer of the experience model which names another fact than the drawn one."""
 
     def tell(self, observation: str, fact: str, /) -> str:
-        """The observation that tells `fact` in the place of another; where none is told, the observation as it is.
+        """The observation with `fact` in the place of the one that it names; unchanged if it names none.
 
         A small model that is shown "grapefruit" may write "grape", and a policy learns from worlds that contradict themselves.
         """
 
 
 def told(hidden_facts: HiddenFacts | None, prediction: Prediction, fact: str) -> Prediction:
-    """The prediction, telling `fact` if it tells one and `hidden_facts` is `Telling`."""
+    """The prediction with its observation corrected by `hidden_facts.tell`; unchanged if that cannot correct, or `fact` is ""."""
     if not fact or not isinstance(hidden_facts, Telling):
         return prediction
     return prediction._replace(observation=hidden_facts.tell(prediction.observation, fact))

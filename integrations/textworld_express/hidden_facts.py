@@ -27,13 +27,13 @@ _MOVED = re.compile(r"(?:take (?P<taken>.+)|put (?P<put>.+?) in .+)")
 
 
 class GameFacts:
-    """`hidden_facts`, told as the games tell them."""
+    """The `hidden_facts` of the games, and the correction of answers that name another item than the drawn one."""
 
     def __call__(self, task: Task, history: Sequence[Exchange], seed: int, /) -> list[str]:
         return hidden_facts(task, history, seed)
 
     def tell(self, observation: str, fact: str, /) -> str:
-        """The book of `peckingorder` asks for the item that it has to, whatever item the experience model wrote."""
+        """The sentence of `peckingorder`'s book with the drawn item in it, whichever item the experience model wrote."""
         asked = observation.startswith("The current task is to take the ")
         return f"The current task is to take the {fact}." if asked else observation
 
