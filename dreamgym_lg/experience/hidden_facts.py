@@ -39,7 +39,7 @@ class Telling(Protocol):
 
 
 def told(hidden_facts: HiddenFacts | None, prediction: Prediction, fact: str) -> Prediction:
-    """The prediction with its observation corrected by `hidden_facts.tell`; unchanged if that cannot correct, or `fact` is ""."""
+    """The prediction, its observation corrected by `hidden_facts.tell`; unchanged if that does not exist, or `fact` is ""."""
     if not fact or not isinstance(hidden_facts, Telling):
         return prediction
     return prediction._replace(observation=hidden_facts.tell(prediction.observation, fact))
