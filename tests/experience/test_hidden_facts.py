@@ -120,6 +120,10 @@ def test_a_fact_is_told_whatever_the_model_writes_in_its_place(scripted: Any, as
 
     assert answered(Signposts(), "read") == f"A sign says {right}." and answered(way, "read") == answers["read"]
     assert answered(Signposts(), "look") == answers["look"]
+    opened = [Exchange(right, Prediction("", "It opens.", 0.25, False, False, True))]
+    coming = way(world(5), opened, world_seed(world(5)))[-1]
+    later = _result(getattr(ExperienceModel(scripted(reply=says), hidden_facts=Signposts()), ask)(world(5), opened, "read"))
+    assert later.observation == f"A sign says {coming}." and coming != right, "the fact of this step, not of an earlier one"
     last = Prediction("", answers["read"], 0.0, False, False, True)
     assert told(Signposts(), last, "") == last, "nothing is left to tell"
 
