@@ -1,7 +1,7 @@
 """What follows from the text of TextWorld-Express alone: action checks, splits and varied tasks."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.text_games.text import digest, one_line
-from dreamgym_lg.types import Split, Task
+from dreamgym_lg.types import Split, Task, Trajectory
 
 GAMES: Mapping[str, str] = {
     "peckingorder": "",
@@ -217,10 +217,24 @@ def movable_items(observation: str) -> list[str]:
     return [item for item, _ in room.items] if room else []
 
 
-def vary_task(task: Task, rng: Random, observations: Sequence[str]) -> Task | None:
+def failed_on(task: Task, trajectories: Iterable[Trajectory]) -> set[str]:
+    """The items that the failed ones of a task's episodes named after their last reward, e.g. the one that was asked for and
+    the one that was taken in its place."""
+    items = movable_items(str(task.metadata.get("observation", "")))
+    name = re.compile(rf"\b(?:{'|'.join(map(re.escape, items))})\b")
+    found: set[str] = set()
+    for each in trajectories if items else ():
+        if each.task.id == task.id and not each.success:
+            paid = max((number for number, step in enumerate(each.steps, start=1) if step.reward > 0), default=0)
+            found.update(*(name.findall(f"{step.action}\n{step.next_observation}") for step in each.steps[paid:]))
+    return found
+
+
+def vary_task(task: Task, rng: Random, observations: Sequence[str], *, keep: Collection[str] = ()) -> Task | None:
     """A synthetic `peckingorder` or `twc` task that begins like `task`, half of its items exchanged for other known ones.
 
-    The other half stays: what makes a task hard is often one of its items. New ones come from `observations`: first
+    What makes a task hard is often one of its items, or two that are easily mistaken for each other. So the items `keep` stay,
+    unless these are all there are; of the others, those stay that chance leaves. New ones come from `observations`: first
     observations of other training worlds, for `twc` those of the same room, so that it has a place for them. Text only, no real
     environment. None if there are too few other items, for another game than these two, or if the new world falls in an
     evaluation split. Raises `ConfigurationError` if `task` itself does.
@@ -235,7 +249,8 @@ def vary_task(task: Task, rng: Random, observations: Sequence[str]) -> Task | No
     room = before.split(". ")[0] if game == "twc" else ""
     others = [_mentions(text) for text in observations if text.startswith(room)]
     new = sorted(set[str]().union(*(other[1] for other in others if other is not None)) - set(own))
-    exchanged = rng.sample(range(len(own)), -(-len(own) // 2))
+    free = [number for number, name in enumerate(own) if name.split(" ", 1)[1] not in keep] or range(len(own))
+    exchanged = rng.sample(free, min(len(free), -(-len(own) // 2)))
     if len(new) < len(exchanged):
         return None
     names = list(own)

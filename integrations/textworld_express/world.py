@@ -13,7 +13,15 @@ from dreamgym_lg.experiment.world import World
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
 from dreamgym_lg.integrations.textworld_express.hidden_facts import GameFacts
 from dreamgym_lg.integrations.textworld_express.scripted_policies import scripted_trajectories
-from dreamgym_lg.integrations.textworld_express.text import GAMES, STATE_KNOWN, VARIED, Check, check_action, vary_task
+from dreamgym_lg.integrations.textworld_express.text import (
+    GAMES,
+    STATE_KNOWN,
+    VARIED,
+    Check,
+    check_action,
+    failed_on,
+    vary_task,
+)
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Split, Task, Trajectory
 
@@ -96,13 +104,14 @@ class TextWorldExpressWorld(World):
         return {"unseen objects": self._make(_seeds(limit, seed), "test")}
 
     def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
-        """Exchanges the items of a task for those of other training tasks (`peckingorder` and `twc`)."""
+        """Exchanges items of a task for those of other training tasks, but for those that its episodes failed on
+        (`peckingorder` and `twc`)."""
         if self.game not in VARIED:
             return None
         seen = [str(task.metadata["observation"]) for task in tasks]
 
         def vary(task: Task, trajectories: Sequence[Trajectory], rng: Random) -> Task | None:
-            return vary_task(task, rng, seen)
+            return vary_task(task, rng, seen, keep=failed_on(task, trajectories))
 
         return vary
 

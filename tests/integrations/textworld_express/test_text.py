@@ -14,7 +14,7 @@ import pytest
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.textworld_express import text
 from dreamgym_lg.integrations.textworld_express.text import UNKNOWN_ACTION, Check, check_action
-from dreamgym_lg.types import Task
+from dreamgym_lg.types import Step, Task, Trajectory
 
 PLAYED = ("peckingorder", "twc")
 ROOMS = "numLocations=3,numItemsToPutAway=4,includeDoors=1,limitInventorySize=1"
@@ -191,6 +191,28 @@ def test_varied_tasks_are_training_worlds_with_known_items(training: dict[str, l
         assert set(items) <= known and len(set(items) & set(own)) == len(own) // 2
         assert all(check_action(game, f"take {item}", [after], check="state") is None for item in items)
     assert len({task.id for task in found}) == len({task.metadata["observation"] for task in found})
+
+
+def test_a_variation_keeps_what_the_task_failed_on() -> None:
+    shown = "You are in the hall. In one part of the room you see a shelf that has {} on it. You also see an instructions book."
+    own, other = "a grape, a grapefruit, a pear, and an apple", "a fig, a plum, a lime, and a kiwi"
+    metadata = {"game": "peckingorder", "params": "", "observation": shown.format(own)}
+    task = Task(id="t", instruction="", environment="textworld_express/peckingorder", metadata=metadata)
+    asked, refused = "The current task is to take the grapefruit.", UNKNOWN_ACTION
+    steps = (
+        Step(observation=shown.format(own), action="take pear", next_observation="You take the pear.", reward=0.25),
+        Step(observation="You take the pear.", action="read instructions book", next_observation=asked),
+        Step(observation=asked, action="take grape", next_observation=refused, valid=False, truncated=True),
+    )
+    failed = Trajectory(task=task, steps=steps, success=False, source="synthetic")
+    elsewhere = replace(failed, task=replace(task, id="another"))
+    assert text.failed_on(task, [failed]) == {"grape", "grapefruit"}
+    assert text.failed_on(task, [replace(failed, success=True), elsewhere]) == set()
+    everything = text.movable_items(shown.format(own))
+    for keep, kept in ((text.failed_on(task, [failed]), {"grape", "grapefruit"}), (everything, set())):
+        varied = (text.vary_task(task, Random(seed), [shown.format(other)], keep=keep) for seed in range(20))
+        items = [set(text.movable_items(each.metadata["observation"])) for each in varied if each is not None]
+        assert len(items) > 5 and all(kept <= found and len(found & {"fig", "plum", "lime", "kiwi"}) == 2 for found in items)
 
 
 def test_nothing_to_vary() -> None:
