@@ -73,6 +73,10 @@ class StepResult(NamedTuple):
     dream, `reasoning: str` and `decided_by: str` (as `Step.decided_by`). An absent key reads as False, True, "" and ""."""
 
 
+REFUSED = "refused"
+"""Key in the `additional_kwargs` of a message that answers an invalid action."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One transition of a trajectory."""

@@ -34,6 +34,7 @@ from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Re
 from dreamgym_lg.integrations.transformers.structured_output import json_parser, to_response_format, with_raw
 from dreamgym_lg.integrations.transformers.tool_format import ToolDialect, has_calls, to_entry
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder, TrainablePolicy
+from dreamgym_lg.types import REFUSED
 
 _RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None
 
@@ -94,6 +95,10 @@ class LocalChatModel(TrainablePolicy):
     """Whether tool calls are held to the schemas of the tools (extra `guided`), with an engine of this process or one of its
     own. What is drawn so has other probabilities than a learner gives it: `True` plays, and training refuses it; `train` lets
     it train all the same. `Segment.guided` tells."""
+    explores: bool = False
+    """Whether a reply that was just refused is mostly not given again (`Request.avoided`). The rollouts of a training explore:
+    what a policy is sure of it would repeat to the end of the episode, in every episode of a group. Recorded
+    log-probabilities stay those of the model. Conversations with tools are left as they are."""
     streaming: bool = False
     """Whether `invoke` tells callbacks each piece of text as it comes, as `stream` does."""
     _tools: ToolDialect = PrivateAttr()
@@ -241,6 +246,7 @@ class LocalChatModel(TrainablePolicy):
             stop=tuple(stop or self.stop),
             owner=id(recorder) if recorder is not None else None,
             template_kwargs=self.chat_template_kwargs,
+            avoided=tuple(_refused(messages)) if plain and self.explores else (),
         )
         if not plain:
             self._tools.prepare(request, messages, tools=tools, choice=choice, response_format=answer, guided=guided)
@@ -329,6 +335,14 @@ class LocalChatModel(TrainablePolicy):
                 await run_manager.on_llm_new_token(piece, chunk=chunk)
             yield chunk
         yield _last_chunk(self._finish(request, future.result(), run_manager), streamed)
+
+
+def _refused(messages: Sequence[BaseMessage]) -> Iterator[str]:
+    """The replies since the last one that was not refused, the newest first."""
+    for reply, answer in zip(messages[-2::-2], messages[::-2], strict=False):
+        if not answer.additional_kwargs.get(REFUSED):
+            return
+        yield reply.text
 
 
 def _check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:

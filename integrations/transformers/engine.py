@@ -107,7 +107,14 @@ class LocalEngine:
         text, ids, prefix = self.prefixes.encode(self._decoder.tokenizer, request, self._decoder.max_tokens)
         seed = next(self._seeds) if request.seed is None else request.seed
         matcher = self._decoder.guides.matcher(request.guide, request.forced) if request.guide is not None else None
-        return Row(request, future, text, ids, prefix, Random(seed) if request.temperature > 0 else None, matcher)
+        warm = request.temperature > 0
+        avoided = [self._place(reply, f"{seed}/{number}") for number, reply in enumerate(request.avoided)] if warm else ()
+        return Row(request, future, text, ids, prefix, Random(seed) if warm else None, matcher, avoided)
+
+    def _place(self, reply: str, seed: str) -> tuple[list[int], int]:
+        """The tokens of a reply to avoid, and where: at one of them or at its end, each as often as the others."""
+        tokens = self._decoder.tokenizer(reply, add_special_tokens=False)["input_ids"]
+        return tokens, Random(seed).randrange(len(tokens) + 1)
 
 
 _Waiting = queue.SimpleQueue[tuple[LocalEngine, _Asked] | None]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -53,11 +53,15 @@ class Turns:
 
     ends: frozenset[int] = frozenset()
 
+    avoided: ClassVar[list[tuple[str, ...]]] = []
+    """Of each request to any of them."""
+
     def __init__(self) -> None:
         self.asked = 0
 
     def submit(self, request: Request) -> "Future[Generated]":
         done: Future[Generated] = Future()
+        self.avoided.append(request.avoided)
         self.asked += 1
         word = ("open", "kick", "smash")[self.asked % 3]
         done.set_result(Generated(word, [1], [2], [-0.5], "stop"))
@@ -149,6 +153,16 @@ def test_real_training_ends_when_its_steps_are_spent_and_goes_on_with_more(make:
     again = make()
     again.train(iterations=9, environment="real", real_steps=spent + 1, **NUMBERS)
     assert len(played(again)) == first + 1 and counted(again) > spent
+
+
+def test_rollouts_that_train_avoid_refused_replies_and_others_do_not(make: Make) -> None:
+    work = make()
+    Turns.avoided.clear()
+    work.train(iterations=2, environment="real", **NUMBERS)
+    assert {(), ("kick",), ("smash", "kick")} == set(Turns.avoided), "an `open` that was not refused ends an episode"
+    Turns.avoided.clear()
+    work.play("judged", work.policy("base"), work.tasks("test"))
+    assert len(Turns.avoided) > 4 and set(Turns.avoided) == {()}
 
 
 @pytest.mark.parametrize(("policy_tokens", "share"), [(1, 1.0), (2, 0.0)])

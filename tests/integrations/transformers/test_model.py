@@ -9,7 +9,9 @@ from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMe
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.requests import Request
 from dreamgym_lg.token_recorder import TokenRecorder
+from dreamgym_lg.types import REFUSED
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -106,3 +108,26 @@ def test_what_is_no_model_is_refused(
 def test_messages_of_unknown_roles_are_refused(policy: LocalChatModel) -> None:
     with pytest.raises(ConfigurationError, match="ChatMessage cannot be rendered"):
         policy.invoke([ChatMessage(content="hm", role="narrator")])
+
+
+def test_what_was_refused_since_the_last_good_reply_is_avoided_by_a_model_that_explores(
+    policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Request] = []
+    submit = policy.engine.submit
+    monkeypatch.setattr(policy.engine, "submit", lambda request: (asked.append(request), submit(request))[1])
+
+    def said(*refused: bool) -> list[BaseMessage]:
+        turns = [
+            (AIMessage(f"reply {i}"), HumanMessage("So?", additional_kwargs={REFUSED: True} if each else {}))
+            for i, each in enumerate(refused)
+        ]
+        return [*opening(0), *(message for turn in turns for message in turn)]
+
+    explorer = policy.model_copy(update={"explores": True})
+    both, newest = ("reply 1", "reply 0"), ("reply 2",)
+    for refused, avoided in (((), ()), ((True, True), both), ((True, False, True), newest), ((True, False), ())):
+        explorer.invoke(said(*refused), max_new_tokens=2)
+        assert asked[-1].avoided == avoided
+    policy.invoke(said(True), max_new_tokens=2)
+    assert asked[-1].avoided == ()
