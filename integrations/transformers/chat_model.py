@@ -96,7 +96,7 @@ class LocalChatModel(TrainablePolicy):
     own. What is drawn so has other probabilities than a learner gives it: `True` plays, and training refuses it; `train` lets
     it train all the same. `Segment.guided` tells."""
     explores: bool = False
-    """Whether a reply that was just refused is mostly not given again (`Request.avoided`). The rollouts of a training explore:
+    """Whether a reply that was refused is mostly not given again (`Request.avoided`). The rollouts of a training explore so:
     what a policy is sure of it would repeat to the end of the episode, in every episode of a group. Recorded
     log-probabilities stay those of the model. Conversations with tools are left as they are."""
     streaming: bool = False
@@ -246,7 +246,7 @@ class LocalChatModel(TrainablePolicy):
             stop=tuple(stop or self.stop),
             owner=id(recorder) if recorder is not None else None,
             template_kwargs=self.chat_template_kwargs,
-            avoided=tuple(_refused(messages)) if plain and self.explores else (),
+            avoided=_refused(messages) if plain and self.explores else {},
         )
         if not plain:
             self._tools.prepare(request, messages, tools=tools, choice=choice, response_format=answer, guided=guided)
@@ -337,12 +337,15 @@ class LocalChatModel(TrainablePolicy):
         yield _last_chunk(self._finish(request, future.result(), run_manager), streamed)
 
 
-def _refused(messages: Sequence[BaseMessage]) -> Iterator[str]:
-    """The replies since the last one that was not refused, the newest first."""
-    for reply, answer in zip(messages[-2::-2], messages[::-2], strict=False):
-        if not answer.additional_kwargs.get(REFUSED):
-            return
-        yield reply.text
+def _refused(messages: Sequence[BaseMessage]) -> dict[str, bool]:
+    """The replies that were refused, and whether none that was not has come since then."""
+    found, just = dict[str, bool](), True
+    for reply, answer in zip(messages[-2::-1], messages[:0:-1], strict=False):
+        if reply.type == "ai" and answer.additional_kwargs.get(REFUSED):
+            found.setdefault(reply.text, just)
+        elif reply.type == "ai":
+            just = False
+    return found
 
 
 def _check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:

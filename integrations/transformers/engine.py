@@ -108,13 +108,14 @@ class LocalEngine:
         seed = next(self._seeds) if request.seed is None else request.seed
         matcher = self._decoder.guides.matcher(request.guide, request.forced) if request.guide is not None else None
         warm = request.temperature > 0
-        avoided = [self._place(reply, f"{seed}/{number}") for number, reply in enumerate(request.avoided)] if warm else ()
+        avoided = [self._place(*each, Random(f"{seed}/{each[0]}")) for each in request.avoided.items()] if warm else ()
         return Row(request, future, text, ids, prefix, Random(seed) if warm else None, matcher, avoided)
 
-    def _place(self, reply: str, seed: str) -> tuple[list[int], int]:
-        """The tokens of a reply to avoid, and where: at one of them or at its end, each as often as the others."""
+    def _place(self, reply: str, just: bool, random: Random) -> tuple[list[int], int]:
+        """The tokens of a reply to avoid, and where: at any of them or at its end, each as often as the others; or nowhere, -1."""
         tokens = self._decoder.tokenizer(reply, add_special_tokens=False)["input_ids"]
-        return tokens, Random(seed).randrange(len(tokens) + 1)
+        place = random.randrange(len(tokens) + 1)
+        return tokens, place if just or random.random() < 0.5 else -1
 
 
 _Waiting = queue.SimpleQueue[tuple[LocalEngine, _Asked] | None]

@@ -42,9 +42,10 @@ class Request:
     """What tool calls in the reply are held to; None: nothing, the model's own distribution."""
     splices: Mapping[str, str] = field(default_factory=dict)
     """Rendered text to replace by what was sampled there."""
-    avoided: tuple[str, ...] = ()
-    """Replies that were refused just now. At one place of each, drawn by the seed, an engine of this process or one of its own
-    leaves its token out, so that mostly another reply is sampled; not at temperature 0."""
+    avoided: Mapping[str, bool] = field(default_factory=dict)
+    """Replies that were refused in this conversation, and whether just now. At one place of each, drawn by the seed, an engine of
+    this process or one of its own leaves its token out, so that mostly another reply is sampled: always where it was refused just
+    now, else every other time, since it may be right by now. Not at temperature 0."""
     forced: str = ""
     """The beginning of the reply, given and not sampled."""
     skipped_ids: frozenset[int] | None = None

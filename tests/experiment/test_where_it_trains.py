@@ -53,7 +53,7 @@ class Turns:
 
     ends: frozenset[int] = frozenset()
 
-    avoided: ClassVar[list[tuple[str, ...]]] = []
+    avoided: ClassVar[list[set[str]]] = []
     """Of each request to any of them."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Turns:
 
     def submit(self, request: Request) -> "Future[Generated]":
         done: Future[Generated] = Future()
-        self.avoided.append(request.avoided)
+        self.avoided.append(set(request.avoided))
         self.asked += 1
         word = ("open", "kick", "smash")[self.asked % 3]
         done.set_result(Generated(word, [1], [2], [-0.5], "stop"))
@@ -159,10 +159,10 @@ def test_rollouts_that_train_avoid_refused_replies_and_others_do_not(make: Make)
     work = make()
     Turns.avoided.clear()
     work.train(iterations=2, environment="real", **NUMBERS)
-    assert {(), ("kick",), ("smash", "kick")} == set(Turns.avoided), "an `open` that was not refused ends an episode"
+    assert set() in Turns.avoided and {"kick"} in Turns.avoided and {"smash", "kick"} in Turns.avoided
     Turns.avoided.clear()
     work.play("judged", work.policy("base"), work.tasks("test"))
-    assert len(Turns.avoided) > 4 and set(Turns.avoided) == {()}
+    assert len(Turns.avoided) > 4 and not any(Turns.avoided)
 
 
 @pytest.mark.parametrize(("policy_tokens", "share"), [(1, 1.0), (2, 0.0)])

@@ -348,7 +348,7 @@ def test_a_refused_reply_is_mostly_another_one_next_time(
     spelled = {"sure": sure.sampled_ids}  # what an untrained model says is no text that the tokenizer would spell alike
     monkeypatch.setattr(engine._decoder, "tokenizer", Spelling(tokenizer, spelled))
     assert [ask(seed).sampled_ids for seed in range(20)].count(sure.sampled_ids) > 15
-    others = [ask(seed, avoided=("never said", "sure")) for seed in range(60)]
+    others = [ask(seed, avoided={"never said": True, "sure": True}) for seed in range(60)]
     parted = [next((i for i in range(3) if each.sampled_ids[i] != sure.sampled_ids[i]), 3) for each in others]
     assert min(parted.count(place) for place in range(3)) > 4, "at any of its tokens"
     assert 4 < parted.count(3) < 30, "and at its end, which this one did not reach: one in four"
@@ -358,7 +358,9 @@ def test_a_refused_reply_is_mostly_another_one_next_time(
         logprobs = torch.log_softmax(model(ids).logits[0, -4:-1], dim=-1)
     own = logprobs.gather(1, torch.tensor(other.sampled_ids)[:, None])[:, 0]
     assert torch.allclose(own, torch.tensor(other.logprobs), atol=1e-3), "the model's own, not those that were drawn from"
-    assert ask(0, avoided=("sure",), temperature=0).text == ask(0, temperature=0).text
+    before = [ask(seed, avoided={"sure": False}).sampled_ids for seed in range(60)]
+    assert 30 < before.count(sure.sampled_ids) < 48, "of one that was refused before that, every other time"
+    assert ask(0, avoided={"sure": True}, temperature=0).text == ask(0, temperature=0).text
 
 
 def test_a_reply_that_is_avoided_at_its_end_goes_on(tokenizer: PreTrainedTokenizerFast, opening: Any) -> None:

@@ -110,7 +110,7 @@ def test_messages_of_unknown_roles_are_refused(policy: LocalChatModel) -> None:
         policy.invoke([ChatMessage(content="hm", role="narrator")])
 
 
-def test_what_was_refused_since_the_last_good_reply_is_avoided_by_a_model_that_explores(
+def test_a_model_that_explores_avoids_what_was_refused(
     policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Request] = []
@@ -125,9 +125,14 @@ def test_what_was_refused_since_the_last_good_reply_is_avoided_by_a_model_that_e
         return [*opening(0), *(message for turn in turns for message in turn)]
 
     explorer = policy.model_copy(update={"explores": True})
-    both, newest = ("reply 1", "reply 0"), ("reply 2",)
-    for refused, avoided in (((), ()), ((True, True), both), ((True, False, True), newest), ((True, False), ())):
+    expected = {
+        (): {},
+        (True, True): {"reply 1": True, "reply 0": True},
+        (True, False, True): {"reply 2": True, "reply 0": False},
+        (True, False): {"reply 0": False},
+    }
+    for refused, avoided in expected.items():
         explorer.invoke(said(*refused), max_new_tokens=2)
         assert asked[-1].avoided == avoided
     policy.invoke(said(True), max_new_tokens=2)
-    assert asked[-1].avoided == ()
+    assert asked[-1].avoided == {}
