@@ -31,18 +31,20 @@ class HiddenFacts(Protocol):
 class Telling(Protocol):
     """`HiddenFacts` that can also correct an answer of the experience model which names another fact than the drawn one."""
 
-    def tell(self, observation: str, fact: str, /) -> str:
-        """The observation with `fact` in the place of the one that it names; unchanged if it names none.
+    def tell(self, action: str, observation: str, fact: str, /) -> str:
+        """What the world answers to a valid action: the observation with `fact` in the place of the one that it names;
+        unchanged if it names none.
 
         A small model that is shown "grapefruit" may write "grape", and a policy learns from worlds that contradict themselves.
         """
 
 
-def told(hidden_facts: HiddenFacts | None, prediction: Prediction, fact: str) -> Prediction:
-    """The prediction, its observation corrected by `hidden_facts.tell`; unchanged if that does not exist, or `fact` is ""."""
-    if not fact or not isinstance(hidden_facts, Telling):
+def told(hidden_facts: HiddenFacts | None, action: str, prediction: Prediction, fact: str) -> Prediction:
+    """The prediction, its observation corrected by `hidden_facts.tell`; unchanged if that does not exist, `fact` is "", or the
+    action is invalid."""
+    if not fact or not prediction.valid or not isinstance(hidden_facts, Telling):
         return prediction
-    return prediction._replace(observation=hidden_facts.tell(prediction.observation, fact))
+    return prediction._replace(observation=hidden_facts.tell(action, prediction.observation, fact))
 
 
 def world_seed(task: Task) -> int:

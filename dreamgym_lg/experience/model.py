@@ -340,7 +340,7 @@ class ExperienceModel:
             prediction = believed(self.prompt_format.read(answer.text), _score(history))
             check_structure(prediction, action, found, self.replay_buffer.answers if self.replay_buffer else lambda tool: ())
             check_returns(prediction, action, schemas(task))
-            return told(self.hidden_facts, prediction, self.facts(task, history)[-1])
+            return told(self.hidden_facts, action, prediction, self.facts(task, history)[-1])
         except PredictionFailed as error:
             if attempt == self.retries:
                 raise

@@ -22,20 +22,24 @@ OPPOSITE = {"North": "South", "South": "North", "East": "West", "West": "East"}
 """The ways, in the order in which a room names them, each with the way back."""
 
 _ASKED = re.compile(r"The current task is to take the (.+?)\.")
+_SHOWS = re.compile(r"(look around|move \w+|read map): (.+?)(?= move \w+: | read map: |$)")
+"""In a fact of `mapreader`: an action and what it shows."""
 _LISTED = re.compile(r"Simon says, take these actions in order: (.+)\.")
 _MOVED = re.compile(r"(?:take (?P<taken>.+)|put (?P<put>.+?) in .+)")
 
 
 class GameFacts:
-    """The `hidden_facts` of the games, and the correction of answers that name another item than the drawn one."""
+    """The `hidden_facts` of the games, and the correction of answers that say something else than what was drawn."""
 
     def __call__(self, task: Task, history: Sequence[Exchange], seed: int, /) -> list[str]:
         return hidden_facts(task, history, seed)
 
-    def tell(self, observation: str, fact: str, /) -> str:
-        """The sentence of `peckingorder`'s book with the drawn item in it, whichever item the experience model wrote."""
-        asked = observation.startswith("The current task is to take the ")
-        return f"The current task is to take the {fact}." if asked else observation
+    def tell(self, action: str, observation: str, fact: str, /) -> str:
+        """Whatever the experience model wrote: the sentence of `peckingorder`'s book with the drawn item in it, the room or the
+        map that an action of `mapreader` shows."""
+        if observation.startswith("The current task is to take the "):
+            return f"The current task is to take the {fact}."
+        return dict(_SHOWS.findall(fact)).get(action, observation)
 
 
 def hidden_facts(task: Task, history: Sequence[Exchange], seed: int) -> list[str]:
@@ -84,7 +88,7 @@ def _moved(exchange: Exchange) -> str:
 
 
 def _ways(coin: str, box: str, observations: Sequence[str], seed: int) -> list[str]:
-    """For each observation what a move by each way shows, and the map as long as it was not read.
+    """For each observation what a look, a move by each way and the map show, the map as long as it was not read.
 
     Rooms that the episode shows, at any step of it, are as they were shown first; the others are drawn.
     """
@@ -105,9 +109,9 @@ def _ways(coin: str, box: str, observations: Sequence[str], seed: int) -> list[s
             "You take the map.": {box: "a box, that is empty"},
         }.get(seen, {})
         read = read or seen == charted
-        beside = rooms.get(here, {}).items()
-        ways = [f"{way.lower()}: {_shown(room, things.get(room, ''), rooms[room])}" for way, room in beside]
-        facts.append(" ".join([*ways, *([] if read else [charted])]))
+        led = {"look around": here} | {f"move {way.lower()}": room for way, room in rooms.get(here, {}).items()}
+        shows = [f"{action}: {_shown(room, things.get(room, ''), rooms[room])}" for action, room in led.items() if room in rooms]
+        facts.append(" ".join([*shows, *([] if read else [f"read map: {charted}"])]))
     return facts
 
 
