@@ -110,8 +110,9 @@ def _ways(coin: str, box: str, observations: Sequence[str], seed: int) -> list[s
         }.get(seen, {})
         read = read or seen == charted
         led = {"look around": here} | {f"move {way.lower()}": room for way, room in rooms.get(here, {}).items()}
-        shows = [f"{action}: {_shown(room, things.get(room, ''), rooms[room])}" for action, room in led.items() if room in rooms]
-        facts.append(" ".join([*shows, *([] if read else [f"read map: {charted}"])]))
+        shown = {action: _shown(room, things.get(room, ""), rooms[room]) for action, room in led.items() if room in rooms}
+        shown |= {} if read else {"read map": charted}
+        facts.append(" ".join(f"{action}: {text}" for action, text in shown.items()))
     return facts
 
 
