@@ -29,11 +29,10 @@ class HiddenFacts(Protocol):
 
 @runtime_checkable
 class Telling(Protocol):
-    """`HiddenFacts` that can also correct an answer of the experience model which names another fact than the drawn one."""
+    """`HiddenFacts` that can also correct an answer of the experience model which says something else than the drawn fact."""
 
     def tell(self, action: str, observation: str, fact: str, /) -> str:
-        """What the world answers to a valid action: the observation with `fact` in the place of the one that it names;
-        unchanged if it names none.
+        """What the world answers to a valid action, by `fact`; `observation`, the model's answer, where `fact` does not say.
 
         A small model that is shown "grapefruit" may write "grape", and a policy learns from worlds that contradict themselves.
         """

@@ -35,8 +35,8 @@ class GameFacts:
         return hidden_facts(task, history, seed)
 
     def tell(self, action: str, observation: str, fact: str, /) -> str:
-        """Whatever the experience model wrote: the sentence of `peckingorder`'s book with the drawn item in it, the room or the
-        map that an action of `mapreader` shows."""
+        """Whatever the experience model wrote: the sentence of `peckingorder`'s book with the drawn item in it; the room that a
+        look or a move of `mapreader` shows, and its map when it is first read."""
         if observation.startswith("The current task is to take the "):
             return f"The current task is to take the {fact}."
         return dict(_SHOWS.findall(fact)).get(action, observation)
@@ -44,7 +44,7 @@ class GameFacts:
 
 def hidden_facts(task: Task, history: Sequence[Exchange], seed: int) -> list[str]:
     """`HiddenFacts` of TextWorld-Express: the item that the book of `peckingorder` asks for, the next action of the list of
-    `simonsays`, where each way leads in `mapreader` (`_ways`), "" in every other game.
+    `simonsays`, what a look, each move and the map show in `mapreader` (`_ways`), "" in every other game.
 
     The order of the items is what `history` has revealed, then a draw by the seed. An item is done once it is taken, and comes
     again when it is put back and the reward for it is lost.

@@ -29,12 +29,12 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.continuous import ContinuousEngine
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.engine_process import ProcessEngine
-from dreamgym_lg.integrations.transformers.exploration import go_on_otherwise, refused_replies
 from dreamgym_lg.integrations.transformers.loading import HUB_OPTIONS, MODEL_OPTIONS, load_model, load_tokenizer
 from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Request, ToolChoice
 from dreamgym_lg.integrations.transformers.structured_output import json_parser, to_response_format, with_raw
 from dreamgym_lg.integrations.transformers.tool_format import ToolDialect, has_calls, to_entry
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder, TrainablePolicy
+from dreamgym_lg.types import REFUSED
 
 _RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None
 
@@ -96,8 +96,10 @@ class LocalChatModel(TrainablePolicy):
     own. What is drawn so has other probabilities than a learner gives it: `True` plays, and training refuses it; `train` lets
     it train all the same. `Segment.guided` tells."""
     explores: bool = False
-    """Whether a reply that was just refused is not given again (`exploration`), as in the rollouts of a training. Recorded
-    log-probabilities stay those of the model. Left as they are: conversations with tools, streams, and temperature 0."""
+    """Whether a reply that was refused is mostly not given again (`Request.avoided`). The rollouts of a training explore so:
+    what a policy is sure of it would repeat to the end of the episode, in every episode of a group, and nothing is learned.
+    Recorded log-probabilities stay those of the model, so that tokens which it hardly ever samples are trained as if it had
+    sampled them. Conversations with tools are left as they are."""
     streaming: bool = False
     """Whether `invoke` tells callbacks each piece of text as it comes, as `stream` does."""
     _tools: ToolDialect = PrivateAttr()
@@ -245,14 +247,11 @@ class LocalChatModel(TrainablePolicy):
             stop=tuple(stop or self.stop),
             owner=id(recorder) if recorder is not None else None,
             template_kwargs=self.chat_template_kwargs,
+            avoided=_refused(messages) if plain and self.explores else {},
         )
         if not plain:
             self._tools.prepare(request, messages, tools=tools, choice=choice, response_format=answer, guided=guided)
         return request
-
-    def _refused(self, request: Request, messages: Sequence[BaseMessage]) -> set[str]:
-        """The replies that are not given again, where this model explores."""
-        return refused_replies(messages) if self.explores and request.temperature > 0 else set()
 
     def _finish(self, request: Request, generated: Generated, run_manager: _RunManager) -> AIMessage:
         recorder = TokenRecorder.current()
@@ -278,12 +277,7 @@ class LocalChatModel(TrainablePolicy):
         **kwargs: Any,
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
-        generated, refused = self.engine.submit(request).result(), self._refused(request, messages)
-        while generated.text in refused:
-            refused.remove(generated.text)
-            request = go_on_otherwise(request, generated, self.engine.ends)
-            generated = self.engine.submit(request).result()
-        return _result(self._finish(request, generated, run_manager))
+        return _result(self._finish(request, self.engine.submit(request).result(), run_manager))
 
     async def _agenerate(
         self,
@@ -293,12 +287,7 @@ class LocalChatModel(TrainablePolicy):
         **kwargs: Any,
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
-        generated, refused = await asyncio.wrap_future(self.engine.submit(request)), self._refused(request, messages)
-        while generated.text in refused:
-            refused.remove(generated.text)
-            request = go_on_otherwise(request, generated, self.engine.ends)
-            generated = await asyncio.wrap_future(self.engine.submit(request))
-        return _result(self._finish(request, generated, run_manager))
+        return _result(self._finish(request, await asyncio.wrap_future(self.engine.submit(request)), run_manager))
 
     def _stream(
         self,
@@ -347,6 +336,17 @@ class LocalChatModel(TrainablePolicy):
                 await run_manager.on_llm_new_token(piece, chunk=chunk)
             yield chunk
         yield _last_chunk(self._finish(request, future.result(), run_manager), streamed)
+
+
+def _refused(messages: Sequence[BaseMessage]) -> dict[str, bool]:
+    """The replies that were refused, and whether none that was not has come since then."""
+    found, just = dict[str, bool](), True
+    for reply, answer in zip(messages[-2::-1], messages[:0:-1], strict=False):
+        if reply.type == "ai" and answer.additional_kwargs.get(REFUSED):
+            found.setdefault(reply.text, just)
+        elif reply.type == "ai":
+            just = False
+    return found
 
 
 def _check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:

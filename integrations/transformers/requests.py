@@ -42,10 +42,11 @@ class Request:
     """What tool calls in the reply are held to; None: nothing, the model's own distribution."""
     splices: Mapping[str, str] = field(default_factory=dict)
     """Rendered text to replace by what was sampled there."""
-    begins: tuple[int, ...] = ()
-    """The first tokens of the reply, which an engine of this process or one of its own takes as if it had sampled them."""
-    left_out: frozenset[int] = frozenset()
-    """Tokens that do not come next after these, in such an engine. Log-probabilities are those without this."""
+    avoided: Mapping[str, bool] = field(default_factory=dict)
+    """Replies that were refused in this conversation, and whether no other was accepted since. At one place of each, drawn by
+    the seed, `LocalEngine` and `ProcessEngine` leave its token out, so that mostly another reply is sampled: always where none
+    was accepted since, else every other time, since it may be right by now. Other engines sample as ever, and so does
+    temperature 0."""
     forced: str = ""
     """The beginning of the reply, given and not sampled."""
     skipped_ids: frozenset[int] | None = None

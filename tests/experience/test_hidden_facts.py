@@ -98,8 +98,8 @@ class Signposts:
     def __call__(self, task: Task, history: Sequence[Exchange], seed: int, /) -> list[str]:
         return way(task, history, seed)
 
-    def tell(self, observation: str, fact: str, /) -> str:
-        return f"A sign says {fact}." if observation.startswith("A sign says ") else observation
+    def tell(self, action: str, observation: str, fact: str, /) -> str:
+        return f"A sign says {fact}." if action == "read" else observation
 
 
 @pytest.mark.parametrize("ask", ["predict", "apredict"])
@@ -125,7 +125,10 @@ def test_a_fact_is_told_whatever_the_model_writes_in_its_place(scripted: Any, as
     later = _result(getattr(ExperienceModel(scripted(reply=says), hidden_facts=Signposts()), ask)(world(5), opened, "read"))
     assert later.observation == f"A sign says {coming}." and coming != right, "the fact of this step, not of an earlier one"
     last = Prediction("", answers["read"], 0.0, False, False, True)
-    assert told(Signposts(), last, "") == last, "nothing is left to tell"
+    assert told(Signposts(), "read", last, "") == last, "nothing is left to tell"
+    assert told(Signposts(), "read", last, coming).observation == f"A sign says {coming}."
+    refused = last._replace(valid=False)
+    assert told(Signposts(), "read", refused, coming) == refused, "no answer to an invalid action tells anything"
 
 
 def _result(answer: Any) -> Prediction:
