@@ -10,10 +10,11 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.worlds import load_world
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.types import Step, Trajectory
 
 pytest.importorskip("textworld_express")
 
-from dreamgym_lg.integrations.textworld_express.text import GAMES
+from dreamgym_lg.integrations.textworld_express.text import GAMES, movable_items
 from dreamgym_lg.integrations.textworld_express.world import TextWorldExpressWorld
 
 SPLITS = ("train", "validation", "test")
@@ -85,6 +86,22 @@ def test_generated_tasks_are_synthetic_and_of_the_same_game() -> None:
     made = [task for parent in tasks if (task := generate(parent, [], Random(0))) is not None]
     assert len(made) > len(tasks) / 2 and Counter(task.origin for task in made) == {"synthetic": len(made)}
     assert TextWorldExpressWorld("coin").task_generator(tasks, buffer) is None
+
+
+def test_generated_tasks_keep_the_items_that_failed_episodes_named() -> None:
+    world = TextWorldExpressWorld("peckingorder")
+    tasks = world.tasks("train", limit=60)
+    generate = world.task_generator(tasks, ReplayBuffer(":memory:"))
+    assert generate is not None
+    made = 0
+    for parent in tasks:
+        first, *_, last = movable_items(parent.metadata["observation"])
+        step = Step(observation="", action=f"take {last}", next_observation=f"The current task is to take the {first}.")
+        failed = Trajectory(task=parent, steps=(step,), success=False, source="synthetic")
+        for task in filter(None, (generate(parent, [failed], Random(seed)) for seed in range(5))):
+            assert {first, last} <= set(movable_items(task.metadata["observation"]))
+            made += 1
+    assert made > 100
 
 
 def test_worlds_by_name() -> None:
