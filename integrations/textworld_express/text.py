@@ -218,10 +218,11 @@ def movable_items(observation: str) -> list[str]:
 
 
 def failed_on(task: Task, trajectories: Iterable[Trajectory]) -> set[str]:
-    """The items that a task's failed episodes named after their last reward, in actions and observations: e.g. the one that was
-    asked for and the one that was taken in its place."""
+    """The items that the failed ones of a task's episodes named after their last reward, e.g. the one that was asked for and
+    the one that was taken in its place."""
     items = movable_items(str(task.metadata.get("observation", "")))
-    name = re.compile(rf"\b(?:{'|'.join(map(re.escape, items))})\b")
+    # not what a list or the name of a place holds: "the cushion." but not "in the cushion cover", "some cushions"
+    name = re.compile(rf"\b(?:the|take|put) ({'|'.join(map(re.escape, items))})(?= in |\.|$)", re.MULTILINE)
     found: set[str] = set()
     for each in trajectories if items else ():
         if each.task.id == task.id and not each.success:
@@ -231,10 +232,10 @@ def failed_on(task: Task, trajectories: Iterable[Trajectory]) -> set[str]:
 
 
 def vary_task(task: Task, rng: Random, observations: Sequence[str], *, keep: Collection[str] = ()) -> Task | None:
-    """A synthetic `peckingorder` or `twc` task that begins like `task`, half of its items exchanged for other known ones.
+    """A synthetic `peckingorder` or `twc` task that begins like `task`, up to half of its items exchanged for other known ones.
 
-    What makes a task hard is often one of its items, or two that are easily mistaken for each other. So the items `keep` stay
-    (and less than half are exchanged if they leave fewer), unless they are all. New ones come from `observations`: first
+    What makes a task hard is often one of its items, or two that are easily mistaken for each other. So the items `keep` stay,
+    unless these are all there are; of the others, those stay that chance leaves. New ones come from `observations`: first
     observations of other training worlds, for `twc` those of the same room, so that it has a place for them. Text only, no real
     environment. None if there are too few other items, for another game than these two, or if the new world falls in an
     evaluation split. Raises `ConfigurationError` if `task` itself does.

@@ -202,13 +202,18 @@ def test_a_variation_keeps_what_the_task_failed_on() -> None:
     steps = (
         Step(observation=shown.format(own), action="take pear", next_observation="You take the pear.", reward=0.25),
         Step(observation="You take the pear.", action="read instructions book", next_observation=asked),
-        Step(observation=asked, action="take grape", next_observation=refused, valid=False, truncated=True),
+        Step(observation=asked, action="look around", next_observation=shown.format(own)),
+        Step(observation=shown.format(own), action="take grape", next_observation=refused, valid=False, truncated=True),
     )
     failed = Trajectory(task=task, steps=steps, success=False, source="synthetic")
     elsewhere = replace(failed, task=replace(task, id="another"))
     assert text.failed_on(task, [failed]) == {"grape", "grapefruit"}
     assert text.failed_on(task, [replace(failed, success=True), elsewhere]) == set()
     everything = text.movable_items(shown.format(own))
+    back = Step(observation=asked, action="put pear in shelf", next_observation="You put the pear in the shelf.", reward=-0.25)
+    assert text.failed_on(task, [replace(failed, steps=[steps[0], back])]) == {"pear"}
+    three = [text.vary_task(task, Random(seed), [shown.format(other)], keep=everything[:3]) for seed in range(20)]
+    assert {3} == {len(set(everything) & set(text.movable_items(each.metadata["observation"]))) for each in three if each}
     for keep, kept in ((text.failed_on(task, [failed]), {"grape", "grapefruit"}), (everything, set())):
         varied = (text.vary_task(task, Random(seed), [shown.format(other)], keep=keep) for seed in range(20))
         items = [set(text.movable_items(each.metadata["observation"])) for each in varied if each is not None]
