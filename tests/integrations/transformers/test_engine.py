@@ -361,6 +361,13 @@ def test_a_refused_reply_is_mostly_another_one_next_time(
     before = [ask(seed, avoided={"sure": False}).sampled_ids for seed in range(60)]
     assert 30 < before.count(sure.sampled_ids) < 48, "of one that was refused before that, every other time"
     assert ask(0, avoided={"sure": True}, temperature=0).text == ask(0, temperature=0).text
+    avoided: list[dict[str, bool]] = [{"sure": True} if seed % 2 else {} for seed in range(20)]
+    together = [
+        engine.submit(Request([to_entry(each) for each in opening(0)], max_new_tokens=3, seed=seed, avoided=each))
+        for seed, each in enumerate(avoided)
+    ]
+    alone = [ask(seed, avoided=each).sampled_ids for seed, each in enumerate(avoided)]
+    assert [each.result(60).sampled_ids for each in together] == alone, "each row of a batch avoids its own replies"
 
 
 def test_a_reply_that_is_avoided_at_its_end_goes_on(tokenizer: PreTrainedTokenizerFast, opening: Any) -> None:
