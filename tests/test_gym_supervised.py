@@ -21,7 +21,7 @@ from langchain_core.tools import tool
 from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment import evaluation, supervised, training
+from dreamgym_lg.experiment import evaluation, imitation, supervised, training
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.evaluation import count_real_steps
 from dreamgym_lg.integrations.transformers.batch import Batch
@@ -273,7 +273,7 @@ def test_stages_go_on_and_hold_their_model(make: Callable[..., DreamGym], monkey
 
     losses = dict[str, list[float]]()
     gym = make(progress=lambda label, done, total: losses.setdefault(label.partition(" (")[0], []).append(float(label[-5:-1])))
-    monkeypatch.setattr(supervised, "_stopped_rising", lambda *_: False)
+    monkeypatch.setattr(imitation, "_stopped_rising", lambda *_: False)
     with pytest.raises(ConfigurationError, match="made of the annotator 'None', and 'openai:gpt-5' is given"):
         make().train_experience(annotator="openai:gpt-5")
     gym.train_base(tiny())
@@ -304,8 +304,8 @@ def test_the_base_policys_training_ends_when_its_success_stops_rising_and_the_be
 ) -> None:
     settings, said = replace(AgentWorld.settings, **{**SETTINGS, "real_budget": None}), list[str]()
     gym, counts = make(settings=settings, say=said.append), iter([4, None, 1, 3, 2, 2, 2, 2])  # killed before the second
-    monkeypatch.setattr(supervised, "CHECKED", 1)
-    monkeypatch.setattr(supervised, "PATIENCE", 2)
+    monkeypatch.setattr(imitation, "CHECKED", 1)
+    monkeypatch.setattr(imitation, "PATIENCE", 2)
     weights: list[Any] = []
 
     class Killed(BaseException): ...

@@ -189,7 +189,7 @@ def demo(
     """Run every stage: collect, train in the dream, evaluate in the real environment, write the report."""
     chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner}
     with _opened(world, seed=seed, out=out, quickly=quick, report_to=report_to, **chosen) as work:
-        _prepare(work)
+        work.prepare()
         work.train()
         work.prove()
         _show(work)
@@ -227,7 +227,7 @@ def train(
     chosen = {"iterations": iterations, "refresh_episodes": refresh, "learner": learner, "environment": environment}
     chosen |= {"real_steps": real_steps, "references_only": references_only or None, "lora": lora or None}
     with _opened(world, seed=seed, out=out, quickly=quick, force=force, report_to=report_to, **chosen) as work:
-        _prepare(work)
+        work.prepare()
         work.train(servers=servers or ())
         console.print(f"trained policy: {work.models / 'trained'}", soft_wrap=True)
 
@@ -258,13 +258,6 @@ def export(world: WorldArgument, folder: To) -> None:
         policy = work.policy("trained")
         export_policy(policy, folder, provenance=provenance(work, policy), agent=work.world.source)
         console.print(f"trained policy: {folder}", soft_wrap=True)
-
-
-def _prepare(work: Experiment) -> None:
-    work.collect()
-    if work.settings.environment != "real":
-        work.train_experience()
-    work.train_base()
 
 
 def _show(work: Experiment) -> None:

@@ -1,13 +1,11 @@
 """`Experiment`: the stages `collect, train_experience, train_base, train, prove` on any world."""
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import partial
-from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +16,9 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.annotate import Annotate
 from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experiment import evaluation, gate, supervised
+from dreamgym_lg.experiment import evaluation, gate, imitation, supervised
 from dreamgym_lg.experiment.lock import only_process
-from dreamgym_lg.experiment.settings import Settings
+from dreamgym_lg.experiment.settings import Settings, digest_of, digests
 from dreamgym_lg.experiment.trackers import check_trackers
 from dreamgym_lg.experiment.training import (
     CreateLearner,
@@ -36,7 +34,6 @@ from dreamgym_lg.experiment.world import Rollouts, World
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.types import Task
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
@@ -56,9 +53,7 @@ class Experiment(Workspace):
 
     ```python
     run = Experiment(TextWorldExpressWorld("peckingorder"), "runs/mine")
-    run.collect()
-    run.train_experience()
-    run.train_base()
+    run.prepare()  # collect(), train_experience(), train_base()
     run.train()
     run.prove()
     ```
@@ -103,6 +98,17 @@ class Experiment(Workspace):
 
     # --- data and models -------------------------------------------------------------------------------------------------
 
+    def prepare(self) -> None:
+        """`collect`, `train_experience` if the dream needs it, and `train_base`, with their defaults.
+
+        The two models are trained at once where that is faster (`fine_tune_beside`), unless the base policy's validation is
+        dreamed and so needs the experience model.
+        """
+        self.collect()
+        if self.settings.environment != "real":
+            self._train_experience(None, None, self.train_base if self.settings.real_budget != 0 else None)
+        self.train_base()
+
     def collect(self) -> None:
         """Store the world's tasks and, where it has scripted policies, real offline trajectories of the train split."""
         s = self.settings
@@ -135,13 +141,21 @@ class Experiment(Workspace):
         Raises `ConfigurationError` if nothing recorded is a success, for a model beside a given `experience_model`, and for
         another model or annotator than the finished stage had.
         """
+        self._train_experience(model, annotator)
+
+    def _train_experience(
+        self,
+        model: "StartModel",
+        annotator: BaseChatModel | Annotate | str | None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         if self._given is not None:
             if model is not None:
                 raise ConfigurationError("experience_model= is given, so there is none to train: leave out one of the two")
             return
         with self._stage_from("experience", model=model, annotator=annotator) as todo:
             if todo:
-                supervised.train_experience_model(self, model, annotator)
+                supervised.train_experience_model(self, model, annotator, meanwhile)
 
     def train_base(self, model: "StartModel" = None) -> None:
         """Fine-tune the base policy, where training in the dream begins, on every offline success.
@@ -160,7 +174,7 @@ class Experiment(Workspace):
             return
         with self._stage_from("base", model=model) as todo:
             if todo:
-                supervised.train_base_policy(self, model)
+                imitation.train_base_policy(self, model)
 
     @contextmanager
     def _stage_from(self, name: str, **given: object) -> Iterator[bool]:
@@ -279,7 +293,7 @@ class Experiment(Workspace):
         """
         recorded = next(iter(self.replay_buffer.metrics(self.run_name(_OPTIONS))), {})
         before = json.loads(recorded.get("options", "{}"))
-        for name, digest in _digests(options).items():
+        for name, digest in digests(options).items():
             if before.get(name) == digest:
                 continue
             near = get_close_matches(name, {field.name for field in fields(Settings)} | {*before} - {name}, n=1)
@@ -291,7 +305,7 @@ class Experiment(Workspace):
             )
         unused = [f"servers={servers!r}"] if servers else []
         unused += [f"report_to={self.report_to!r}"] if self.report_to else []
-        if recorded.get("tasks") not in (None, _digest_of(tasks := self.tasks("train"))):
+        if recorded.get("tasks") not in (None, digest_of(tasks := self.tasks("train"))):
             unused.append(f"tasks= (the {len(tasks)} to train on are others than it had)")
         played = self.replay_buffer.trajectories(run=self.run_name(TRAIN), source="synthetic", limit=1)
         dreamed = next((each.experience_version for each in played), "")
@@ -302,7 +316,7 @@ class Experiment(Workspace):
 
     def _record_start(self, options: Mapping[str, Any]) -> None:
         """Record what this training has, and the given policy that it began with."""
-        told = {"options": json.dumps(_digests(options)), "tasks": _digest_of(self.tasks("train"))}
+        told = {"options": json.dumps(digests(options)), "tasks": digest_of(self.tasks("train"))}
         self.replay_buffer.record_metrics(self.run_name(_OPTIONS), 0, told)
         given = self._policy
         if given is not None and not next(iter(self.replay_buffer.metrics(self.run_name(_BEGAN))), None):
@@ -363,23 +377,6 @@ class Experiment(Workspace):
             yield "policy", step.action
             yield "environment", step.next_observation
         yield "outcome", "success" if episode.success else "no success"
-
-
-def _digests(options: Mapping[str, Any]) -> dict[str, str]:
-    """By the name of each option what tells its value from others, also in another process; the value itself is not stored."""
-
-    def plain(value: object) -> object:
-        if isinstance(value, set | frozenset):
-            return sorted(value, key=str)
-        return vars(value) if is_dataclass(value) else re.sub(" at 0x[0-9a-f]+", "", repr(value))
-
-    told = {name: json.dumps(value, default=plain, sort_keys=True) for name, value in options.items()}
-    return {name: sha256(text.encode()).hexdigest()[:16] for name, text in told.items()}
-
-
-def _digest_of(tasks: Sequence[Task]) -> str:
-    told = json.dumps(sorted((task.id, task.instruction) for task in tasks))
-    return sha256(told.encode()).hexdigest()[:16]
 
 
 def _version(given: "LocalChatModel | str | Path") -> str:

@@ -1,6 +1,7 @@
 """One process at a time runs a stage of an experiment."""
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,17 +13,20 @@ try:
 except ImportError:  # not POSIX: nothing keeps two processes apart there
     fcntl = None  # type: ignore[assignment]
 
+_holders: dict[Path, int] = {}
+"""The thread of this process that has a folder's lock."""
+
 
 @contextmanager
 def only_process(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder: two that train in one would mix their episodes and overwrite each other's weights.
 
-    The lock ends with the process, also where it is killed, unless a process that it forked lives on. A file system without
-    locks has none.
+    The thread that has it may enter again. The lock ends with the process, also where it is killed, unless a process that it
+    forked lives on. A file system without locks has none.
 
     Raises `ConfigurationError` where another process has it, and where the folder cannot be written.
     """
-    if fcntl is None:
+    if fcntl is None or _holders.get(folder.resolve()) == threading.get_ident():
         yield
         return
     with writing(path := folder / "in-use"):
@@ -44,6 +48,8 @@ def only_process(folder: Path) -> Iterator[None]:
                 file.truncate(0)
                 file.write(str(os.getpid()))
                 file.flush()
+            _holders[folder.resolve()] = threading.get_ident()
             yield
         finally:
+            _holders.pop(folder.resolve(), None)
             fcntl.flock(file, fcntl.LOCK_UN)  # closing alone leaves it to a forked process

@@ -1,13 +1,16 @@
 """`Settings`: the numbers of an experiment, and its file of them."""
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.learner import LearnerName
+from dreamgym_lg.types import Task
 
 Place = Literal["dream", "real", "s2r"]
 
@@ -178,6 +181,24 @@ def _changed(key: str, values: Mapping[str, Any], others: Mapping[str, Any]) -> 
     own, other = values.get(key, {}), others.get(key, {})
     told = (name for name in sorted({**own, **other}) if own.get(name) != other.get(name))
     return "".join(f" {name}={own[name]!r}" if name in own else f" {name}=(default)" for name in told)
+
+
+def digests(options: Mapping[str, Any]) -> dict[str, str]:
+    """By the name of each option what tells its value from others, also in another process; the value itself is not stored."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, set | frozenset):
+            return sorted(value, key=str)
+        return vars(value) if is_dataclass(value) else re.sub(" at 0x[0-9a-f]+", "", repr(value))
+
+    told = {name: json.dumps(value, default=plain, sort_keys=True) for name, value in options.items()}
+    return {name: sha256(text.encode()).hexdigest()[:16] for name, text in told.items()}
+
+
+def digest_of(tasks: Sequence[Task]) -> str:
+    """What tells these tasks from others, whatever their order."""
+    told = json.dumps(sorted((task.id, task.instruction) for task in tasks))
+    return sha256(told.encode()).hexdigest()[:16]
 
 
 def quick(settings: Settings) -> Settings:

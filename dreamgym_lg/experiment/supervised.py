@@ -1,17 +1,14 @@
-"""The supervised stages of an experiment: the experience model and the base policy."""
+"""The experience model's supervised training, and what that of the base policy shares with it."""
 
-import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 
-from dreamgym_lg.curriculum.demonstrations import told_by_calls
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.annotate import Annotate, annotate
@@ -20,11 +17,9 @@ from dreamgym_lg.experience.notes import in_noted_world, thorough
 from dreamgym_lg.experience.prompt_formats import is_tool_task
 from dreamgym_lg.experience.similar_successes import ends_in_answer
 from dreamgym_lg.experience.training_data import notes_conversation, to_conversation
-from dreamgym_lg.experiment.evaluation import DEMONSTRATIONS, BestPolicy
 from dreamgym_lg.experiment.workspace import DATA, REFRESH, Workspace
 from dreamgym_lg.experiment.world import Messages
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.rollout import check_played
 from dreamgym_lg.types import Source, Trajectory
 
 if TYPE_CHECKING:
@@ -34,12 +29,8 @@ if TYPE_CHECKING:
     StartModel = LocalChatModel | str | Path | None
     """A local model, its path or hub name; None for the small base (`SMALL_BASE`)."""
 
-POLICY_OPTIONS: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup", "dataloader_drop_last": True}
-"""Of the base policy's training: its end is not known when it begins, and a last batch of few rows would weigh as much."""
 FIRST_LINES_WEIGHT = 4.0
 """The loss weight of the experience model's verdict, reward and status."""
-CHECKED, PATIENCE = 25, 4
-"""The base policy is evaluated every so many steps, and its training ends after so many evaluations without a better one."""
 SLOWER = 4.0
 """What the learning rate is divided by where weights that were trained on such data are trained further."""
 FEW = 20
@@ -51,11 +42,15 @@ WATCHED = 64
 
 
 def train_experience_model(
-    work: Workspace, model: "StartModel" = None, annotator: BaseChatModel | Annotate | str | None = None
+    work: Workspace,
+    model: "StartModel" = None,
+    annotator: BaseChatModel | Annotate | str | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> None:
     """Train `models/experience-0` on what it should have answered in the offline trajectories.
 
-    Args: `model`, whose weights it begins with; `annotator`, writes the reasoning of steps that have none, in place of rules.
+    Args: `model`, whose weights it begins with; `annotator`, writes the reasoning of steps that have none, in place of rules;
+    `meanwhile`, as of `fine_tune_beside`.
     """
     s, annotated = work.settings, _annotated_by(annotator)
     if annotated is not None:
@@ -68,7 +63,7 @@ def train_experience_model(
     work.replay_buffer.record_metrics(work.run_name(DATA), 0, {"trajectories": len(offline)})
     shown, held_out = (_as_dreamed(work, each) for each in work.experience_data())
     edited = _edited(work, shown, annotated)
-    start, notes = _start(work, model), _notes_conversations(work, shown)
+    start, notes = start_of(work, model), _notes_conversations(work, shown)
     watched: Sequence[TokenizedConversation] = ()
     if any(_is_judged(trajectory) for trajectory in shown):
         rows = [*_judging_rows(work, start, shown, edited), *_evenly_weighed(_tokenized(start, notes))]
@@ -76,13 +71,14 @@ def train_experience_model(
     else:
         rows = _tokenized(start, [*_conversations(work, [*shown, *edited]), *notes])
     _say_cut(work, rows)
-    _fine_tune(
+    fine_tune(
         work,
         "experience model",
         start,
         "experience-0",
         rows,
         steps=s.experience_steps,
+        meanwhile=meanwhile,
         first_lines_weight=FIRST_LINES_WEIGHT,
         held_out=watched,
     )
@@ -192,7 +188,7 @@ def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None
     old, new = _as_dreamed(work, kept), _as_dreamed(work, played)
     start = work.models / work.newest_experience()
     notes = _evenly_weighed(_tokenized(start, _notes_conversations(work, [*old, *new])))
-    _fine_tune(
+    fine_tune(
         work,
         "refresh",
         start,
@@ -202,115 +198,6 @@ def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None
         slower=SLOWER,
         first_lines_weight=FIRST_LINES_WEIGHT,
     )
-
-
-def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
-    """Train `models/base` on every recorded success until its validation success stops rising; the best one is kept."""
-    shown, start, s = _successes(work), _start(work, model), work.settings
-    rows = work.world.policy_rows(shown, _tokenizer(start), max_new_tokens=s.policy_tokens)
-    for left in work.models.glob("base-*"):  # of an attempt that was killed
-        shutil.rmtree(left)
-    best, until = BestPolicy(work, f"base-{uuid4().hex[:8]}"), None
-    if untold := _no_evaluation(work):
-        work.say(f"{untold}: the base policy is trained for all {s.base_steps} steps")
-    else:
-        _check_evaluation(work)
-        until = partial(_stopped_rising, work, best)
-    _fine_tune(work, "base policy", start, "base-last", rows, steps=s.base_steps, until=until, **POLICY_OPTIONS)
-    last = work.models / "base-last"
-    shutil.rmtree(work.models / "base", ignore_errors=True)
-    (best.folder if best.folder.exists() else last).rename(work.models / "base")
-    shutil.rmtree(last, ignore_errors=True)
-
-
-def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalChatModel":
-    """The policy after it has imitated `Settings.synthetic_demonstrations`, stored as `models/imitated`; itself without any."""
-    from dreamgym_lg.integrations.trl.options import default_rate
-    from dreamgym_lg.integrations.trl.sft import save_model, train_sft
-
-    s, number, label = work.settings, work.settings.synthetic_demonstrations, "put demonstrations together"
-    options: dict[str, Any] = {"number": number, "seed": s.seed, "progress": lambda done: work.progress(label, done, number)}
-    made = work.world.demonstrations(work.tasks("train"), work.replay_buffer, **options)
-    work.progress(label, len(made), len(made))
-    if not made:
-        work.say("training begins without demonstrations: no recorded success could be carried over: requests need ids, names")
-        return policy
-    recorded = _successes(work)
-    rows = work.world.policy_rows([*made, *recorded], policy.tokenizer, max_new_tokens=s.policy_tokens)
-    steps = -(-len(rows) // s.batch_size)
-    train_sft(
-        policy.model,
-        policy.tokenizer,
-        rows,
-        steps=steps,
-        batch_size=s.batch_size,
-        learning_rate=(s.supervised_learning_rate or default_rate(policy.model, small=7e-4, large=1e-5)) / SLOWER,
-        seed=s.seed,
-        on_step=lambda step, loss: work.progress(f"demonstrations (loss {loss:.2f})", step, steps),
-        **POLICY_OPTIONS,
-    )
-    save_model(policy.model, policy.tokenizer, work.models / "imitated")
-    work.replay_buffer.record_metrics(work.run_name(DEMONSTRATIONS), 0, {"generated": len(made), "recorded": len(recorded)})
-    more = f" (of {number}: there are no more)" if len(made) < number else ""
-    said = f"the policy has imitated {len(made)} generated demonstrations{more} beside {len(recorded)} recorded successes"
-    work.say(f"{said}; by calls: {told_by_calls(made, recorded)}")
-    return work.policy("imitated")
-
-
-def _no_evaluation(work: Workspace) -> str | None:
-    """Why no success says when the base policy is done; None if it does."""
-    if not work.validation_tasks():
-        return "there is no task of the split 'validation' (dataclasses.replace(task, split='validation') gives it one)"
-    if work.settings.real_budget == 0 and work.settings.references_only:
-        return "real_budget=0 lets no validation task be played on real tools, and under references_only no dream judges one"
-    return None
-
-
-def _check_evaluation(work: Workspace) -> None:
-    """Raise `ConfigurationError` where the base policy cannot be evaluated in the dream, before it is trained."""
-    if work.settings.real_budget == 0 and work.world.asks_experience and work.experience(own_process=False).model is None:
-        raise ConfigurationError(
-            f"real_budget=0 evaluates the base policy in the dream, and {work.out} holds no experience model: call "
-            "train_experience() first, or give real_budget"
-        )
-
-
-def _stopped_rising(work: Workspace, best: BestPolicy, model: Any, tokenizer: Any, step: int) -> bool:
-    """Whether the base policy's validation success has stopped rising; the best one is kept on the way.
-
-    It is real success unless `real_budget` is 0, else that in the dream.
-    """
-    if step % CHECKED and step != work.settings.base_steps:
-        return False
-    policy = _policy(work, model, tokenizer)
-    kind, dream = ("real", None) if work.settings.real_budget != 0 else ("dream", work.experience())
-    name = f"validate/{best.name}" if dream is None else f"validate/{best.name}/dream"
-    episodes = check_played(work.play(name, policy, work.validation_tasks(), iteration=step, experience=dream))
-    successes = sum(trajectory.success for trajectory in episodes)
-    best.offer(step, successes, sum(t.reward for t in episodes) / max(len(episodes), 1), policy)
-    work.say(f"base policy after {step} steps: {kind} {successes}/{len(episodes)}")
-    done = step - best.risen_at >= PATIENCE * CHECKED
-    if step == work.settings.base_steps and not done:
-        work.say(f"the base policy's success was still rising when its {step} steps were over: raise base_steps (Settings)")
-    return done
-
-
-def _policy(work: Workspace, model: Any, tokenizer: Any) -> Any:
-    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-
-    return LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=work.settings.policy_tokens)
-
-
-def _successes(work: Workspace) -> list[Trajectory]:
-    """Offline successes without an invalid action. Raises `ConfigurationError` if there is none."""
-    offline = work.offline()
-    shown = [trajectory for trajectory in offline if trajectory.success and not trajectory.invalid_actions]
-    if not shown:
-        raise ConfigurationError(
-            f"no offline trajectory of {len(offline)} is a success without an invalid action: there is nothing to fine-tune a "
-            "base policy on; collect or import some, or give train() a policy that is good enough already"
-        )
-    return shown
 
 
 def _as_dreamed(work: Workspace, recorded: Sequence[Trajectory]) -> list[Trajectory]:
@@ -346,7 +233,8 @@ def _messages(messages: Sequence[BaseMessage]) -> Messages:
     return [{"role": {"human": "user", "ai": "assistant"}.get(m.type, m.type), "content": m.text} for m in messages]
 
 
-def _tokenizer(start: str | Path) -> Any:
+def tokenizer_of(start: str | Path) -> Any:
+    """The tokenizer of the weights that a training begins with."""
     from dreamgym_lg.integrations.transformers.loading import load_tokenizer
 
     return load_tokenizer(start)
@@ -360,10 +248,10 @@ def _evenly_weighed(rows: "Sequence[TokenizedConversation]") -> "list[TokenizedC
 def _tokenized(start: str | Path, conversations: Sequence[Messages]) -> "list[TokenizedConversation]":
     from dreamgym_lg.integrations.trl.rows import tokenize
 
-    return tokenize(_tokenizer(start), conversations) if conversations else []
+    return tokenize(tokenizer_of(start), conversations) if conversations else []
 
 
-def _start(work: Workspace, model: "StartModel") -> str | Path:
+def start_of(work: Workspace, model: "StartModel") -> str | Path:
     """The folder or hub name of the weights that a training begins with."""
     from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
     from dreamgym_lg.integrations.trl.sft import save_model
@@ -376,7 +264,7 @@ def _start(work: Workspace, model: "StartModel") -> str | Path:
     return work.models / "start"
 
 
-def _fine_tune(
+def fine_tune(
     work: Workspace,
     label: str,
     start: str | Path,
@@ -384,12 +272,14 @@ def _fine_tune(
     rows: "Sequence[TokenizedConversation]",
     *,
     steps: int,
+    meanwhile: Callable[[], None] | None = None,
     **options: Any,
 ) -> None:
-    """Fine-tune the model at `start` and write `models/TO`. Args: `options`, of `sft.fine_tune`."""
-    from dreamgym_lg.integrations.trl.sft import fine_tune
+    """Fine-tune the model at `start` and write `models/TO`. Args: `meanwhile`, `options`, as of `fine_tune_beside`."""
+    from dreamgym_lg.integrations.trl.sft_process import fine_tune_beside
 
-    fine_tune(
+    fine_tune_beside(
+        meanwhile,
         start,
         work.models / to,
         rows,

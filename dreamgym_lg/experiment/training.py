@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experiment import evaluation, gate, supervised
+from dreamgym_lg.experiment import evaluation, gate, imitation, supervised
 from dreamgym_lg.experiment.settings import STOP_CRITERIA, Settings
 from dreamgym_lg.experiment.trackers import ExperimentTrackers
 from dreamgym_lg.experiment.workspace import REFRESH, TRAIN, Workspace
@@ -113,7 +113,7 @@ def after_demonstrations(work: Workspace, policy: "LocalChatModel", *, given: bo
         cause = "a policy was given to train" if given else others
         work.say(f"synthetic_demonstrations={s.synthetic_demonstrations} are left out: {cause}")
         return policy
-    imitated = sampling_like(policy, supervised.imitate_demonstrations(work, policy))
+    imitated = sampling_like(policy, imitation.imitate_demonstrations(work, policy))
     if evaluation.evaluates_imitation(work):
         _evaluate(work, imitated, None, 0)  # it is kept if the dream makes it no better
     return imitated

@@ -1,8 +1,4 @@
-"""`ProcessEngine`: a model in a process of its own, which computes while this process does instead of taking turns with it.
-
-Requests and replies are pickled over the child's standard input and output. It is killed with its user, and ends where its
-parent was killed: its input is closed then.
-"""
+"""`ProcessEngine`: a model in a process of its own, which computes while this process does instead of taking turns with it."""
 
 import contextlib
 import gc
@@ -10,8 +6,6 @@ import itertools
 import logging
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import weakref
 from collections import deque
@@ -19,29 +13,16 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dreamgym_lg.errors import ProcessLost
 from dreamgym_lg.integrations.transformers.batch import PASSES
+from dreamgym_lg.integrations.transformers.child_process import end_child, portable, start_child
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 
 _Asked = dict[int, tuple[Request, "Future[Generated]"]]
-
-_CHILD = """
-import os
-given, sent = os.dup(0), os.dup(1)
-os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-os.dup2(2, 1)  # what a library prints is no reply
-from dreamgym_lg.integrations.transformers.engine_process import main
-main(given, sent)
-"""
-
-
-_GIVES_BACK = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
-"""Settings of glibc: keys and values of all lengths come and go, and what is freed is not kept in pieces of no use."""
-
 
 class ProcessEngine:
     """Generates the replies of a model that a process of its own has loaded. Thread-safe.
@@ -57,15 +38,8 @@ class ProcessEngine:
     """
 
     def __init__(self, path: str | Path, *, max_batch_size: int = 128, **loading: Any) -> None:
-        python_path = os.pathsep.join(str(path) or os.getcwd() for path in sys.path)
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", "-c", _CHILD],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the parent, whose episodes still ask while they come to their end
-            env={"OMP_WAIT_POLICY": "PASSIVE", **_GIVES_BACK, **os.environ, "PYTHONPATH": python_path},
-        )
-        weakref.finalize(self, _end, self._child)
+        self._child = start_child(__name__)
+        weakref.finalize(self, end_child, self._child)
         self.passes: deque[tuple[float, float]] = deque(maxlen=PASSES)
         """When each of the last 10,000 forward passes began and ended, by `time.perf_counter`."""
         self._asked, self._ids, self._writing = _Asked(), itertools.count(), threading.Lock()
@@ -139,16 +113,9 @@ def _lost(child: Any) -> ProcessLost:
     )
 
 
-def _end(child: Any) -> None:
-    child.kill()  # it has nothing to save
-    child.wait()
-    with contextlib.suppress(OSError):
-        child.stdin.close()
-
-
-def main(given: int, sent: int) -> None:
+def main(requests: BinaryIO, replies: BinaryIO) -> None:
     """The child: loads what it is told first, answers all else, and ends where its input does."""
-    requests, replies, sending = os.fdopen(given, "rb"), os.fdopen(sent, "wb"), threading.Lock()
+    sending = threading.Lock()
 
     def send(item: Any) -> None:
         with sending:
@@ -158,12 +125,12 @@ def main(given: int, sent: int) -> None:
     def answer(number: int, future: "Future[Generated]") -> None:
         send((0, "passes", [engine.passes.popleft() for _ in range(len(engine.passes))]))
         error = future.exception()
-        send((number, "error", _portable(error)) if error else (number, "reply", future.result()))
+        send((number, "error", portable(error)) if error else (number, "reply", future.result()))
 
     try:
         engine = _load(**pickle.load(requests))
     except Exception as error:
-        return send(_portable(error))
+        return send(portable(error))
     gc.freeze()
     send(engine.ends)
     with contextlib.suppress(EOFError):
@@ -175,7 +142,7 @@ def main(given: int, sent: int) -> None:
             try:
                 request = pickle.loads(pickled)
             except Exception as error:
-                send((number, "error", _portable(error)))
+                send((number, "error", portable(error)))
                 continue
             request.on_text = (lambda text, number=number: send((number, "text", text))) if streamed else None
             engine.submit(request).add_done_callback(partial(answer, number))
@@ -184,12 +151,3 @@ def main(given: int, sent: int) -> None:
 
 def _load(path: str | Path, *, max_batch_size: int, **loading: Any) -> LocalEngine:
     return LocalEngine(load_model(path, **loading), load_tokenizer(path, **loading), max_batch_size=max_batch_size)
-
-
-def _portable(error: BaseException) -> BaseException:
-    """What cannot be pickled and read again would end the reader."""
-    try:
-        same: BaseException = pickle.loads(pickle.dumps(error))
-        return same
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")

@@ -24,8 +24,9 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import supervised, worlds
 from dreamgym_lg.experiment.evaluation import count_real_steps, uniform_groups, validate
 from dreamgym_lg.experiment.experience_models import load_experience_model
+from dreamgym_lg.experiment.imitation import train_base_policy
 from dreamgym_lg.experiment.lock import only_process
-from dreamgym_lg.experiment.supervised import train_base_policy, train_experience_model
+from dreamgym_lg.experiment.supervised import train_experience_model
 from dreamgym_lg.experiment.worlds import load_world, open_folder
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
@@ -192,6 +193,34 @@ def test_a_world_without_scripted_policies_says_what_to_do(tmp_path: Path) -> No
         train_base_policy(bare)
 
 
+@pytest.mark.parametrize(("threads", "budget", "order"), [(2, None, ["base", "experience"]), (1, None, None), (2, 0, None)])
+def test_both_models_are_trained_at_once_where_neither_needs_the_other(
+    threads: int, budget: int | None, order: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one thread, or a validation that is dreamed, one is trained after the other."""
+    few: dict[str, Any] = {"experience_steps": 1, "base_steps": 1, "evaluate_tasks": 0 if budget == 0 else 1}
+    settings = replace(Doors.settings, real_budget=budget, **few)
+    work, ended = Experiment(Doors(), tmp_path / "run", settings, progress=lambda *_: None, say=lambda _: None), list[str]()
+    record = work.replay_buffer.record_metrics
+
+    def noted(run: str, iteration: int, metrics: dict[str, Any]) -> None:
+        if "seconds" in metrics:
+            ended.append(run.removeprefix("stage/"))
+        record(run, iteration, metrics)
+
+    monkeypatch.setattr(work.replay_buffer, "record_metrics", noted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        work.prepare()
+        work.prepare()
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert ended == ["collect", *(order or ["experience", "base"])]
+    assert {path.name for path in work.models.iterdir()} == {"base", "experience-0"}
+
+
 def test_a_policy_that_could_not_say_what_was_recorded_is_not_trained(work: Experiment) -> None:
     """Its replies are cut off where the recorded ones go on: a game of long names looked unlearnable for that alone."""
     work.collect()
@@ -205,7 +234,7 @@ def test_a_policy_that_could_not_say_what_was_recorded_is_not_trained(work: Expe
 
 def test_recorded_answers_that_the_dream_would_cut_off_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained, said = list[str](), list[str]()
-    monkeypatch.setattr(supervised, "_fine_tune", lambda work, label, *_, **__: trained.append(label))
+    monkeypatch.setattr(supervised, "fine_tune", lambda work, label, *_, **__: trained.append(label))
     for tokens in (3, 200):
         settings = replace(Doors.settings, experience_tokens=tokens)
         work = Experiment(Doors(), tmp_path / str(tokens), settings, say=said.append)

@@ -215,7 +215,7 @@ def test_an_own_agents_traces_are_annotated_by_batch_within_a_budget(
         return Trajectory(task=task, steps=steps, success=True, run="traces")
 
     trained = list[str]()
-    monkeypatch.setattr(supervised, "_fine_tune", lambda work, label, start, to, rows, **_: trained.extend(map(str, rows)))
+    monkeypatch.setattr(supervised, "fine_tune", lambda work, label, start, to, rows, **_: trained.extend(map(str, rows)))
     monkeypatch.setattr(supervised, "_tokenized", lambda start, conversations: conversations)
     monkeypatch.setattr(supervised, "_judging_rows", lambda work, start, shown, edited: supervised._conversations(work, shown))
     monkeypatch.setattr(supervised, "_evenly_weighed", lambda rows: rows)

@@ -1,0 +1,91 @@
+"""Supervised fine-tuning in a process of its own, which computes while this process does something else."""
+
+import contextlib
+import os
+import pickle
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, BinaryIO
+
+import torch
+
+from dreamgym_lg.errors import ProcessLost
+from dreamgym_lg.integrations.transformers.child_process import end_child, portable, start_child
+from dreamgym_lg.integrations.trl.sft import fine_tune
+
+_OnStep = Callable[[int, float], None]
+
+
+def fine_tune_beside(meanwhile: Callable[[], None] | None, *args: Any, on_step: _OnStep, **options: Any) -> float:
+    """`fine_tune` in a process of its own, while this one does something else: a small model hardly gains by a second thread.
+
+    Each of the two has half of the threads. With a GPU, which they would have to share, or one thread, nothing is done
+    meanwhile, and the model is trained in this process.
+
+    Args:
+        meanwhile: What this process does; None: nothing.
+        args, options: Of `fine_tune`; they have to be picklable.
+        on_step: As of `fine_tune`; called by another thread.
+
+    Raises what `fine_tune` and `meanwhile` raise, and `ProcessLost` if the process ends before it is done.
+    """
+    threads = torch.get_num_threads()
+    if meanwhile is None or torch.cuda.is_available() or threads < 2:
+        return fine_tune(*args, on_step=on_step, **options)
+    child = start_child(__name__, OMP_NUM_THREADS=str(threads - threads // 2))
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        try:
+            loss = pool.submit(_follow, child, pickle.dumps((args, options)), on_step)
+            torch.set_num_threads(threads // 2)
+            meanwhile()
+            return loss.result()
+        finally:
+            torch.set_num_threads(threads)
+            end_child(child)  # the thread that reads it ends then, and the pool waits for it
+
+
+def _follow(child: "subprocess.Popen[bytes]", given: bytes, on_step: _OnStep) -> float:
+    """What the process says, until it ends."""
+    sent, said = child.stdin, child.stdout
+    assert sent is not None and said is not None
+    try:
+        with contextlib.suppress(BrokenPipeError):  # the end of what it says tells that it is gone
+            sent.write(given)
+            sent.flush()
+        with said:
+            while True:
+                kind, *value = pickle.load(said)
+                if kind == "step":
+                    on_step(*value)
+                elif kind == "error":
+                    raise value[0]
+                else:
+                    return float(value[0])
+    except (EOFError, pickle.UnpicklingError) as error:
+        raise ProcessLost(
+            f"the process of a supervised training has ended (status {child.wait()}: -9 may be a lack of memory): run the same "
+            "command once more, which begins it again"
+        ) from error
+
+
+def main(requests: BinaryIO, replies: BinaryIO) -> None:
+    """The child: trains what it is told, says each step and the end, and ends where its input does."""
+    args, options = pickle.load(requests)
+    threading.Thread(target=_end_with_parent, args=(requests,), daemon=True).start()
+
+    def send(*item: Any) -> None:
+        pickle.dump(item, replies)
+        replies.flush()
+
+    try:
+        send("done", fine_tune(*args, on_step=partial(send, "step"), **options))
+    except Exception as error:
+        send("error", portable(error))
+
+
+def _end_with_parent(requests: BinaryIO) -> None:
+    requests.read()
+    os._exit(1)
