@@ -84,6 +84,13 @@ def _score(model: PreTrainedModel, labels: torch.Tensor, **inputs: Any) -> Any:
     return found
 
 
+MOST_ABOVE = 2.5
+"""How far above the policy's own the reference's log-probability of a token may be in the KL term, natural logarithm.
+
+TRL's estimate `exp(d) - d - 1` is 8.7 there. One token of a reply that was taken in place of a refused one
+(`Request.avoided`) could outweigh all others of an update: the policy would hardly ever have sampled it."""
+
+
 class PolicyTrainer(GRPOTrainer):
     """Takes rows from a queue where TRL would generate and score, and splits them into forward passes itself."""
 
@@ -190,7 +197,8 @@ class PolicyTrainer(GRPOTrainer):
         if not self.vllm_importance_sampling_correction:  # with it, TRL takes the present ones, and `_compare` weighs them
             output["old_per_token_logps"] = output["sampling_per_token_logps"]
         if self.beta != 0.0:
-            output["ref_per_token_logps"] = self.reference_log_probs(output)
+            furthest = output["sampling_per_token_logps"] + MOST_ABOVE
+            output["ref_per_token_logps"] = torch.minimum(self.reference_log_probs(output), furthest)
         return output
 
     def _get_per_token_logps_and_entropies(

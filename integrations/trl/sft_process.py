@@ -20,9 +20,9 @@ _OnStep = Callable[[int, float], None]
 
 
 def fine_tune_beside(meanwhile: Callable[[], None] | None, *args: Any, on_step: _OnStep, **options: Any) -> float:
-    """`fine_tune` in a process of its own, while this one does something else: a small model hardly gains by a second thread.
+    """`fine_tune` in a process of its own, while this one does something else, each on half of the threads.
 
-    Each of the two has half of the threads. With a GPU, which they would have to share, or one thread, nothing is done
+    A small model hardly gains by more of them. With a GPU, which they would have to share, or one thread, nothing is done
     meanwhile, and the model is trained in this process.
 
     Args:

@@ -68,7 +68,9 @@ def children(monkeypatch: pytest.MonkeyPatch) -> "list[subprocess.Popen[bytes]]"
     return started
 
 
-def test_it_trains_as_it_would_here_while_something_else_is_done(start: Path, rows: Any, tmp_path: Path) -> None:
+def test_it_trains_as_it_would_here_while_something_else_is_done(
+    start: Path, rows: Any, tmp_path: Path, children: "list[subprocess.Popen[bytes]]"
+) -> None:
     stepped, threads, steps = threading.Event(), list[int](), list[int]()
 
     def on_step(step: int, loss: float) -> None:
@@ -77,6 +79,7 @@ def test_it_trains_as_it_would_here_while_something_else_is_done(start: Path, ro
 
     def meanwhile() -> None:
         threads.append(torch.get_num_threads())
+        assert b"\0OMP_NUM_THREADS=1\0" in Path(f"/proc/{children[0].pid}/environ").read_bytes()
         assert stepped.wait(100), "the process trains now, not afterwards"
 
     options: dict[str, Any] = {"steps": 3, "batch_size": 2, "seed": 4}
