@@ -44,7 +44,8 @@ def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, **options: Any) 
 
 def train(gym: DreamGym, *, truthful: bool) -> None:
     """Every stage; killed at any moment, the same command goes on. Args: `truthful`, nothing has to be dreamed."""
-    if not truthful:
-        gym.train_experience()
-    gym.train_base()
+    if truthful:
+        gym.train_base()
+    else:
+        gym.prepare()
     gym.train()

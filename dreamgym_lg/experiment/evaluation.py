@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -217,9 +216,9 @@ def prove(work: Workspace) -> dict[str, Any]:
         experience = None
     policies = [name for name in POLICIES if (work.models / name).exists()]
     with work.stage("prove"):
-        for number, (name, mode) in enumerate(product(policies, MODES), start=1):
-            _prove_one(work, figures, name, mode, experience if mode == DREAMED else None)
-            work.progress("prove in the real environment", number, len(policies) * len(MODES))
+        for number, name in enumerate(policies, start=1):
+            _prove_policy(work, figures, name, experience)
+            work.progress("prove in the real environment", number, len(policies))
     made_with = work.stored_settings() or work.settings
     result = {
         "world": work.world.name,
@@ -237,31 +236,34 @@ def prove(work: Workspace) -> dict[str, Any]:
     return result
 
 
-def _prove_one(work: Workspace, figures: dict[str, Any], name: str, mode: str, experience: ExperienceModel | None) -> None:
-    """One policy in one mode on all panels; an episode that is stored already is not played again."""
-    policy, held_out = work.policy(name, MODES[mode]), work.tasks("test")[: work.settings.proof_tasks]
+def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, experience: ExperienceModel | None) -> None:
+    """One policy in every mode on all panels, dreamed meanwhile; an episode that is stored already is not played again."""
+    loaded, held_out = work.policy(name), work.tasks("test")[: work.settings.proof_tasks]
+    policies = {mode: loaded.with_temperature(temperature) for mode, temperature in MODES.items()}
     # a policy or an experience model that was trained further is another one, whose episodes are stored beside the others
-    version = f"{name}/{mode}/{policy_version(policy)}"
-    panels = {f"proof/{panel}/{version}": tasks for panel, tasks in work.panels().items()}
+    versions = {mode: f"{name}/{mode}/{policy_version(loaded)}" for mode in MODES}
+    panels = [("real", held_out), *work.panels().items()]
 
     async def in_reality() -> list[list[Trajectory]]:
-        real = {f"proof/real/{version}": held_out, **panels}
-        return [await work.aplay(run, policy, tasks) for run, tasks in real.items()]
+        runs = ((f"proof/{panel}/{versions[mode]}", mode, tasks) for mode in MODES for panel, tasks in panels)
+        return [await work.aplay(run, policies[mode], tasks) for run, mode, tasks in runs]
 
     async def in_the_dream() -> list[list[Trajectory]]:
         if experience is None:
             return []
-        run = f"proof/dream@{experience.version}/{version}"
-        return [await work.aplay(run, policy, held_out, experience=experience)]
+        run = f"proof/dream@{experience.version}/{versions[DREAMED]}"
+        return [await work.aplay(run, policies[DREAMED], held_out, experience=experience)]
 
-    (real, *moved), dreamed = _at_once(in_reality(), in_the_dream())
-    figures["real"].setdefault(name, {})[mode] = summarise(check_played(real))
-    if experience is not None:
-        verdicts = _verdicts(work, experience, real, invalid_only=True)
-        figures["real"][name][mode] |= {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
-        figures["dream"].setdefault(name, {})[mode] = summarise(check_played(dreamed[0]))
-    for panel, found in zip(work.panels(), moved, strict=True):
-        figures["panels"][panel].setdefault(name, {})[mode] = summarise(check_played(found))
+    played, dreamed = _at_once(in_reality(), in_the_dream())
+    for number, mode in enumerate(MODES):
+        real, *moved = played[number * len(panels) : (number + 1) * len(panels)]
+        figures["real"].setdefault(name, {})[mode] = summarise(check_played(real))
+        for panel, found in zip(work.panels(), moved, strict=True):
+            figures["panels"][panel].setdefault(name, {})[mode] = summarise(check_played(found))
+        if experience is not None and mode == DREAMED:
+            verdicts = _verdicts(work, experience, real, invalid_only=True)
+            figures["real"][name][mode] |= {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
+            figures["dream"].setdefault(name, {})[mode] = summarise(check_played(dreamed[0]))
 
 
 def count_real_steps(work: Workspace) -> dict[str, int]:
