@@ -18,9 +18,6 @@ from {module} import main
 main(os.fdopen(given, "rb"), os.fdopen(sent, "wb"))
 """
 
-_GIVES_BACK = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
-"""Settings of glibc: keys and values of all lengths come and go, and what is freed is not kept in pieces of no use."""
-
 
 def start_child(module: str, **environment: str) -> "subprocess.Popen[bytes]":
     """Start a process that calls `main(requests, replies)` of a module, two binary files.
@@ -33,7 +30,7 @@ def start_child(module: str, **environment: str) -> "subprocess.Popen[bytes]":
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for the parent, whose episodes still ask while they come to their end
-        env={"OMP_WAIT_POLICY": "PASSIVE", **_GIVES_BACK, **os.environ, "PYTHONPATH": python_path, **environment},
+        env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": python_path, **environment},
     )
 
 

@@ -24,6 +24,10 @@ from dreamgym_lg.integrations.transformers.requests import Generated, Request
 
 _Asked = dict[int, tuple[Request, "Future[Generated]"]]
 
+_GIVES_BACK = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
+"""Settings of glibc: keys and values of all lengths come and go, and what is freed is not kept in pieces of no use."""
+
+
 class ProcessEngine:
     """Generates the replies of a model that a process of its own has loaded. Thread-safe.
 
@@ -38,7 +42,7 @@ class ProcessEngine:
     """
 
     def __init__(self, path: str | Path, *, max_batch_size: int = 128, **loading: Any) -> None:
-        self._child = start_child(__name__)
+        self._child = start_child(__name__, **{name: os.environ.get(name, value) for name, value in _GIVES_BACK.items()})
         weakref.finalize(self, end_child, self._child)
         self.passes: deque[tuple[float, float]] = deque(maxlen=PASSES)
         """When each of the last 10,000 forward passes began and ended, by `time.perf_counter`."""
