@@ -60,6 +60,10 @@ TINY = Scale(
 """See every part work."""
 
 
+PECKINGORDER = {"experience_steps": 200, "proof_tasks": 120, "panel_tasks": 40}
+"""What a comparison gives this game, whose own settings are those of `make demo` and its minutes."""
+
+
 def settings_of(cell: Cell, world: Settings, scale: Scale) -> Settings:
     """The settings of a cell: its world's, and what is the same for all so that they can be compared.
 
@@ -68,7 +72,7 @@ def settings_of(cell: Cell, world: Settings, scale: Scale) -> Settings:
     method = METHODS[cell.method]
     s = replace(world, **{
         "seed": cell.seed, "evaluate_every": 5, "stop_after_uniform": 0, "stop_after_collapse": 0, "max_gap": None,
-        "max_false_success": None, **scale.settings,
+        "max_false_success": None, **(PECKINGORDER if cell.world == "peckingorder" else {}), **scale.settings,
     })  # fmt: skip
     s = s if world.episodes else replace(s, tasks=None, episodes={})  # recorded already
     if method.without == "replay":

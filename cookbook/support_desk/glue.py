@@ -42,10 +42,7 @@ def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, **options: Any) 
     )
 
 
-def train(gym: DreamGym, *, truthful: bool) -> None:
-    """Every stage; killed at any moment, the same command goes on. Args: `truthful`, nothing has to be dreamed."""
-    if truthful:
-        gym.train_base()
-    else:
-        gym.prepare()
+def train(gym: DreamGym) -> None:
+    """Every stage; killed at any moment, the same command goes on."""
+    gym.prepare()
     gym.train()

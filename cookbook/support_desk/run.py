@@ -83,7 +83,7 @@ def main() -> None:
     server = partial(TruthfulServer, shop) if arguments.truthful else None
     # a model as small as this one writes no notes
     gym = create_gym(shop, unseen, out, create_environment=server, notes=False, settings=settings, say=print)
-    train(gym, truthful=arguments.truthful)
+    train(gym)
     result = evaluate(gym)
     (out / "result.json").write_text(json.dumps({"seconds": time.perf_counter() - start, "successes": result}, indent=2))
     print(f"{(time.perf_counter() - start) / 60:.1f} minutes; {out / 'result.json'}")

@@ -101,11 +101,11 @@ class Experiment(Workspace):
     def prepare(self) -> None:
         """`collect`, `train_experience` if the dream needs it, and `train_base`, with their defaults.
 
-        The two models are trained at once where that is faster (`fine_tune_beside`), unless the base policy's validation is
-        dreamed and so needs the experience model.
+        Without a GPU the two models are trained at once, each on half of the threads, unless the base policy's validation is
+        dreamed (`real_budget=0`) and so needs the experience model.
         """
         self.collect()
-        if self.settings.environment != "real":
+        if self.settings.environment != "real" and self.world.asks_experience:
             self._train_experience(None, None, self.train_base if self.settings.real_budget != 0 else None)
         self.train_base()
 
@@ -155,7 +155,8 @@ class Experiment(Workspace):
             return
         with self._stage_from("experience", model=model, annotator=annotator) as todo:
             if todo:
-                supervised.train_experience_model(self, model, annotator, meanwhile)
+                left = self._policy is None and self.seconds("base") is None
+                supervised.train_experience_model(self, model, annotator, meanwhile if left else None)
 
     def train_base(self, model: "StartModel" = None) -> None:
         """Fine-tune the base policy, where training in the dream begins, on every offline success.

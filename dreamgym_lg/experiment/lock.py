@@ -26,7 +26,7 @@ def only_process(folder: Path) -> Iterator[None]:
 
     Raises `ConfigurationError` where another process has it, and where the folder cannot be written.
     """
-    if fcntl is None or _holders.get(folder.resolve()) == threading.get_ident():
+    if fcntl is None or _holders.get(key := folder.resolve()) == threading.get_ident():
         yield
         return
     with writing(path := folder / "in-use"):
@@ -48,8 +48,8 @@ def only_process(folder: Path) -> Iterator[None]:
                 file.truncate(0)
                 file.write(str(os.getpid()))
                 file.flush()
-            _holders[folder.resolve()] = threading.get_ident()
+            _holders[key] = threading.get_ident()
             yield
         finally:
-            _holders.pop(folder.resolve(), None)
+            _holders.pop(key, None)
             fcntl.flock(file, fcntl.LOCK_UN)  # closing alone leaves it to a forked process

@@ -1,5 +1,6 @@
 """The experience model's supervised training, and what that of the base policy shares with it."""
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -52,7 +53,7 @@ def train_experience_model(
     Args: `model`, whose weights it begins with; `annotator`, writes the reasoning of steps that have none, in place of rules;
     `meanwhile`, as of `fine_tune_beside`.
     """
-    s, annotated = work.settings, _annotated_by(annotator)
+    s, annotated, begun = work.settings, _annotated_by(annotator), time.perf_counter()
     if annotated is not None:
         _annotate(work, work.replay_buffer, annotated)
     if not (offline := work.offline()):
@@ -79,6 +80,7 @@ def train_experience_model(
         rows,
         steps=s.experience_steps,
         meanwhile=meanwhile,
+        on_end=partial(work.end_stage, "experience", begun),
         first_lines_weight=FIRST_LINES_WEIGHT,
         held_out=watched,
     )
@@ -273,9 +275,10 @@ def fine_tune(
     *,
     steps: int,
     meanwhile: Callable[[], None] | None = None,
+    on_end: Callable[[], None] | None = None,
     **options: Any,
 ) -> None:
-    """Fine-tune the model at `start` and write `models/TO`. Args: `meanwhile`, `options`, as of `fine_tune_beside`."""
+    """Fine-tune the model at `start` and write `models/TO`. Args: `meanwhile`, `on_end`, `options`, of `fine_tune_beside`."""
     from dreamgym_lg.integrations.trl.sft_process import fine_tune_beside
 
     fine_tune_beside(
@@ -286,5 +289,6 @@ def fine_tune(
         steps=steps,
         seed=work.settings.seed,
         on_step=lambda step, loss: work.progress(f"{label} (loss {loss:.2f})", step, steps),
+        on_end=on_end,
         **{"batch_size": work.settings.batch_size, "learning_rate": work.settings.supervised_learning_rate, **options},
     )

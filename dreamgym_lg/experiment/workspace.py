@@ -63,8 +63,8 @@ class Workspace:
         engine: Creates what generates the policy's replies from the folder of its weights; it has to follow them when
             `Engine.clear` is called. Default: the weights in this process.
         rollouts: Plays the episodes elsewhere, e.g. `RayRollouts` in Ray actors. Default: in this process.
-        progress: Called throughout with a label, how much is done, and of how much. Default: `show_progress`: bars, or in a
-            file a line for each tenth of a stage.
+        progress: Called throughout, by another thread too, with a label, how much is done, and of how much. Default:
+            `show_progress`: bars, or in a file a line for each tenth of a stage.
         say: Called with one line at each evaluation and whenever something should be known at once. Default: a logged warning.
     """
 
@@ -165,7 +165,12 @@ class Workspace:
             yield (todo := self.seconds(name) is None)  # another process may have ended it since
             if todo:
                 _give_back_memory()
-                self.replay_buffer.record_metrics(self.run_name(f"stage/{name}"), 0, {"seconds": time.perf_counter() - start})
+                self.end_stage(name, start)
+
+    def end_stage(self, name: str, start: float) -> None:
+        """Record that a stage is done, unless that is recorded. Args: `start`, when it began, by `time.perf_counter`."""
+        if self.seconds(name) is None:
+            self.replay_buffer.record_metrics(self.run_name(f"stage/{name}"), 0, {"seconds": time.perf_counter() - start})
 
     def seconds(self, name: str) -> float | None:
         """Wall time of a finished stage; None for one that has not ended."""

@@ -85,10 +85,11 @@ def _score(model: PreTrainedModel, labels: torch.Tensor, **inputs: Any) -> Any:
 
 
 MOST_ABOVE = 2.5
-"""How far above the policy's own the reference's log-probability of a token may be in the KL term, natural logarithm.
+"""How far the reference's log-probability of a token may be above that it was sampled with, in the KL term (natural log).
 
-TRL's estimate `exp(d) - d - 1` is 8.7 there. One token of a reply that was taken in place of a refused one
-(`Request.avoided`) could outweigh all others of an update: the policy would hardly ever have sampled it."""
+While the weights are those that sampled it, TRL's estimate `exp(d) - d - 1` is 8.7 at most. One token of a reply that was taken
+in place of a refused one (`Request.avoided`) could outweigh all others of an update: the policy would hardly ever have sampled
+it."""
 
 
 class PolicyTrainer(GRPOTrainer):

@@ -21,7 +21,7 @@ import torch
 from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, Step, StepResult, Task, Trajectory, World
 from dreamgym_lg.environment import play_action
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment import supervised, worlds
+from dreamgym_lg.experiment import imitation, supervised, worlds
 from dreamgym_lg.experiment.evaluation import count_real_steps, uniform_groups, validate
 from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.imitation import train_base_policy
@@ -219,6 +219,48 @@ def test_both_models_are_trained_at_once_where_neither_needs_the_other(
         torch.set_num_threads(before)
     assert ended == ["collect", *(order or ["experience", "base"])]
     assert {path.name for path in work.models.iterdir()} == {"base", "experience-0"}
+
+
+def test_an_experience_model_that_is_done_stays_where_the_base_policy_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(work: Experiment, _: object) -> None:
+        while work.seconds("experience") is None:
+            time.sleep(0.1)
+        raise ConfigurationError("no real tools")
+
+    few: dict[str, Any] = {"experience_steps": 1, "base_steps": 1}
+    work = Experiment(Doors(), tmp_path / "run", replace(Doors.settings, **few), progress=lambda *_: None)
+    monkeypatch.setattr(imitation, "train_base_policy", fails)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ConfigurationError, match="no real tools"):
+            work.prepare()
+        version = (work.models / "experience-0" / "version").read_text()
+        monkeypatch.setattr(imitation, "train_base_policy", lambda *_: None)
+        work.prepare()
+    finally:
+        torch.set_num_threads(before)
+    assert (work.models / "experience-0" / "version").read_text() == version and work.seconds("base") is not None
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["policy given", "base policy there"])
+def test_the_experience_model_has_all_threads_where_no_base_policy_is_left_to_train(
+    done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = list[object]()
+
+    def noted(*given: object, meanwhile: object, **options: object) -> None:
+        beside.append(meanwhile)
+
+    monkeypatch.setattr(supervised, "fine_tune", noted)
+    work = Experiment(Doors(), tmp_path / "run", policy=None if done else "somewhere", progress=lambda *_: None)
+    work.collect()
+    if done:
+        work.end_stage("base", time.perf_counter())
+    work.prepare()
+    assert beside == [None]
 
 
 def test_a_policy_that_could_not_say_what_was_recorded_is_not_trained(work: Experiment) -> None:

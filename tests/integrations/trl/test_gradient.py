@@ -141,7 +141,8 @@ def test_a_token_that_the_policy_would_hardly_sample_has_a_bounded_kl_term(
     metrics = json.loads((tmp_path / "run" / "progress.json").read_text())["metrics"]
     highest = math.exp(MOST_ABOVE) - MOST_ABOVE - 1
     assert logged["kl"] > 100 * highest and 0.1 * highest < metrics["kl"] < highest
-    assert found.norm() < 0.01 * expected.norm()
+    without = gradient(moved, tokenizer, tmp_path / "without", [sure], loss_type="dapo")
+    assert found.norm() < 0.01 * expected.norm() and (found - without).norm() > without.norm(), "it still counts"
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)

@@ -1,6 +1,7 @@
 """A model is fine-tuned in a process of its own, while this one does something else."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -22,16 +23,19 @@ from dreamgym_lg.integrations.trl.sft import fine_tune, save_model
 from dreamgym_lg.integrations.trl.sft_process import fine_tune_beside
 
 PARENT = """
-import sys, time, torch
+import pickle, sys, time, torch
 from dreamgym_lg.integrations.trl import sft_process
-start = sft_process.start_child
+start_child = sft_process.start_child
 def told(*given, **options):
-    child = start(*given, **options)
+    child = start_child(*given, **options)
     print(child.pid, flush=True)
     return child
 sft_process.start_child = told
 torch.set_num_threads(2)
-sft_process.fine_tune_beside(lambda: time.sleep(600), "nowhere", "nowhere", [], steps=1, on_step=print)
+with open(sys.argv[1], "rb") as file:
+    start, rows = pickle.load(file)
+options = {"steps": 10**6, "on_step": lambda step, loss: print(step, flush=True)}
+sft_process.fine_tune_beside(lambda: time.sleep(600), start, sys.argv[1] + "-to", rows, **options)
 """
 
 
@@ -82,9 +86,14 @@ def test_it_trains_as_it_would_here_while_something_else_is_done(
         assert b"\0OMP_NUM_THREADS=1\0" in Path(f"/proc/{children[0].pid}/environ").read_bytes()
         assert stepped.wait(100), "the process trains now, not afterwards"
 
+    ended = list[bool]()
+
+    def on_end() -> None:
+        ended.append((tmp_path / "there" / "model.safetensors").exists())
+
     options: dict[str, Any] = {"steps": 3, "batch_size": 2, "seed": 4}
-    loss = fine_tune_beside(meanwhile, start, tmp_path / "there", rows, on_step=on_step, **options)
-    assert (steps, threads, torch.get_num_threads()) == ([1, 2, 3], [1], 2)
+    loss = fine_tune_beside(meanwhile, start, tmp_path / "there", rows, on_step=on_step, on_end=on_end, **options)
+    assert (steps, threads, torch.get_num_threads(), ended) == ([1, 2, 3], [1], 2, [True])
     torch.set_num_threads(1)
     assert fine_tune(start, tmp_path / "here", rows, **options) == pytest.approx(loss, rel=1e-5)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("here", "there")]
@@ -125,11 +134,13 @@ def test_a_killed_process_says_so(
         fine_tune_beside(kill, start, tmp_path / "to", rows, steps=10**6, on_step=lambda *_: None)
 
 
-def test_it_does_not_outlive_a_killed_parent() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+def test_it_does_not_outlive_a_killed_parent(start: Path, rows: Any, tmp_path: Path) -> None:
+    (tmp_path / "given").write_bytes(pickle.dumps((start, rows)))
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "given")]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    os.kill(pid, 0)
+    pid, first = int(parent.stdout.readline()), parent.stdout.readline()
+    assert first == "1\n", "it trains"
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 60
