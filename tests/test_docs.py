@@ -118,10 +118,11 @@ def scene(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     world = replies("valid, it ends\nreward 0, failure\n(nothing)")
     monkeypatch.setattr(langchain.chat_models, "init_chat_model", lambda *_, **__: world)
     monkeypatch.setattr(DreamGym, "train", lambda gym, *_, **__: train(gym, policy, 1, num_tasks=1, num_generations=2))
-    # tests/test_gym_supervised.py runs these two
+    # tests/test_gym_supervised.py and tests/experiment/test_experiment.py run these three
     monkeypatch.setattr(DreamGym, "train_base", create_autospec(DreamGym.train_base))
-    trained = create_autospec(DreamGym.train_experience, side_effect=lambda gym, *_, **__: setattr(gym, "_given", world))
-    monkeypatch.setattr(DreamGym, "train_experience", trained)
+    for stage in ("train_experience", "prepare"):
+        given = create_autospec(getattr(DreamGym, stage), side_effect=lambda gym, *_, **__: setattr(gym, "_given", world))
+        monkeypatch.setattr(DreamGym, stage, given)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none")
     (tmp_path / "scratch").mkdir()
     shutil.copy(Path(__file__).with_name("my_app.py"), tmp_path)
@@ -202,7 +203,8 @@ def check_hosted(namespace: dict[str, Any]) -> None:
 
 def check_local(namespace: dict[str, Any]) -> None:
     assert isinstance(namespace["gym"].world, AgentWorld)
-    assert DreamGym.train_experience.call_count == DreamGym.train_base.call_count == 2  # type: ignore[attr-defined]
+    stages: list[Any] = [DreamGym.train_experience, DreamGym.train_base, DreamGym.prepare]
+    assert [stage.call_count for stage in stages] == [1, 1, 1]
     (episode,) = namespace["episodes"]
     assert episode.source == "real" and episode.task.id == "t1" and len(namespace["gym"].tasks("train")) == 2
 
