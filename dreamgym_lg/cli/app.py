@@ -24,7 +24,7 @@ def _examples(*commands: str) -> str:
     return "Examples: " + "; ".join(f"[b]dreamgym {command}[/b]" for command in commands)
 
 
-app.command(epilog=_examples("demo", "demo twc --seed 2", "demo --quick"))(demo)
+app.command(epilog=_examples("demo", "demo --iterations 40", "demo twc --seed 2", "demo --quick"))(demo)
 app.command(epilog=_examples("collect alfworld --out runs/alfworld", "collect my_app.py:world"))(collect)
 app.command(
     epilog=_examples(

@@ -16,8 +16,9 @@ from dreamgym_lg.curriculum.curriculum import value
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.experiment.lock import write_whole
 from dreamgym_lg.experiment.settings import Settings
-from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version, write_whole
+from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
 from dreamgym_lg.fidelity.verdicts import Verdicts, measure_verdicts, summarise
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.rollout import check_played, real_steps

@@ -1,4 +1,4 @@
-"""One process at a time runs a stage of an experiment."""
+"""The folder of an experiment: one process at a time runs a stage there, and its files are whole."""
 
 import os
 import threading
@@ -53,3 +53,12 @@ def only_process(folder: Path) -> Iterator[None]:
         finally:
             _holders.pop(key, None)
             fcntl.flock(file, fcntl.LOCK_UN)  # closing alone leaves it to a forked process
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that is either whole or as it was. Raises `ConfigurationError` where nothing can be written."""
+    draft = file.with_name(f"{file.name}.tmp")
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text)
+        draft.replace(file)

@@ -18,13 +18,13 @@ from uuid import uuid4
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.environment import CreateEnvironment
-from dreamgym_lg.errors import ConfigurationError, writing
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.chat_models import to_experience_model
 from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experience_models import as_trained, is_local_model, local_experience_model
-from dreamgym_lg.experiment.lock import only_process
+from dreamgym_lg.experiment.lock import only_process, write_whole
 from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
 from dreamgym_lg.experiment.world import Rollouts, World
 from dreamgym_lg.launch import launched
@@ -393,12 +393,3 @@ def _give_back_memory() -> None:
     gc.collect()  # a trainer refers to itself
     with suppress(OSError, AttributeError):  # other C libraries have no malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a file that is either whole or as it was. Raises `ConfigurationError` where nothing can be written."""
-    draft = file.with_name(f"{file.name}.tmp")
-    with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text)
-        draft.replace(file)

@@ -1,6 +1,6 @@
 """A process of this library's own beside this one: objects are pickled over its standard input and output.
 
-It is killed with its user, and ends where its parent was killed: its input is closed then.
+It is killed with its user, and ends where its parent was killed: its input ends then, and what it says is a broken pipe.
 """
 
 import contextlib

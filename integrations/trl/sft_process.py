@@ -1,10 +1,8 @@
 """Supervised fine-tuning in a process of its own, which computes while this process does something else."""
 
 import contextlib
-import os
 import pickle
 import subprocess
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -50,8 +48,8 @@ def fine_tune_beside(
             meanwhile()
             return loss.result()
         finally:
-            torch.set_num_threads(threads)
             end_child(child)  # the thread that reads it ends then, and the pool waits for it
+            torch.set_num_threads(threads)
 
 
 def _follow(
@@ -83,9 +81,8 @@ def _follow(
 
 
 def main(requests: BinaryIO, replies: BinaryIO) -> None:
-    """The child: trains what it is told, says each step and the end, and ends where its input does."""
+    """The child: trains what it is told, says each step and the end. With its parent gone, the next step is a broken pipe."""
     args, options = pickle.load(requests)
-    threading.Thread(target=_end_with_parent, args=(requests,), daemon=True).start()
 
     def send(*item: Any) -> None:
         pickle.dump(item, replies)
@@ -95,8 +92,3 @@ def main(requests: BinaryIO, replies: BinaryIO) -> None:
         send("done", fine_tune(*args, on_step=partial(send, "step"), **options))
     except Exception as error:
         send("error", portable(error))
-
-
-def _end_with_parent(requests: BinaryIO) -> None:
-    requests.read()
-    os._exit(1)
