@@ -109,6 +109,7 @@ def _played(action: str, observation: str, answer: str | None, result: StepResul
         valid=bool(result.info.get("valid", True)),
         reasoning=str(result.info.get("reasoning", "")),
         decided_by=str(result.info.get("decided_by", "")),
+        judged_by=str(result.info.get("judged_by", "")),
     )
     return Played(step, result.terminated and bool(result.info.get("success", False)), answer is not None)
 

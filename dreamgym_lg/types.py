@@ -70,7 +70,7 @@ class StepResult(NamedTuple):
     """The episode was cut short by a step limit; never true together with `terminated`."""
     info: Mapping[str, Any]
     """`success: bool` (true only with `terminated`), `valid: bool` (the environment understood the action) and, in the
-    dream, `reasoning: str` and `decided_by: str` (as `Step.decided_by`). An absent key reads as False, True, "" and ""."""
+    dream, `reasoning`, `decided_by` and `judged_by` (each `str`, as of `Step`). An absent key reads as False, True and ""."""
 
 
 REFUSED = "refused"
@@ -96,6 +96,8 @@ class Step:
     arguments), `recorded` (answered as in a trace, or as earlier in the episode), `notes` (as was noted before the first
     step), `effects` (the writing calls of a recorded success), `answers` (the facts of a recorded answer), `verify` (the user's
     own check) or `model` (the experience model). Empty: a real step, or nobody was asked."""
+    judged_by: str = ""
+    """Name of the judge that decided the reward; empty where none did."""
     line: str = ""
     """The line of an agent's code that made the call, `FILE:LINE in FUNCTION`; where a tool node makes it, the tool's own first
     line; the node's name where neither is known. Empty: the final answer, an unknown tool, and every step of an `Environment`

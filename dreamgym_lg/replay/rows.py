@@ -13,7 +13,9 @@ from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
 from dreamgym_lg.types import Act, Segment, Step, Task, Trajectory
 
 TASK_COLUMNS = "tasks.id, instruction, environment, metadata, origin, parent_id, split"
-STEP_COLUMNS = "observation, action, next_observation, reward, terminated, truncated, valid, reasoning, decided_by, line"
+STEP_COLUMNS = (
+    "observation, action, next_observation, reward, terminated, truncated, valid, reasoning, decided_by, judged_by, line"
+)
 TRAJECTORY_COLUMNS = (
     "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version, annotation, acts"
 )
@@ -44,7 +46,7 @@ def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) ->
             _check_split(connection, each.task)
             stored[id] = each
     connection.executemany(
-        f"INSERT INTO steps (trajectory_id, position, {STEP_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT INTO steps (trajectory_id, position, {STEP_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [(id, position, *_step_row(step)) for id, each in stored.items() for position, step in enumerate(each.steps)],
     )
     connection.executemany(
@@ -145,7 +147,7 @@ def _acts_text(acts: Sequence[Act]) -> str | None:
 
 def _step_row(step: Step) -> tuple[Any, ...]:
     texts = as_text(step.observation), as_text(step.action), as_text(step.next_observation)
-    judged = step.reward, step.terminated, step.truncated, step.valid, as_text(step.reasoning), step.decided_by
+    judged = step.reward, step.terminated, step.truncated, step.valid, as_text(step.reasoning), step.decided_by, step.judged_by
     return (*texts, *judged, as_text(step.line))
 
 
@@ -203,7 +205,7 @@ def _trajectory_of(row: Sequence[Any], steps: Sequence[Step], segments: Sequence
 
 def step_of(row: Sequence[Any]) -> Step:
     """The step that a row of `STEP_COLUMNS` records."""
-    observation, action, next_observation, reward, terminated, truncated, valid, reasoning, decided_by, line = row
+    observation, action, next_observation, reward, terminated, truncated, valid, reasoning, decided_by, judged_by, line = row
     return Step(
         observation=observation,
         action=action,
@@ -214,6 +216,7 @@ def step_of(row: Sequence[Any]) -> Step:
         valid=bool(valid),
         reasoning=reasoning,
         decided_by=decided_by,
+        judged_by=judged_by,
         line=line,
     )
 

@@ -84,6 +84,11 @@ def _guided(db: Database) -> None:
     db.execute("ALTER TABLE segments ADD COLUMN guided INTEGER NOT NULL DEFAULT 0")
 
 
+@migrations(name="0008_judged_by")
+def _judged_by(db: Database) -> None:
+    db.execute("ALTER TABLE steps ADD COLUMN judged_by TEXT NOT NULL DEFAULT ''")
+
+
 def _wrapped(connection: sqlite3.Connection) -> Database:
     # Plugins of sqlite-utils are the user's own affair and could change what a query means.
     return Database(connection, execute_plugins=False, recursive_triggers=False)

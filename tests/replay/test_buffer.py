@@ -52,7 +52,7 @@ def test_everything_comes_back_as_it_was_after_reopening(path: Path) -> None:
     )
     steps = (
         Step(observation="a", action="look", next_observation="", reward=0.25, valid=False, reasoning="nothing\0there"),
-        Step(observation="", action="wait", next_observation="b", decided_by="recorded"),
+        Step(observation="", action="wait", next_observation="b", decided_by="recorded", judged_by="references"),
         Step(observation="", action="", next_observation="z" * 100_000, reward=-1.0, terminated=True),
         Step(observation="b", action="wait", next_observation="c", truncated=True),
     )

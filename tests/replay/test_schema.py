@@ -270,7 +270,7 @@ def test_a_file_of_the_first_release_opens_with_what_it_holds(path: Path) -> Non
         [segment] = found.segments
         assert (segment.token_ids, segment.logprobs, segment.temperature) == ((7,), (-0.5,), None)
         assert found.annotation is None and found.success and found.steps[0].reward == 0.5
-        assert found.steps[0].decided_by == found.steps[0].line == "" and found.acts == ()
+        assert found.steps[0].decided_by == found.steps[0].judged_by == found.steps[0].line == "" and found.acts == ()
         buffer.set_reasoning(found, ["it was hungry"], annotation=whole)
     with ReplayBuffer(path) as buffer:
         assert next(buffer.trajectories()).annotation == whole
