@@ -73,10 +73,6 @@ class StepResult(NamedTuple):
     dream, `reasoning`, `decided_by` and `judged_by` (each `str`, as of `Step`). An absent key reads as False, True and ""."""
 
 
-REFUSED = "refused"
-"""Key in the `additional_kwargs` of a message that answers an invalid action."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One transition of a trajectory."""

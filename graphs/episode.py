@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from dreamgym_lg.environment import Environment, EpisodeContext, aplay_action
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.types import REFUSED, Step, Task
+from dreamgym_lg.types import Step, Task
 
 
 class EpisodeState(TypedDict, total=False):
@@ -57,8 +57,7 @@ class _Nodes(NamedTuple):
         observations = [message.text for message in earlier if message.type == "human"]
         last = len(state.get("steps", ())) + 1 >= self.max_steps
         step, success, _ = await aplay_action(self.world(runtime), read_action(reply.text), observations, last=last)
-        answered = HumanMessage(step.next_observation, additional_kwargs={} if step.valid else {REFUSED: True})
-        return {"messages": [answered], "steps": [step], "success": success}
+        return {"messages": [HumanMessage(step.next_observation)], "steps": [step], "success": success}
 
     async def after(self, state: EpisodeState) -> str:  # not async, it would cost a thread's turn a step
         last = state["steps"][-1]

@@ -37,7 +37,7 @@ METRICS: Mapping[str, Reported] = {
     "validation/gap_high": Reported("eval_gap_high", "upper end of it"),
     "validation/wrong_rewards": Reported("eval_reward_errors", "share of wrong rewards of the experience model on real steps"),
     "policy/loss": Reported("loss", "the learner's loss"),
-    "policy/kl": Reported("kl", "KL divergence per token from the policy that training began with, each token's part bounded"),
+    "policy/kl": Reported("kl", "KL divergence per token from the policy that training began with"),
     "policy/entropy": Reported("entropy", "entropy per sampled token, in nats"),
     "policy/clipped": Reported("clip_ratio/region_mean", "share of the tokens that were clipped"),
     "policy/grad_norm": Reported("grad_norm", "norm of the gradient"),

@@ -209,7 +209,7 @@ def create_training(
         ranks.broadcast(s)
     learner = create_learner(policy, work.models / "policy", s)
     policy.weights_changed()  # those of a checkpoint may be in place now
-    agent, create_environment = work.players(policy.model_copy(update={"explores": True}), experience)
+    agent, create_environment = work.players(policy, experience)
     training = Training(
         policy=policy,
         agent=agent,

@@ -3,7 +3,6 @@
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -164,8 +163,6 @@ class Row:
     """None takes the most likely token."""
     matcher: Any = None
     """Of `guide.Guides`: which tokens may come next; None: every one."""
-    avoided: Sequence[tuple[list[int], int]] = ()
-    """Replies not to be given, as tokens, each with the place at which it may not go on; behind the last token: not end."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     shown: str = ""
@@ -271,7 +268,7 @@ class Batch:
                 mask(row.matcher, logits[i])
         warmth = torch.tensor([row.request.temperature or 1.0 for row in self.rows])
         logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
-        tokens = self._draw(self._without_avoided(logprobs))
+        tokens = self._draw(logprobs)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
         if any(map(math.isnan, chosen)):
             raise FloatingPointError(BROKEN_WEIGHTS)
@@ -282,17 +279,6 @@ class Batch:
                 if row.matcher is not None:
                     row.matcher.consume_token(token)
         return tokens
-
-    def _without_avoided(self, logprobs: torch.Tensor) -> torch.Tensor:
-        """The same but for tokens at which a row would go on with a reply that it avoids."""
-        left = None
-        for i, row in enumerate(self.rows):
-            at = len(row.sampled)
-            for tokens, place in row.avoided:
-                if at == place and row.sampled == tokens[:at]:
-                    left = logprobs.clone() if left is None else left
-                    left[i, sorted(self.decoder.ends) if at == len(tokens) else tokens[at]] = -torch.inf
-        return logprobs if left is None else left
 
     def _draw(self, logprobs: torch.Tensor) -> torch.Tensor:
         """By the inverse of the distribution at the row's own random number, whatever the batch."""

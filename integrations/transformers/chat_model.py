@@ -34,7 +34,6 @@ from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Re
 from dreamgym_lg.integrations.transformers.structured_output import json_parser, to_response_format, with_raw
 from dreamgym_lg.integrations.transformers.tool_format import ToolDialect, has_calls, to_entry
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder, TrainablePolicy
-from dreamgym_lg.types import REFUSED
 
 _RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None
 
@@ -95,11 +94,6 @@ class LocalChatModel(TrainablePolicy):
     """Whether tool calls are held to the schemas of the tools (extra `guided`), with an engine of this process or one of its
     own. What is drawn so has other probabilities than a learner gives it: `True` plays, and training refuses it; `train` lets
     it train all the same. `Segment.guided` tells."""
-    explores: bool = False
-    """Whether a reply that was refused is mostly not given again (`Request.avoided`). The rollouts of a training explore so:
-    what a policy is sure of it would repeat to the end of the episode, in every episode of a group, and nothing is learned.
-    Recorded log-probabilities stay those of the model, so that tokens which it hardly ever samples are trained as if it had
-    sampled them. Conversations with tools are left as they are."""
     streaming: bool = False
     """Whether `invoke` tells callbacks each piece of text as it comes, as `stream` does."""
     _tools: ToolDialect = PrivateAttr()
@@ -247,7 +241,6 @@ class LocalChatModel(TrainablePolicy):
             stop=tuple(stop or self.stop),
             owner=id(recorder) if recorder is not None else None,
             template_kwargs=self.chat_template_kwargs,
-            avoided=_refused(messages) if plain and self.explores else {},
         )
         if not plain:
             self._tools.prepare(request, messages, tools=tools, choice=choice, response_format=answer, guided=guided)
@@ -336,17 +329,6 @@ class LocalChatModel(TrainablePolicy):
                 await run_manager.on_llm_new_token(piece, chunk=chunk)
             yield chunk
         yield _last_chunk(self._finish(request, future.result(), run_manager), streamed)
-
-
-def _refused(messages: Sequence[BaseMessage]) -> dict[str, bool]:
-    """The replies that were refused, and whether none that was not has come since then."""
-    found, just = dict[str, bool](), True
-    for reply, answer in zip(messages[-2::-1], messages[:0:-1], strict=False):
-        if reply.type == "ai" and answer.additional_kwargs.get(REFUSED):
-            found.setdefault(reply.text, just)
-        elif reply.type == "ai":
-            just = False
-    return found
 
 
 def _check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:

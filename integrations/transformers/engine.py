@@ -107,15 +107,7 @@ class LocalEngine:
         text, ids, prefix = self.prefixes.encode(self._decoder.tokenizer, request, self._decoder.max_tokens)
         seed = next(self._seeds) if request.seed is None else request.seed
         matcher = self._decoder.guides.matcher(request.guide, request.forced) if request.guide is not None else None
-        warm = request.temperature > 0
-        avoided = [self._place(*each, Random(f"{seed}/{each[0]}")) for each in request.avoided.items()] if warm else ()
-        return Row(request, future, text, ids, prefix, Random(seed) if warm else None, matcher, avoided)
-
-    def _place(self, reply: str, just: bool, random: Random) -> tuple[list[int], int]:
-        """The tokens of a reply to avoid, and where: at one of them or its end, each as often as the others; -1: nowhere."""
-        tokens = self._decoder.tokenizer(reply, add_special_tokens=False)["input_ids"]
-        place = random.randrange(len(tokens) + 1)
-        return tokens, place if just or random.random() < 0.5 else -1
+        return Row(request, future, text, ids, prefix, Random(seed) if request.temperature > 0 else None, matcher)
 
 
 _Waiting = queue.SimpleQueue[tuple[LocalEngine, _Asked] | None]

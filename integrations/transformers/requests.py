@@ -42,11 +42,6 @@ class Request:
     """What tool calls in the reply are held to; None: nothing, the model's own distribution."""
     splices: Mapping[str, str] = field(default_factory=dict)
     """Rendered text to replace by what was sampled there."""
-    avoided: Mapping[str, bool] = field(default_factory=dict)
-    """Replies that were refused in this conversation, and whether no other was accepted since. At one place of each, drawn by
-    the seed, `LocalEngine` and `ProcessEngine` leave its token out, so that mostly another reply is sampled: always where none
-    was accepted since, else every other time, since it may be right by now. Other engines sample as ever, and so does
-    temperature 0."""
     forced: str = ""
     """The beginning of the reply, given and not sampled."""
     skipped_ids: frozenset[int] | None = None

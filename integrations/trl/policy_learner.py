@@ -115,8 +115,7 @@ class PolicyLearner:
         save_every: Iterations between two checkpoints, which hold 12 bytes for each trained number. Updates that a crash loses
             are repeated by the training graph, from the recorded episodes.
         learning_rate: Default: 2e-4 for a model of up to 50 M parameters, 1e-6 for a larger one; of adapters, ten times that.
-        beta: Coefficient of the KL term against the policy that training began with; TRL's estimate of a token's part of it
-            is bounded (`policy_trainer.MOST_ABOVE`). Default: 0.02.
+        beta: Coefficient of the KL term against the policy that training began with. Default: 0.02.
         temperature: At which the policy samples; tokens sampled at another one are refused.
         peft_config: Trains adapters of this kind beside frozen weights, e.g. `adapters.default_adapters()`. The KL term's
             reference is the model without them, and they alone are in the checkpoints. Default: all weights are trained.

@@ -84,14 +84,6 @@ def _score(model: PreTrainedModel, labels: torch.Tensor, **inputs: Any) -> Any:
     return found
 
 
-MOST_ABOVE = 2.5
-"""How far the reference's log-probability of a token may be above that it was sampled with, in the KL term (natural log).
-
-While the weights are those that sampled it, TRL's estimate `exp(d) - d - 1` is 8.7 at most. One token of a reply that was taken
-in place of a refused one (`Request.avoided`) could outweigh all others of an update: the policy would hardly ever have sampled
-it."""
-
-
 class PolicyTrainer(GRPOTrainer):
     """Takes rows from a queue where TRL would generate and score, and splits them into forward passes itself."""
 
@@ -198,8 +190,7 @@ class PolicyTrainer(GRPOTrainer):
         if not self.vllm_importance_sampling_correction:  # with it, TRL takes the present ones, and `_compare` weighs them
             output["old_per_token_logps"] = output["sampling_per_token_logps"]
         if self.beta != 0.0:
-            furthest = output["sampling_per_token_logps"] + MOST_ABOVE
-            output["ref_per_token_logps"] = torch.minimum(self.reference_log_probs(output), furthest)
+            output["ref_per_token_logps"] = self.reference_log_probs(output)
         return output
 
     def _get_per_token_logps_and_entropies(

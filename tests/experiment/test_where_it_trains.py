@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -53,15 +53,11 @@ class Turns:
 
     ends: frozenset[int] = frozenset()
 
-    avoided: ClassVar[list[set[str]]] = []
-    """Of each request to any of them."""
-
     def __init__(self) -> None:
         self.asked = 0
 
     def submit(self, request: Request) -> "Future[Generated]":
         done: Future[Generated] = Future()
-        self.avoided.append(set(request.avoided))
         self.asked += 1
         word = ("open", "kick", "smash")[self.asked % 3]
         done.set_result(Generated(word, [1], [2], [-0.5], "stop"))
@@ -153,16 +149,6 @@ def test_real_training_ends_when_its_steps_are_spent_and_goes_on_with_more(make:
     again = make()
     again.train(iterations=9, environment="real", real_steps=spent + 1, **NUMBERS)
     assert len(played(again)) == first + 1 and counted(again) > spent
-
-
-def test_rollouts_that_train_avoid_refused_replies_and_others_do_not(make: Make) -> None:
-    work = make()
-    Turns.avoided.clear()
-    work.train(iterations=2, environment="real", **NUMBERS)
-    assert set() in Turns.avoided and {"kick"} in Turns.avoided and {"smash", "kick"} in Turns.avoided
-    Turns.avoided.clear()
-    work.play("judged", work.policy("base"), work.tasks("test"))
-    assert len(Turns.avoided) > 4 and not any(Turns.avoided)
 
 
 @pytest.mark.parametrize(("policy_tokens", "share"), [(1, 1.0), (2, 0.0)])

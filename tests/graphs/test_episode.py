@@ -10,7 +10,7 @@ from dreamgym_lg.environment import Environment, check_environment
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph, read_action
-from dreamgym_lg.types import REFUSED, Step, StepResult, Task
+from dreamgym_lg.types import Step, StepResult, Task
 
 TASK = Task(id="t0", instruction="leave the house", environment="house", metadata={"observation": "A closed door."})
 
@@ -70,9 +70,7 @@ def test_the_house_keeps_the_environment_contract() -> None:
     check_environment(House(), TASK, ["go north", "open door", "go north"])
 
 
-@pytest.mark.parametrize(
-    "actions", [["go north", "dance", "open door", "go north"], ["open door", "jump"], ["magic", "jump"]]
-)
+@pytest.mark.parametrize("actions", [["go north", "dance", "open door", "go north"], ["open door", "jump"], ["magic", "jump"]])
 def test_dream_or_real_is_one_argument(scripted: Any, door_world: Any, actions: list[str]) -> None:
     real, experience = House(), ExperienceModel(scripted(reply=door_world))
     dream = DreamEnvironment(experience, check_action=no_magic, rewards="score")
@@ -114,8 +112,6 @@ def test_a_refused_action_is_an_invalid_step_that_does_not_reach_the_environment
         valid=False,
     )
     assert state["success"] and state["steps"][2].observation == "There is no magic. (You saw 2 things.)"
-    answers = [message for message in state["messages"] if message.type == "human"]
-    assert [message.additional_kwargs for message in answers] == [{}, {}, {REFUSED: True}, {}]
 
 
 def test_a_refused_action_does_not_reach_the_experience_model(scripted: Any, door_world: Any) -> None:

@@ -1,4 +1,4 @@
-"""The small pretrained model that every small model starts from: its files, and how they are made (`pretrain`, `skills`)."""
+"""The small pretrained model that small policies and experience models start from."""
 
 from pathlib import Path
 

@@ -21,7 +21,6 @@ from transformers import PreTrainedTokenizerFast
 from dreamgym_lg.errors import ContextExceeded
 from dreamgym_lg.integrations.transformers import engine as transformers_engine
 from dreamgym_lg.integrations.transformers import prefix_cache as transformers_cache
-from dreamgym_lg.integrations.transformers.batch import Batch, Row
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.continuous import ContinuousEngine
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
@@ -317,69 +316,6 @@ async def test_what_conversations_begin_with_is_read_once(
         fourth = await told("in the box", 4)
     assert max(lengths) == len(fourth.calls[0].given_ids), "where memory is short the batch reads it"
     assert forward_error(policy, fourth.segments()[0]) < 1e-4
-
-
-class Spelling:
-    """A tokenizer that spells some texts in a way of their own."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, spelled: dict[str, list[int]]) -> None:
-        self._tokenizer, self._spelled = tokenizer, spelled
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-    def __call__(self, text: str, **more: Any) -> Any:
-        return {"input_ids": self._spelled[text]} if text in self._spelled else self._tokenizer(text, **more)
-
-
-def test_a_refused_reply_is_mostly_another_one_next_time(
-    tokenizer: PreTrainedTokenizerFast, opening: Callable[[int], list[BaseMessage]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = create_model(tokenizer, hidden_size=32, layers=1)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(40)  # a policy that is sure of what it says
-    engine = LocalEngine(model, tokenizer)
-
-    def ask(seed: int, **more: Any) -> Generated:
-        conversation = [to_entry(message) for message in opening(0)]
-        return engine.submit(Request(conversation, max_new_tokens=3, seed=seed, **more)).result(60)
-
-    sure = ask(0)
-    spelled = {"sure": sure.sampled_ids}  # what an untrained model says is no text that the tokenizer would spell alike
-    monkeypatch.setattr(engine._decoder, "tokenizer", Spelling(tokenizer, spelled))
-    assert [ask(seed).sampled_ids for seed in range(20)].count(sure.sampled_ids) > 15
-    others = [ask(seed, avoided={"never said": True, "sure": True}) for seed in range(60)]
-    parted = [next((i for i in range(3) if each.sampled_ids[i] != sure.sampled_ids[i]), 3) for each in others]
-    assert min(parted.count(place) for place in range(3)) > 4, "at any of its tokens"
-    assert 4 < parted.count(3) < 30, "and at its end, which this one did not reach: one in four"
-    other = next(each for each, place in zip(others, parted, strict=True) if place == 1)
-    with torch.no_grad():
-        ids = torch.tensor([other.given_ids + other.sampled_ids])
-        logprobs = torch.log_softmax(model(ids).logits[0, -4:-1], dim=-1)
-    own = logprobs.gather(1, torch.tensor(other.sampled_ids)[:, None])[:, 0]
-    assert torch.allclose(own, torch.tensor(other.logprobs), atol=1e-3), "the model's own, not those that were drawn from"
-    before = [ask(seed, avoided={"sure": False}).sampled_ids for seed in range(60)]
-    assert 30 < before.count(sure.sampled_ids) < 48, "of one that was refused before that, every other time"
-    assert ask(0, avoided={"sure": True}, temperature=0).text == ask(0, temperature=0).text
-    avoided: list[dict[str, bool]] = [{"sure": True} if seed % 2 else {} for seed in range(20)]
-    together = [
-        engine.submit(Request([to_entry(each) for each in opening(0)], max_new_tokens=3, seed=seed, avoided=each))
-        for seed, each in enumerate(avoided)
-    ]
-    alone = [ask(seed, avoided=each).sampled_ids for seed, each in enumerate(avoided)]
-    assert [each.result(60).sampled_ids for each in together] == alone, "each row of a batch avoids its own replies"
-
-
-def test_a_reply_that_is_avoided_at_its_end_goes_on(tokenizer: PreTrainedTokenizerFast, opening: Any) -> None:
-    engine = LocalEngine(create_model(tokenizer, hidden_size=32, layers=1), tokenizer)
-    conversation = [to_entry(message) for message in opening(0)]
-    row = Row(Request(conversation), Future(), "", [1, 2], None, None, avoided=[([7, 8], 2)], sampled=[7, 8])
-    batch = Batch(engine._decoder, engine.prefixes, [row])
-    equal = torch.zeros(1, len(tokenizer))
-    left = batch._without_avoided(equal)
-    assert set(left[0].isinf().nonzero()[:, 0].tolist()) == set(engine.ends) and not equal.isinf().any()
-    row.sampled = [7, 9]
-    assert not batch._without_avoided(equal).isinf().any()
 
 
 @pytest.mark.slow

@@ -9,9 +9,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMe
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.requests import Request
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.types import REFUSED
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -108,31 +106,3 @@ def test_what_is_no_model_is_refused(
 def test_messages_of_unknown_roles_are_refused(policy: LocalChatModel) -> None:
     with pytest.raises(ConfigurationError, match="ChatMessage cannot be rendered"):
         policy.invoke([ChatMessage(content="hm", role="narrator")])
-
-
-def test_a_model_that_explores_avoids_what_was_refused(
-    policy: LocalChatModel, opening: Callable[[int], list[BaseMessage]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Request] = []
-    submit = policy.engine.submit
-    monkeypatch.setattr(policy.engine, "submit", lambda request: (asked.append(request), submit(request))[1])
-
-    def said(*refused: bool) -> list[BaseMessage]:
-        turns = [
-            (AIMessage(f"reply {i}"), HumanMessage("So?", additional_kwargs={REFUSED: True} if each else {}))
-            for i, each in enumerate(refused)
-        ]
-        return [*opening(0), *(message for turn in turns for message in turn)]
-
-    explorer = policy.model_copy(update={"explores": True})
-    expected = {
-        (): {},
-        (True, True): {"reply 1": True, "reply 0": True},
-        (True, False, True): {"reply 2": True, "reply 0": False},
-        (True, False): {"reply 0": False},
-    }
-    for refused, avoided in expected.items():
-        explorer.invoke(said(*refused), max_new_tokens=2)
-        assert asked[-1].avoided == avoided
-    policy.invoke(said(True), max_new_tokens=2)
-    assert asked[-1].avoided == {}
