@@ -21,7 +21,7 @@ from langchain_core.tools import tool
 from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment import evaluation, imitation, supervised, training
+from dreamgym_lg.experiment import imitation, supervised
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.evaluation import count_real_steps
 from dreamgym_lg.integrations.transformers.batch import Batch
@@ -363,66 +363,3 @@ def test_an_annotator_writes_the_reasoning_of_traces_and_edits(make: Callable[..
         found = list(edited.trajectories())
     assert found and all(each.reasoning.startswith("because") for trajectory in found for each in trajectory.steps)
     assert len(annotator.asked) == len(stored) + len(found)
-
-
-def test_a_policy_imitates_generated_demonstrations_before_the_dream(
-    make: Callable[..., DreamGym], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said, asked, evaluated = list[str](), list[int](), list[tuple[Any, int]]()
-    gym = make(say=said.append, verify_real=lambda task, state: 0.0)
-    gym.open(replace(gym.settings, synthetic_demonstrations=6, real_budget=None, iterations=40, evaluate_every=10))
-
-    def demonstrations(tasks: Any, buffer: Any, *, number: int, seed: int, progress: Callable[[int], None]) -> list[Trajectory]:
-        progress(number - 2)
-        asked.append(number)
-        return [replace(each, task=replace(each.task, id=f"new-{each.task.id}")) for each in TRACES[: number - 2]]
-
-    def begin(**others: bool) -> LocalChatModel:
-        policy = tiny()
-        policy.temperature = 0.7
-        return training.after_demonstrations(gym, policy, **{"given": False, "shared": False, **others})
-
-    monkeypatch.setattr(gym.world, "demonstrations", demonstrations)
-    monkeypatch.setattr(training, "_evaluate", lambda work, policy, dream, number: evaluated.append((dream, number)))
-    assert evaluation.planned_evaluations(gym) == 4
-    imitated = begin()
-    told = "the policy has imitated 4 generated demonstrations (of 6: there are no more) beside 8 recorded successes"
-    assert asked == [6] and said[-1].startswith(f"{told}; by calls: ") and not torch.equal(weights(imitated), weights(tiny()))
-    assert imitated.temperature == 0.7 and evaluated == [(None, 0)] and evaluation.planned_evaluations(gym) == 5
-    gym.open(replace(gym.settings, real_budget=4))
-    assert evaluation.planned_evaluations(gym) == 4, "the budget is for those while it trains"
-    evaluation.BestPolicy(gym, "best").offer(0, 1, 1.0, imitated)
-    assert torch.equal(weights(begin()), weights(imitated)) and asked == [6, 6], "what never began is begun anew"
-    assert not (gym.models / "best").exists() and evaluated == [(None, 0)]
-    evaluation.BestPolicy(gym, "best").offer(0, 0, 0.0, imitated)
-    (gym.out / "training.db").touch()
-    assert torch.equal(weights(begin()), weights(imitated)) and asked == [6, 6], "a training that has begun goes on from it"
-    assert (gym.models / "best").exists()
-    with pytest.raises(ConfigurationError, match="began with .*imitated, which vLLM servers and other processes do not have"):
-        begin(shared=True)
-
-
-def test_what_cannot_imitate_keeps_its_weights(make: Callable[..., DreamGym]) -> None:
-    """Nothing to carry over, no dream, adapters beside weights that stay, servers that have these, a policy of one's own."""
-    said, left_out = list[str](), "synthetic_demonstrations=6 are left out: "
-    needed = f"{left_out}adapters, vLLM servers and other processes need the weights as they are"
-    for number, (given, own, shared, told) in enumerate(
-        [
-            ({}, False, False, "training begins without demonstrations: no recorded success could be carried over"),
-            ({"environment": "real"}, False, False, None),
-            ({"lora": True}, False, False, needed),
-            ({}, False, True, needed),
-            ({}, True, False, f"{left_out}a policy was given to train"),
-        ]
-    ):
-        gym = make(out=f"run{number}", say=said.append)
-        gym.open(replace(gym.settings, synthetic_demonstrations=6, **given))
-        said.clear()
-        policy = tiny()
-        assert training.after_demonstrations(gym, policy, given=own, shared=shared) is policy
-        assert not (gym.models / "imitated").exists()
-        assert (told is None and not said) or (told is not None and told in said[-1])
-
-
-def weights(policy: LocalChatModel) -> torch.Tensor:
-    return torch.cat([values.detach().flatten() for values in policy.model.parameters()]).clone()

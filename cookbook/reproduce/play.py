@@ -54,7 +54,7 @@ TINY = Scale(
     traces=60,
     settings={
         "tasks": 120, "episodes": {"demonstration": 2, "random": 6, "unfinished": 12}, "batch_size": 4, "experience_steps": 8,
-        "base_steps": 20, "evaluate_tasks": 4, "proof_tasks": 6, "panel_tasks": 0, "synthetic_demonstrations": 8,
+        "base_steps": 20, "evaluate_tasks": 4, "proof_tasks": 6, "panel_tasks": 0,
     },
 )  # fmt: skip
 """See every part work."""
@@ -89,7 +89,6 @@ def settings_of(cell: Cell, world: Settings, scale: Scale) -> Settings:
         num_tasks=scale.episodes // group,
         num_generations=group,
         synthetic_share=0.0 if method.without == "generation" else s.synthetic_share,
-        synthetic_demonstrations=0 if method.without in ("generation", "demonstrations") else s.synthetic_demonstrations,
     )
 
 
@@ -143,11 +142,10 @@ def open_experiment(cell: Cell, folder: Path, scale: Scale, **shown: Any) -> Exp
     from old_policy import write_traces
     from tickets import Shop, create_shop
 
-    # as a judge its experience model is refused: recorded successes judge, also those of generated tickets
+    # as a judge its experience model is refused: recorded successes judge
     folder.mkdir(parents=True, exist_ok=True)
     dreamed = METHODS[cell.method].place != "real"
-    # as many demonstrations as the cells that are there have
-    settings = replace(SETTINGS, references_only=dreamed, synthetic_share=0.75, synthetic_demonstrations=600, proof_tasks=150)
+    settings = replace(SETTINGS, references_only=dreamed, proof_tasks=150)
     tasks = create_shop(folder / "shop.db", seed=cell.seed, train=scale.traces)
     shop = Shop(folder / "shop.db")
     if not (folder / "traces.jsonl").exists():

@@ -67,9 +67,9 @@ def main() -> None:
     arguments = parser.parse_args()
     start, out, seed = time.perf_counter(), arguments.out, arguments.seed
 
-    # as a judge the experience model is refused by the gate: recorded successes judge, also those of generated tickets, and for
-    # what else it answers a short training and one similar recorded step are enough
-    less = {"references_only": True, "synthetic_share": 0.75, "experience_steps": 60, "retrieved": 1}
+    # as a judge the experience model is refused by the gate: recorded successes judge, and for what else it answers a short
+    # training and one similar recorded step are enough
+    less = {"references_only": True, "experience_steps": 60, "retrieved": 1}
     dreamed: dict[str, Any] = {} if arguments.truthful else less
     settings, held_out = replace(SETTINGS, seed=seed, **dreamed), {}
     if arguments.quick:

@@ -96,14 +96,6 @@ class Vocabulary:
         complete = not (own or half_told or untold)
         return Facts(said, _elsewhere(here, said), frozenset(_said(answer, asked)), complete)
 
-    def carried_over(self, facts: Facts, request: str, told: Iterable[Told]) -> Facts | None:
-        """The facts of a like request: what the tools told there in the same places; None where that is not one value each."""
-        words, (here, _) = _words(request), self._read(told)
-        needed = {place: frozenset(here.get(place, ())) for place in facts.needed}
-        if facts.repeated or any(len(found) != 1 or self._is_own(*found) or _said(words, found) for found in needed.values()):
-            return None
-        return Facts(needed, _elsewhere(here, needed), frozenset(), facts.complete)
-
     def agrees(self, answer: str, facts: Facts) -> bool:
         """Whether the answer tells all these facts, and no other value of the places that they stand in."""
         words = _words(answer)

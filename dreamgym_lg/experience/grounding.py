@@ -16,9 +16,9 @@ from langchain_core.tools import BaseTool
 
 from dreamgym_lg.actions import is_answer, parse_action
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.answer_facts import Facts, Told
+from dreamgym_lg.experience.answer_facts import Facts
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
-from dreamgym_lg.experience.prompt_formats import first_observation, schemas
+from dreamgym_lg.experience.prompt_formats import schemas
 from dreamgym_lg.experience.recorded_index import (
     NO_VOTES,
     Call,
@@ -72,8 +72,7 @@ class Grounding:
     """The recorded answers, and the effects and facts of recorded successes, in a replay buffer's real trajectories.
 
     *Recorded answers.* A call (tool, arguments) after the same earlier writing calls is answered as it was recorded, byte for
-    byte: as in traces of the same task, else as in those of the same world; a writing call of a task that was generated from a
-    recorded success as it was there, with the new values. Where recordings contradict each other, the answer
+    byte: as in traces of the same task, else as in those of the same world. Where recordings contradict each other, the answer
     of more than half of them is taken, and none if there is no such answer. An identical call of a reading tool with no
     writing call in between is answered as before, whoever answered. Traces of evaluation tasks answer nothing.
 
@@ -90,8 +89,7 @@ class Grounding:
     words), and no other value of the same places, which would contradict it. The request's own words are no facts. With
     several recorded answers, those of any of them; a right guess, for which nothing was looked up, is none beside others. The
     experience model judges where a recorded answer tells no such fact ("Done."), and where the right facts are not all that it
-    tells: it also has words of free text (a document), or what no tool had told. Of a task generated from a recorded success,
-    the facts are what its reference calls were answered in the places of that success's facts.
+    tells: it also has words of free text (a document), or what no tool had told.
 
     What no value tells is not seen: "not delivered" for "delivered", "yes" for "no", facts of the request merely confirmed,
     which of two told values belongs to which thing, a wrong value that no training trace tells. A value in other words ("on its
@@ -178,8 +176,7 @@ class Grounding:
         if (call := self._call(action)) is not None:
             if "recorded" not in self.checks:
                 return None
-            found = self._before(call, calls, history) or self._carried_over(task, history, action, call, effects)
-            found = found or self._recorded(task, history, action, call, effects, unseen)
+            found = self._before(call, calls, history) or self._recorded(task, history, action, call, effects, unseen)
             return Decision(found, "recorded") if found is not None else None
         return None if unseen or not is_answer(action) else self._judge(task, unordered(effects), action)
 
@@ -211,20 +208,6 @@ class Grounding:
             (answer, valid), votes = max(answers.items(), key=lambda each: each[1].number, default=(("", True), NO_VOTES))
             if 2 * votes.number > sum(each.number for each in answers.values()):
                 return self._answered(task, history, action, answer, valid=valid, reasoning=votes.reasoning)
-        return None
-
-    def _carried_over(
-        self, task: Task, history: Sequence[Exchange], action: str, call: Call, effects: Effects
-    ) -> Prediction | None:
-        """What a call of a generated task's reference is answered: a writing one behind no other writing calls than those of
-        the reference, a reading one behind the same as there."""
-        calls = [self._call(text) for text in task.metadata.get("reference_calls", ())]
-        wanted = self._index.effects((each, True) for each in calls)
-        for number, answer in enumerate(task.metadata.get("reference_answers", ())):
-            before = self._index.effects((each, True) for each in calls[:number])
-            fits = {*effects} <= {*wanted} if self.writes(call.tool) else {*effects} == {*before}
-            if answer and calls[number] == call and fits:
-                return self._answered(task, history, action, answer)
         return None
 
     def _answered(
@@ -261,33 +244,13 @@ class Grounding:
         return _verdict(False, reasoning, "answers")
 
     def _references(self, task: Task) -> References:
-        """The recorded successes of the task, as far as the agent has the tools for them.
-
-        Those of a task that was generated from a recorded success are the calls that it was generated with.
-        """
-        if generated := task.metadata.get("reference_calls"):
-            calls = [self._call(action) for action in generated]
-            effects = unordered(self._index.effects((call, True) for call in calls))
-            return {effects: () if effects else [self._generated_facts(task, calls)]}
+        """The recorded successes of the task, as far as the agent has the tools for them."""
         tools = {tool["name"] for tool in schemas(task)}
         for scope in success_keys(task.id, task.environment, task.instruction, task.split):
             found = self._index.successes.get(scope, {})
             if reachable := {made: found[made] for made in found if not tools or tools.issuperset(each.tool for each in made)}:
                 return reachable
         return {}
-
-    def _generated_facts(self, task: Task, calls: Sequence[Call | None]) -> Facts | None:
-        """The facts of its seed's recorded answer, with what these reading calls were always answered in their place."""
-        seeds = self._index.successes.get((task.metadata.get("generated", {}).get("seed", ""),), {}).get((), ())
-        told = list[Told]()
-        for call in calls:
-            answers = self._index.answers.get((f"/{task.environment}", call, ()), {}) if call else {}
-            if call is None or len(answers) != 1:
-                return None
-            told += ((call.tool, answer) for answer, _ in answers)
-        request = first_observation(task)
-        found = [self._index.vocabulary.carried_over(seed, request, told) if seed else None for seed in seeds]
-        return found[0] if found and all(each == found[0] for each in found) else None
 
 
 def check_known(checks: Collection[Check]) -> None:

@@ -4,17 +4,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from inspect import signature
-from random import Random
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator
-from dreamgym_lg.curriculum.demonstrations import made_demonstrations
-from dreamgym_lg.curriculum.plays import intents_problem
 from dreamgym_lg.curriculum.task_generator import TaskChecks, TaskGenerator
-from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
 from dreamgym_lg.environment import CreateEnvironment, Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.event_loop import run_lasting
@@ -71,9 +67,9 @@ class AgentWorld(World):
             Default: all three. (`verify_dream` judges in place of the last two.)
         notes: Whether the experience model writes down what a task leaves open before its first step
             (`ExperienceModel.noted`), so that the episodes of a group share one world. False is for comparison.
-        task_generator: What writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`):
-            `templates` (`TemplateTaskGenerator`; none where the buffer's traces hold nothing to exchange), a chat model or its
-            name (`ChatTaskGenerator`), any `TaskGenerator`, or None. `TaskChecks` refuses what must not be trained on.
+        task_generator: Writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`): a chat
+            model or its name (`ChatTaskGenerator`), or any `TaskGenerator`. `TaskChecks` refuses what must not be trained on.
+            Default: None, nothing is generated.
         options: `route`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
     The folder of an experiment holds fixed `checks`, `notes`, and the names of `payload`, `verify_dream` and
@@ -90,7 +86,6 @@ class AgentWorld(World):
         policy_tokens=512,
         concurrency=64,
         experience_steps=200,  # of a few hundred traces and their edits, each is seen about once
-        synthetic_demonstrations=2400,
         batch_size=8,
     )
 
@@ -107,7 +102,7 @@ class AgentWorld(World):
         create_environment: CreateEnvironment | None = None,
         checks: Collection[Check] = CHECKS,
         notes: bool = True,
-        task_generator: TaskGenerator | BaseChatModel | str | None = "templates",
+        task_generator: TaskGenerator | BaseChatModel | str | None = None,
         isolation: Isolation | None = None,
         **options: Any,
     ) -> None:
@@ -128,7 +123,6 @@ class AgentWorld(World):
         self.notes, self.arguments = notes, _arguments(notes, checks, dream)
         self.judged_by_dream = verify_dream is None and create_environment is None
         self._grounding: Grounding | None = None
-        self._read: tuple[tuple[ReplayBuffer, int], TemplateTaskGenerator] | None = None
         self.asks_experience = create_environment is None
         examined = self.examine()
         self.tools = with_returns(self.graph, tool_schemas(examined.tools))
@@ -180,12 +174,7 @@ class AgentWorld(World):
         return frozenset(filter(grounding.writes, grounding.uses))
 
     def judged_by_traces(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> list[Task]:
-        """As `World.judged_by_traces`, without those whose recorded successes were right by luck: they looked up less than most
-        do with such a request, and a dream would make up what the right policy looks up."""
-        if not self.judged_by_dream:
-            return []
-        judged, templates = self._grounded(replay_buffer).judges, self._templates(replay_buffer)
-        return [task for task in tasks if judged(task) and (task.origin == "synthetic" or not templates.by_luck(task))]
+        return list(filter(self._grounded(replay_buffer).judges, tasks)) if self.judged_by_dream else []
 
     def _grounded(self, replay_buffer: ReplayBuffer) -> Grounding:
         grounding = self._grounding or self.ground(replay_buffer)
@@ -230,40 +219,10 @@ class AgentWorld(World):
 
     def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
         self._checks = _task_checks(tasks, replay_buffer)
-        if self._generator != "templates":
-            return self._generator
-        templates = self._templates(replay_buffer)
-        return templates if templates.can_vary else None
-
-    def _templates(self, replay_buffer: ReplayBuffer) -> TemplateTaskGenerator:
-        """Read anew where there are other traces than before."""
-        traces = replay_buffer.count("trajectories", source="offline", split="train")
-        if self._read is None or self._read[0] != (replay_buffer, traces):
-            found = list(replay_buffer.trajectories(source="offline", split="train", errors=False))
-            writes = self.writing_tools(replay_buffer)
-            if problem := intents_problem([each.task for each in found]):
-                logger.warning(problem)
-            self._read = (replay_buffer, traces), TemplateTaskGenerator(found, writes=writes.__contains__)
-        return self._read[1]
+        return self._generator
 
     def check_task(self, task: Task) -> str | None:
         return self._checks(task)
-
-    def demonstrations(
-        self,
-        tasks: Sequence[Task],
-        replay_buffer: ReplayBuffer,
-        *,
-        number: int,
-        seed: int,
-        progress: Callable[[int], None] = lambda made: None,
-    ) -> Sequence[Trajectory]:
-        """As `World.demonstrations`: of variations by `templates`, checked as those of the curriculum are."""
-        if self._generator != "templates":
-            return []
-        templates, checks = self._templates(replay_buffer), _task_checks(tasks, replay_buffer)
-        rng = Random(f"{seed}/demonstrations")
-        return made_demonstrations(templates.seeds(tasks), templates, checks, number=number, rng=rng, progress=progress)
 
     @property
     def source(self) -> Mapping[str, object] | None:
@@ -352,14 +311,18 @@ def _check_arguments(
             raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
 
 
-def _to_task_generator(given: object) -> TaskGenerator | Literal["templates"] | None:
-    if isinstance(given, str) and given != "templates":
-        given = load_chat_model(given)
-    if isinstance(given, BaseChatModel):
-        return ChatTaskGenerator(given)
-    if given is None or given == "templates" or callable(given):
-        return given
-    raise ConfigurationError(f"task_generator={given!r}: give 'templates', a chat model or its name, a TaskGenerator, or None")
+def _to_task_generator(given: object) -> TaskGenerator | None:
+    if given == "templates":
+        raise ConfigurationError(
+            "task_generator='templates' was replaced by variations that a chat model writes: give a chat model or its name "
+            "(task_generator='openai:gpt-5-mini'), or a TaskGenerator of your own"
+        )
+    model = load_chat_model(given) if isinstance(given, str) else given
+    if isinstance(model, BaseChatModel):
+        return ChatTaskGenerator(model)
+    if model is None or callable(model):
+        return model
+    raise ConfigurationError(f"task_generator={given!r}: give a chat model or its name, a TaskGenerator, or None")
 
 
 class _OwnTools(Environment):

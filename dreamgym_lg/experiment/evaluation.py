@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import asdict
@@ -17,7 +16,6 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.lock import write_whole
-from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
 from dreamgym_lg.fidelity.verdicts import Verdicts, measure_verdicts, summarise
 from dreamgym_lg.replay.rows import FAILED
@@ -32,12 +30,9 @@ MODES = {"greedy": 0.0, "sampled": 1.0}
 """How a policy is evaluated, and at which temperature."""
 DREAMED = "sampled"
 """The mode whose episodes are dreamed too: it is the one that was trained, and dreamed episodes are the dear ones."""
-POLICIES = ("base", "imitated", "trained")
-"""The policies of a proof: trained on every recorded success; then on demonstrations of generated tasks, where there were
-some; and trained in the dream."""
+POLICIES = ("base", "trained")
+"""The policies of a proof: trained on every recorded success, and then in the dream."""
 _VALIDATED = "validate/real"
-DEMONSTRATIONS = "stage/demonstrations"
-"""Where it is recorded how many generated and recorded successes a policy imitated before it trained in the dream."""
 STAGES = ("collect", "experience", "base", "train", "prove")
 
 
@@ -48,11 +43,8 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
     is real (`experience` is None).
     """
     tasks, dreamed, figures, told = work.validation_tasks(), list[Trajectory](), dict[str, Any](), list[str]()
-    run = _VALIDATED
-    if not iteration:  # a call that ended before its training began may have had another policy
-        run = f"{run}/{policy_version(work.models / 'imitated')}"
-    panel = tasks[: _affordable(work, run, iteration)]
-    plays = {"real": work.aplay(run, policy, panel, iteration=iteration)} if panel else {}
+    panel = tasks[: _affordable(work, iteration)]
+    plays = {"real": work.aplay(_VALIDATED, policy, panel, iteration=iteration)} if panel else {}
     if experience is not None and not work.settings.references_only:
         plays["dream"] = work.aplay("validate/dream", policy, tasks, iteration=iteration, experience=experience)
     played = dict(zip(plays, _at_once(*plays.values()), strict=True))
@@ -123,30 +115,20 @@ def _of(episodes: Sequence[Trajectory]) -> str:
     return f"{sum(episode.success for episode in episodes)}/{len(episodes)}"
 
 
-def _affordable(work: Workspace, run: str, iteration: int) -> int | None:
-    """How many validation tasks the evaluation `run` may play in the real environment; None for all of them."""
+def _affordable(work: Workspace, iteration: int) -> int | None:
+    """How many validation tasks this evaluation may play in the real environment; None for all of them."""
     s = work.settings
     if s.real_budget is None:
         return None
     panel = min(s.real_budget // planned_evaluations(work), len(work.validation_tasks()))
-    own, every = (work.run_name(run), iteration), work.replay_buffer.trajectories(source="real", errors=False)
-    spent = sum(t.run.startswith(work.run_name(_VALIDATED)) and (t.run, t.iteration) != own for t in every)
+    played = work.replay_buffer.trajectories(run=work.run_name(_VALIDATED), errors=False)
+    spent = sum(trajectory.iteration != iteration for trajectory in played)
     return panel if spent + panel <= s.real_budget else 0
 
 
 def planned_evaluations(work: Workspace) -> int:
-    """How often a training evaluates: every `evaluate_every` iterations, after the last, and before it what imitated."""
-    return _evaluations(work.settings) + evaluates_imitation(work)
-
-
-def evaluates_imitation(work: Workspace) -> bool:
-    """Whether a policy that has imitated demonstrations is evaluated before it trains: unless that takes the budget's last."""
-    budget, imitated = work.settings.real_budget, (work.models / "imitated").exists()
-    return imitated and bool(work.validation_tasks()) and (budget is None or budget > _evaluations(work.settings))
-
-
-def _evaluations(settings: Settings) -> int:
-    return -(-settings.iterations // settings.evaluate_every)
+    """How often a training evaluates: every `evaluate_every` iterations, and after the last."""
+    return -(-work.settings.iterations // work.settings.evaluate_every)
 
 
 def _counts(episodes: Sequence[Trajectory]) -> dict[str, float]:
@@ -158,10 +140,7 @@ def _counts(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 
 class BestPolicy:
-    """The policy that did best on the validation tasks so far, in `models/NAME`.
-
-    Ties go to the newest, but that with which training began gives way only to a better one.
-    """
+    """The policy that did best on the validation tasks so far, in `models/NAME`; ties go to the newest."""
 
     def __init__(self, work: Workspace, name: str) -> None:
         self.work, self.name, self.run = work, name, work.run_name(f"best/{name}")
@@ -175,24 +154,16 @@ class BestPolicy:
         """The iteration or step at which success last rose, or the mean reward while there was no success; 0 before any."""
         return int(next((row["risen_at"] for row in self.work.replay_buffer.metrics(self.run)), 0))
 
-    def forget(self) -> None:
-        """Keep none of the policies so far."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if list(self.work.replay_buffer.metrics(self.run)):
-            none = {"at": 0, "successes": -1.0, "reward": -1.0, "risen_at": 0}
-            self.work.replay_buffer.record_metrics(self.run, 0, none)
-
     def offer(self, at: int, successes: float, reward: float, policy: TrainablePolicy) -> None:
         """Keep this policy if no earlier one has more successes or, with as many, a higher mean reward.
 
-        Args: `at`, 0 for the policy with which training began; `successes`, how many or, where not every evaluation has the
-        same number of tasks, their share.
+        Args: `successes`, how many or, where not every evaluation has the same number of tasks, their share.
         """
         from dreamgym_lg.integrations.trl.sft import save_model
 
         before = next((row for row in self.work.replay_buffer.metrics(self.run)), None)
         own, best = (successes, reward), (before["successes"], before["reward"]) if before else (-1.0, -1.0)
-        if own > best or (own == best and before and before["at"]):
+        if own >= best:
             save_model(policy.model, policy.tokenizer, self.folder)
             risen = before is None or successes > before["successes"] or (not successes and reward > before["reward"])
             risen_at = at if risen or before is None else before["risen_at"]
@@ -228,7 +199,6 @@ def prove(work: Workspace) -> dict[str, Any]:
         "iterations": made_with.iterations,
         **figures,
         "real_steps": count_real_steps(work),
-        "demonstrations": demonstrations(work),
         "uniform_groups": uniform_groups(work.replay_buffer.trajectories(run=work.run_name(TRAIN), errors=False)),
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),
@@ -278,13 +248,6 @@ def count_real_steps(work: Workspace) -> dict[str, int]:
             kind = "offline" if source == "offline" else name if name in counted else "evaluation"
             counted[kind] += real_steps([trajectory], work.world.check_action)
     return counted
-
-
-def demonstrations(work: Workspace) -> int | None:
-    """How many demonstrations of generated tasks the policy imitated before it trained in the dream; None if not recorded."""
-    if not (work.models / "imitated").exists():
-        return 0
-    return next((row["generated"] for row in work.replay_buffer.metrics(work.run_name(DEMONSTRATIONS))), None)
 
 
 def uniform_groups(trained_on: Iterable[Trajectory]) -> dict[str, dict[str, Any]]:

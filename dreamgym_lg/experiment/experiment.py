@@ -213,8 +213,7 @@ class Experiment(Workspace):
         real success, never one chosen by the dream; otherwise the newest. Killed at any moment, the same call goes on; with
         more `iterations` or `real_steps`, a finished training goes on too, and so does one that a gap to reality ended with a
         wider or no `max_gap`. Where `torchrun` or `accelerate launch` started several processes, rank 0 does all this, and the
-        others take a share of each update; there the call ends the process once the training is over. Before the dream, a tool
-        agent's policy of `train_base` imitates generated successes (`synthetic_demonstrations`).
+        others take a share of each update; there the call ends the process once the training is over.
 
         Args:
             policy: A local chat model, or the path or hub name of one: the weights that training begins with. Default: the
@@ -270,8 +269,6 @@ class Experiment(Workspace):
             learner,
             report_to=self.report_to,
             before=self.seconds("train") or 0,
-            given=self._policy is not None,
-            shared=bool(servers) or join_launch() is not None,
         )
 
     def _check_trainable(self) -> None:

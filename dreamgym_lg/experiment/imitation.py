@@ -1,21 +1,19 @@
-"""The base policy: supervised training on recorded successes, and on demonstrations that are put together from them."""
+"""The base policy: supervised training on recorded successes."""
 
 import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from dreamgym_lg.curriculum.demonstrations import told_by_calls
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import DEMONSTRATIONS, BestPolicy
-from dreamgym_lg.experiment.supervised import SLOWER, fine_tune, start_of, tokenizer_of
+from dreamgym_lg.experiment.evaluation import BestPolicy
+from dreamgym_lg.experiment.supervised import fine_tune, start_of, tokenizer_of
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.rollout import check_played
 from dreamgym_lg.types import Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
-    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 POLICY_OPTIONS: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup", "dataloader_drop_last": True}
 """Of the base policy's training: its end is not known when it begins, and a last batch of few rows would weigh as much."""
@@ -40,40 +38,6 @@ def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
     shutil.rmtree(work.models / "base", ignore_errors=True)
     (best.folder if best.folder.exists() else last).rename(work.models / "base")
     shutil.rmtree(last, ignore_errors=True)
-
-
-def imitate_demonstrations(work: Workspace, policy: "LocalChatModel") -> "LocalChatModel":
-    """The policy after it has imitated `Settings.synthetic_demonstrations`, stored as `models/imitated`; itself without any."""
-    from dreamgym_lg.integrations.trl.options import default_rate
-    from dreamgym_lg.integrations.trl.sft import save_model, train_sft
-
-    s, number, label = work.settings, work.settings.synthetic_demonstrations, "put demonstrations together"
-    options: dict[str, Any] = {"number": number, "seed": s.seed, "progress": lambda done: work.progress(label, done, number)}
-    made = work.world.demonstrations(work.tasks("train"), work.replay_buffer, **options)
-    work.progress(label, len(made), len(made))
-    if not made:
-        work.say("training begins without demonstrations: no recorded success could be carried over: requests need ids, names")
-        return policy
-    recorded = _successes(work)
-    rows = work.world.policy_rows([*made, *recorded], policy.tokenizer, max_new_tokens=s.policy_tokens)
-    steps = -(-len(rows) // s.batch_size)
-    train_sft(
-        policy.model,
-        policy.tokenizer,
-        rows,
-        steps=steps,
-        batch_size=s.batch_size,
-        learning_rate=(s.supervised_learning_rate or default_rate(policy.model, small=7e-4, large=1e-5)) / SLOWER,
-        seed=s.seed,
-        on_step=lambda step, loss: work.progress(f"demonstrations (loss {loss:.2f})", step, steps),
-        **POLICY_OPTIONS,
-    )
-    save_model(policy.model, policy.tokenizer, work.models / "imitated")
-    work.replay_buffer.record_metrics(work.run_name(DEMONSTRATIONS), 0, {"generated": len(made), "recorded": len(recorded)})
-    more = f" (of {number}: there are no more)" if len(made) < number else ""
-    said = f"the policy has imitated {len(made)} generated demonstrations{more} beside {len(recorded)} recorded successes"
-    work.say(f"{said}; by calls: {told_by_calls(made, recorded)}")
-    return work.policy("imitated")
 
 
 def _no_evaluation(work: Workspace) -> str | None:

@@ -58,13 +58,9 @@ def model_card(name: str, record: Mapping[str, Any]) -> str:
     origin = f"Base model: {base}."
     if training is not None:
         iterations = f"iterations: {training['iterations']}, " if "iterations" in training else ""
-        imitated = training.get("demonstrations", 0)
-        number = "" if imitated is None else f"{imitated:,} "  # a folder of an earlier version did not record it
-        before = ", and on" if training["environment"] == "traces" else ", after it had imitated"
-        told = "" if imitated == 0 else f"{before} {number}demonstrations of generated tasks"
         origin = (
             f"Trained from {base} by {training['learner'].upper()} {_WHERE[training['environment']]} of the world "
-            f"`{training['world']}` ({iterations}seed: {training['seed']}){told}."
+            f"`{training['world']}` ({iterations}seed: {training['seed']})."
         )
     return _CARD.format(
         name=name,

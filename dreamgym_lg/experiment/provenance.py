@@ -11,7 +11,6 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.experiment.evaluation import demonstrations
 from dreamgym_lg.experiment.workspace import Workspace, policy_version
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
@@ -33,12 +32,11 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
     """
     own = policy_version(policy)
     trained = own == policy_version(work.models / "trained")
-    imitated = own == policy_version(work.models / "imitated")
     base = own == policy_version(work.models / "base") and bool(work.replay_buffer.metrics(work.run_name("stage/base/from")))
     return {
         "policy_version": Path(own).name,
-        "base_model": _base_model(work) if trained or imitated or base else _model_name(own),
-        "training": _training(work) if trained else _supervised(work, imitated) if imitated or base else None,
+        "base_model": _base_model(work) if trained or base else _model_name(own),
+        "training": _training(work) if trained else _supervised(work) if base else None,
         "data": _data(work.replay_buffer),
         "replay_buffer": {
             "run": work.run_name("").strip("/").rpartition("-")[2],  # what is before it is the name of a folder
@@ -56,15 +54,13 @@ def _training(work: Workspace) -> dict[str, Any]:
     s = work.stored_settings() or work.settings
     chosen = {"world": work.world.name, "environment": s.environment, "learner": s.learner, "seed": s.seed}
     done = next(iter(work.replay_buffer.metrics(work.run_name("stage/train"))), {})
-    counted = {"iterations": done.get("iterations", s.iterations), "demonstrations": demonstrations(work)}
-    return {**chosen, **counted, "settings": asdict(s)}
+    return {**chosen, "iterations": done.get("iterations", s.iterations), "settings": asdict(s)}
 
 
-def _supervised(work: Workspace, imitated: bool) -> dict[str, Any]:
-    """Of the base policy, which imitates recorded successes, or of the one that `imitated` demonstrations as well."""
+def _supervised(work: Workspace) -> dict[str, Any]:
     s = work.stored_settings() or work.settings
     chosen = {"world": work.world.name, "environment": "traces", "learner": "sft", "seed": s.seed}
-    return {**chosen, "demonstrations": demonstrations(work) if imitated else 0, "settings": asdict(s)}
+    return {**chosen, "settings": asdict(s)}
 
 
 def _base_model(work: Workspace) -> str:

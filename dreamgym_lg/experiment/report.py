@@ -32,7 +32,6 @@ NOTE = (
     "Base: trained on every recorded success. Whiskers and bands: 95 % intervals. Uniform groups: all rollouts earned the "
     "same. Variance: of rewards, the mean over groups."
 )
-IMITATED = "Imitated: base after {}demonstrations of generated tasks, before training. "
 
 
 class Row(NamedTuple):
@@ -97,8 +96,7 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
     rows, moved = [], []
     for mode, policy in product(MODES, POLICIES):
         real, dream = figures(result, "real", policy, mode), figures(result, "dream", policy, mode)
-        if real or dream or policy != "imitated":
-            rows.append(Row(policy, MODES[mode], read_rate(real), read_rate(dream), recall(real)))
+        rows.append(Row(policy, MODES[mode], read_rate(real), read_rate(dream), recall(real)))
         for panel in result.get("panels") or {}:
             rate = read_rate(figures(result["panels"], panel, policy, mode))
             moved.append(Row(policy, f"{MODES[mode]}, {panel}", rate, None))
@@ -127,12 +125,6 @@ def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
     return claims
 
 
-def _note(result: Mapping[str, Any]) -> str:
-    number = read_number(result.get("demonstrations"))
-    shown = any(row.policy == "imitated" for row in _rows(result))
-    return (IMITATED.format(f"{number:,.0f} " if number else "") if shown else "") + NOTE
-
-
 def _title(result: Mapping[str, Any]) -> str:
     where = f"{result.get('world', 'unnamed')}, seed {result.get('seed', '–')}"
     trained = _PLACES.get((result.get("settings") or {}).get("environment", "dream"), "a dream")
@@ -157,7 +149,7 @@ def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajec
     templates = create_templates(duration=_duration, number=read_number)
     return templates.get_template("report.html.j2").render(
         result=result, title=_title(result), claims=_claims(result), rows=_rows(result), steps=_steps(result),
-        evaluations=curves.read_evaluations(history), history=history, nodes=_node_seconds(history), note=_note(result),
+        evaluations=curves.read_evaluations(history), history=history, nodes=_node_seconds(history), note=NOTE,
         uniform=_uniform(result), episodes=episodes[:EPISODES_SHOWN], given=len(episodes), picture=b64encode(picture).decode(),
     )  # fmt: skip
 
@@ -177,8 +169,7 @@ def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None
     title, sentence = _title(result), _claims(result)[0]["sentence"]  # both shrink rather than leave the picture
     figure.text(0.03, 0.955, title, fontsize=min(25, 1850 / len(title)), fontweight="bold", va="center")
     figure.text(0.03, 0.912, sentence, fontsize=min(17, 2100 / len(sentence)), color=FAINT, va="center")
-    note = _note(result)
-    figure.text(0.03, 0.022, note, fontsize=min(13, 2400 / len(note)), color=FAINT, va="center")
+    figure.text(0.03, 0.022, NOTE, fontsize=13, color=FAINT, va="center")
     widths = {"wspace": 0.11, "width_ratios": (12, 10)}
     top: Any = figure.add_gridspec(1, 2, left=0.045, right=0.98, top=0.83, bottom=0.53, **widths).subplots()
     low: Any = figure.add_gridspec(1, 2, left=0.045, right=0.66, top=0.375, bottom=0.115, wspace=0.3).subplots()

@@ -21,8 +21,7 @@ CHANGED_LATER = {
 """Settings that may change between two runs in the same folder, until training has ended."""
 TRAINING = {
     "environment", "learner", "num_tasks", "num_generations", "concurrency", "learning_rate", "beta", "lora", "synthetic_share",
-    "synthetic_demonstrations", "evaluate_every", "evaluate_tasks", "references_only", "refresh_every", "refresh_episodes",
-    "refresh_steps",
+    "evaluate_every", "evaluate_tasks", "references_only", "refresh_every", "refresh_episodes", "refresh_steps",
 }  # fmt: skip
 """Settings that only training reads."""
 CHANGEABLE = CHANGED_LATER | TRAINING
@@ -93,13 +92,9 @@ class Settings:
     references_only: bool = False
     """Whether to train only on tasks whose outcome recorded successes decide, by their writing calls or the facts of their
     answers (`Grounding.judges`), and the experience model never: for tool agents whose dream answers well and judges badly.
-    Left out are tasks that were solved by luck: with fewer lookups than most successes with a similar request."""
+    Nothing is generated then: no recorded success judges a new task."""
     synthetic_share: float = 0.25
     """Share of generated tasks in an iteration: the paper's lambda."""
-    synthetic_demonstrations: int = 0
-    """Generated tasks whose success, put together from recorded ones, the policy of `train_base` imitates before it trains in
-    the dream, each once and every recorded success with them: for tool agents whose recorded requests hold values to exchange.
-    0: none."""
     stop_after_uniform: int = 5
     """Iterations in a row that teach nothing (no difference of reward; of `rft`, no success) after which training ends; 0:
     never."""
@@ -212,7 +207,6 @@ def quick(settings: Settings) -> Settings:
         base_steps=10,
         iterations=3,
         num_tasks=min(settings.num_tasks, 4),
-        synthetic_demonstrations=min(settings.synthetic_demonstrations, 16),
         evaluate_every=3,
         evaluate_tasks=8,
         proof_tasks=8,

@@ -1,6 +1,5 @@
 """The stage `train`: the learner and the parts of the training graph, as a folder has them, run to their end."""
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experiment import evaluation, gate, imitation, supervised
+from dreamgym_lg.experiment import evaluation, gate, supervised
 from dreamgym_lg.experiment.settings import STOP_CRITERIA, Settings
 from dreamgym_lg.experiment.trackers import ExperimentTrackers
 from dreamgym_lg.experiment.workspace import REFRESH, TRAIN, Workspace
@@ -21,7 +20,6 @@ from dreamgym_lg.launch import launched
 from dreamgym_lg.learner import Learner
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.token_recorder import TrainablePolicy
-from dreamgym_lg.types import Task
 
 if TYPE_CHECKING:
     from dreamgym_lg.graphs.training import Training
@@ -89,36 +87,6 @@ def served_by(work: Workspace, policy: "LocalChatModel", servers: str | Sequence
     return policy.model_copy(update={"engine": engine})
 
 
-def after_demonstrations(work: Workspace, policy: "LocalChatModel", *, given: bool, shared: bool) -> "LocalChatModel":
-    """The policy that a training begins with, after the demonstrations that there are for that of `train_base`.
-
-    A training that has begun goes on from what it began with. Raises `ConfigurationError` where others have to have that too.
-
-    Args: `given`, it is another policy; `shared`, vLLM servers or other processes have its weights.
-    """
-    s, folder = work.settings, work.models / "imitated"
-    if (work.out / "training.db").exists():
-        if folder.exists() and shared:
-            raise ConfigurationError(
-                f"the training in {work.out} began with {folder}, which vLLM servers and other processes do not have: call "
-                "train() in one process without servers=, or take another folder (out=, --out)"
-            )
-        return sampling_like(policy, work.policy("imitated")) if folder.exists() else policy
-    shutil.rmtree(folder, ignore_errors=True)  # of a call that ended before its training began
-    evaluation.BestPolicy(work, "best").forget()
-    if not s.synthetic_demonstrations or s.environment == "real":
-        return policy
-    if given or shared or s.lora:
-        others = "adapters, vLLM servers and other processes need the weights as they are"
-        cause = "a policy was given to train" if given else others
-        work.say(f"synthetic_demonstrations={s.synthetic_demonstrations} are left out: {cause}")
-        return policy
-    imitated = sampling_like(policy, imitation.imitate_demonstrations(work, policy))
-    if evaluation.evaluates_imitation(work):
-        _evaluate(work, imitated, None, 0)  # it is kept if the dream makes it no better
-    return imitated
-
-
 def sampling_like(given: "LocalChatModel | str | Path | None", loaded: "LocalChatModel") -> "LocalChatModel":
     """The loaded policy, sampling as the given one did."""
     if given is None or given is loaded or isinstance(given, str | Path):
@@ -134,13 +102,8 @@ def train_policy(
     *,
     report_to: Sequence[str],
     before: float,
-    given: bool,
-    shared: bool,
 ) -> "LocalChatModel":
-    """Run the training graph to its end, and keep the policy.
-
-    Args: `before`, seconds of earlier, shorter trainings; `given` and `shared`, as of `after_demonstrations`.
-    """
+    """Run the training graph to its end, and keep the policy. Args: `before`, seconds of earlier, shorter trainings."""
     from dreamgym_lg.graphs.running import run_training
     from dreamgym_lg.integrations.trl.sft import save_model
 
@@ -150,7 +113,6 @@ def train_policy(
     if not (work.models / "base").exists():
         save_model(policy.model, policy.tokenizer, work.models / "base")  # what the proof compares with
     _check_training(work, policy, real=work.settings.environment == "real")
-    policy = after_demonstrations(work, policy, given=given, shared=shared)
     with closing(ExperimentTrackers(report_to, work.out, {"world": work.world.name, **asdict(work.settings)})) as trackers:
         for real, iterations in _parts(work):
             training, close = create_training(work, policy, create_learner, real=real)
@@ -260,25 +222,22 @@ def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) ->
 
 
 def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:
-    """The curriculum over the training tasks, as the episodes trained so far have left it; `real` ones are not varied."""
+    """The curriculum over the training tasks, as the episodes trained so far have left it.
+
+    Nothing is varied where the episodes are `real`, and under `references_only`, where no recorded success judges a new task.
+    """
     s, tasks = work.settings, work.tasks("train") if real else gate.trainable_tasks(work)
-    share = 0.0 if real else s.synthetic_share
+    share = 0.0 if real or s.references_only else s.synthetic_share
     curriculum = Curriculum(
         tasks,
         task_generator=work.world.task_generator(tasks, work.replay_buffer) if share else None,
-        check_task=partial(_check_task, work),
+        check_task=work.world.check_task,
         synthetic_share=share,
         seed=s.seed,
     )
     trained_on = work.replay_buffer.trajectories(run=work.run_name(TRAIN), errors=False)
     curriculum.restore(work.replay_buffer.tasks(origin="synthetic"), trained_on)
     return curriculum
-
-
-def _check_task(work: Workspace, task: Task) -> str | None:
-    if work.settings.references_only and not work.world.judged_by_traces([task], work.replay_buffer):
-        return "no_reference"
-    return work.world.check_task(task)
 
 
 def _evaluate(work: Workspace, policy: "LocalChatModel", experience: ExperienceModel | None, iteration: int) -> dict[str, Any]:

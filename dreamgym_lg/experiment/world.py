@@ -1,7 +1,7 @@
 """`World`: the tasks and the real environment of an experiment."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from langchain_core.language_models import BaseChatModel
@@ -123,24 +123,6 @@ class World(ABC):
     def check_task(self, task: Task) -> str | None:
         """Why a generated task must not be trained on, in a word under which refusals are counted; None if it may."""
         return None
-
-    def demonstrations(
-        self,
-        tasks: Sequence[Task],
-        replay_buffer: ReplayBuffer,
-        *,
-        number: int,
-        seed: int,
-        progress: Callable[[int], None] = lambda made: None,
-    ) -> Sequence[Trajectory]:
-        """So many successes of generated tasks, put together from recorded ones, fewer where there are not as many, which a
-        policy may imitate before it is trained in the dream. Default: none.
-
-        Args:
-            tasks: The training tasks.
-            progress: Called with how many there are, whenever there is another.
-        """
-        return ()
 
     def as_dreamed(self, recorded: Sequence[Trajectory]) -> Sequence[Trajectory]:
         """Recorded trajectories as the environment of a dream would meet them. Default: as they are."""

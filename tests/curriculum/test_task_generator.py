@@ -2,28 +2,46 @@
 
 import json
 import random
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from bench_curriculum import run
-from desk_traces import WRITES, recorded, trace, traces
 from langchain_core.messages import BaseMessage
 
+from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator, read_proposals, read_selection
 from dreamgym_lg.curriculum.task_generator import Overlap, TaskChecks, named_values, variation, words
-from dreamgym_lg.curriculum.template_task_generator import TemplateTaskGenerator
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, PredictionFailed
 from dreamgym_lg.experience.hosted import Hosted
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.types import Step, Task, Trajectory
+from dreamgym_lg.types import Split, Step, Task, Trajectory
 
-TRACES = traces(120)
-SEED = trace(0, random.Random(0), kind="refund").task
-HELD_OUT = trace(500, random.Random(1), split="test", kind="refund").task
+SYSTEM = "You are the support desk of a shop."
+REQUESTS = ("Please refund order {}, it arrived broken.", "Where is order {}?", "I want to return {} to you.")
+
+
+def trace(number: int, split: Split = "train") -> Trajectory:
+    """A success: the order is looked up, and the answer given."""
+    order = f"A-{1000 + number}"
+    asked = REQUESTS[number % 3].format(order)
+    task = Task(
+        id=f"desk/{number}",
+        instruction=f"{SYSTEM}\n\n{asked}",
+        environment="desk",
+        metadata={"observation": asked, "customer": f"C-{number % 40}"},
+        split=split,
+    )
+    record = json.dumps({"order": order, "status": "delivered", "amount": 5 + number})
+    look_up = Step(observation=asked, action=render_call("lookup_order", {"order_id": order}), next_observation=record)
+    answer = Step(observation=record, action=render_answer("Done."), next_observation="", reward=1.0, terminated=True)
+    return Trajectory(task=task, steps=[look_up, answer], success=True, run="traces")
+
+
+TRACES = [trace(number) for number in range(120)]
+SEED = TRACES[0].task
+HELD_OUT = trace(501, "test").task
 
 
 def varied(text: str, rubric: str = "the money is back") -> Task:
@@ -46,7 +64,7 @@ def checks(**options: Any) -> TaskChecks:
         (TRACES[5].task.metadata["observation"], "known"),
         (TRACES[5].task.metadata["observation"].upper() + "!", "known"),
         (HELD_OUT.metadata["observation"], "near_evaluation"),
-        ("The order A-1500 arrived broken, please refund it.", "near_evaluation"),
+        ("The order A-1501 arrived broken, please refund it.", "near_evaluation"),
         ("Please refund order A-9999 today, because it arrived broken.", "unknown_values"),
         ("Please refund order A-1003 to Mr Smith today.", "unknown_values"),
         ("Please refund order A-1003 by 2031-05-06 at last.", "unknown_values"),
@@ -101,30 +119,12 @@ def test_named_values_are_ids_numbers_addresses_and_names_within_a_sentence() ->
     assert found == {"anna", "anna@x.org", "12.50", "2024-05-01", "bob", "order", "a-1"}
 
 
-def test_most_variations_by_templates_are_taken() -> None:
-    check, generate, rng = checks(), TemplateTaskGenerator(TRACES, writes=WRITES.__contains__), random.Random(0)
-    made = [task for each in TRACES if (task := generate(each.task, [], rng)) is not None]
-    taken = [check(task) for task in made].count(None)
-    assert len(made) > 100 and taken > len(made) / 2
-
-
 # --- a chat model -----------------------------------------------------------------------------------------------------
 
 PROPOSALS = [
     {"task": f"Refund A-100{n} and A-1010.", "rubric": f"A-100{n} and A-1010 are refunded.", "change": "two orders"}
     for n in range(3)
 ]
-
-
-def test_a_request_that_its_metadata_repeats_is_varied_all_the_same() -> None:
-    def told(task: Task) -> Task:
-        return replace(task, metadata={**task.metadata, "text": task.metadata["observation"]})
-
-    repeated = [replace(each, task=told(each.task)) for each in TRACES]
-    generate, task = TemplateTaskGenerator(repeated, writes=WRITES.__contains__), told(SEED)
-    made = [generate(task, [], random.Random(number)) for number in range(10)]
-    assert sum(each is not None for each in made) >= 5
-    assert all(each.metadata["text"] == each.metadata["observation"] for each in made if each), "never the donor's request"
 
 
 def answers(*, chosen: int = 2) -> Any:
@@ -150,7 +150,7 @@ def episodes(task: Task, *rewards: float) -> list[Trajectory]:
 
 def test_a_chat_model_proposes_and_selects(scripted: Any) -> None:
     model = scripted(reply=answers())
-    other = recorded("o", "Where is A-1020?", [], "").task
+    other = replace(SEED, id="o", metadata={"observation": "Where is A-1020?"})
     played = [*episodes(other, 0.0, 1.0, 1.0), *episodes(SEED, 1.0, 0.0, 0.5)]
     task = ChatTaskGenerator(model, num_proposals=3)(SEED, played, random.Random(0))
     assert task is not None and task.metadata["observation"] == "Refund A-1001 and A-1010."
@@ -234,36 +234,27 @@ def agent_world(scripted: Any) -> Callable[..., AgentWorld]:
     return make
 
 
-def test_an_agents_tasks_are_varied_from_its_own_traces(agent_world: Any, scripted: Any) -> None:
+def test_an_agents_tasks_are_varied_by_what_was_given_and_checked_against_its_traces(agent_world: Any, scripted: Any) -> None:
     tasks = [*(each.task for each in TRACES), HELD_OUT]
     with ReplayBuffer(":memory:") as buffer:
         buffer.extend(TRACES)
         buffer.add_tasks(tasks)
-        world = agent_world(tasks)
+        assert agent_world(tasks).task_generator(tasks, buffer) is None
+        world = agent_world(tasks, task_generator=scripted(reply=answers()))
         generate = world.task_generator(world.tasks("train"), buffer)
+        assert isinstance(generate, ChatTaskGenerator)
         made = generate(SEED, [], random.Random(0))
-        assert isinstance(generate, TemplateTaskGenerator) and made is not None and world.check_task(made) is None
+        assert made is not None and world.check_task(made) is None
         assert world.check_task(varied(HELD_OUT.metadata["observation"])) == "near_evaluation"
-        assert agent_world(tasks, task_generator=None).task_generator(tasks, buffer) is None
-        by_model = agent_world(tasks, task_generator=scripted(reply=answers())).task_generator(tasks, buffer)
-        assert isinstance(by_model, ChatTaskGenerator)
         own = agent_world(tasks, task_generator=lambda task, episodes, rng: task).task_generator(tasks, buffer)
         assert own(SEED, [], random.Random(0)) == SEED
-    with ReplayBuffer(":memory:") as empty:
-        assert agent_world(tasks).task_generator(tasks, empty) is None, "no traces, nothing to exchange"
     assert AgentWorld.settings.synthetic_share == 0.25
 
 
 def test_a_task_generator_that_is_none_is_refused(agent_world: Any) -> None:
-    with pytest.raises(ConfigurationError, match="task_generator=3: give 'templates', a chat model or its name"):
+    with pytest.raises(ConfigurationError, match="task_generator=3: give a chat model or its name"):
         agent_world([], task_generator=3)
     with pytest.raises(ConfigurationError, match="'nobody:gpt'"):
         agent_world([], task_generator="nobody:gpt")
-
-
-def test_fewer_groups_are_uniform_than_with_uniform_sampling() -> None:
-    """A policy that gets better at the kinds of task it is trained on: half of the tasks generated, and none."""
-    found = [[run(share, noise=0.5, seed=seed, iterations=20) for seed in range(2)] for share in (0.0, 0.5)]
-    uniform, mixed = (statistics.mean(each["uniform"] for each in runs) for runs in found)
-    assert mixed < uniform - 0.02
-    assert all(each["of generated"] < uniform for each in found[1])
+    with pytest.raises(ConfigurationError, match="'templates' was replaced .*: give a chat model or its name .*a TaskGenerator"):
+        agent_world([], task_generator="templates")

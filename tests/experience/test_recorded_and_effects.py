@@ -466,20 +466,6 @@ def test_values_of_evaluation_tasks_are_in_no_vocabulary_and_judge_their_own_tas
     assert played.paid(task("t3", "How is it?"), IT_IS_PAID) == (1, "model")
 
 
-def test_a_question_generated_from_a_recorded_success_has_the_facts_that_its_calls_were_answered(
-    asked: ReplayBuffer, dream: Any
-) -> None:
-    made = {"reference_calls": [OTHER], "generated": {"seed": "t1"}}
-    played, new = dream(), task("new", "Tell me how W-205 is.", origin="synthetic", metadata=made)
-    assert played.paid(new, IT_IS_SENT) == (1, "answers") and played.paid(new, IT_IS_PAID) == (0, "answers")
-    assert played.environment.grounding.judges(new)
-    of_nothing = replace(new, metadata={**made, "generated": {"seed": "unknown"}})
-    never_made = replace(new, metadata={**made, "reference_calls": [render_call("get_order", {"order_id": "W-206"})]})
-    assert [played.paid(each, IT_IS_SENT)[1] for each in (of_nothing, never_made)] == ["model", "model"]
-    asked.add(trace(ASKED_OTHER, (OTHER, PAID), IT_IS_PAID, index=1))
-    assert played.paid(new, IT_IS_SENT)[1] == "model", "its call was answered in two ways"
-
-
 # --- switched off -----------------------------------------------------------------------------------------------------
 
 
@@ -540,47 +526,17 @@ def test_a_dream_that_is_measured_on_traces_of_a_question_leaves_its_answer_to_t
     assert environment.step(IT_IS_SENT).info["decided_by"] == "answers"
 
 
-def test_a_generated_task_is_judged_by_the_calls_that_it_was_generated_with(buffer: ReplayBuffer, dream: Any) -> None:
-    made = task("new", metadata={"reference_calls": [ORDER, REFUND]}, origin="synthetic")
-    played = dream()
-    *_, right = played.play(made, REFUND, DONE)
-    *_, wrong = played.play(made, ORDER, DONE)
-    assert [(each.reward, each.info["decided_by"]) for each in (right, wrong)] == [(1.0, "effects"), (0.0, "effects")]
-
-
-def test_a_generated_task_is_answered_what_its_success_was_answered(buffer: ReplayBuffer, dream: Any) -> None:
-    """An experience model that refuses the right call teaches the policy another one."""
-    facts = {"reference_calls": [ORDER, REFUND], "reference_answers": ["", REFUNDED]}
-    made = task("new", metadata=facts, origin="synthetic")
-    played = dream()
-    right, _ = played.play(made, REFUND, DONE)
-    assert (right.observation, right.info["decided_by"]) == (REFUNDED, "recorded")
-    other, after = played.play(made, CANCEL, REFUND)
-    assert [each.info["decided_by"] for each in (other, after)] == ["model", "model"], "what came after that is not known"
-
-
-def test_what_a_generated_task_looks_up_is_answered_behind_the_same_writes_alone(buffer: ReplayBuffer, dream: Any) -> None:
-    facts = {"reference_calls": [ORDER, REFUND, OTHER], "reference_answers": [PAID, REFUNDED, SENT]}
-    made = task("new", metadata=facts, origin="synthetic")
-    first, _, second, again, _ = dream().play(made, ORDER, REFUND, OTHER, ORDER, DONE)
-    assert [each.observation for each in (first, second)] == [PAID, SENT]
-    assert again.info["decided_by"] == "model", "it was looked up before the refund"
-    before, *_ = dream().play(made, OTHER, DONE)
-    assert before.info["decided_by"] == "model", "nobody has looked it up before the refund"
-
-
 def test_recorded_successes_judge_a_task_if_none_of_them_leaves_the_outcome_to_the_answer(buffer: ReplayBuffer) -> None:
-    new = task("new", origin="synthetic", metadata={"reference_calls": [ORDER, REFUND]})
     asks, failed = task("asks"), task("failed")
     buffer.add(trace(task(), (ORDER, PAID), (REFUND, "ok"), DONE))
     buffer.add(trace(asks, (ORDER, PAID), DONE))
     buffer.add(trace(failed, (REFUND, "ok"), DONE, success=False))
     grounding = Grounding(buffer)
     grounding.refresh()
-    assert [grounding.judges(each) for each in (task(), asks, failed, new)] == [True, False, False, True]
+    assert [grounding.judges(each) for each in (task(), asks, failed)] == [True, False, False]
     buffer.add(trace(task(), (ORDER, PAID), DONE, index=1))
     grounding.refresh()
     assert not grounding.judges(task()), "one success wrote nothing: an episode that writes nothing is judged by its answer"
     bare = Grounding(buffer, checks=["recorded"])
     bare.refresh()
-    assert not bare.judges(new)
+    assert not bare.judges(task())

@@ -58,7 +58,7 @@ def test_a_folder_of_a_version_without_a_setting_goes_on_with_its_default(tmp_pa
     run.open()
     file = tmp_path / "settings.json"
     older = json.loads(file.read_text())
-    del older["synthetic_demonstrations"], older["proof_tasks"]
+    del older["proof_tasks"]
     file.write_text(json.dumps(older))
     Experiment(Doors(), tmp_path).open()
     assert run.stored_settings() == run.settings
@@ -385,12 +385,11 @@ def test_the_policy_with_the_most_real_successes_is_kept_the_newest_of_equals(
 
     saved: list[tuple[Any, str]] = []
     monkeypatch.setattr(sft, "save_model", lambda model, tokenizer, path: saved.append((model, path.name)))
-    began = [(0, 4, 0.5), (5, 4, 0.5)]  # training has to make it better
-    offers = [*began, (10, 5, 0.2), (20, 4, 0.9), (30, 5, 0.1), (40, 5, 0.2), (50, 6, 0.0)]
+    offers = [(5, 4, 0.5), (10, 5, 0.2), (20, 4, 0.9), (30, 5, 0.1), (40, 5, 0.2), (50, 6, 0.0)]
     for at, successes, reward in offers:
         best = BestPolicy(work, "best")  # anew each time, as after a crash
         best.offer(at, successes, reward, SimpleNamespace(model=at, tokenizer=None))  # type: ignore[arg-type]
-    assert [model for model, _ in saved] == [0, 10, 40, 50] and {name for _, name in saved} == {"best"}
+    assert [model for model, _ in saved] == [5, 10, 40, 50] and {name for _, name in saved} == {"best"}
     assert BestPolicy(work, "best").risen_at == 50
 
 

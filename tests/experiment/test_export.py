@@ -14,7 +14,6 @@ from safetensors import SafetensorError
 
 from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory, load_policy
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import DEMONSTRATIONS
 from dreamgym_lg.experiment.export import export_policy
 from dreamgym_lg.experiment.provenance import provenance
 from dreamgym_lg.graphs.exported import load_exported
@@ -331,22 +330,6 @@ def test_the_base_policy_says_what_it_was_made_of(gym: DreamGym, tmp_path: Path)
     card = (tmp_path / "mine" / "README.md").read_text()
     assert "Trained from org/start by SFT on recorded successes of the world `agent` (seed: 0)." in card
     assert 'base_model: "org/start"' in card
-
-
-def test_the_card_says_what_was_imitated_before_the_dream(gym: DreamGym) -> None:
-    gym.open()
-    trained = tiny(temperature=0)
-    for name in ("trained", "imitated"):
-        save_model(trained.model, trained.tokenizer, gym.models / name)
-    gym.replay_buffer.record_metrics(gym.run_name(DEMONSTRATIONS), 0, {"generated": 1234, "recorded": 8})
-    policy = gym.policy("trained")
-    assert provenance(gym, policy)["training"]["demonstrations"] == 1234
-    gym.export(gym.out / "mine", policy=policy)
-    card = (gym.out / "mine" / "README.md").read_text()
-    assert "seed: 0), after it had imitated 1,234 demonstrations of generated tasks." in card
-    gym.export(gym.out / "its", policy=gym.policy("imitated"))
-    card = (gym.out / "its" / "README.md").read_text()
-    assert "recorded successes of the world `agent` (seed: 0), and on 1,234 demonstrations of generated tasks." in card
 
 
 def test_the_hash_is_of_the_data_whatever_its_order(tmp_path: Path) -> None:

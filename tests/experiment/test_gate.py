@@ -273,8 +273,6 @@ def test_a_refused_dream_can_train_on_what_recorded_successes_judge(
     assert [each.id for each in gate.trainable_tasks(work)] == ["train-0"] and "trains on the 1 of" in said[0]
     curriculum = create_curriculum(work, real=False)
     assert [each.id for each in curriculum.sample(4, iteration=0)] == ["train-0"]
-    monkeypatch.setattr(work.world, "judged_by_traces", lambda tasks, buffer: [each for each in tasks if each.id == "train-0"])
-    assert [curriculum._check(each) for each in (task(0), task(1))] == [None, "no_reference"], "generated tasks alike"
     figures = validate(work, scripted(reply=lambda _: ANSWER), work.experience(), 1)
     assert figures["eval_real_episodes"] == 4 and not {"eval_dream_episodes", "eval_gap"} & set(figures)
     monkeypatch.setattr(work.world, "judged_by_traces", lambda tasks, buffer: [])
@@ -307,27 +305,6 @@ def test_the_budget_is_shared_by_the_planned_evaluations(
     figures = [validate(work, policy, work.experience(), iteration) for iteration in (1, 2, 3)]
     assert [each.get("eval_real_episodes", 0) for each in figures] == real
     assert validate(work, policy, work.experience(), 3) == figures[2], "a repeated evaluation spends nothing"
-
-
-def test_what_has_imitated_demonstrations_is_evaluated_by_its_own_episodes(make: Make, scripted: Any) -> None:
-    """A call that ended before its training began leaves the validation episodes of another policy behind."""
-    work = make(pays_all, SUCCESSES, real_budget=16)
-    work.collect()
-    folder, wrong, right = work.models / "imitated", render_answer("It is lost."), ANSWER
-    folder.mkdir(parents=True)
-    successes = list[float]()
-    for version, reply in (("first", wrong), ("second", right), ("second", wrong)):
-        (folder / "version").write_text(version)
-        figures = validate(work, scripted(reply=lambda _, reply=reply: reply), None, 0)
-        successes.append(len(scripted_answers(work)))
-        assert figures["eval_real_episodes"] == 3  # of 16, for five evaluations
-    assert successes == [3, 6, 6], "the same policy's episodes are not played twice"
-    budget = [validate(work, scripted(reply=lambda _: ANSWER), None, iteration) for iteration in (1, 2, 3, 4)]
-    assert [each.get("eval_real_episodes") for each in budget] == [3, 3, 3, None], "what another policy has spent is spent"
-
-
-def scripted_answers(work: Experiment) -> list[Trajectory]:
-    return [each for each in work.replay_buffer.trajectories(source="real") if each.iteration == 0]
 
 
 def test_a_spent_budget_is_said_and_the_dream_goes_on_alone(make: Make, scripted: Any) -> None:

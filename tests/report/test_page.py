@@ -36,16 +36,6 @@ def test_the_results_table_equals_the_result(tmp_path):
             ]
 
 
-def test_what_imitated_demonstrations_stands_between_base_and_trained(tmp_path):
-    result = make_result(demonstrations=1600)
-    result["real"]["imitated"] = {"greedy": measured(88, 120), "sampled": measured(80, 120)}
-    page = Page(render(tmp_path, result))
-
-    assert page.row("imitated", "greedy")[3:5] == ["88/120", "–"]
-    assert "Imitated: base after 1,600 demonstrations of generated tasks, before training. Base: trained on" in page.text
-    assert "imitated" not in Page(render(tmp_path, make_result(demonstrations=0))).text.lower()
-
-
 def test_steps_time_and_settings_equal_the_result(tmp_path):
     page = Page(render(tmp_path, metrics=make_metrics()))
 
