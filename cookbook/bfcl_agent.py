@@ -10,8 +10,8 @@ Needs: pip install 'dreamgym-lg[bfcl,train]' && pip install --no-deps bfcl-eval
 5. Both are evaluated on the real tools.
 
 No model is downloaded, so nothing here is as good as it would be for you. The experience model is by default no model at all:
-the nearest recorded answer of the same tool, which knows nothing of state (`--experience-model openai:gpt-5-mini` takes a real
-one). The policy has 200,000 parameters and has read fourteen conversations: on held-out tasks it fails.
+the nearest recorded answer of the same tool, which knows nothing of state (`--experience-model openai:gpt-5.4-mini` takes a
+real one). The policy has 200,000 parameters and has read fourteen conversations: on held-out tasks it fails.
 """
 
 import argparse
@@ -178,7 +178,7 @@ def show(title: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="BFCL's trading desk in the dream")
-    parser.add_argument("--experience-model", help="e.g. openai:gpt-5-mini; default: the nearest recorded answer")
+    parser.add_argument("--experience-model", help="e.g. openai:gpt-5.4-mini; default: the nearest recorded answer")
     parser.add_argument("--quick", action="store_true", help="few steps of everything, to see it run")
     parser.add_argument("--out", type=Path, help="folder of the replay buffer and the checkpoints; default: a temporary one")
     arguments = parser.parse_args()

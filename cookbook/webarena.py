@@ -1,6 +1,6 @@
 """An ordinary agent in a real browser: one `create_agent` with a tool per BrowserGym action, on WebArena or MiniWoB++.
 
-Run: python cookbook/webarena.py --model openai:gpt-5-mini            (WebArena-Lite, on sites of yours)
+Run: python cookbook/webarena.py --model openai:gpt-5.4-mini            (WebArena-Lite, on sites of yours)
      python cookbook/webarena.py --benchmark miniwob                  (here: no site, no key, half a minute)
 Needs: pip install 'dreamgym-lg[browsergym]' and Chromium (`playwright install chromium`, Debian: chromium-headless-shell);
        for WebArena also what the error below names: its packages, and the addresses of its sites.
@@ -50,7 +50,7 @@ def demonstrate(tasks: Sequence[Task], browsers: Browsers, max_steps: int) -> It
 def main() -> None:
     parser = argparse.ArgumentParser(description="An agent on BrowserGym's tasks")
     parser.add_argument("--benchmark", choices=["webarenalite", "webarena", "miniwob"], default="webarenalite")
-    parser.add_argument("--model", help="e.g. openai:gpt-5-mini; needed for WebArena")
+    parser.add_argument("--model", help="e.g. openai:gpt-5.4-mini; needed for WebArena")
     parser.add_argument("--limit", type=int, default=8, help="the first so many tasks")
     parser.add_argument("--max-steps", type=int, default=30, help="actions of an episode")
     parser.add_argument("--out", type=Path, default=Path("traces.jsonl"), help="where the conversations go")

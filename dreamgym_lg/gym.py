@@ -40,7 +40,7 @@ class DreamGym(Experiment):
     Args:
         graph: The compiled graph of production, or where it is written: `"my_app.py:graph"` (`AgentWorld`).
         replay_buffer: Real traces (`load_traces`); they ground the dream.
-        experience_model: Who plays the tools: an `ExperienceModel`, any chat model, or a name like `openai:gpt-5-mini`. None:
+        experience_model: Who plays the tools: an `ExperienceModel`, any chat model, or a name like `openai:MODEL`. None:
             the local one that `train_experience` trains.
         tasks: What to train on, and tasks of the splits `validation` and `test`, which are for evaluation alone. Where none is
             to be trained on, the buffer's real training tasks of these environments are. Default: all of its real tasks.

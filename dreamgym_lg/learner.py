@@ -153,9 +153,7 @@ def _usable(groups: Groups) -> list[Trajectory]:
     return [episode for group in groups for episode in group if episode.error is None and _sampled_tokens(episode)]
 
 
-def _rows(
-    credited: Sequence[tuple[Trajectory, Sequence[float]]], normalise: Normalisation, length: int
-) -> list[TrainingRow]:
+def _rows(credited: Sequence[tuple[Trajectory, Sequence[float]]], normalise: Normalisation, length: int) -> list[TrainingRow]:
     """The rows of episodes whose replies have the advantages given with them."""
     all_tokens = sum(_sampled_tokens(episode) for episode, _ in credited)
     rows = []

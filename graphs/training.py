@@ -20,12 +20,12 @@ from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.environment import CheckAction, CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.hosted import Hosted, Usage
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.graphs.health import Row, check_health, check_trainable, describe, is_collapsed, mostly_failed
 from dreamgym_lg.graphs.metric_names import reported_metrics
 from dreamgym_lg.graphs.spending import add_totals, estimate_rest
+from dreamgym_lg.hosted import Hosted, Usage
 from dreamgym_lg.learner import Learner
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
@@ -257,9 +257,7 @@ class Training:
         elif finished >= wanted and taught_nothing:
             self.say(f"{taught_nothing} of {finished} iterations taught nothing: {_UNIFORM}")
         elif uniform and taught_nothing == 1:
-            self.say(
-                f"iteration {state['iteration']} taught nothing: {_UNIFORM}. It will be said at the end how many were so"
-            )
+            self.say(f"iteration {state['iteration']} taught nothing: {_UNIFORM}. It will be said at the end how many were so")
 
     def evaluate_policy(self, state: TrainingState) -> TrainingState:
         assert self.evaluate is not None

@@ -101,8 +101,14 @@ def make(graph: Any, tmp_path: Path) -> Make:
 
     def make(out: Path = tmp_path / "run", **options: Any) -> DreamGym:
         return DreamGym(
-            graph, replay_buffer=buffer, experience_model=World(), tasks=TASKS, out=out,
-            verify_dream=odd, verify_real=odd, **options,
+            graph,
+            replay_buffer=buffer,
+            experience_model=World(),
+            tasks=TASKS,
+            out=out,
+            verify_dream=odd,
+            verify_real=odd,
+            **options,
         )
 
     return make
@@ -113,9 +119,7 @@ SETTINGS: dict[str, Any] = {"num_tasks": 2, "num_generations": 4, "learning_rate
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learner", ["grpo", "ppo"])
-def test_training_changes_the_weights_in_the_dream_alone(
-    make: Make, booked: list[str], tmp_path: Path, learner: str
-) -> None:
+def test_training_changes_the_weights_in_the_dream_alone(make: Make, booked: list[str], tmp_path: Path, learner: str) -> None:
     nodes = list[tuple[str, int]]()
     gym, tiny = make(progress=lambda label, done, total: nodes.append((label, done))), policy()
     before = weights(tiny)
@@ -209,9 +213,7 @@ def test_another_folder_is_another_training(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_trained_policy_evaluates_and_goes_back_to_production(
-    make: Make, booked: list[str], tmp_path: Path
-) -> None:
+def test_the_trained_policy_evaluates_and_goes_back_to_production(make: Make, booked: list[str], tmp_path: Path) -> None:
     gym = make()
     gym.train(policy(), 1, **SETTINGS)
     rate, _ = gym.evaluate(num_generations=2)

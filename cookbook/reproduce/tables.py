@@ -141,9 +141,7 @@ def _markdown(results: Sequence[Figures], remarks: Mapping[str, str]) -> str:
     return "\n".join([*lines, "## Every policy", "", *_policies(results)])
 
 
-def _world(
-    world: str, iterations: int, methods: Mapping[str, Sequence[Figures]], remarks: Mapping[str, str]
-) -> list[str]:
+def _world(world: str, iterations: int, methods: Mapping[str, Sequence[Figures]], remarks: Mapping[str, str]) -> list[str]:
     trained = [each for cells in methods.values() for each in cells if each["episodes"]]
     episodes = "/".join(str(n) for n in sorted({each["episodes"] for each in trained}))
     budget = f"Every trained policy: {iterations} iterations, {episodes} episodes; S2R has its real steps on top."

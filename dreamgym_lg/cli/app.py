@@ -11,6 +11,7 @@ from dreamgym_lg.cli.fidelity import fidelity
 from dreamgym_lg.cli.play import play
 from dreamgym_lg.cli.serve import serve
 from dreamgym_lg.cli.ui import ui
+from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,16 +44,16 @@ app.command("import", epilog=_examples("import traces.jsonl --to replay.db"))(im
 app.command(
     epilog=_examples(
         "fidelity runs/peckingorder-seed1 --without retrieval",
-        "fidelity --replay-buffer replay.db --experience-model openai:gpt-5-mini",
+        f"fidelity --replay-buffer replay.db --experience-model {EXAMPLE_MODEL}",
     )
 )(fidelity)
 app.command(
     epilog=_examples(
         "play runs/peckingorder-seed1",
         "play runs/peckingorder-seed1 --real",
-        "play --replay-buffer replay.db --experience-model openai:gpt-5-mini",
+        f"play --replay-buffer replay.db --experience-model {EXAMPLE_MODEL}",
         "play my_app.py:graph",
-        "play my_app.py:graph --policy openai:gpt-5-mini --replay-buffer replay.db --record",
+        f"play my_app.py:graph --policy {EXAMPLE_MODEL} --replay-buffer replay.db --record",
     )
 )(play)
 app.command(epilog=_examples("ui runs/peckingorder-seed1", "ui replay.db --port 9000"))(ui)

@@ -10,7 +10,6 @@ import typer
 from dreamgym_lg.cli.console import console, errors_shown, progress_shown
 from dreamgym_lg.cli.experiment import OptionalWorld, open_experiment
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.chat_models import load_chat_model
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experiment import gate
@@ -18,6 +17,7 @@ from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.fidelity import Fidelity, measure, write_fidelity
 from dreamgym_lg.fidelity.ask import ABLATIONS, Ablation
+from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL, load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Trajectory
 
@@ -30,7 +30,7 @@ Buffer = Annotated[
 Model = Annotated[
     str | None,
     typer.Option(
-        help="With --replay-buffer: the experience model, e.g. openai:gpt-5-mini, or the folder of a local one, "
+        help=f"With --replay-buffer: the experience model, e.g. {EXAMPLE_MODEL}, or the folder of a local one, "
         "e.g. runs/mine/models/experience-0."
     ),
 ]
@@ -39,7 +39,7 @@ Without = Annotated[
     list[str] | None,
     typer.Option(help=f"Measure without this part too; may be repeated: {', '.join(ABLATIONS)}."),
 ]
-Judge = Annotated[str | None, typer.Option(help="Another chat model that scores dreamed episodes, e.g. openai:gpt-5.")]
+Judge = Annotated[str | None, typer.Option(help="Another chat model that scores dreamed episodes.")]
 Replay = Annotated[
     bool, typer.Option("--replay/--no-replay", help="Play dreamed successes in the real environment (an experiment's only).")
 ]
@@ -89,7 +89,7 @@ def check_source(world: str | None, replay_buffer: Path | None, experience_model
         raise ConfigurationError("give either a WORLD, or --replay-buffer with --experience-model")
     if replay_buffer is not None and not experience_model:
         raise ConfigurationError(
-            "--replay-buffer needs --experience-model, e.g. openai:gpt-5-mini or runs/mine/models/experience-0"
+            f"--replay-buffer needs --experience-model, e.g. {EXAMPLE_MODEL} or runs/mine/models/experience-0"
         )
     if world is not None and experience_model:
         raise ConfigurationError(f"{world} has an experience model of its own: leave --experience-model away")

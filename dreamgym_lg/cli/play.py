@@ -25,6 +25,7 @@ from dreamgym_lg.experience.prompt_formats import is_tool_task, schemas
 from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.world import World
+from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate import Allow
 from dreamgym_lg.simulate.loading import compiled, load_object
@@ -56,7 +57,7 @@ OwnBuffer = Annotated[
 ]
 Policy = Annotated[
     str | None,
-    typer.Option(help="Of an agent: the chat model that acts, e.g. openai:gpt-5-mini, or its folder. Default: its own models."),
+    typer.Option(help=f"Of an agent: the chat model that acts, e.g. {EXAMPLE_MODEL}, or its folder. Default: its own models."),
 ]
 Isolated = Annotated[
     Isolation | None,

@@ -18,11 +18,11 @@ from dreamgym_lg.cli.console import say, typed
 from dreamgym_lg.cli.play_session import store_played
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed, RunStopped
-from dreamgym_lg.experience.chat_models import load_chat_model
 from dreamgym_lg.experience.predictions import check_returns
 from dreamgym_lg.experience.prompt_formats import schemas
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experience_models import is_local_model
+from dreamgym_lg.hosted.chat_model import load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate.context import Call

@@ -1,10 +1,8 @@
 """Variations of tasks written by a chat model, in the paper's two stages: several are proposed, then one is selected."""
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
@@ -13,11 +11,11 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from dreamgym_lg.curriculum.task_generator import variation
 from dreamgym_lg.errors import ModelUnavailable, PredictionFailed
-from dreamgym_lg.experience.batch_requests import ask_in_batch
-from dreamgym_lg.experience.hosted import Hosted, hosted_for, name_of
 from dreamgym_lg.experience.predictions import json_object, load_prompt
 from dreamgym_lg.experience.prompt_choice import bind_schema, default_format
 from dreamgym_lg.experience.prompt_formats import encoded, first_observation, schemas
+from dreamgym_lg.hosted.chat_model import name_of
+from dreamgym_lg.hosted.hosted import Hosted, hosted_for
 from dreamgym_lg.token_recorder import unrecorded
 from dreamgym_lg.types import Task, Trajectory
 
@@ -65,49 +63,14 @@ class ChatTaskGenerator:
         self.model, self.hosted, self.num_proposals = model, hosted or hosted_for(model), num_proposals
         structured = default_format(model) == "json_schema"
         self.asked = {prompt: bind_schema(model, schema) if structured else model for prompt, schema in SCHEMAS.items()}
-        self._prepared: dict[str, list[Task]] = {}
 
     def __call__(self, task: Task, trajectories: Sequence[Trajectory], rng: Random) -> Task | None:
         """As `TaskGenerator`. Also None where the model does not answer or cannot be read, which is logged; raises
         `BudgetExceeded`."""
-        if prepared := self._prepared.get(task.id):
-            return prepared.pop(0)
         with _logged(task.id):
             proposals = read_proposals(self._answer(PROPOSE, self.proposing(task, trajectories)))
             return self._selected(task, proposals, self._answer(SELECT, self.selecting(task, trajectories, proposals)))
         return None
-
-    def prepare(self, tasks: Sequence[Task], folder: Path, trajectories: Sequence[Trajectory] = ()) -> int:
-        """Write a variation of each task ahead by OpenAI's Batch API (`ask_in_batch`), for the calls to come; returns how many.
-
-        Args:
-            folder: Where batches and answers are kept; the same call goes on from there, and asks for nothing twice.
-            trajectories: What the model is shown of the tasks, as in a call.
-        """
-        return asyncio.run(self._prepare({task.id: task for task in tasks}, folder, trajectories))
-
-    async def _prepare(self, tasks: Mapping[str, Task], folder: Path, trajectories: Sequence[Trajectory]) -> int:
-        own = {id: [each for each in trajectories if each.task.id == id] for id in tasks}
-        proposals: dict[str, list[Proposal]] = {}
-        asked = {id: self.proposing(task, own[id]) for id, task in tasks.items()}
-        async for id, text in self._answers(PROPOSE, asked, folder / "proposals"):
-            with _logged(id):
-                proposals[id] = read_proposals(text)
-        asked = {id: self.selecting(tasks[id], own[id], found) for id, found in proposals.items()}
-        async for id, text in self._answers(SELECT, asked, folder / "selections"):
-            with _logged(id):
-                if (task := self._selected(tasks[id], proposals[id], text)) is not None:
-                    self._prepared[id] = [task]
-        return len(self._prepared)
-
-    async def _answers(
-        self, prompt: str, asked: Mapping[str, Sequence[BaseMessage]], folder: Path
-    ) -> AsyncIterator[tuple[str, str]]:
-        async for id, answer in ask_in_batch(self.asked[prompt], asked, folder, hosted=self.hosted or Hosted()):
-            if isinstance(answer, AIMessage):
-                yield id, answer.text
-            else:
-                logger.warning("no variation of task %s: %s", id, answer)
 
     def proposing(self, task: Task, trajectories: Sequence[Trajectory]) -> list[BaseMessage]:
         """The prompt of the first stage, `task` first among the seed tasks."""

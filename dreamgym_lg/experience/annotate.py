@@ -6,20 +6,19 @@ experience model is trained; the rest makes the annotator think the episode thro
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.errors import BudgetExceeded, ModelUnavailable, PredictionFailed
-from dreamgym_lg.experience.batch_requests import ask_in_batch
-from dreamgym_lg.experience.hosted import Hosted, hosted_for, name_of
 from dreamgym_lg.experience.predictions import json_object, load_prompt
 from dreamgym_lg.experience.prompt_choice import bind_schema, default_format
 from dreamgym_lg.experience.prompt_formats import encoded
+from dreamgym_lg.hosted.chat_model import name_of
+from dreamgym_lg.hosted.hosted import Hosted, hosted_for
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Source, Split, Trajectory
 
@@ -69,7 +68,7 @@ class Annotated(NamedTuple):
 
 
 class Annotate(Protocol):
-    """`partial(annotate, model=...)`, with its further arguments: a budget (`hosted`), OpenAI's Batch API (`batch`)."""
+    """`partial(annotate, model=...)`, with its further arguments, such as a budget (`hosted`)."""
 
     def __call__(self, replay_buffer: ReplayBuffer, *, source: Source | None) -> Coroutine[Any, Any, Annotated]: ...
 
@@ -84,7 +83,6 @@ async def annotate(
     run: str | None = None,
     limit: int | None = None,
     retries: int = 1,
-    batch: Path | None = None,
     observation_characters: int = 2000,
     on_trajectory: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> Annotated:
@@ -95,11 +93,10 @@ async def annotate(
     recorded as metrics of the run `annotate`.
 
     Args: `hosted`, its slots and budget (default as for `ExperienceModel`); `source`, `split`, `run`, what is annotated;
-    `limit`, trajectories at most; `retries`, further tries after an answer that cannot be read; `batch`, a folder: asked by
-    OpenAI's Batch API, its batches and answers kept there (`ask_in_batch`); `observation_characters`, how much of each
-    observation is shown.
+    `limit`, trajectories at most; `retries`, further tries after an answer that cannot be read;
+    `observation_characters`, how much of each observation is shown.
 
-    Raises `BudgetExceeded` once what was under way is stored; with `batch` also what `ask_in_batch` raises.
+    Raises `BudgetExceeded` once what was under way is stored.
     """
     found = replay_buffer.trajectories(source=source, split=split, run=run, errors=False)
     steps = [trajectory for trajectory in found if trajectory.steps]
@@ -117,11 +114,7 @@ async def annotate(
 
     prompt = partial(conversation, observation_characters=observation_characters)
     replay_buffer.record_metrics("annotate", 0, {"version": f"{name_of(model)}/{PROMPT}"})
-    if batch is None:
-        failed = await _at_once(partial(hosted.aask, asked) if hosted else asked.ainvoke, chosen, prompt, store, retries)
-    else:
-        ask = partial(ask_in_batch, asked, folder=batch, hosted=hosted or Hosted())
-        failed = await _in_batches(ask, chosen, prompt, store, retries)
+    failed = await _at_once(partial(hosted.aask, asked) if hosted else asked.ainvoke, chosen, prompt, store, retries)
     return Annotated(len(chosen) - len(failed), len(steps) - len(waiting), failed)
 
 
@@ -159,31 +152,6 @@ async def _at_once(
     await asyncio.gather(*map(one, chosen))
     if spent:
         raise spent[0]
-    return failed
-
-
-async def _in_batches(
-    ask: Callable[[Mapping[str, list[BaseMessage]]], AsyncIterator[tuple[str, AIMessage | ModelUnavailable]]],
-    chosen: Sequence[Trajectory],
-    prompt: Callable[[Trajectory], list[BaseMessage]],
-    store: Store,
-    retries: int,
-) -> dict[str, str]:
-    """Why some have no annotation after `retries` further batches."""
-    named = {f"{each.task.id}/{each.rollout_index}/{each.iteration}/{each.run}": each for each in chosen}
-    prompts = {name: prompt(trajectory) for name, trajectory in named.items()}
-    failed: dict[str, str] = {}
-    for attempt in range(retries + 1):
-        again = {}
-        async for name, answer in ask(prompts):
-            try:
-                if isinstance(answer, ModelUnavailable):
-                    raise answer
-                if not store(named[name], prompts[name], answer, attempt == retries):
-                    again[name] = prompts[name]
-            except (PredictionFailed, ModelUnavailable) as error:
-                failed[name] = str(error)
-        prompts = again
     return failed
 
 

@@ -17,13 +17,14 @@ from dreamgym_lg.actions import is_answer
 from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.hidden_facts import HiddenFacts, told, world_seed
-from dreamgym_lg.experience.hosted import Chat, Hosted, hosted_for, name_of
 from dreamgym_lg.experience.notes import check_notes, notes_of, with_notes, write_notes
 from dreamgym_lg.experience.predictions import Exchange, believed, check_returns, check_structure
 from dreamgym_lg.experience.prompt_choice import PromptFormatName, bind_schema, create_format
 from dreamgym_lg.experience.prompt_formats import PromptFormat, Question, first_observation, is_tool_task, schemas
 from dreamgym_lg.experience.rules import NOTHING, calls_made, played, untold, written
 from dreamgym_lg.experience.similar_successes import SimilarSuccesses
+from dreamgym_lg.hosted.chat_model import Chat, name_of
+from dreamgym_lg.hosted.hosted import Hosted, hosted_for
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TrainablePolicy, unrecorded
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
@@ -86,7 +87,7 @@ class ExperienceModel:
         shown: What of an episode it is asked with. Default: all of it.
         hosted: Limits, retries and memory of a model behind a network. Default: `Hosted()` for one that takes a key.
         retries: Further tries after an answer that cannot be read, each told what was wrong.
-        version: Default: the model's name and the prompt's, e.g. `gpt-5-mini/experience-6`. With `hidden_facts`,
+        version: Default: the model's name and the prompt's, e.g. `gpt-7/experience-6`. With `hidden_facts`,
             `+hidden_facts` is appended to it, and with `notes`, `+notes`.
 
         Raises `ConfigurationError` for an unknown format, for demonstrations without a buffer, and for options of a format

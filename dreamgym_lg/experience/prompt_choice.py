@@ -8,8 +8,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableSequence
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.hosted import Chat
 from dreamgym_lg.experience.prompt_formats import SCHEMA, JsonFormat, LineFormat, PromptFormat
+from dreamgym_lg.hosted.chat_model import Chat
 
 PromptFormatName = Literal["json_schema", "json", "lines"]
 

@@ -14,7 +14,6 @@ from dreamgym_lg.curriculum.task_generator import TaskChecks, TaskGenerator
 from dreamgym_lg.environment import CreateEnvironment, Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.chat_models import load_chat_model
 from dreamgym_lg.experience.edits import edited_successes
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.grounding import CHECKS, Check, Grounding, check_known
@@ -22,6 +21,7 @@ from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.experiment.world import World
+from dreamgym_lg.hosted.chat_model import load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate import Allow, SimulatedAgent

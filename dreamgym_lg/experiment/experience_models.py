@@ -15,7 +15,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 
 
 def is_local_model(name: str) -> bool:
-    """Whether a name is that of a folder or of the Hugging Face hub, and none like `openai:gpt-5-mini`."""
+    """Whether a name is that of a folder or of the Hugging Face hub, and none like `openai:MODEL`."""
     return Path(name).is_dir() or ("/" in name and ":" not in name)
 
 

@@ -14,7 +14,6 @@ from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experience.annotate import Annotate
-from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment import evaluation, gate, imitation, supervised
 from dreamgym_lg.experiment.lock import only_process
@@ -32,6 +31,7 @@ from dreamgym_lg.experiment.training import (
 from dreamgym_lg.experiment.workspace import OFFLINE, TRAIN, Workspace, logger, policy_version
 from dreamgym_lg.experiment.world import Rollouts, World
 from dreamgym_lg.fidelity.judgement import Judgement
+from dreamgym_lg.hosted.chat_model import name_of
 from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
@@ -134,9 +134,9 @@ class Experiment(Workspace):
 
         Args:
             model: Whose weights it begins with: a local chat model, its path or hub name. Default: the small base.
-            annotator: A chat model that writes the reasoning of steps that have none, or its name. With a budget or by OpenAI's
-                Batch API: `partial(annotate, model=..., hosted=Hosted(...), batch=folder)`; called again after a crash or with
-                more budget, nothing is asked twice. Default: rules, for a tool agent's.
+            annotator: A chat model that writes the reasoning of steps that have none, or its name. With a
+                budget: `partial(annotate, model=..., hosted=Hosted(...))`; called again after a crash or with more budget,
+                nothing is asked twice. Default: rules, for a tool agent's.
 
         Raises `ConfigurationError` if nothing recorded is a success, for a model beside a given `experience_model`, and for
         another model or annotator than the finished stage had.

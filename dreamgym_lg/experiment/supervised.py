@@ -13,13 +13,13 @@ from langchain_core.messages import BaseMessage
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.annotate import Annotate, annotate
-from dreamgym_lg.experience.chat_models import load_chat_model
 from dreamgym_lg.experience.notes import in_noted_world, thorough
 from dreamgym_lg.experience.prompt_formats import is_tool_task
 from dreamgym_lg.experience.similar_successes import ends_in_answer
 from dreamgym_lg.experience.training_data import notes_conversation, to_conversation
 from dreamgym_lg.experiment.workspace import DATA, REFRESH, Workspace
 from dreamgym_lg.experiment.world import Messages
+from dreamgym_lg.hosted.chat_model import load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Source, Trajectory
 

@@ -21,12 +21,12 @@ from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.chat_models import to_experience_model
-from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.experience_models import as_trained, is_local_model, local_experience_model
 from dreamgym_lg.experiment.lock import only_process, write_whole
 from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
 from dreamgym_lg.experiment.world import Rollouts, World
+from dreamgym_lg.hosted.chat_model import name_of
 from dreamgym_lg.launch import launched
 from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -58,7 +58,7 @@ class Workspace:
         out: The folder; made when the first stage begins.
         settings: Default: the world's.
         replay_buffer: Where traces are and episodes go. Default: `replay.db` in the folder.
-        experience_model: An `ExperienceModel`, any chat model, a name like `openai:gpt-5-mini`, or the folder of a local one
+        experience_model: An `ExperienceModel`, any chat model, a name like `openai:MODEL`, or the folder of a local one
             (`runs/mine/models/experience-0`). Default: the local one that `train_experience` trains.
         engine: Creates what generates the policy's replies from the folder of its weights; it has to follow them when
             `Engine.clear` is called. Default: the weights in this process.

@@ -13,7 +13,6 @@ from dreamgym_lg.environment import CheckAction, CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experience.grounding import Grounds
-from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.fidelity.ask import ABLATIONS, Ablation, Answered, Asker, Replay
 from dreamgym_lg.fidelity.conclusions import draw_conclusions
@@ -23,6 +22,7 @@ from dreamgym_lg.fidelity.policies import DreamToReal, compare_success_rates, dr
 from dreamgym_lg.fidelity.records import Fidelity, Group, Variant
 from dreamgym_lg.fidelity.rubric import Rubric, check_other, judge_episodes
 from dreamgym_lg.fidelity.steps import drift, one_step
+from dreamgym_lg.hosted.chat_model import name_of
 from dreamgym_lg.types import Trajectory
 
 P = ParamSpec("P")

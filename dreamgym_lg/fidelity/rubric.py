@@ -10,8 +10,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.experience.hosted import name_of
 from dreamgym_lg.fidelity.figures import Mean, mean
+from dreamgym_lg.hosted.chat_model import name_of
 from dreamgym_lg.token_recorder import unrecorded
 from dreamgym_lg.types import Trajectory
 
@@ -38,7 +38,7 @@ class Rubric:
 def check_other(judge: BaseChatModel, model: BaseChatModel | None) -> None:
     """Raise `ConfigurationError` if `judge` is the experience model itself: the object, its weights, or the same name.
 
-    A provider's prefix does not make another model: `gpt-5-mini` is `openai/gpt-5-mini`.
+    A provider's prefix does not make another model: `gpt-7` is `openai/gpt-7`.
     """
     names = [name_of(each).casefold().split("/")[-1] for each in (judge, model)]
     weights = [getattr(each, "model", each) for each in (judge, model)]

@@ -85,7 +85,9 @@ def _read(function: types.FunctionType) -> StateUpdate | None:
 def _parse(source: str) -> ast.Module:
     """`ast.parse`, again where another thread disturbed it: before Python 3.12 threads share its count of the depth."""
     for _ in range(20):
-        with suppress(SystemError):  # "AST constructor recursion depth mismatch", https://github.com/python/cpython/issues/106905
+        with suppress(
+            SystemError
+        ):  # "AST constructor recursion depth mismatch", https://github.com/python/cpython/issues/106905
             return ast.parse(source)
     return ast.parse(source)
 

@@ -52,9 +52,7 @@ def fine_tune_beside(
             torch.set_num_threads(threads)
 
 
-def _follow(
-    child: "subprocess.Popen[bytes]", given: bytes, on_step: _OnStep, on_end: Callable[[], None] | None
-) -> float:
+def _follow(child: "subprocess.Popen[bytes]", given: bytes, on_step: _OnStep, on_end: Callable[[], None] | None) -> float:
     """What the process says, until it ends."""
     sent, said = child.stdin, child.stdout
     assert sent is not None and said is not None

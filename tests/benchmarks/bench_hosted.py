@@ -25,9 +25,9 @@ from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI
 
 from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.hosted import Hosted
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import create_episode_graph
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import Task, Trajectory

@@ -13,8 +13,8 @@ from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator, read_proposals, read_selection
 from dreamgym_lg.curriculum.task_generator import Overlap, TaskChecks, named_values, variation, words
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, PredictionFailed
-from dreamgym_lg.experience.hosted import Hosted
 from dreamgym_lg.experiment.agent_world import AgentWorld
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Split, Step, Task, Trajectory
 

@@ -13,9 +13,9 @@ from langchain_core.messages import BaseMessage
 
 from dreamgym_lg.errors import BudgetExceeded, PredictionFailed, ReplayBufferError
 from dreamgym_lg.experience.annotate import annotate, conversation, read_annotation
-from dreamgym_lg.experience.hosted import Hosted
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.training_data import to_conversation
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
 

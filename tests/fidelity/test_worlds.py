@@ -189,10 +189,10 @@ def test_scores_are_read_strictly(answer: str) -> None:
 
 async def test_the_experience_model_does_not_judge_itself(scripted: Any, door_world: Any) -> None:
     class Named(scripted):  # type: ignore[misc]
-        model_name: str = "gpt-5-mini"
+        model_name: str = "gpt-5.4-mini"
 
     model = scripted(reply=door_world)
-    for judge, asked in ((model, model), (Named(reply=str), Named(reply=str, model_name="openai/GPT-5-mini"))):
+    for judge, asked in ((model, model), (Named(reply=str), Named(reply=str, model_name="openai/GPT-5.4-mini"))):
         with pytest.raises(ConfigurationError, match="the judge is the experience model itself"):
             await ameasure(ExperienceModel(asked), [], judge_model=judge)
     judge = scripted(reply=lambda messages: json.dumps(SCORES))

@@ -78,9 +78,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     resumed = process(tmp_path)
     assert resumed.run(tmp_path)["iteration"] == 4
     at = steady.nodes.index((node, iteration))
-    assert (killed.nodes, resumed.nodes) == (steady.nodes[: at + 1], steady.nodes[at:]), (
-        "only the fatal node is repeated"
-    )
+    assert (killed.nodes, resumed.nodes) == (steady.nodes[: at + 1], steady.nodes[at:]), "only the fatal node is repeated"
     assert resumed.record() == steady.record()
     assert resumed.learner.updates == steady.learner.updates, "once per iteration, with the same groups"
     assert resumed.metrics() == steady.metrics()
@@ -216,9 +214,7 @@ class Outage:
         return random.Random(recorder.next_seed()).choice(["open door", "go north", "dance"])
 
 
-def test_after_an_outage_the_same_call_goes_on_as_if_nothing_had_happened(
-    process: Any, steady: Any, tmp_path: Path
-) -> None:
+def test_after_an_outage_the_same_call_goes_on_as_if_nothing_had_happened(process: Any, steady: Any, tmp_path: Path) -> None:
     outage = Outage(first=1)
     away = process(tmp_path, outage)
     for _ in range(2):
@@ -232,9 +228,7 @@ def test_after_an_outage_the_same_call_goes_on_as_if_nothing_had_happened(
     assert back.learner.updates == steady.learner.updates and back.metrics() == steady.metrics()
 
 
-def test_what_failed_before_a_kill_is_played_again_before_it_is_trained_on(
-    process: Any, steady: Any, tmp_path: Path
-) -> None:
+def test_what_failed_before_a_kill_is_played_again_before_it_is_trained_on(process: Any, steady: Any, tmp_path: Path) -> None:
     """Also where the checkpoint is past the rollouts, as long as the weights are not."""
     outage = Outage(first=8)
     killed = process(tmp_path, outage)

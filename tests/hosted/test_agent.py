@@ -8,9 +8,9 @@ from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 
 from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.hosted import Hosted
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.gym import DreamGym
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import SimulatedAgent

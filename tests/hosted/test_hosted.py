@@ -17,8 +17,8 @@ from langchain_core.runnables import RunnableLambda
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, ModelUnavailable
 from dreamgym_lg.event_loop import lasting_loop
 from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.hosted import Hosted, Usage, hosted_for
 from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.hosted.hosted import Hosted, Usage, hosted_for
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import StepResult, Task
 
@@ -246,9 +246,7 @@ def test_a_share_of_faults_is_what_it_says() -> None:
     assert 0.27 < sum(map(bool, drawn)) / 4000 < 0.33 and set(drawn) == {"", *FAULTS}
 
 
-def test_the_notes_of_a_world_are_one_call_a_group_and_kept_over_restarts(
-    serve: Any, chat_model: Any, tmp_path: Path
-) -> None:
+def test_the_notes_of_a_world_are_one_call_a_group_and_kept_over_restarts(serve: Any, chat_model: Any, tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "get_order", "parameters": {"properties": {"id": {"type": "string"}}}}}
     tasks = [Task(id=id, instruction="Where is K12?", environment="desk", metadata={"tools": [tool]}) for id in ("a", "b")]
     noted = {"name": "get_order", "arguments": {"id": "K12"}}

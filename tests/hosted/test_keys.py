@@ -18,9 +18,9 @@ from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.errors import ModelUnavailable
 from dreamgym_lg.experience.annotate import annotate
 from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.hosted import Hosted
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.training import Training, create_training_graph
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.redaction import redact, secrets
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Trajectory

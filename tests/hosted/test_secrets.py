@@ -21,9 +21,9 @@ from starlette.testclient import TestClient
 from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Task, load_traces
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.errors import EpisodesMissing
-from dreamgym_lg.experience.hosted import Hosted
 from dreamgym_lg.experiment.evaluation import shown_episodes
 from dreamgym_lg.experiment.report import write_report
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.redaction import environment_secrets, redact_environment

@@ -8,11 +8,11 @@ from house import houses
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.hosted import Hosted, Usage
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.running import run_training
 from dreamgym_lg.graphs.spending import estimate_rest
 from dreamgym_lg.graphs.training import Training
+from dreamgym_lg.hosted import Hosted, Usage
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 

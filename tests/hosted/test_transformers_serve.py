@@ -15,10 +15,10 @@ from chat_server import shares
 from proxy import PROXY_FAULTS, FaultProxy
 
 from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.hosted import Hosted
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.graphs.episode import create_episode_graph
+from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import Step, Task, Trajectory

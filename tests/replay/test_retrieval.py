@@ -122,9 +122,7 @@ def test_nothing_is_found_for_nothing() -> None:
 
 
 def test_phi_is_a_unit_vector_whose_halves_weigh_as_stated() -> None:
-    vectors = phi(
-        [(KITCHEN, "open it"), ("rain on glass", "open it"), (KITCHEN, "say hello"), ("", "open it"), ("", "")]
-    )
+    vectors = phi([(KITCHEN, "open it"), ("rain on glass", "open it"), (KITCHEN, "say hello"), ("", "open it"), ("", "")])
     assert vectors.shape == (5, DIMENSION) and vectors.dtype == np.float32
     assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1, 1, 1, 0])
     # What 256 dimensions blur: unrelated texts collide in a few of them.

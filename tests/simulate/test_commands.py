@@ -175,6 +175,7 @@ def test_the_doctor_names_the_state_that_is_asked() -> None:
     assert [parts[name].handling for name in ("find", "move", "close")] == ["simulated"] * 3
     assert parts["find"].advice.endswith("the state that it writes: customer") and parts["close"].advice == ""
 
+
 def test_threads_that_read_code_at_once_do_not_disturb_each_other() -> None:
     """Before Python 3.12 `ast.parse` fails at random where another thread parses too, and would stop an episode."""
 

@@ -99,7 +99,6 @@ async def test_the_recursion_limit_truncates(tmp_path: Path) -> None:
     assert not dream(agent.with_config(recursion_limit=200), patient)[0].truncated
 
 
-
 @pytest.mark.parametrize("verify", [None, lambda task, state: 1.0], ids=["the world judges", "verify judges"])
 async def test_a_truncated_episode_earns_nothing(verify: Any, tmp_path: Path) -> None:
     """The reward is the outcome of a task that ended: nobody is asked for the outcome of one that was cut short."""

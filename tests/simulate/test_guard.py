@@ -138,6 +138,7 @@ def test_a_librarys_thread_is_traced_to_the_users_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A thread that was stopped prints no traceback, but one line."""
+
     def in_pool() -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(os.mkdir, tmp_path / "made").result()

@@ -50,9 +50,7 @@ def test_adapter_keeps_the_environment_contract(
     check_environment(environment, world(game), actions)
 
 
-def test_rewards_sum_to_the_score_and_a_failure_keeps_what_was_reached(
-    environment: TextWorldExpress, world: World
-) -> None:
+def test_rewards_sum_to_the_score_and_a_failure_keeps_what_was_reached(environment: TextWorldExpress, world: World) -> None:
     environment.reset(world("peckingorder"))
     rewards = [environment.step(action).reward for action in ("take grapefruit", "put grapefruit in garden")]
     assert rewards == [0.25, -0.25]
@@ -119,9 +117,7 @@ def test_adapter_checks_as_much_as_it_is_told(world: World, check: Check, answer
         ({"seed": None}, "32-bit"),
     ],
 )
-def test_wrong_metadata_is_named(
-    environment: TextWorldExpress, world: World, change: dict[str, Any], said: str
-) -> None:
+def test_wrong_metadata_is_named(environment: TextWorldExpress, world: World, change: dict[str, Any], said: str) -> None:
     task = world("twc")
     with pytest.raises(ConfigurationError, match=said):
         environment.reset(replace(task, metadata={**task.metadata, **change}))

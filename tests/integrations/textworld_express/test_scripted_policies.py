@@ -109,9 +109,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("game", PLAYED)
-def test_a_refused_action_costs_no_real_step_and_changes_nothing_else(
-    training: Worlds, game: str, asked: list[str]
-) -> None:
+def test_a_refused_action_costs_no_real_step_and_changes_nothing_else(training: Worlds, game: str, asked: list[str]) -> None:
     played, real_steps = {}, {}
     for check in get_args(Check):
         with closing(TextWorldExpress(check=check)) as environment:
@@ -125,9 +123,7 @@ def test_a_refused_action_costs_no_real_step_and_changes_nothing_else(
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_scripted_policies_never_touch_evaluation_tasks(
-    worlds: Worlds, training: Worlds, split: str, asked: list[str]
-) -> None:
+def test_scripted_policies_never_touch_evaluation_tasks(worlds: Worlds, training: Worlds, split: str, asked: list[str]) -> None:
     environment = TextWorldExpress()
     evaluation = [task for task in worlds["twc"] if task.split == split]
     with pytest.raises(ConfigurationError, match=f"is a {split} task"):

@@ -67,9 +67,7 @@ def test_no_check_rejects_a_valid_action_and_state_knows_all_of_them(
 
 
 @pytest.mark.parametrize("game", [game for game in text.GAMES if game not in PLAYED])
-def test_no_check_rejects_a_valid_action_of_the_other_games(
-    environment: Any, world: Callable[..., Task], game: str
-) -> None:
+def test_no_check_rejects_a_valid_action_of_the_other_games(environment: Any, world: Callable[..., Task], game: str) -> None:
     rng = Random(1)
     for seed in range(25):
         for seen in random_play(environment, world(game, seed), rng):
@@ -78,9 +76,7 @@ def test_no_check_rejects_a_valid_action_of_the_other_games(
 
 
 @pytest.mark.parametrize("game", PLAYED)
-@pytest.mark.parametrize(
-    ("kind", "share"), [("noisy", 0.75), ("malformed", 0.9), ("fluent_wrong", 0.35), ("mixture", 0.8)]
-)
+@pytest.mark.parametrize(("kind", "share"), [("noisy", 0.75), ("malformed", 0.9), ("fluent_wrong", 0.35), ("mixture", 0.8)])
 def test_names_catches_most_invalid_actions_and_state_all(
     environment: Any,
     training: dict[str, list[Task]],

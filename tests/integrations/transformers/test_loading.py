@@ -213,7 +213,6 @@ async def test_any_engine_answers(tokenizer: PreTrainedTokenizerFast) -> None:
     assert policy.model is None and isinstance(policy, TrainablePolicy)
 
 
-
 def test_without_a_model_or_an_engine_nothing_answers(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ConfigurationError, match="give model=, engine="):
         LocalChatModel(tokenizer=tokenizer)

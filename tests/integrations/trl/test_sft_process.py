@@ -124,9 +124,7 @@ def test_it_is_ended_where_what_is_done_meanwhile_fails(
     assert not (tmp_path / "to").exists()
 
 
-def test_a_killed_process_says_so(
-    start: Path, rows: Any, tmp_path: Path, children: "list[subprocess.Popen[bytes]]"
-) -> None:
+def test_a_killed_process_says_so(start: Path, rows: Any, tmp_path: Path, children: "list[subprocess.Popen[bytes]]") -> None:
     def kill() -> None:
         os.kill(children[0].pid, signal.SIGKILL)
 

@@ -12,17 +12,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.utils import count_tokens_approximately
-from langchain_core.runnables import Runnable
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, DreamGymError, ModelUnavailable
 from dreamgym_lg.event_loop import lasting_loop
+from dreamgym_lg.hosted.chat_model import Chat
 from dreamgym_lg.redaction import redact, secrets
 
 T = TypeVar("T")
-
-Chat = Runnable[Any, AIMessage]
-"""A chat model, or one with arguments bound to it."""
 
 _RETRIED = (408, 409, 425, 429)
 """Client errors that another try may not meet; those of the server are retried all."""
@@ -118,17 +115,6 @@ class Hosted:
         if self._keeps:
             self._ledger.remember(key, text)
 
-    def charge(self, key: str, usage: Usage) -> None:
-        """Count what was spent elsewhere, such as in a batch; once for each `key`, with a file over restarts too."""
-
-        async def count() -> None:
-            if self._ledger.recall(f"charged/{key}") is None:
-                self._ledger.remember(f"charged/{key}", "")
-                self._ledger.spend(usage)
-                self.usage = self.usage.plus(usage)
-
-        asyncio.run_coroutine_threadsafe(count(), lasting_loop("dreamgym-hosted")).result()
-
     def pop_metrics(self) -> dict[str, float]:
         """Calls, tokens and cost since this was last asked: the metrics of an iteration."""
         now = self.usage
@@ -216,12 +202,6 @@ class Hosted:
 def hosted_for(model: object) -> Hosted | None:
     """The default for a model that is reached with a key; None for one that has none, such as a local one."""
     return Hosted() if getattr(model, "lc_secrets", None) else None
-
-
-def name_of(model: object) -> str:
-    """The model's name as its server knows it, else its class."""
-    found = (getattr(model, attribute, None) for attribute in ("model_name", "model", "model_id", "deployment_name"))
-    return next((name for name in found if isinstance(name, str) and name), type(model).__name__)
 
 
 def _transient(error: BaseException) -> bool:
