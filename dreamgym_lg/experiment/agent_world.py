@@ -21,7 +21,7 @@ from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.experiment.world import World
-from dreamgym_lg.hosted.chat_model import load_chat_model
+from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL, load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate import Allow, SimulatedAgent
@@ -315,7 +315,7 @@ def _to_task_generator(given: object) -> TaskGenerator | None:
     if given == "templates":
         raise ConfigurationError(
             "task_generator='templates' was replaced by variations that a chat model writes: give a chat model or its name "
-            "(task_generator='openai:gpt-5-mini'), or a TaskGenerator of your own"
+            f"(task_generator={EXAMPLE_MODEL!r}), or a TaskGenerator of your own"
         )
     model = load_chat_model(given) if isinstance(given, str) else given
     if isinstance(model, BaseChatModel):
