@@ -4,12 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.curriculum import Curriculum
+from dreamgym_lg.dream import Dream, Model, ModelJudge, Recorded, References, Schemas, ScriptedUser, Verify
 from dreamgym_lg.environment import Environment, check_environment
-from dreamgym_lg.experience import DreamEnvironment, ExperienceModel
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.types import Act, Prediction, Segment, Step, StepResult, Task, Trajectory
+from dreamgym_lg.types import Act, Segment, Step, StepResult, Task, Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.agent_world import AgentWorld
@@ -25,13 +25,17 @@ __all__ = [
     "Act",
     "AgentWorld",
     "Curriculum",
-    "DreamEnvironment",
+    "Dream",
     "DreamGym",
     "Environment",
     "Experiment",
-    "ExperienceModel",
-    "Prediction",
+    "Model",
+    "ModelJudge",
+    "Recorded",
+    "References",
     "ReplayBuffer",
+    "Schemas",
+    "ScriptedUser",
     "Segment",
     "Settings",
     "Step",
@@ -39,6 +43,7 @@ __all__ = [
     "Task",
     "TokenRecorder",
     "Trajectory",
+    "Verify",
     "World",
     "check_environment",
     "load_policy",

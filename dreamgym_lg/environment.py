@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dreamgym_lg.errors import ContractBroken
-from dreamgym_lg.types import Step, StepResult, Task, Trajectory
+from dreamgym_lg.types import Step, StepResult, Task
 
-INVALID_REWARD = 0.0
-"""Reward of an invalid action (paper, section 4: an invalid action leads to a failure observation and reward 0)."""
-
-CheckAction = Callable[[Task, str, Sequence[str]], str | None]
-"""`check_action(task, action, observations)`: what `Environment.check_action` answers in an episode of the task."""
+RULES = "rules"
+"""`Step.decided_by` of an action that an environment's own rules refused, so that its world was not asked: no real step."""
 
 
 class Environment(ABC):
@@ -21,9 +18,6 @@ class Environment(ABC):
 
     An instance serves one episode at once; concurrent episodes need an instance each.
     """
-
-    annotation: Mapping[str, str] | None = None
-    """What is stored with the episode (`Trajectory.annotation`): the notes of a dream."""
 
     @abstractmethod
     def reset(self, task: Task) -> str:
@@ -35,14 +29,6 @@ class Environment(ABC):
 
         An action that makes no sense is no error: it is answered as the world answers it, with `info["valid"]` False.
         """
-
-    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-        """The answer to an action that is invalid whatever the world holds, or None to let it be played.
-
-        The same check stands before the real environment and before the experience model, so that a dream cannot accept
-        what production would refuse. Args: `observations`, everything the policy has seen in this episode, oldest first.
-        """
-        return None
 
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 (a real world knows its own tools)
         """Told what the agent can call (function schemas in OpenAI's form), before its first action and when more appear."""
@@ -70,35 +56,30 @@ class EpisodeContext:
     its own real tools."""
 
 
-class Played(NamedTuple):
-    """One action, checked and played."""
+class PlayedAction(NamedTuple):
+    """One action of an episode, played."""
 
     step: Step
     success: bool
     """The task ended with this step, in success."""
-    refused: bool
-    """`check_action` answered: the world was not asked."""
 
 
-def play_action(environment: Environment, action: str, observations: Sequence[str], *, last: bool = False) -> Played:
-    """Check an action, play it unless it is refused, and record it as a `Step`.
+def play_action(environment: Environment, action: str, observation: str, *, last: bool = False) -> PlayedAction:
+    """Play an action and record it as a `Step`.
 
     Args:
-        observations: Everything seen in this episode, oldest first.
+        observation: The text before the action.
         last: No further action is allowed: the step is marked `truncated` unless it ends the task.
     """
-    answer = environment.check_action(action, observations)
-    return _played(action, observations[-1], answer, refused(answer) if answer is not None else environment.step(action), last)
+    return _played(action, observation, environment.step(action), last)
 
 
-async def aplay_action(environment: Environment, action: str, observations: Sequence[str], *, last: bool = False) -> Played:
+async def aplay_action(environment: Environment, action: str, observation: str, *, last: bool = False) -> PlayedAction:
     """As `play_action`."""
-    answer = environment.check_action(action, observations)
-    result = refused(answer) if answer is not None else await environment.astep(action)
-    return _played(action, observations[-1], answer, result, last)
+    return _played(action, observation, await environment.astep(action), last)
 
 
-def _played(action: str, observation: str, answer: str | None, result: StepResult, last: bool) -> Played:
+def _played(action: str, observation: str, result: StepResult, last: bool) -> PlayedAction:
     step = Step(
         observation=observation,
         action=action,
@@ -111,22 +92,12 @@ def _played(action: str, observation: str, answer: str | None, result: StepResul
         decided_by=str(result.info.get("decided_by", "")),
         judged_by=str(result.info.get("judged_by", "")),
     )
-    return Played(step, result.terminated and bool(result.info.get("success", False)), answer is not None)
+    return PlayedAction(step, result.terminated and bool(result.info.get("success", False)))
 
 
-def refused(answer: str) -> StepResult:
-    """The result of an action that `check_action` answered with `answer`."""
-    return StepResult(answer, INVALID_REWARD, False, False, {"valid": False})
-
-
-def unrefused_steps(trajectory: Trajectory, check_action: CheckAction | None) -> list[tuple[int, Step]]:
-    """The steps of a recorded episode that the check does not refuse, each with its position in the episode, from 1."""
-    seen = [step.observation for step in trajectory.steps]
-    return [
-        (number, step)
-        for number, step in enumerate(trajectory.steps, start=1)
-        if check_action is None or check_action(trajectory.task, step.action, seen[:number]) is None
-    ]
+def refused(observation: str) -> StepResult:
+    """The result of an action that an environment's own rules refuse (paper, section 4: reward 0)."""
+    return StepResult(observation, 0.0, False, False, {"valid": False, "decided_by": RULES})
 
 
 def check_environment(environment: Environment, task: Task, actions: Sequence[str]) -> None:
@@ -146,7 +117,8 @@ def check_environment(environment: Environment, task: Task, actions: Sequence[st
     )
     if results and (results[-1].terminated or results[-1].truncated):
         _check_end(environment, actions[-1])
-    _check_nonsense(environment, environment.reset(task))
+    environment.reset(task)
+    _check_nonsense(environment)
 
 
 def _play(environment: Environment, task: Task, actions: Sequence[str]) -> tuple[str, list[StepResult]]:
@@ -182,10 +154,9 @@ def _check_end(environment: Environment, action: str) -> None:
     raise ContractBroken("a step after the end must raise RuntimeError")
 
 
-def _check_nonsense(environment: Environment, first: str) -> None:
+def _check_nonsense(environment: Environment) -> None:
     nonsense = "zzqx unheard-of"
-    answer = environment.check_action(nonsense, [first])
-    result = refused(answer) if answer is not None else environment.step(nonsense)
+    result = environment.step(nonsense)
     _require(
         not result.info.get("valid", True),
         f"an action that makes no sense must be marked info['valid'] = False, got {result.info} for {nonsense!r}",

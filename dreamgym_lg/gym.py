@@ -7,10 +7,9 @@ from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
+from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experience.prompt_formats import first_observation
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.export import export_policy
@@ -25,6 +24,7 @@ from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import with_policy
 from dreamgym_lg.simulate.doctor import Examination
 from dreamgym_lg.statistics import Rate, wilson
+from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.types import Split, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -40,15 +40,17 @@ class DreamGym(Experiment):
     Args:
         graph: The compiled graph of production, or where it is written: `"my_app.py:graph"` (`AgentWorld`).
         replay_buffer: Real traces (`load_traces`); they ground the dream.
-        experience_model: Who plays the tools: an `ExperienceModel`, any chat model, or a name like `openai:MODEL`. None:
-            the local one that `train_experience` trains.
+        experience_model: The language model that plays the tools where traces do not know the answer, and judges: a `Model`,
+            any chat model, or a name like `openai:gpt-5.4-mini`. None: the local one that `train_experience` trains.
+        dream: A `Dream` of your own parts, in place of the usual one (`AgentWorld.create_dream`); it needs no
+            `experience_model`.
         tasks: What to train on, and tasks of the splits `validation` and `test`, which are for evaluation alone. Where none is
             to be trained on, the buffer's real training tasks of these environments are. Default: all of its real tasks.
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
         policy, create_learner, engine, rollouts, report_to, progress, say: As of `Experiment`.
-        world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`, `checks`,
-            `notes`, `create_environment`, `isolation` and its options.
+        world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`,
+            `isolation` and its options.
 
     Raises `ConfigurationError` as `AgentWorld` does.
     """
@@ -60,7 +62,8 @@ class DreamGym(Experiment):
         graph: Any,
         *,
         replay_buffer: ReplayBuffer,
-        experience_model: ExperienceModel | BaseChatModel | str | None = None,
+        experience_model: Model | BaseChatModel | str | None = None,
+        dream: Dream | None = None,
         tasks: Sequence[Task] = (),
         out: str | Path = "runs/gym",
         settings: Settings | None = None,
@@ -75,7 +78,7 @@ class DreamGym(Experiment):
     ) -> None:
         if not isinstance(replay_buffer, ReplayBuffer):
             raise ConfigurationError(f"replay_buffer={replay_buffer!r} is no ReplayBuffer; give ReplayBuffer(path)")
-        own = AgentWorld(graph, tasks=tasks, **world)
+        own = AgentWorld(graph, tasks=tasks, dream=dream, **world)
         stored = replay_buffer.tasks(origin="real")
         own.all_tasks = [*map(own.with_tools, _traced_tasks(own.all_tasks, stored, say)), *own.all_tasks]
         super().__init__(
@@ -98,9 +101,8 @@ class DreamGym(Experiment):
         given = {task.id for task in own.all_tasks}
         traced = (own.with_tools(task) for task in stored if "tools" in task.metadata and task.id not in given)
         replay_buffer.add_tasks([*own.all_tasks, *traced])
-        grounding = own.ground(replay_buffer)
         if own.writes is not None:
-            grounding.refresh()  # a name that no tool has is said now
+            own.writing_tools(replay_buffer)  # a name that no tool has is said now
         if experience_model is not None:
             self.experience()  # a wrong one is said now
 
@@ -158,8 +160,8 @@ class DreamGym(Experiment):
                 "no task has the split 'test' or 'validation', and evaluation needs tasks never trained on: give "
                 "tasks=[Task(..., split='test'), ...], or dataclasses.replace(task, split='test') for some of them"
             )
-        kind, experience, name = "real" if real else "dream", self.experience(), run or f"evaluate-{uuid4().hex[:8]}"
-        agent, create_environment = self.players(wanted, None if real else experience)
+        kind, dream, name = "real" if real else "dream", None if real else self.dream(), run or f"evaluate-{uuid4().hex[:8]}"
+        agent, create_environment = self.players(wanted, dream)
         episodes = await rollout(
             agent,
             chosen,
@@ -172,7 +174,7 @@ class DreamGym(Experiment):
             run=self.run_name(f"{name}/{kind}"),
             replay_buffer=self.replay_buffer,
             policy_version=policy_version(wanted),
-            experience_version=experience.version if not real and self.world.asks_experience else "",
+            experience_version=dream.version if dream is not None else "",
         )
         check_played(episodes, again=f"evaluate(..., run={name!r})")
         self.say_unreadable(episodes)

@@ -4,13 +4,13 @@ import asyncio
 import contextvars
 import gc
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
-from dreamgym_lg.environment import CheckAction, CreateEnvironment, EpisodeContext, unrefused_steps
+from dreamgym_lg.environment import RULES, CreateEnvironment, EpisodeContext
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EpisodesMissing, RunStopped, WorkerLost
 from dreamgym_lg.redaction import environment_secrets, without_keys
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -143,9 +143,9 @@ def check_played(episodes: list[Trajectory], again: str = "the same command") ->
     return episodes
 
 
-def real_steps(episodes: Iterable[Trajectory], check_action: CheckAction | None = None) -> int:
-    """How many steps reached the environment: all but those that its own `check_action` refused beforehand."""
-    return sum(len(unrefused_steps(episode, check_action)) for episode in episodes)
+def real_steps(episodes: Iterable[Trajectory]) -> int:
+    """The number of steps that reached the environment: all but those that its own rules refused."""
+    return sum(step.decided_by != RULES for episode in episodes for step in episode.steps)
 
 
 def _without_secrets(trajectory: Trajectory) -> Trajectory:
@@ -178,7 +178,6 @@ class _Outcome(NamedTuple):
     steps: Sequence[Step]
     success: bool
     error: str | None
-    annotation: Mapping[str, str] | None = None
     acts: Sequence[Act] = ()
 
 
@@ -275,9 +274,8 @@ async def _play(
             config = {"recursion_limit": recursion_limit}
             async for values in graph.astream({"task": task}, config, context=context, stream_mode="values"):
                 state = values
-            annotation = environment.annotation if environment is not None else None
     except RunStopped:
         raise
     except Exception as error:
         return _Outcome(state.get("steps", ()), False, f"{type(error).__name__}: {error}", acts=state.get("acts", ()))
-    return _Outcome(state.get("steps", ()), state.get("success", False), None, annotation, state.get("acts", ()))
+    return _Outcome(state.get("steps", ()), state.get("success", False), None, acts=state.get("acts", ()))

@@ -25,13 +25,13 @@ exception of the agent's own that ended the episode."""
 DECIDERS: Mapping[str, str] = {
     "schema": "the tool's argument schema",
     "recorded": "a recorded answer",
-    "notes": "what was noted before the first step",
-    "effects": "a recorded success's writing calls",
-    "answers": "the facts of a recorded answer",
+    "references": "a recorded success's writing calls",
     "verify": "your own check",
     "model": "the experience model",
+    "user": "the user",
+    "rules": "the world's own rules",
 }
-"""`Step.decided_by` in words."""
+"""`Step.decided_by` and `Step.judged_by` in words; parts of other names stand for themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +88,9 @@ class Step:
     reasoning: str = ""
     """The experience model's reasoning about this step; of a real one, what `annotate` wrote in hindsight, else empty."""
     decided_by: str = ""
-    """Which part decided answer and reward of a dreamed step: `schema` (LangChain refused the call: unknown tool, wrong
-    arguments), `recorded` (answered as in a trace, or as earlier in the episode), `notes` (as was noted before the first
-    step), `effects` (the writing calls of a recorded success), `answers` (the facts of a recorded answer), `verify` (the user's
-    own check) or `model` (the experience model). Empty: a real step, or nobody was asked."""
+    """Name of the part of a dream that answered (`dreamgym_lg.dream.parts`): `schema` (LangChain refused the call: unknown
+    tool, wrong arguments), `recorded` (as in a trace, or as earlier in the episode), `model` (the experience model), `user`, or
+    another responder's; `rules`, the environment's own rules refused the action. Empty: a real step, or nobody was asked."""
     judged_by: str = ""
     """Name of the judge that decided the reward; empty where none did."""
     line: str = ""

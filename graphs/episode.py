@@ -53,10 +53,9 @@ class _Nodes(NamedTuple):
         return {"messages": [await self.policy.ainvoke(state["messages"])]}
 
     async def answer(self, state: EpisodeState, runtime: Runtime[EpisodeContext]) -> dict[str, Any]:
-        *earlier, reply = state["messages"]
-        observations = [message.text for message in earlier if message.type == "human"]
+        *_, observation, reply = state["messages"]
         last = len(state.get("steps", ())) + 1 >= self.max_steps
-        step, success, _ = await aplay_action(self.world(runtime), read_action(reply.text), observations, last=last)
+        step, success = await aplay_action(self.world(runtime), read_action(reply.text), observation.text, last=last)
         return {"messages": [HumanMessage(step.next_observation)], "steps": [step], "success": success}
 
     async def after(self, state: EpisodeState) -> str:  # not async, it would cost a thread's turn a step

@@ -6,7 +6,6 @@ server brings its own checkpointer, so the graphs are compiled bare.
 
 import asyncio
 import os
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,15 +38,12 @@ class _InThread(Environment):
     def step(self, action: str) -> StepResult:
         return self.inner.step(action)
 
-    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-        return self.inner.check_action(action, observations)
-
 
 @cache
 def _episode() -> Any:
     work = _experiment()
     name = "trained" if (work.models / "trained").exists() else "base"
-    dream = _InThread(work.world.create_dream(work.experience(own_process=False)))
+    dream = _InThread(work.dream(own_process=False).create_environment())
     return create_episode_graph(work.policy(name), dream, max_steps=work.world.max_steps).compile()
 
 

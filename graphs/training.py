@@ -17,15 +17,15 @@ from langgraph.graph import END, START, StateGraph
 from typing_extensions import TypedDict
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
-from dreamgym_lg.environment import CheckAction, CreateEnvironment
+from dreamgym_lg.dream import Dream
+from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.graphs.health import Row, check_health, check_trainable, describe, is_collapsed, mostly_failed
 from dreamgym_lg.graphs.metric_names import reported_metrics
 from dreamgym_lg.graphs.spending import add_totals, estimate_rest
-from dreamgym_lg.hosted import Hosted, Usage
+from dreamgym_lg.hosted.hosted import Hosted, Usage
 from dreamgym_lg.learner import Learner
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
@@ -66,14 +66,12 @@ class Training:
     agent: Agent | None = None
     """What plays the episodes, e.g. a `SimulatedAgent`; None: the episode graph with `policy`."""
     create_environment: CreateEnvironment | None
-    """Creates the environments of the rollouts: dreams of `experience`, or real ones. None: `agent` has its own."""
+    """Creates the environments of the rollouts: of `dream`, or real ones. None: `agent` has its own."""
     source: Source
     """Who answers there, as each trajectory says: `synthetic` for the experience model, `real` for the real environment.
     The steps of real rollouts are counted in the metric `real_steps`, those of failed episodes too."""
-    experience: ExperienceModel | None = None
-    """The experience model behind the dreams; None where the rollouts are real."""
-    check_action: CheckAction | None = None
-    """With real rollouts: the environment's own check, whose refusals are no real steps."""
+    dream: Dream | None = None
+    """The dream that answers; None where the rollouts are real."""
     curriculum: Curriculum
     replay_buffer: ReplayBuffer
     num_tasks: int = 8
@@ -126,7 +124,7 @@ class Training:
 
     def rollout(self, state: TrainingState) -> TrainingState:
         graph = self.agent or create_episode_graph(self.policy, max_steps=self.max_steps).compile()
-        hosted, played = self.experience.hosted if self.experience else None, list[Trajectory]()
+        hosted, played = self.dream.hosted if self.dream else None, list[Trajectory]()
         before = hosted.usage if hosted else None
         playing = rollout(
             graph,
@@ -140,7 +138,7 @@ class Training:
             concurrency=self.concurrency,
             replay_buffer=self.replay_buffer,
             policy_version=str(state["iteration"]),
-            experience_version=self.experience.version if self.experience else "",
+            experience_version=self.dream.version if self.dream else "",
             recursion_limit=2 * self.max_steps + 5,
             on_episode=played.append,
         )
@@ -182,8 +180,8 @@ class Training:
             self.learner.update(groups)
             self.weights_changed()
         metrics |= self.learner.metrics
-        if self.experience is not None and self.experience.hosted is not None:
-            metrics |= self.experience.hosted.pop_metrics()
+        if self.dream is not None and (hosted := self.dream.hosted) is not None:
+            metrics |= hosted.pop_metrics()
             metrics |= add_totals(self._earlier(state), metrics)
         # an outage leaves groups of one episode, which are uniform but say nothing of the policy
         uniform = bool(self.learner.metrics.get("skipped")) and not mostly_failed(ordered)
@@ -220,7 +218,7 @@ class Training:
     def _real_steps(self, run: str, iteration: int) -> int:
         """What the real rollouts of an iteration have cost, with those that failed and were played again."""
         stored = self.replay_buffer.trajectories(source="real", iteration=iteration)
-        return real_steps((each for each in stored if each.run.partition(FAILED)[0] == run), self.check_action)
+        return real_steps(each for each in stored if each.run.partition(FAILED)[0] == run)
 
     def _earlier(self, state: TrainingState) -> list[Row]:
         """The metrics of the iterations before."""

@@ -3,20 +3,18 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
 from dreamgym_lg.cli.console import console, errors_shown, progress_shown
 from dreamgym_lg.cli.experiment import OptionalWorld, open_experiment
+from dreamgym_lg.dream import usual_dream
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.fidelity import Fidelity, measure, write_fidelity
-from dreamgym_lg.fidelity.ask import ABLATIONS, Ablation
 from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL, load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Trajectory
@@ -35,10 +33,6 @@ Model = Annotated[
     ),
 ]
 Limit = Annotated[int, typer.Option(min=1, help="Episodes of each kind put to the model, drawn by --seed.")]
-Without = Annotated[
-    list[str] | None,
-    typer.Option(help=f"Measure without this part too; may be repeated: {', '.join(ABLATIONS)}."),
-]
 Judge = Annotated[str | None, typer.Option(help="Another chat model that scores dreamed episodes.")]
 Replay = Annotated[
     bool, typer.Option("--replay/--no-replay", help="Play dreamed successes in the real environment (an experiment's only).")
@@ -54,7 +48,6 @@ def fidelity(
     replay_buffer: Buffer = None,
     experience_model: Model = None,
     limit: Limit = 100,
-    without: Without = None,
     judge_model: Judge = None,
     replay: Replay = True,
     seed: Seed = 0,
@@ -68,8 +61,7 @@ def fidelity(
         check_source(world, replay_buffer, experience_model)
         judge = load_chat_model(judge_model) if judge_model else None
         with progress_shown() as progress:
-            left_out = cast("list[Ablation]", without or [])  # measure refuses others
-            asked = partial(measure, limit=limit, without=left_out, judge_model=judge, seed=seed, on_progress=progress)
+            asked = partial(measure, limit=limit, judge_model=judge, seed=seed, on_progress=progress)
             if world is not None:
                 work = open_experiment(world, existing=True)
                 work.progress = progress
@@ -96,25 +88,22 @@ def check_source(world: str | None, replay_buffer: Path | None, experience_model
 
 
 def _of_experiment(work: Experiment, replay: bool, measure: Measure, limit: int) -> Fidelity:
-    experience = work.experience(own_process=False)
-    if experience.model is None:
+    if not work.can_dream:
         raise ConfigurationError(f"{work.out} holds no experience model yet: run `dreamgym train` with the same options first")
+    dream = work.dream(own_process=False)
     offline, told = _offline(work)
     evaluations = (work.run_name("validate/"), work.run_name("proof/"))
     panels = tuple(work.run_name(f"proof/{name}/") for name in work.panels())
     runs = [t for t in work.replay_buffer.trajectories() if t.run.startswith(evaluations)]
     dreamed = any(t.success and t.source == "synthetic" for t in runs)
     create_environment = work.world.create_environment if replay and dreamed else None
-    dream = work.world.create_dream(experience)
-    judgement = gate.measure(work, experience, limit=min(limit, gate.LIMIT)) if work.world.judged_by_dream else None
+    judgement = gate.measure(work, dream, limit=min(limit, gate.LIMIT)) if work.world.judged_by_dream else None
     notes = [told]
     if replay and create_environment is None:
         notes.append("The buffer holds no dreamed success of an evaluation, so none was replayed in the real environment.")
     return measure(
-        experience,
+        dream,
         [*offline, *runs],
-        check_action=work.world.check_action,
-        grounding=dream.grounding if isinstance(dream, DreamEnvironment) else None,
         create_environment=create_environment,
         judgement=judgement,
         notes=notes,
@@ -143,4 +132,4 @@ def _of_buffer(file: Path, model: str, measure: Measure) -> Fidelity:
             "model that was trained on them is not measured on held-out data by them."
         )
         notes = [note] if found else []
-        return measure(load_experience_model(model, buffer), found, grounding=Grounding(buffer), notes=notes)
+        return measure(usual_dream(load_experience_model(model, buffer)), found, notes=notes)

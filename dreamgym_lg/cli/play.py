@@ -16,12 +16,9 @@ from dreamgym_lg.cli.experiment import WORLD_HELP, is_object, open_experiment
 from dreamgym_lg.cli.fidelity import Model, check_source
 from dreamgym_lg.cli.play_agent import PERSON, play_agent
 from dreamgym_lg.cli.play_session import Session, store_played, typed_call
+from dreamgym_lg.dream import Dream, usual_dream
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
-from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
-from dreamgym_lg.experience.grounding import Grounding
-from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experience.prompt_formats import is_tool_task, schemas
 from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.world import World
@@ -30,6 +27,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate import Allow
 from dreamgym_lg.simulate.loading import compiled, load_object
 from dreamgym_lg.simulate.wall.wall import Isolation
+from dreamgym_lg.tasks import is_tool_task, schemas
 from dreamgym_lg.types import DECIDERS, Split, Task
 
 COMMANDS = {
@@ -177,11 +175,10 @@ def _of_experiment(given: str, loaded: object, real: bool) -> Iterator[Place]:
             with closing(work.world.create_environment()) as environment:
                 yield place(environment, described="the real environment")
             return
-        experience = work.experience(own_process=False)
-        if experience.model is None:
+        if not work.can_dream:
             raise ConfigurationError(f"{work.out} holds no experience model yet: run `dreamgym train` first, or play --real")
-        dream = work.world.create_dream(experience)
-        yield place(dream, described=_described(experience, work.world.rewards), experience_version=experience.version)
+        dream = work.dream(own_process=False)
+        yield place(dream.create_environment(), described=_described(dream), experience_version=dream.version)
 
 
 @contextmanager
@@ -191,21 +188,19 @@ def _of_buffer(file: Path, model: str, real: bool) -> Iterator[Place]:
     if not file.exists():
         raise ConfigurationError(f"the replay buffer {file} does not exist: `dreamgym import` makes one of your traces")
     with ReplayBuffer(file) as buffer:
-        experience = load_experience_model(model, buffer)
-        dream = DreamEnvironment(experience, grounding=Grounding(buffer))
+        dream = usual_dream(load_experience_model(model, buffer))
         yield Place(
-            dream,
+            dream.create_environment(),
             buffer,
             tasks=lambda split: buffer.tasks(split=split, origin="real"),
-            described=_described(experience, dream.rewards),
-            experience_version=experience.version,
+            described=_described(dream),
+            experience_version=dream.version,
         )
 
 
-def _described(experience: ExperienceModel, rewards: Rewards) -> str:
-    grounds = "grounded in real steps" if experience.grounded else "ungrounded: no real step to look at"
-    pays = "1 for a success, at its last step" if rewards == "outcome" else "the change of its score at every step"
-    return f"the dream of {experience.version} ({grounds}), which pays {pays}"
+def _described(dream: Dream) -> str:
+    parts = ", ".join(DECIDERS.get(part.name, part.name) for part in dream.responders)
+    return f"the dream {dream.version}, answered by {parts}"
 
 
 class Player:
@@ -256,7 +251,7 @@ class Player:
         last = session.steps[-1]
         say(last.next_observation or "(nothing)")
         if not last.valid:
-            say("invalid: refused before the world was asked" if session.refused else "invalid", "yellow")
+            say("invalid", "yellow")
         if self.reasoning:
             self.why()
         if session.over:
@@ -271,10 +266,10 @@ class Player:
         if not self.session.steps:
             raise ConfigurationError("there is no answer yet: act first")
         last = self.session.steps[-1]
-        reason = "refused by the check that stands before dream and reality alike" if self.session.refused else last.reasoning
+        reason = last.reasoning
         verdict = f"{'valid' if last.valid else 'invalid'}, reward {last.reward:g}"
         if last.decided_by:
-            verdict += f", decided by {DECIDERS[last.decided_by]}"
+            verdict += f", decided by {DECIDERS.get(last.decided_by, last.decided_by)}"
         say(f"{reason or '(the real environment gives no reasons)'}\n{verdict}", "dim")
 
     def undo(self) -> None:

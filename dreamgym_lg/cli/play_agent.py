@@ -16,10 +16,10 @@ from langchain_core.runnables import Runnable
 from dreamgym_lg.actions import parse_action, parse_call, tool_line
 from dreamgym_lg.cli.console import say, typed
 from dreamgym_lg.cli.play_session import store_played
+from dreamgym_lg.dream import Answer
+from dreamgym_lg.dream.returns import fits_returns
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed, RunStopped
-from dreamgym_lg.experience.predictions import check_returns
-from dreamgym_lg.experience.prompt_formats import schemas
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experience_models import is_local_model
 from dreamgym_lg.hosted.chat_model import load_chat_model
@@ -27,7 +27,8 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate.context import Call
 from dreamgym_lg.simulate.object_graph import reachable
-from dreamgym_lg.types import Act, Prediction, StepResult, Task, Trajectory
+from dreamgym_lg.tasks import schemas
+from dreamgym_lg.types import Act, StepResult, Task, Trajectory
 
 PERSON = "person"
 """The experience version of what a person answered."""
@@ -54,7 +55,9 @@ class PersonEnvironment(Environment):
         say(json.dumps(call.arguments, indent=2, ensure_ascii=False))
 
         def read(text: str) -> StepResult:
-            check_returns(Prediction("", text, 0.0, False, False, True), action, [shown])
+            if not fits_returns(self._task, action, Answer(text)):
+                schema = json.dumps(shown.get("returns"), ensure_ascii=False)
+                raise PredictionFailed(f"the tool {call.name!r} returns JSON of the schema {schema}")
             return StepResult(text, 0.0, False, False, {})
 
         return _ask("answer", read)

@@ -27,7 +27,7 @@ class Session:
     def begin(self) -> None:
         """From the start. Should the world fail now, the session is over."""
         self.steps: list[Step] = []
-        self.over, self.success, self.refused = True, False, False
+        self.over, self.success = True, False
         self.error: str | None = None
         self.first = self.environment.reset(self.task)
         self.over = False
@@ -38,12 +38,12 @@ class Session:
             raise ConfigurationError("the episode is over: /reset, /undo, /next or /quit")
         seen = [self.first, *(step.next_observation for step in self.steps)]
         try:
-            step, success, refused = play_action(self.environment, action, seen, last=len(seen) == self.max_steps)
+            step, success = play_action(self.environment, action, seen[-1], last=len(seen) == self.max_steps)
         except EnvironmentFailed as error:
             self.over, self.error = True, f"{type(error).__name__}: {error}"
             raise
         self.steps.append(step)
-        self.refused, self.success, self.over = refused, success, step.terminated or step.truncated
+        self.success, self.over = success, step.terminated or step.truncated
         return step
 
     def undo(self) -> None:

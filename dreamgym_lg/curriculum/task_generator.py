@@ -8,7 +8,7 @@ from math import fsum, log
 from random import Random
 from typing import Any, NamedTuple, Protocol
 
-from dreamgym_lg.experience.prompt_formats import first_observation
+from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.types import Task, Trajectory
 
 NEAR_KNOWN = 0.9

@@ -11,13 +11,11 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.actions import tool_schemas
 from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator
 from dreamgym_lg.curriculum.task_generator import TaskChecks, TaskGenerator
-from dreamgym_lg.environment import CreateEnvironment, Environment
+from dreamgym_lg.dream import Dream, Model, usual_dream
+from dreamgym_lg.dream.trace_index import TraceIndex
+from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.edits import edited_successes
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.grounding import CHECKS, Check, Grounding, check_known
-from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.experiment.world import World
@@ -61,12 +59,7 @@ class AgentWorld(World):
         reset_real: task -> the context manager, synchronous or asynchronous, in which each real episode is played and
             verified (`ResetReal`): resets a staging database, say.
         writes: Names of the tools that change the world. Default: what the tools themselves say, else found in the traces.
-        create_environment: Creates the world of one dreamed episode, in place of the experience model's dream.
-        checks: What real traces decide in the dream before the experience model is asked (`Grounding`): `recorded` answers to
-            calls, and of recorded successes the `effects`, or the facts that their `answers` tell where nothing is written.
-            Default: all three. (`verify_dream` judges in place of the last two.)
-        notes: Whether the experience model writes down what a task leaves open before its first step
-            (`ExperienceModel.noted`), so that the episodes of a group share one world. False is for comparison.
+        dream: A `Dream` that plays every dreamed episode, in place of the usual one (`create_dream`).
         task_generator: Writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`): a chat
             model or its name (`ChatTaskGenerator`), or any `TaskGenerator`. `TaskChecks` refuses what must not be trained on.
             Default: None, nothing is generated.
@@ -99,16 +92,13 @@ class AgentWorld(World):
         verify_real: Verify | None = None,
         reset_real: ResetReal | None = None,
         writes: Collection[str] | None = None,
-        create_environment: CreateEnvironment | None = None,
-        checks: Collection[Check] = CHECKS,
-        notes: bool = True,
+        dream: Dream | None = None,
         task_generator: TaskGenerator | BaseChatModel | str | None = None,
         isolation: Isolation | None = None,
         **options: Any,
     ) -> None:
         functions = {"payload": payload, "verify_dream": verify_dream, "verify_real": verify_real, "reset_real": reset_real}
         _check_arguments(tasks, writes, functions, options)
-        check_known(checks)
         self._generator, self._checks = _to_task_generator(task_generator), TaskChecks([], evaluation=[])
         self.isolation = _isolation(isolation, graph)
         self.payload, self.options = payload, options
@@ -118,12 +108,10 @@ class AgentWorld(World):
         self.path = graph if isinstance(graph, str) else None
         self.graph: Any = load_agent(graph) if isinstance(graph, str) else graph
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
-        self.writes, self.checks, self._dream = writes, checks, create_environment
-        dream = {"payload": payload, "verify_dream": verify_dream, "create_environment": create_environment}
-        self.notes, self.arguments = notes, _arguments(notes, checks, dream)
-        self.judged_by_dream = verify_dream is None and create_environment is None
-        self._grounding: Grounding | None = None
-        self.asks_experience = create_environment is None
+        self.writes, self.dream = writes, dream
+        self._index: tuple[ReplayBuffer, TraceIndex] | None = None
+        self.arguments = _arguments({"payload": payload, "verify_dream": verify_dream, "dream": dream})
+        self.judged_by_dream, self.needs_model = verify_dream is None, dream is None
         examined = self.examine()
         self.tools = with_returns(self.graph, tool_schemas(examined.tools))
         self.all_tasks = [self.with_tools(task) for task in tasks]
@@ -155,31 +143,28 @@ class AgentWorld(World):
     def create_environment(self) -> Environment:
         return _OwnTools()
 
-    def create_dream(self, experience: ExperienceModel) -> Environment:
-        if self._dream is not None:
-            return self._dream()
-        if self._grounding is None and experience.replay_buffer is not None:
-            self.ground(experience.replay_buffer)
-        return DreamEnvironment(experience, grounding=self._grounding)
+    def create_dream(self, model: Model) -> Dream:
+        """The dream of the user's own parts, or the usual one.
 
-    def ground(self, replay_buffer: ReplayBuffer) -> Grounding:
-        """Let this buffer's real traces decide in the dream what they can; a `DreamGym` does so with its own."""
-        tools, really_run = simulated_tools(self.graph, self.options.get("pass_through", ()))
-        self._grounding = Grounding(replay_buffer, tools=tools, writes=self.writes, pass_through=really_run, checks=self.checks)
-        return self._grounding
+        Tools' schemas, recorded answers and then the experience model answer calls; the writing calls of recorded successes,
+        then a language model judge.
+        """
+        if self.dream is not None:
+            return self.dream
+        return usual_dream(model, self.index(model.replay_buffer) if model.replay_buffer is not None else None)
+
+    def index(self, replay_buffer: ReplayBuffer) -> TraceIndex:
+        """The index of this buffer's real traces, with the graph's own tools."""
+        if self._index is None or self._index[0] is not replay_buffer:
+            tools, really_run = simulated_tools(self.graph, self.options.get("pass_through", ()))
+            self._index = replay_buffer, TraceIndex(replay_buffer, tools=tools, writes=self.writes, pass_through=really_run)
+        return self._index[1]
 
     def writing_tools(self, replay_buffer: ReplayBuffer) -> Collection[str]:
         """The names of the tools that change the world, as the buffer's traces and the tools themselves show them."""
-        grounding = self._grounded(replay_buffer)
-        return frozenset(filter(grounding.writes, grounding.uses))
-
-    def judged_by_traces(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> list[Task]:
-        return list(filter(self._grounded(replay_buffer).judges, tasks)) if self.judged_by_dream else []
-
-    def _grounded(self, replay_buffer: ReplayBuffer) -> Grounding:
-        grounding = self._grounding or self.ground(replay_buffer)
-        grounding.refresh()
-        return grounding
+        index = self.index(replay_buffer)
+        index.refresh()
+        return frozenset(filter(index.writes, index.uses))
 
     def as_dreamed(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
         """Recorded episodes with the tools of the graph and the steps that its environment would be asked.
@@ -198,9 +183,6 @@ class AgentWorld(World):
         most = max((each.tools for each in replayed), key=len, default=())
         fitting = (each if each.misfit is None else each._replace(tools=most) for each in replayed)
         return [as_dreamed(trajectory, each) for trajectory, each in zip(recorded, fitting, strict=True)]
-
-    def edited_successes(self, recorded: Sequence[Trajectory], *, writes: Collection[str], seed: int) -> list[Trajectory]:
-        return edited_successes(recorded, writes=writes, seed=seed)
 
     def policy_rows(
         self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
@@ -254,15 +236,13 @@ class AgentWorld(World):
         )
 
 
-def _arguments(notes: bool, checks: Collection[str], functions: Mapping[str, Any]) -> dict[str, object]:
-    """What decides how an episode is dreamed and what it earns, where it is not the default; of a function the name."""
-    names = {
-        key: getattr(getattr(given, "func", given), "__name__", type(given).__name__)
-        for key, given in functions.items()
-        if given is not None
+def _arguments(parts: Mapping[str, Any]) -> dict[str, object]:
+    """The functions and parts that decide how an episode is dreamed and what it earns, by name."""
+    return {
+        key: getattr(getattr(part, "func", part), "__name__", type(part).__name__)
+        for key, part in parts.items()
+        if part is not None
     }
-    kept = {} if set(checks) == set(CHECKS) else {"checks": sorted(checks)}
-    return ({} if notes else {"notes": False}) | kept | names
 
 
 def _isolation(chosen: str | None, graph: object) -> Isolation:

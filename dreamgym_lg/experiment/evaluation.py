@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.curriculum.curriculum import value
+from dreamgym_lg.dream import Dream
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.lock import write_whole
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
-from dreamgym_lg.fidelity.verdicts import Verdicts, measure_verdicts, summarise
+from dreamgym_lg.fidelity.replay import measure_agreement
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.statistics import difference_interval, wilson
@@ -36,17 +36,17 @@ _VALIDATED = "validate/real"
 STAGES = ("collect", "experience", "base", "train", "prove")
 
 
-def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel | None, iteration: int) -> dict[str, Any]:
+def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iteration: int) -> dict[str, Any]:
     """The policy on the validation tasks, dreamed and, as far as `real_budget` goes, real; metrics of the training graph.
 
     With `references_only` nothing is dreamed here: no recorded success judges a validation task. Nor is anything while training
-    is real (`experience` is None).
+    is real (`dream` is None).
     """
     tasks, dreamed, figures, told = work.validation_tasks(), list[Trajectory](), dict[str, Any](), list[str]()
     panel = tasks[: _affordable(work, iteration)]
     plays = {"real": work.aplay(_VALIDATED, policy, panel, iteration=iteration)} if panel else {}
-    if experience is not None and not work.settings.references_only:
-        plays["dream"] = work.aplay("validate/dream", policy, tasks, iteration=iteration, experience=experience)
+    if dream is not None and not work.settings.references_only:
+        plays["dream"] = work.aplay("validate/dream", policy, tasks, iteration=iteration, dream=dream)
     played = dict(zip(plays, _at_once(*plays.values()), strict=True))
     if "dream" in played:
         work.say_unreadable(dreamed := check_played(played["dream"]))
@@ -57,8 +57,8 @@ def validate(work: Workspace, policy: BaseChatModel, experience: ExperienceModel
         real = check_played(played["real"])
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
         told.append(f"real {_of(real)}")
-        if dreamed and experience is not None:
-            compared, said = _compare(work, experience, dreamed[: len(panel)], real)
+        if dreamed and dream is not None:
+            compared, said = _compare(dream, dreamed[: len(panel)], real)
             figures |= compared
             told.append(said)
     elif work.settings.real_budget:
@@ -82,33 +82,23 @@ def _at_once(*plays: Coroutine[Any, Any, Played]) -> list[Played]:
     return run_lasting(gathered())
 
 
-def _compare(
-    work: Workspace, experience: ExperienceModel, dreamed: Sequence[Trajectory], real: Sequence[Trajectory]
-) -> tuple[dict[str, Any], str]:
+def _compare(dream: Dream, dreamed: Sequence[Trajectory], real: Sequence[Trajectory]) -> tuple[dict[str, Any], str]:
     """The gap between dream and reality on the same tasks, and what the experience model makes of the real episodes."""
-    verdicts = _verdicts(work, experience, real)
+    agreement = run_lasting(measure_agreement(dream, real))
     one, other = (sum(episode.success for episode in episodes) for episodes in (dreamed, real))
     gap, (low, high) = (one - other) / len(real), difference_interval((one, len(dreamed)), (other, len(real)))
     figures = {
         "eval_gap": gap,
         "eval_gap_low": low,
         "eval_gap_high": high,
-        "eval_invalid_recall": verdicts.invalid_recall,
-        "eval_invalid_count": verdicts.invalid,
-        "eval_reward_errors": verdicts.reward_errors / max(verdicts.valid + verdicts.invalid, 1),
+        "eval_invalid_recall": agreement.invalid_recall,
+        "eval_invalid_count": agreement.invalid,
+        "eval_reward_errors": agreement.reward_errors / max(agreement.valid + agreement.invalid, 1),
     }
     return figures, (
-        f"gap {gap:+.2f} [{low:+.2f}, {high:+.2f}]; the experience model recognised {verdicts.invalid_recognised} of "
-        f"{verdicts.invalid} invalid actions and gave {figures['eval_reward_errors']:.1%} wrong rewards"
+        f"gap {gap:+.2f} [{low:+.2f}, {high:+.2f}]; the dream recognised {agreement.invalid_recognised} of "
+        f"{agreement.invalid} invalid actions and gave {figures['eval_reward_errors']:.1%} wrong rewards"
     )
-
-
-def _verdicts(
-    work: Workspace, experience: ExperienceModel, real: Sequence[Trajectory], *, invalid_only: bool = False
-) -> Verdicts:
-    """The experience model's judgement of real episodes; of none where it does not play the dream."""
-    asked, check = real if work.world.asks_experience else (), work.world.check_action
-    return run_lasting(measure_verdicts(experience, asked, check_action=check, invalid_only=invalid_only))
 
 
 def _of(episodes: Sequence[Trajectory]) -> str:
@@ -183,13 +173,11 @@ def prove(work: Workspace) -> dict[str, Any]:
     if not work.tasks("test"):
         raise ConfigurationError(f"{work.world.name} has no task of the split 'test' to prove anything on")
     figures: dict[str, Any] = {"real": {}, "dream": {}, "panels": {name: {} for name in work.panels()}}
-    experience: ExperienceModel | None = work.experience()
-    if experience is not None and experience.model is None and work.world.asks_experience:
-        experience = None
+    dream = work.dream() if work.can_dream else None
     policies = [name for name in POLICIES if (work.models / name).exists()]
     with work.stage("prove"):
         for number, name in enumerate(policies, start=1):
-            _prove_policy(work, figures, name, experience)
+            _prove_policy(work, figures, name, dream)
             work.progress("prove in the real environment", number, len(policies))
     made_with = work.stored_settings() or work.settings
     result = {
@@ -207,7 +195,7 @@ def prove(work: Workspace) -> dict[str, Any]:
     return result
 
 
-def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, experience: ExperienceModel | None) -> None:
+def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, dream: Dream | None) -> None:
     """One policy in every mode on all panels, dreamed meanwhile; an episode that is stored already is not played again."""
     loaded, held_out = work.policy(name), work.tasks("test")[: work.settings.proof_tasks]
     policies = {mode: loaded.with_temperature(temperature) for mode, temperature in MODES.items()}
@@ -220,10 +208,10 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, experienc
         return [await work.aplay(run, policies[mode], tasks) for run, mode, tasks in runs]
 
     async def in_the_dream() -> list[list[Trajectory]]:
-        if experience is None:
+        if dream is None:
             return []
-        run = f"proof/dream@{experience.version}/{versions[DREAMED]}"
-        return [await work.aplay(run, policies[DREAMED], held_out, experience=experience)]
+        run = f"proof/dream@{dream.version}/{versions[DREAMED]}"
+        return [await work.aplay(run, policies[DREAMED], held_out, dream=dream)]
 
     played, dreamed = _at_once(in_reality(), in_the_dream())
     for number, mode in enumerate(MODES):
@@ -231,10 +219,25 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, experienc
         figures["real"].setdefault(name, {})[mode] = summarise(check_played(real))
         for panel, found in zip(work.panels(), moved, strict=True):
             figures["panels"][panel].setdefault(name, {})[mode] = summarise(check_played(found))
-        if experience is not None and mode == DREAMED:
-            verdicts = _verdicts(work, experience, real, invalid_only=True)
-            figures["real"][name][mode] |= {"invalid_recall": verdicts.invalid_recall, "invalid_asked": verdicts.invalid}
+        if dream is not None and mode == DREAMED:
+            agreement = run_lasting(measure_agreement(dream, real, only_invalid=True))
+            invalid = {"invalid_recall": agreement.invalid_recall, "invalid_asked": agreement.invalid}
+            figures["real"][name][mode] |= invalid
             figures["dream"].setdefault(name, {})[mode] = summarise(check_played(dreamed[0]))
+
+
+def summarise(trajectories: Sequence[Trajectory]) -> dict[str, int | float | list[float]]:
+    """Successes with their Wilson 95 % interval, invalid-action share and failed rollouts (which count as no success)."""
+    successes, episodes = sum(trajectory.success for trajectory in trajectories), len(trajectories)
+    steps = sum(len(trajectory.steps) for trajectory in trajectories)
+    return {
+        "successes": successes,
+        "episodes": episodes,
+        "interval": list(wilson(successes, episodes)),
+        "invalid_action_share": sum(trajectory.invalid_actions for trajectory in trajectories) / max(steps, 1),
+        "reward_mean": sum(trajectory.reward for trajectory in trajectories) / max(episodes, 1),
+        "failed": sum(trajectory.error is not None for trajectory in trajectories),
+    }
 
 
 def count_real_steps(work: Workspace) -> dict[str, int]:
@@ -246,7 +249,7 @@ def count_real_steps(work: Workspace) -> dict[str, int]:
                 continue  # another experiment's, in a shared buffer
             name = trajectory.run.partition(FAILED)[0].rpartition("/")[2]
             kind = "offline" if source == "offline" else name if name in counted else "evaluation"
-            counted[kind] += real_steps([trajectory], work.world.check_action)
+            counted[kind] += real_steps([trajectory])
     return counted
 
 

@@ -1,77 +1,85 @@
-"""Experience models by name: a folder of weights, asked as it was trained, or a hosted model."""
+"""Experience models by name: a folder of weights, asked as it was trained, or any other chat model."""
 
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from langchain_core.language_models import BaseChatModel
 
+from dreamgym_lg.dream.model import Context, Model
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.chat_models import to_experience_model
-from dreamgym_lg.experience.hidden_facts import HiddenFacts
-from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings, read_settings
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 
 def is_local_model(name: str) -> bool:
-    """Whether a name is that of a folder or of the Hugging Face hub, and none like `openai:MODEL`."""
+    """Whether a name is that of a folder or of the Hugging Face hub, and none like `openai:gpt-5.4-mini`."""
     return Path(name).is_dir() or ("/" in name and ":" not in name)
 
 
-def local_experience_model(
-    name: str,
+def load_experience_model(
+    model: Model | BaseChatModel | str,
     replay_buffer: ReplayBuffer,
-    hidden_facts: HiddenFacts | None = None,
-    *,
-    notes: bool = False,
-    writes: Collection[str] = (),
-) -> ExperienceModel:
-    """An experience model from a folder of weights, or from the hub.
+    settings: Settings | None = None,
+    context: Context | None = None,
+) -> Model:
+    """An experience model that retrieves from a replay buffer, by the name of a hosted or local one, or from a chat model.
 
     One that an experiment trained (`runs/mine/models/experience-0`) is asked as in its training, by the settings beside it;
-    any other is prompted. Raises `ConfigurationError` if there is no such model.
-    """
-    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+    any other is prompted. A `Model` is given back as it is.
 
-    path = Path(name)
+    Args: `settings`, how many transitions are retrieved and shown, and how much of them; `context`, as of `Model`.
+
+    Raises `ConfigurationError` if there is no such model, and what `load_chat_model` raises.
+    """
+    if isinstance(model, Model):
+        return model
+    settings = settings or Settings()
+    if isinstance(model, str) and is_local_model(model):
+        trained_with = _settings_beside(Path(model), settings)
+        local = _load_local(model, (trained_with or settings).experience_tokens)
+        if trained_with is not None:
+            return as_trained(local, trained_with, replay_buffer, Path(model).name, context)
+        model = local
+    return Model(
+        model,
+        replay_buffer=replay_buffer,
+        demonstrations=settings.retrieved,
+        demonstration_characters=settings.retrieved_characters,
+        context=context,
+    )
+
+
+def _settings_beside(path: Path, settings: Settings) -> Settings | None:
+    """The settings that a folder's model was trained with; None for any other model."""
     if path.parent.is_dir() and not path.is_dir():
         known = [str(each) for each in path.parent.iterdir() if (each / "config.json").exists()]
-        raise ConfigurationError.unknown("experience model", name, known)
-    given = read_settings(path.parent.parent) or {}
+        raise ConfigurationError.unknown("experience model", str(path), known)
+    stored = read_settings(path.parent.parent)
     names = ("retrieved", "retrieved_characters", "experience_tokens")
-    settings = replace(Settings(), **{key: given[key] for key in names if key in given})
-    model = LocalChatModel.from_path(name, temperature=0, max_new_tokens=settings.experience_tokens)
-    if given:
-        return as_trained(model, settings, replay_buffer, hidden_facts, path.name, notes=notes, writes=writes)
-    return to_experience_model(model, replay_buffer, hidden_facts=hidden_facts, notes=notes, writes=writes)
+    return None if stored is None else replace(settings, **{name: stored[name] for name in names if name in stored})
 
 
-def load_experience_model(name: str, replay_buffer: ReplayBuffer) -> ExperienceModel:
-    """An experience model from what a user calls it: a hosted model's name, a folder, or a name on the hub."""
-    return local_experience_model(name, replay_buffer) if is_local_model(name) else to_experience_model(name, replay_buffer)
+def _load_local(name: str, max_new_tokens: int) -> BaseChatModel:
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+
+    return LocalChatModel.from_path(name, temperature=0, max_new_tokens=max_new_tokens)
 
 
 def as_trained(
     model: BaseChatModel | None,
     settings: Settings,
     replay_buffer: ReplayBuffer,
-    hidden_facts: HiddenFacts | None,
     version: str,
-    *,
-    notes: bool,
-    writes: Collection[str],
-) -> ExperienceModel:
+    context: Context | None = None,
+) -> Model:
     """The experience model as `train_experience` trains it and every dream asks it."""
-    return ExperienceModel(
+    return Model(
         model,
         replay_buffer=replay_buffer,
         demonstrations=settings.retrieved,
         demonstration_characters=settings.retrieved_characters,
         instructions="",  # a model that is trained on the format needs none
-        hidden_facts=hidden_facts,
-        notes=notes,
-        writes=writes,
+        context=context,
         retries=0,
         version=version,
     )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import BaseChatModel
 
+from dreamgym_lg.dream import Model
+from dreamgym_lg.dream.annotate import Annotate
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.annotate import Annotate
-from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment import evaluation, gate, imitation, supervised
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.settings import Settings, digest_of, digests
@@ -74,7 +74,7 @@ class Experiment(Workspace):
         create_learner: CreateLearner = create_trl_learner,
         policy: "LocalChatModel | str | Path | None" = None,
         replay_buffer: ReplayBuffer | None = None,
-        experience_model: ExperienceModel | BaseChatModel | str | None = None,
+        experience_model: Model | BaseChatModel | str | None = None,
         engine: "CreateEngine | None" = None,
         rollouts: Rollouts | None = None,
         report_to: str | Sequence[str] = "none",
@@ -105,7 +105,7 @@ class Experiment(Workspace):
         dreamed (`real_budget=0`) and so needs the experience model.
         """
         self.collect()
-        if self.settings.environment != "real" and self.world.asks_experience:
+        if self.settings.environment != "real" and self.world.needs_model:
             self._train_experience(None, None, self.train_base if self.settings.real_budget != 0 else None)
         self.train_base()
 
@@ -307,7 +307,7 @@ class Experiment(Workspace):
             unused.append(f"tasks= (the {len(tasks)} to train on are others than it had)")
         played = self.replay_buffer.trajectories(run=self.run_name(TRAIN), source="synthetic", limit=1)
         dreamed = next((each.experience_version for each in played), "")
-        if dreamed and isinstance(self._given, ExperienceModel) and self._given.version != dreamed:
+        if dreamed and isinstance(self._given, Model) and self._given.version != dreamed:
             unused.append(f"experience_model={self._given.version!r} (it trained in the dream of {dreamed!r})")
         if unused:
             self.say(f"the training in {self.out} has ended and makes no use of {', '.join(unused)}; more iterations go on")
@@ -357,7 +357,7 @@ class Experiment(Workspace):
 
         Raises `ConfigurationError` without an experience model, and for a world whose dream is not the experience model's.
         """
-        return gate.measure(self, self.experience(), limit=limit)
+        return gate.measure(self, self.dream(), limit=limit)
 
     # --- evaluation --------------------------------------------------------------------------------------------------------
 

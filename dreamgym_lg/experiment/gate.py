@@ -1,19 +1,18 @@
-"""The gate before training: whether the dream pays what it must, and not what it must not, by episodes new to its model."""
+"""The gate before training: whether the dream rewards what it must, and not what it must not, by episodes new to it."""
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from random import Random
 
+from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experience.notes import in_noted_world
-from dreamgym_lg.experience.prompt_formats import is_tool_task
 from dreamgym_lg.experiment.workspace import REFRESH, Workspace
+from dreamgym_lg.fidelity.edits import edited_successes
 from dreamgym_lg.fidelity.judgement import Judgement, ajudge, keys_of
-from dreamgym_lg.statistics import FEW_EPISODES, Rate
+from dreamgym_lg.statistics import Rate
+from dreamgym_lg.tasks import is_tool_task
 from dreamgym_lg.types import Task, Trajectory
 
 FEW_JUDGED = 20
@@ -23,27 +22,24 @@ LIMIT = 50
 RUN = "fidelity"
 MOST_MISSED = 0.8
 """Share of the real successes that a dream may fail to pay: refused is one whose 95 % interval is wholly above."""
-FEWEST_TOLD = 0.75
-"""Share of the hidden facts that a dream has to name where a step reveals them: refused is one whose interval is below."""
 _KINDS = 4
 """Of the episodes that are asked about."""
 _LARGE = 200
 """Episodes of each kind at most where 50 do not tell whether a dream is above `max_false_success`."""
 
 
-def measure(work: Workspace, experience: ExperienceModel, *, limit: int = LIMIT) -> Judgement:
-    """The judgement of the dream of an experience model; measured anew only for another model or other episodes.
+def measure(work: Workspace, dream: Dream, *, limit: int = LIMIT) -> Judgement:
+    """The dream's verdicts on recorded episodes; measured anew only for another dream or other episodes.
 
-    Put to it are, each `limit` at most: recorded failures, recorded successes, edits of them (`World.edited_successes`), and
-    the policy's own real episodes, all of which the model was not trained on. A world of free text is asked about every step of
-    what must not be paid: there they are so many, drawn from all of these, as take about 4 times `limit` questions.
+    Put to it are, each `limit` at most: recorded failures, recorded successes, edits of them (`edited_successes`), and the
+    policy's own real episodes, all of which its model was not trained on. A world of free text is asked about every step of
+    what must not be rewarded: there they are so many, drawn from all of these, as take about 4 times `limit` questions.
     """
-    if experience.model is None:
-        raise ConfigurationError(f"{work.out} holds no experience model yet: call train_experience() first")
+    _check_models(work, dream)
     work.check_settings()
     writes = work.world.writing_tools(work.replay_buffer)
-    episodes = _chosen(work, writes, limit, notes=experience.notes)
-    key = f"{experience.version}/{keys_of(episodes)}/{len(FIGURES)}"  # one stored before a figure was added lacks it
+    episodes = _chosen(work, writes, limit)
+    key = f"{dream.version}/{keys_of(episodes)}/{'/'.join(FIGURES)}"  # one stored with other figures is measured again
     stored = next(iter(work.replay_buffer.metrics(work.run_name(RUN))), {})
     if stored.get("key") == key:
         return Judgement.from_dict(json.loads(stored["judgement"]))
@@ -54,34 +50,27 @@ def measure(work: Workspace, experience: ExperienceModel, *, limit: int = LIMIT)
         done += 1
         work.progress("fidelity of the dream", done, len(episodes))
 
-    experience.retrieve(episodes)
-    judging = ajudge(
-        _create_dream(work, experience),
-        episodes,
-        version=experience.version,
-        writes=writes,
-        check_action=work.world.check_action,
-        on_episode=on_episode,
-    )
-    found = run_lasting(judging)
+    for model in (part for part in dream.responders if isinstance(part, Model)):
+        model.retrieve(episodes)
+    judgement = run_lasting(ajudge(dream, episodes, writes=writes, on_episode=on_episode))
+    figures = {name: rate.value for name in FIGURES if (rate := getattr(judgement, name)) is not None}
     work.replay_buffer.record_metrics(
-        work.run_name(RUN),
-        0,
-        {
-            "key": key,
-            "judgement": json.dumps(found.to_dict()),
-            **{name: rate.value for name in FIGURES if (rate := getattr(found, name)) is not None},
-        },
+        work.run_name(RUN), 0, {"key": key, "judgement": json.dumps(judgement.to_dict()), **figures}
     )
-    return found
+    return judgement
 
 
-FIGURES = ("false_success", "false_failure", "invalid_recall", "same_lookup", "lookup_after_write", "facts_told")
+def _check_models(work: Workspace, dream: Dream) -> None:
+    if any(part.model is None for part in dream.responders if isinstance(part, Model)):
+        raise ConfigurationError(f"{work.out} holds no experience model yet: call train_experience() first")
+
+
+FIGURES = ("false_success", "false_failure", "invalid_recall", "same_lookup", "lookup_after_write")
 
 
 def check_truthful(work: Workspace) -> None:
-    """Raise `UntruthfulDream` if the dream pays more of what it must not than `Settings.max_false_success` allows, next to no
-    real success, or keeps its hidden facts for itself.
+    """Raise `UntruthfulDream` if the dream pays more of what it must not than `Settings.max_false_success` allows, or next
+    to no real success.
 
     A figure above it whose interval holds the limit is measured again on more episodes, as far as there are more.
     Of fewer than FEW_JUDGED such episodes the figure is only said. Nothing is measured where the limit is None, and where
@@ -90,12 +79,12 @@ def check_truthful(work: Workspace) -> None:
     limit = work.settings.max_false_success
     if limit is None or work.settings.references_only or not work.world.judged_by_dream:
         return
-    judgement = measure(work, work.experience())
-    _check_successes_paid(work, judgement.false_failure)
-    _check_facts_told(work, judgement.facts_told)
+    dream = work.dream()
+    judgement = measure(work, dream)
+    _check_successes_paid(work, dream, judgement.false_failure)
     rate = judgement.false_success
     if rate is not None and rate.value > limit and (rate.low <= limit or rate.episodes < FEW_JUDGED):  # it may be chance
-        judgement = measure(work, work.experience(), limit=_LARGE)
+        judgement = measure(work, dream, limit=_LARGE)
         rate = judgement.false_success
     if rate is None:
         work.say(
@@ -115,7 +104,7 @@ def check_truthful(work: Workspace) -> None:
         work.say(f"{said}. These are too few episodes to refuse the dream; watch the gap to real episodes")
         return
     tasks = work.tasks("train")
-    judged = len(work.world.judged_by_traces(tasks, work.replay_buffer))
+    judged = sum(map(dream.decides_by_traces, tasks))
     only = (
         f"Train with references_only=True (`dreamgym train --references-only`) on the {judged} of {len(tasks)} tasks that "
         "recorded successes judge. "
@@ -129,48 +118,25 @@ def check_truthful(work: Workspace) -> None:
     )
 
 
-def _check_successes_paid(work: Workspace, missed: Rate | None) -> None:
+def _check_successes_paid(work: Workspace, dream: Dream, missed: Rate | None) -> None:
     """Raise `UntruthfulDream` where hardly any success would be paid, so that a policy could learn nothing.
 
-    It is only said of a world whose recorded successes judge some tasks in the experience model's place. Nothing is checked
-    of one that pays its score (`World.rewards`): that pays on the way to a success, too.
+    It is only said of a world whose recorded successes judge some tasks in the experience model's place.
     """
-    if missed is None or missed.episodes < FEW_JUDGED or missed.low <= MOST_MISSED or work.world.rewards == "score":
+    if missed is None or missed.episodes < FEW_JUDGED or missed.low <= MOST_MISSED:
         return
     said = (
         f"the dream does not pay {missed.successes} of {missed.episodes} real successes: {missed}, with 95 % confidence more "
         f"than {MOST_MISSED:g} of them (an answer of the experience model that cannot be read pays nothing)"
     )
     tasks = work.tasks("train")
-    if judged := len(work.world.judged_by_traces(tasks, work.replay_buffer)):
+    if judged := sum(map(dream.decides_by_traces, tasks)):
         work.say(f"{said}. Only the {judged} of {len(tasks)} tasks that recorded successes judge teach anything there")
         return
     raise UntruthfulDream(
         f"{said}. A policy learns nothing where nothing is paid. Train the experience model longer (experience_steps=) or on "
         "more recorded successes, or take a better one; or train nonetheless with max_false_success=None (`dreamgym train "
         "--force`)"
-    )
-
-
-def _check_facts_told(work: Workspace, told: Rate | None) -> None:
-    """Raise `UntruthfulDream` where the answers often do not name the hidden fact that they reveal: a small experience model
-    that has not learned to copy from its prompt, in whose dream a task cannot be completed but by chance.
-
-    Of a model that was not trained here it is only said: a larger one may tell the fact in other words.
-    """
-    if told is None or told.episodes < FEW_EPISODES or told.high >= FEWEST_TOLD:
-        return
-    said = (
-        f"the dream names {told.successes} of {told.episodes} hidden facts in the answers that should reveal them: {told}, "
-        f"with 95 % confidence fewer than {FEWEST_TOLD:g} of them"
-    )
-    if not work.newest_experience():
-        work.say(f"{said}. It may tell them in other words: read some dreamed episodes (`dreamgym ui`)")
-        return
-    raise UntruthfulDream(
-        f"{said}. A policy cannot learn to use what it is not told. Train the experience model longer (experience_steps=, in "
-        "another folder) or on more recorded trajectories, or take a better one; or train nonetheless with "
-        "max_false_success=None (`dreamgym train --force`)"
     )
 
 
@@ -185,66 +151,47 @@ def trainable_tasks(work: Workspace) -> list[Task]:
     if not work.world.judged_by_dream:
         raise ConfigurationError(
             "references_only=True, and the dreamed episodes of this world are judged by its own check (of a DreamGym: "
-            "verify_dream= or create_environment=), never by the experience model: leave references_only away"
+            "verify_dream=), never by the experience model: leave references_only away"
         )
-    judged = list(work.world.judged_by_traces(tasks, work.replay_buffer))
+    dream = work.dream(own_process=False)
+    judged = [task for task in tasks if dream.decides_by_traces(task)]
     if not judged:
         raise ConfigurationError(
             f"references_only=True, and recorded successes decide the outcome of none of the {len(tasks)} training tasks: "
-            "import successful traces whose tools write (name these tools in writes=) or whose answers repeat what tools told, "
-            "or leave references_only away"
+            "import successful traces whose tools write (name these tools in writes=), or leave references_only away"
         )
     work.say(f"trains on the {len(judged)} of {len(tasks)} tasks that recorded successes judge")
     return judged
 
 
-def _create_dream(work: Workspace, experience: ExperienceModel) -> Callable[[], DreamEnvironment]:
-    def create() -> DreamEnvironment:
-        dream = work.world.create_dream(experience)
-        if not isinstance(dream, DreamEnvironment):
-            raise ConfigurationError(
-                f"{work.world.name} brings a dream of its own ({type(dream).__name__}): there is no experience model to measure"
-            )
-        return dream
-
-    return create
-
-
-def _chosen(work: Workspace, writes: Collection[str], limit: int, *, notes: bool) -> list[Trajectory]:
-    """Recorded failures, recorded successes, edits of them, and the policy's real episodes, as `measure` says.
-
-    Args: `notes`, each in the world of its notes in hindsight, an edit in its original's, as the model was trained.
-    """
-
-    def as_dreamed(recorded: Sequence[Trajectory]) -> list[Trajectory]:
-        return [in_noted_world(each, writes) if notes else each for each in world.as_dreamed(recorded)]
-
+def _chosen(work: Workspace, writes: Collection[str], limit: int) -> list[Trajectory]:
+    """Recorded failures, recorded successes, edits of them, and the policy's real episodes, as `measure` says."""
     world, buffer, seed = work.world, work.replay_buffer, work.settings.seed
     held_out = work.held_out_offline()
     for split in ("validation", "test"):
         held_out += buffer.trajectories(source="offline", split=split, errors=False)
     keys = {_key(each) for each in held_out}
     # an edit is told from a success by all of them, those that the model was trained on too
-    known = {_key(each): each for each in [*work.offline(), *held_out] if each.success}
-    successes = as_dreamed(list(known.values()))
+    successes = world.as_dreamed([each for each in {_key(t): t for t in [*work.offline(), *held_out]}.values() if each.success])
     unseen = [each for each in successes if _key(each) in keys]
     tasks = {each.task.id for each in unseen}
-    edits = [each for each in world.edited_successes(successes, writes=writes, seed=seed) if each.task.id in tasks]
+    by_tools = [each for each in successes if is_tool_task(each.task)]
+    edits = [each for each in edited_successes(by_tools, writes=writes, seed=seed) if each.task.id in tasks]
     failures = [each for each in held_out if not each.success and each.steps]
     trained_on = work.run_name(REFRESH)
     played = buffer.trajectories(source="real", errors=False)
     own = [each for each in played if each.steps and each.run.startswith(work.run_name("")) and each.run != trained_on]
     rng = Random(seed)
-    recorded = as_dreamed([*_drawn(failures, limit, rng), *_drawn(own, limit, rng)])
+    recorded = world.as_dreamed([*_drawn(failures, limit, rng), *_drawn(own, limit, rng)])
     chosen = [*recorded, *_drawn(unseen, limit, rng), *_drawn(edits, limit, rng)]
     rng.shuffle(chosen)
-    asked = accumulate(1 if each.success or is_tool_task(each.task) else len(each.steps) for each in chosen)
-    return [each for each, questions in zip(chosen, asked, strict=True) if questions <= _KINDS * limit]
+    questions = accumulate(1 if each.success or is_tool_task(each.task) else len(each.steps) for each in chosen)
+    return [each for each, total in zip(chosen, questions, strict=True) if total <= _KINDS * limit]
 
 
 def _key(trajectory: Trajectory) -> tuple[str, int, str, int]:
     return trajectory.run, trajectory.iteration, trajectory.task.id, trajectory.rollout_index
 
 
-def _drawn(found: Sequence[Trajectory], limit: int, rng: Random) -> list[Trajectory]:
-    return rng.sample(found, min(limit, len(found)))
+def _drawn(episodes: Sequence[Trajectory], limit: int, rng: Random) -> list[Trajectory]:
+    return rng.sample(episodes, min(limit, len(episodes)))

@@ -51,7 +51,7 @@ def _no_evaluation(work: Workspace) -> str | None:
 
 def _check_evaluation(work: Workspace) -> None:
     """Raise `ConfigurationError` where the base policy cannot be evaluated in the dream, before it is trained."""
-    if work.settings.real_budget == 0 and work.world.asks_experience and work.experience(own_process=False).model is None:
+    if work.settings.real_budget == 0 and not work.can_dream:
         raise ConfigurationError(
             f"real_budget=0 evaluates the base policy in the dream, and {work.out} holds no experience model: call "
             "train_experience() first, or give real_budget"
@@ -66,9 +66,9 @@ def _stopped_rising(work: Workspace, best: BestPolicy, model: Any, tokenizer: An
     if step % CHECKED and step != work.settings.base_steps:
         return False
     policy = _policy(work, model, tokenizer)
-    kind, dream = ("real", None) if work.settings.real_budget != 0 else ("dream", work.experience())
+    kind, dream = ("real", None) if work.settings.real_budget != 0 else ("dream", work.dream())
     name = f"validate/{best.name}" if dream is None else f"validate/{best.name}/dream"
-    episodes = check_played(work.play(name, policy, work.validation_tasks(), iteration=step, experience=dream))
+    episodes = check_played(work.play(name, policy, work.validation_tasks(), iteration=step, dream=dream))
     successes = sum(trajectory.success for trajectory in episodes)
     best.offer(step, successes, sum(t.reward for t in episodes) / max(len(episodes), 1), policy)
     work.say(f"base policy after {step} steps: {kind} {successes}/{len(episodes)}")

@@ -79,7 +79,7 @@ def _model_name(name: str) -> str:
 def _experience_model(work: Workspace) -> dict[str, str] | None:
     """The experience model that the policy was trained with; None where it played no part."""
     name = work.experience_version
-    if (work.stored_settings() or work.settings).environment == "real" or not work.world.asks_experience or not name:
+    if (work.stored_settings() or work.settings).environment == "real" or not work.world.needs_model or not name:
         return None
     stamp = work.models / name / "version"
     return {"version": _model_name(name), **({"weights": stamp.read_text()} if stamp.is_file() else {})}

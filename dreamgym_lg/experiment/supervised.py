@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 
+from dreamgym_lg.dream.annotate import Annotate, annotate
+from dreamgym_lg.dream.judges import ModelJudge
+from dreamgym_lg.dream.training_data import conversations, ends_with_message, judge_conversation
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.annotate import Annotate, annotate
-from dreamgym_lg.experience.notes import in_noted_world, thorough
-from dreamgym_lg.experience.prompt_formats import is_tool_task
-from dreamgym_lg.experience.similar_successes import ends_in_answer
-from dreamgym_lg.experience.training_data import notes_conversation, to_conversation
 from dreamgym_lg.experiment.workspace import DATA, REFRESH, Workspace
 from dreamgym_lg.experiment.world import Messages
+from dreamgym_lg.fidelity.edits import edited_successes
 from dreamgym_lg.hosted.chat_model import load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.tasks import is_tool_task
 from dreamgym_lg.types import Source, Trajectory
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ SLOWER = 4.0
 """What the learning rate is divided by where weights that were trained on such data are trained further."""
 FEW = 20
 """Recorded episodes below which a warning says that there are few."""
-NO_NOTES_EVERY = 4
-"""One recorded episode in so many is shown without its notes."""
 WATCHED = 64
 """Held-out episodes whose loss ends the experience model's training."""
 
@@ -62,15 +60,12 @@ def train_experience_model(
             "give a replay buffer with traces (load_traces, `dreamgym import`)"
         )
     work.replay_buffer.record_metrics(work.run_name(DATA), 0, {"trajectories": len(offline)})
-    shown, held_out = (_as_dreamed(work, each) for each in work.experience_data())
-    edited = _edited(work, shown, annotated)
-    start, notes = start_of(work, model), _notes_conversations(work, shown)
-    watched: Sequence[TokenizedConversation] = ()
-    if any(_is_judged(trajectory) for trajectory in shown):
-        rows = [*_judging_rows(work, start, shown, edited), *_evenly_weighed(_tokenized(start, notes))]
+    shown, held_out = (work.world.as_taught(each) for each in work.experience_data())
+    start, watched = start_of(work, model), list["TokenizedConversation"]()
+    rows = _tokenized(start, _conversations(work, shown))
+    if any(map(ends_with_message, shown)):
+        rows += _judging_rows(work, start, shown, _edited(work, shown, annotated), len(rows))
         watched = _tokenized(start, _conversations(work, held_out[:WATCHED]))
-    else:
-        rows = _tokenized(start, [*_conversations(work, [*shown, *edited]), *notes])
     _say_cut(work, rows)
     fine_tune(
         work,
@@ -121,9 +116,8 @@ def _annotate(work: Workspace, replay_buffer: ReplayBuffer, annotated: Annotate)
 
 def _edited(work: Workspace, shown: Sequence[Trajectory], annotated: Annotate | None) -> list[Trajectory]:
     """Successes made wrong, in a file of their own: they are no data of the real world, and nothing retrieves them."""
-    successes = [trajectory for trajectory in shown if trajectory.success]
-    writes = work.world.writing_tools(work.replay_buffer)
-    edited = list(work.world.edited_successes(successes, writes=writes, seed=work.settings.seed))
+    successes = [trajectory for trajectory in shown if trajectory.success and is_tool_task(trajectory.task)]
+    edited = edited_successes(successes, writes=work.world.writing_tools(work.replay_buffer), seed=work.settings.seed)
     if not edited or annotated is None:
         return edited
     with ReplayBuffer(work.out / "edited.db") as buffer:
@@ -133,51 +127,38 @@ def _edited(work: Workspace, shown: Sequence[Trajectory], annotated: Annotate | 
 
 
 def _judging_rows(
-    work: Workspace, start: str | Path, shown: Sequence[Trajectory], edited: Sequence[Trajectory]
+    work: Workspace, start: str | Path, shown: Sequence[Trajectory], edited: Sequence[Trajectory], number: int
 ) -> "list[TokenizedConversation]":
-    """Rows in which final answers that end in success are as frequent as those that do not.
-
-    Of an edited episode only the verdict is learned: what its tools answered is made up.
-    """
-    from dreamgym_lg.integrations.trl.rows import only_last_reply
-
+    """About `number` rows for the judge, failures (recorded and edited) as frequent as successes."""
     _check_judged(work, shown, edited)
-
-    def rows(trajectories: Sequence[Trajectory]) -> "list[TokenizedConversation]":
-        return _tokenized(start, _conversations(work, trajectories))
-
-    judged = [trajectory for trajectory in shown if _is_judged(trajectory)]
-    paid = rows([trajectory for trajectory in judged if trajectory.success])
-    unpaid = [*rows([trajectory for trajectory in judged if not trajectory.success]), *only_last_reply(rows(edited))]
-    cut_short = rows([trajectory for trajectory in shown if not _is_judged(trajectory)])
-    few, many = sorted((paid, unpaid), key=len)
-    repeated = [few[number % len(few)] for number in range(len(many))] if few else []
-    return [*repeated, *many, *cut_short]
-
-
-def _is_judged(trajectory: Trajectory) -> bool:
-    """Whether it is a tool agent's episode that ends with the answer it is judged by."""
-    return is_tool_task(trajectory.task) and ends_in_answer(trajectory)
+    judge = ModelJudge(work.experience(""))
+    outcomes: dict[bool, list[TokenizedConversation]] = {}
+    for success in (True, False):
+        episodes = [each for each in (*shown, *edited) if each.success is success]
+        pairs = (judge_conversation(judge, each) for each in episodes)
+        outcomes[success] = _tokenized(start, [_messages(messages) for messages in pairs if messages])
+    each_outcome = max(1, number // 2)
+    return [rows[index % len(rows)] for rows in outcomes.values() if rows for index in range(each_outcome)]
 
 
 def _check_judged(work: Workspace, shown: Sequence[Trajectory], edited: Sequence[Trajectory]) -> None:
     """Say what is missing for a model that has to tell success from failure. Raises `ConfigurationError` without a success."""
-    judged = [trajectory for trajectory in shown if _is_judged(trajectory)]
-    paid = sum(trajectory.success for trajectory in judged)
-    if not paid:
+    judged = [trajectory for trajectory in shown if ends_with_message(trajectory)]
+    successes = sum(trajectory.success for trajectory in judged)
+    if not successes:
         raise ConfigurationError(
-            f"none of the {len(judged)} recorded episodes that end in an answer is a success: an experience model cannot learn "
-            "what to pay; import traces with their outcome (`success` or `reward` in each row)"
+            f"none of the {len(judged)} recorded episodes that end in a message is a success: an experience model cannot learn "
+            "what to reward; import traces with their outcome (`success` or `reward` in each row)"
         )
     if len(shown) < FEW:
         work.say(
             f"{len(shown)} recorded episodes are few for an experience model, which learns the tools' answers from them: "
             "import more, some for each kind of task"
         )
-    if paid == len(judged) and not edited:
+    if successes == len(judged) and not edited:
         work.say(
-            f"all {paid} recorded episodes are successes, and none could be edited into a failure: the experience model will "
-            "pay for every answer; import failed traces too, or name the tools that change the world (writes=[...])"
+            f"all {successes} recorded episodes are successes, and none could be edited into a failure: the experience model "
+            "will reward every message; import failed traces too, or name the tools that change the world (writes=[...])"
         )
 
 
@@ -187,48 +168,24 @@ def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None
     rng, half = Random(f"{s.seed}/mix/{iteration}"), s.batch_size * s.refresh_steps // 2
     played = list(work.replay_buffer.trajectories(run=work.run_name(REFRESH), errors=False))
     kept = work.replay_buffer.sample(half, rng=rng, source="offline")
-    old, new = _as_dreamed(work, kept), _as_dreamed(work, played)
+    old, new = (_conversations(work, work.world.as_taught(each)) for each in (kept, played))
     start = work.models / work.newest_experience()
-    notes = _evenly_weighed(_tokenized(start, _notes_conversations(work, [*old, *new])))
     fine_tune(
         work,
         "refresh",
         start,
         name,
-        [*_tokenized(start, [*_conversations(work, old), *rng.choices(_conversations(work, new), k=half)]), *notes],
+        _tokenized(start, [*old, *rng.choices(new, k=half)]),
         steps=s.refresh_steps,
         slower=SLOWER,
         first_lines_weight=FIRST_LINES_WEIGHT,
     )
 
 
-def _as_dreamed(work: Workspace, recorded: Sequence[Trajectory]) -> list[Trajectory]:
-    """Recorded episodes as a dream would meet them, in the world of their notes in hindsight where the model takes notes.
-
-    Every fourth is left without: a policy also looks up what no notes say, and few notes must not tell failures apart.
-    """
-    dreamed = list(work.world.as_dreamed(recorded))
-    if not work.experience("").notes:
-        return dreamed
-    writes = work.world.writing_tools(work.replay_buffer)
-    return [in_noted_world(each, writes) if number % NO_NOTES_EVERY else each for number, each in enumerate(dreamed)]
-
-
-def _notes_conversations(work: Workspace, trajectories: Sequence[Trajectory]) -> list[Messages]:
-    """In which the experience model should have written down what these episodes looked up (`thorough`)."""
-    experience = work.experience("")
-    if not experience.notes:
-        return []
-    chosen = thorough(trajectories, work.world.writing_tools(work.replay_buffer))
-    return [_messages(notes_conversation(experience, each)) for each in chosen]
-
-
 def _conversations(work: Workspace, trajectories: Sequence[Trajectory]) -> list[Messages]:
-    """What the experience model should have been asked and have answered in these episodes, a conversation each."""
-    asked = work.experience("")
-    asked.retrieve(trajectories)
-    found = (to_conversation(asked, trajectory, work.world.check_action) for trajectory in trajectories)
-    return [_messages(messages) for messages in found if messages]
+    """The questions of these episodes with the right answers, of the responder and of the judge: a conversation each."""
+    model = work.experience("")
+    return [_messages(messages) for messages in conversations(model, ModelJudge(model), trajectories)]
 
 
 def _messages(messages: Sequence[BaseMessage]) -> Messages:
@@ -240,11 +197,6 @@ def tokenizer_of(start: str | Path) -> Any:
     from dreamgym_lg.integrations.transformers.loading import load_tokenizer
 
     return load_tokenizer(start)
-
-
-def _evenly_weighed(rows: "Sequence[TokenizedConversation]") -> "list[TokenizedConversation]":
-    """The rows without `FIRST_LINES_WEIGHT`: the first lines of notes are no verdict."""
-    return [{**row, "weights": [1.0] * len(row["input_ids"])} for row in rows]
 
 
 def _tokenized(start: str | Path, conversations: Sequence[Messages]) -> "list[TokenizedConversation]":

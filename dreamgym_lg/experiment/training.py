@@ -10,8 +10,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
+from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment import evaluation, gate, supervised
 from dreamgym_lg.experiment.settings import STOP_CRITERIA, Settings
 from dreamgym_lg.experiment.trackers import ExperimentTrackers
@@ -152,9 +152,9 @@ def _parts(work: Workspace) -> list[tuple[bool, int]]:
     return [*([(False, s.iterations)] if dreamed is None else []), (True, s.iterations + most)]
 
 
-def _free_memory(policy: "LocalChatModel", experience: ExperienceModel | None) -> None:
-    """What only generation needs, an experience model's beside the policy included: an update needs all that there is."""
-    for model in (policy, experience.model if experience is not None else None):
+def _free_memory(policy: "LocalChatModel", dream: Dream | None) -> None:
+    """Free what only generation needs, the dream's models included: an update needs all memory that there is."""
+    for model in (policy, *(dream.language_models if dream is not None else ())):
         if isinstance(model, TrainablePolicy):
             model.free_memory()
 
@@ -165,20 +165,19 @@ def create_training(
     """The parts of the training graph, as the folder has them by now, and what closes them. Args: `real`, not dreamed."""
     from dreamgym_lg.graphs.training import Training
 
-    s, experience = work.settings, None if real else work.experience()
+    s, dream = work.settings, None if real else work.dream()
     _check_training(work, policy, real=real)
     if (ranks := join_launch()) is not None:
         ranks.broadcast(s)
     learner = create_learner(policy, work.models / "policy", s)
     policy.weights_changed()  # those of a checkpoint may be in place now
-    agent, create_environment = work.players(policy, experience)
+    agent, create_environment = work.players(policy, dream)
     training = Training(
         policy=policy,
         agent=agent,
         learner=learner,
         source="real" if real else "synthetic",
-        experience=experience if work.world.asks_experience else None,
-        check_action=work.world.check_action,
+        dream=dream,
         curriculum=create_curriculum(work, real=real),
         replay_buffer=work.replay_buffer,
         create_environment=create_environment,
@@ -187,16 +186,16 @@ def create_training(
         max_steps=work.world.max_steps,
         seed=s.seed,
         concurrency=s.concurrency,
-        free_memory=partial(_free_memory, policy, experience),
+        free_memory=partial(_free_memory, policy, dream),
         weights_changed=policy.weights_changed,
-        evaluate=partial(_evaluate, work, policy, experience) if work.validation_tasks() else None,
+        evaluate=partial(_evaluate, work, policy, dream) if work.validation_tasks() else None,
         evaluate_every=s.evaluate_every,
-        evaluated=len(work.validation_tasks()) if experience is not None and not s.references_only else 0,
+        evaluated=len(work.validation_tasks()) if dream is not None and not s.references_only else 0,
         stop_after_uniform=s.stop_after_uniform,
         stop_after_collapse=s.stop_after_collapse,
         max_gap=None if real else s.max_gap,
         real_steps=s.real_steps,
-        refresh=partial(_refresh, work, policy, experience) if s.refresh_episodes and experience is not None else None,
+        refresh=partial(_refresh, work, policy, dream) if s.refresh_episodes and dream is not None else None,
         refresh_every=s.refresh_every,
         on_node=lambda node, iteration: work.progress(f"train: {node}", iteration, max(iteration, s.iterations)),
         say=work.say,
@@ -240,21 +239,22 @@ def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:
     return curriculum
 
 
-def _evaluate(work: Workspace, policy: "LocalChatModel", experience: ExperienceModel | None, iteration: int) -> dict[str, Any]:
-    figures = evaluation.validate(work, policy, experience, iteration)
+def _evaluate(work: Workspace, policy: "LocalChatModel", dream: Dream | None, iteration: int) -> dict[str, Any]:
+    figures = evaluation.validate(work, policy, dream, iteration)
     if episodes := figures.get("eval_real_episodes"):
         best = evaluation.BestPolicy(work, "best")
         best.offer(iteration, figures["eval_real_successes"] / episodes, figures["eval_real_reward_mean"], policy)
     return figures
 
 
-def _refresh(work: Workspace, policy: "LocalChatModel", experience: ExperienceModel, iteration: int) -> dict[str, Any]:
+def _refresh(work: Workspace, policy: "LocalChatModel", dream: Dream, iteration: int) -> dict[str, Any]:
     """Real episodes of the current policy, and training of the experience model on them: half new, half offline data."""
     s, name = work.settings, f"experience-{iteration}"
     tasks = Random(f"{s.seed}/refresh/{iteration}").sample(work.tasks("train"), s.refresh_episodes)
     episodes = check_played(work.play(REFRESH, policy, tasks, iteration=iteration))
     if not (work.models / name).exists():
         supervised.refresh_experience_model(work, name, iteration)
-    experience.model = work.experience(name).model
-    experience.refreshed(name)
-    return {"real_steps": real_steps(episodes, work.world.check_action)}
+    newest = work.experience(name).model
+    for model in (part for part in dream.responders if isinstance(part, Model)):
+        model.refreshed(name, newest)
+    return {"real_steps": real_steps(episodes)}

@@ -17,12 +17,11 @@ from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 
+from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.chat_models import to_experience_model
-from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experiment.experience_models import as_trained, is_local_model, local_experience_model
+from dreamgym_lg.experiment.experience_models import as_trained, load_experience_model
 from dreamgym_lg.experiment.lock import only_process, write_whole
 from dreamgym_lg.experiment.settings import CHANGEABLE, CHANGED_LATER, STOP_CRITERIA, Settings, check_same, read_settings
 from dreamgym_lg.experiment.world import Rollouts, World
@@ -58,7 +57,7 @@ class Workspace:
         out: The folder; made when the first stage begins.
         settings: Default: the world's.
         replay_buffer: Where traces are and episodes go. Default: `replay.db` in the folder.
-        experience_model: An `ExperienceModel`, any chat model, a name like `openai:MODEL`, or the folder of a local one
+        experience_model: A `Model`, any chat model, a name like `openai:gpt-5.4-mini`, or the folder of a local one
             (`runs/mine/models/experience-0`). Default: the local one that `train_experience` trains.
         engine: Creates what generates the policy's replies from the folder of its weights; it has to follow them when
             `Engine.clear` is called. Default: the weights in this process.
@@ -75,7 +74,7 @@ class Workspace:
         settings: Settings | None = None,
         *,
         replay_buffer: ReplayBuffer | None = None,
-        experience_model: ExperienceModel | BaseChatModel | str | None = None,
+        experience_model: Model | BaseChatModel | str | None = None,
         engine: "CreateEngine | None" = None,
         rollouts: Rollouts | None = None,
         progress: Callable[[str, int, int], None] = show_progress,
@@ -247,16 +246,31 @@ class Workspace:
         policy = LocalChatModel.from_path(path, dtype=dtype, temperature=temperature, max_new_tokens=tokens)
         return policy if self.engine is None else policy.model_copy(update={"engine": self.engine(Path(path))})
 
-    def experience(self, name: str | None = None, *, own_process: bool = True) -> ExperienceModel:
+    def dream(self, name: str | None = None, *, own_process: bool = True) -> Dream:
+        """The dream of this folder's world: the one object that training, evaluation, gate and `fidelity` step.
+
+        Args: `name`, `own_process`, as of `experience`.
+        """
+        return self.world.create_dream(self.experience(name, own_process=own_process))
+
+    @property
+    def can_dream(self) -> bool:
+        """Whether there is an experience model, or the world needs none."""
+        return not self.world.needs_model or self._given is not None or bool(self.newest_experience())
+
+    def experience(self, name: str | None = None, *, own_process: bool = True) -> Model:
         """The experience model: the given one, else one of the folder, by default the newest.
 
         In a process of its own a local one computes beside the policy. `name=""` is one without weights, which prepares
         training data.
         """
         self._check_rank()
-        found = self._experience(name, own_process)
-        found.shown = self.world.shown or found.shown
-        return found
+        if self._given is not None:
+            self._given = load_experience_model(self._given, self.replay_buffer, self.settings, self.world.context)
+            return self._given
+        name = self.newest_experience() if name is None else name
+        model = self._local(name, own_process) if name else None
+        return as_trained(model, self.settings, self.replay_buffer, name, self.world.context)
 
     def _check_rank(self) -> None:
         if self._serves:
@@ -264,28 +278,6 @@ class Workspace:
                 "several processes run this script, and each of them would play and measure what stands before train(): do "
                 "that after train(), where rank 0 is alone, or in a run with one process"
             )
-
-    def _experience(self, name: str | None, own_process: bool) -> ExperienceModel:
-        given, buffer, world = self._given, self.replay_buffer, self.world
-        if isinstance(given, ExperienceModel):
-            return given
-        writes = world.writing_tools(buffer)
-        if isinstance(given, str) and is_local_model(given):
-            given = local_experience_model(given, buffer, world.hidden_facts, notes=world.notes, writes=writes)
-        if given is not None:
-            self._given = to_experience_model(
-                given,
-                buffer,
-                demonstrations=self.settings.retrieved,
-                demonstration_characters=self.settings.retrieved_characters,
-                hidden_facts=world.hidden_facts,
-                notes=world.notes,
-                writes=writes,
-            )
-            return self._given
-        name = self.newest_experience() if name is None else name
-        model = self._local(name, own_process) if name else None
-        return as_trained(model, self.settings, buffer, world.hidden_facts, name, notes=world.notes, writes=writes)
 
     def _local(self, name: str, own_process: bool) -> "LocalChatModel":
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -313,7 +305,7 @@ class Workspace:
         given = self._given
         if given is None:
             return self.newest_experience()
-        return given.version if isinstance(given, ExperienceModel) else given if isinstance(given, str) else name_of(given)
+        return given.version if isinstance(given, Model) else given if isinstance(given, str) else name_of(given)
 
     def newest_experience(self) -> str:
         """The name of the experience model trained last; "" before one."""
@@ -326,14 +318,14 @@ class Workspace:
         policy: BaseChatModel,
         tasks: Sequence[Task],
         *,
-        experience: ExperienceModel | None = None,
+        dream: Dream | None = None,
         iteration: int = 0,
     ) -> list[Trajectory]:
-        """One episode per task, in the real environment or, with `experience`, in the dream; recorded under `name`.
+        """One episode per task, in the real environment or, with `dream`, there; recorded under `name`.
 
         What cannot be played is tried three times, what the guard or the wall stopped once, and comes back with its `error`.
         """
-        return run_lasting(self.aplay(name, policy, tasks, experience=experience, iteration=iteration))
+        return run_lasting(self.aplay(name, policy, tasks, dream=dream, iteration=iteration))
 
     async def aplay(
         self,
@@ -341,17 +333,17 @@ class Workspace:
         policy: BaseChatModel,
         tasks: Sequence[Task],
         *,
-        experience: ExperienceModel | None = None,
+        dream: Dream | None = None,
         iteration: int = 0,
     ) -> list[Trajectory]:
         """As `play`."""
         self._check_rank()
-        agent, create_environment = self.players(policy, experience)
+        agent, create_environment = self.players(policy, dream)
         return await rollout(
             agent,
             tasks,
             create_environment,
-            source="synthetic" if experience is not None else "real",
+            source="synthetic" if dream is not None else "real",
             run=self.run_name(name),
             iteration=iteration,
             seed=self.settings.seed,
@@ -359,17 +351,16 @@ class Workspace:
             attempts=3,
             recursion_limit=max(200, 2 * self.world.max_steps + 5),
             replay_buffer=self.replay_buffer,
-            experience_version=experience.version if experience is not None and self.world.asks_experience else "",
+            experience_version=dream.version if dream is not None else "",
         )
 
-    def players(self, policy: BaseChatModel, experience: ExperienceModel | None) -> tuple[Agent, CreateEnvironment | None]:
-        """What plays episodes, and what creates their environments if they are here: dreams or, without `experience`, real."""
-        real = experience is None
+    def players(self, policy: BaseChatModel, dream: Dream | None) -> tuple[Agent, CreateEnvironment | None]:
+        """The agent that plays episodes, and the factory of their environments where they are here; real without `dream`."""
         if self.rollouts is None:
-            agent, create = self.world.agent(policy, real=real), self.world.create_environment
+            agent, create = self.world.agent(policy, real=dream is None), self.world.create_environment
         else:
-            agent, create = self.rollouts.agent(self.world, policy, real=real), None
-        return agent, create if experience is None else partial(self.world.create_dream, experience)
+            agent, create = self.rollouts.agent(self.world, policy, real=dream is None), None
+        return agent, create if dream is None else dream.create_environment
 
     def say_unreadable(self, episodes: Sequence[Trajectory]) -> None:
         """Say how many dreamed episodes of an evaluation count as no success since an answer in them could not be read."""

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.curriculum.task_generator import TaskGenerator
+from dreamgym_lg.dream import Dream, Model, ModelJudge
+from dreamgym_lg.dream.model import Context
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.environment import DreamEnvironment, Rewards
-from dreamgym_lg.experience.hidden_facts import HiddenFacts
-from dreamgym_lg.experience.model import ExperienceModel, Shown
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent
@@ -42,27 +41,16 @@ class World(ABC):
     """What an experiment on this world uses unless it is told otherwise."""
     max_steps: int = 30
     """Actions after which an episode is cut short, in the dream and in reality."""
-    rewards: Rewards = "outcome"
-    """What a dreamed episode pays: 1 for a success, or the change of the environment's own score (`DreamEnvironment`)."""
-    asks_experience: bool = True
-    """Whether dreams are played by the experience model; otherwise their episodes are recorded without its version."""
-    full_score_completes: bool = False
-    """With `score`: whether a score of 1 is what the environment itself calls a success (`DreamEnvironment`)."""
-    pays_once: bool = False
-    """With `score`: whether no action is paid twice unless something was lost in between (`DreamEnvironment`)."""
+    assisted: bool = False
+    """Whether the world's own rules answer or judge in its dream; results say "assisted by the world's rules"."""
     judged_by_dream: bool = True
-    """Whether a dreamed episode earns what the dream of the experience model says. False for a world that verifies dreamed
-    episodes itself, or brings its own dream: then no gate is before training."""
-    hidden_facts: HiddenFacts | None = None
-    """Gives the facts that a task hides, drawn once by the task's seed. A plain function in a class body has to be a
-    `staticmethod`."""
-
-    shown: Shown | None = None
-    """What of an episode the experience model is shown, and when it is asked at all (`ExperienceModel.shown`); a plain function
-    in a class body has to be a `staticmethod`."""
-
-    notes: bool = False
-    """Whether the experience model writes down what a task leaves open before its first step (`ExperienceModel.noted`)."""
+    """Whether judges of the dream decide what a dreamed episode earns. False for a world that verifies dreamed episodes itself:
+    then no gate is before training."""
+    context: Context | None = None
+    """Text that is already decided about a world, shown to the experience model (`Model`); a plain function in a class body has
+    to be a `staticmethod`."""
+    needs_model: bool = True
+    """Whether the dream needs an experience model. False for a world that brings its own dream."""
 
     @property
     def source(self) -> Mapping[str, object] | None:
@@ -82,22 +70,12 @@ class World(ABC):
     def create_environment(self) -> Environment:
         """A real environment for one episode. Called in the event loop: it must not block."""
 
-    def check_action(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
-        """What the environment's own check answers in an episode of the task, asked in dreams and of recorded episodes.
+    def create_dream(self, model: Model) -> Dream:
+        """The dream of this world. Args: `model`, the experience model.
 
-        Args: `observations`, everything the policy has seen so far, oldest first. Default: None, nothing is refused.
+        Default: `model` answers every action; it also judges a text agent, and a judge beside it judges a tool agent.
         """
-        return None
-
-    def create_dream(self, experience: ExperienceModel) -> Environment:
-        """The dream of one episode, played by the experience model."""
-        return DreamEnvironment(
-            experience,
-            check_action=self.check_action,
-            rewards=self.rewards,
-            full_score_completes=self.full_score_completes,
-            pays_once=self.pays_once,
-        )
+        return Dream([model], judges=[ModelJudge(model)])
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterable[Trajectory]:
         """Real offline trajectories by scripted policies. Args: `episodes`, how many of each scripted policy."""
@@ -128,16 +106,12 @@ class World(ABC):
         """Recorded trajectories as the environment of a dream would meet them. Default: as they are."""
         return recorded
 
+    def as_taught(self, recorded: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        """Recorded trajectories as the experience model is trained on them. Default: as they are dreamed."""
+        return self.as_dreamed(recorded)
+
     def writing_tools(self, replay_buffer: ReplayBuffer) -> Collection[str]:
         """The names of a tool agent's tools that change the world; the buffer's traces may show it. Default: none."""
-        return ()
-
-    def judged_by_traces(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> Sequence[Task]:
-        """Those of the tasks whose outcome in a dream the recorded successes of the buffer decide. Default: none."""
-        return ()
-
-    def edited_successes(self, recorded: Sequence[Trajectory], *, writes: Collection[str], seed: int) -> Sequence[Trajectory]:
-        """Recorded successes (of `as_dreamed`) made wrong, which an experience model must not pay. Default: none."""
         return ()
 
     def policy_rows(

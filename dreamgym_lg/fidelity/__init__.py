@@ -3,6 +3,5 @@
 from dreamgym_lg.fidelity.measure import ameasure, measure
 from dreamgym_lg.fidelity.page import write_fidelity
 from dreamgym_lg.fidelity.records import Fidelity
-from dreamgym_lg.fidelity.verdicts import Verdicts, measure_verdicts, summarise
 
-__all__ = ["Fidelity", "Verdicts", "ameasure", "measure", "measure_verdicts", "summarise", "write_fidelity"]
+__all__ = ["Fidelity", "ameasure", "measure", "write_fidelity"]

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from dreamgym_lg.fidelity.figures import StepRate
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.fidelity.policies import Comparison, DreamToReal
 from dreamgym_lg.fidelity.records import Conclusion, Fidelity, Group, Level
-from dreamgym_lg.statistics import FEW_EPISODES, Rate
+from dreamgym_lg.statistics import FEW_EPISODES, Rate, StepRate
 
 _ORDER: tuple[Level, ...] = ("bad", "watch", "good")
 UNGROUNDED = (
@@ -46,16 +45,14 @@ def _level_of_errors(rate: Rate | StepRate) -> Level:
 def _of_judgement(judged: Judgement) -> Iterator[Conclusion]:
     if false := judged.false_success:
         kinds = ", ".join(f"{kind} {_of(rate)}" for kind, rate in judged.by_kind.items())
-        said = f"The dream pays {_of(false)} recorded and edited episodes that must not be paid ({kinds})."
+        said = f"The dream rewards {_of(false)} recorded and edited episodes that must not be rewarded ({kinds})."
         yield Conclusion("bad" if false.value > 0.05 else _level_of_errors(false), said)
     if missed := judged.false_failure:
-        yield Conclusion(_level_of_errors(missed), f"The dream does not pay {_of(missed)} recorded successes.")
+        yield Conclusion(_level_of_errors(missed), f"The dream does not reward {_of(missed)} recorded successes.")
     if same := judged.same_lookup:
         yield Conclusion(_level(same), f"Asked again before anything is written, {_of(same)} lookups are answered alike.")
     if shown := judged.lookup_after_write:
         yield Conclusion(_level(shown), f"{_of(shown)} lookups that a write really changed show in the dream what is new.")
-    if told := judged.facts_told:
-        yield Conclusion(_level(told), f"{_of(told)} hidden facts that a step reveals are named by the dream's answer.")
 
 
 def _of_group(group: Group) -> Iterator[Conclusion]:

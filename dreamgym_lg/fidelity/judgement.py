@@ -1,8 +1,7 @@
-"""What a dream pays: its verdicts on recorded episodes that must or must not be paid, and whether its answers agree.
+"""A dream's verdicts on recorded episodes whose outcome is known, and the consistency of its answers.
 
-Every question is asked behind the recorded history, so that what is right is known, and as of a task that has no traces of its
-own: its own recorded answers and successes decide nothing, or each would confirm itself. So a tool agent's final answers are
-judged by the experience model here, also those of tasks that recorded successes judge in training (`Grounding.judges`).
+Every question is asked behind the recorded history, so that the right answer is known, and as of a task that has no traces of
+its own: its own recorded answers and successes decide nothing, or each would confirm itself.
 """
 
 import asyncio
@@ -12,65 +11,60 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from dreamgym_lg.actions import ToolCall, is_answer, parse_action
-from dreamgym_lg.environment import CheckAction, unrefused_steps
-from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experience.predictions import Exchange
-from dreamgym_lg.experience.training_data import recorded_exchanges
-from dreamgym_lg.fidelity.ask import dreamable
-from dreamgym_lg.fidelity.figures import normalised
-from dreamgym_lg.statistics import Rate, clustered_interval
-from dreamgym_lg.types import Step, StepResult, Task, Trajectory
+from dreamgym_lg.actions import is_answer, parse_call
+from dreamgym_lg.dream.dream import Dream
+from dreamgym_lg.fidelity.replay import step_or_none, with_observation
+from dreamgym_lg.statistics import Rate, clustered_interval, normalised
+from dreamgym_lg.tasks import is_tool_task
+from dreamgym_lg.types import Step, StepResult, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """How truthful a dream is on recorded episodes. Intervals take the episodes of one task, and steps of one episode, for
-    alike (`clustered_interval`); what there was nothing to measure on is None."""
+    """How truthful a dream is on recorded episodes; a figure without a case is None.
+
+    Intervals take the episodes of one task, and the steps of one episode, for alike (`clustered_interval`).
+    """
 
     version: str
-    """The experience model's."""
+    """The dream's."""
     false_success: Rate | None = None
-    """Of the episodes that must not be paid, those that the dream pays."""
+    """Of the episodes that must not be rewarded, those that the dream rewards."""
     false_failure: Rate | None = None
-    """Of the recorded successes, those that the dream does not pay."""
+    """Of the recorded successes, those that the dream does not reward."""
     invalid_recall: Rate | None = None
     """Of the really invalid actions, those that the dream refuses."""
     same_lookup: Rate | None = None
     """Of the lookups asked again before anything is written, those answered alike."""
     lookup_after_write: Rate | None = None
     """Of the lookups that a write in between really changed, those whose dreamed answer shows what is new."""
-    facts_told: Rate | None = None
-    """Of the hidden facts that a recorded step reveals, and that the dream has drawn otherwise, those that its answer names."""
     by_kind: Mapping[str, Rate] = field(default_factory=dict)
-    """`false_success` by what must not be paid: `recorded failures`, `the policy's failures`, and the kinds of edits."""
-    by_decision: Mapping[str, Rate] = field(default_factory=dict)
-    """`false_success` by who decided on the episode's last step (`Step.decided_by`); never a recorded success (see above)."""
+    """`false_success` by kind: `recorded failures`, `the policy's failures`, and the kinds of edits."""
+    by_judge: Mapping[str, Rate] = field(default_factory=dict)
+    """`false_success` by the judge that decided the episode's end (`Step.judged_by`)."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable; `from_dict` reads it."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> "Judgement":
-        """What `to_dict` wrote."""
-        read: dict[str, Any] = {name: Rate(*value) if isinstance(value, list) else value for name, value in given.items()}
-        for name in ("by_kind", "by_decision"):
-            read[name] = {key: Rate(*value) for key, value in given[name].items()}
-        return cls(**read)
+    def from_dict(cls, values: Mapping[str, Any]) -> "Judgement":
+        """The judgement that `to_dict` wrote."""
+        fields: dict[str, Any] = {name: Rate(*value) if isinstance(value, list) else value for name, value in values.items()}
+        for name in ("by_kind", "by_judge"):
+            fields[name] = {key: Rate(*value) for key, value in values[name].items()}
+        return cls(**fields)
 
 
-class _Asked(NamedTuple):
-    """One step of a recorded episode as the dream answers it; None where its answer cannot be read."""
+class _Answered(NamedTuple):
+    """One step of a recorded episode and the dream's answer; None where it cannot be read."""
 
     step: Step
     last: bool
     result: StepResult | None
 
     @property
-    def paid(self) -> bool:
+    def rewarded(self) -> bool:
         return self.result is not None and bool(self.result.info.get("success"))
 
 
@@ -81,133 +75,90 @@ class _Lookup(NamedTuple):
     """Behind so many steps."""
     action: str
     right: str
-    """What it was or has to be answered."""
+    """The answer that it really got, or has to get."""
     before: str | None
-    """What it was answered before something was written; None where nothing was."""
+    """Its answer before something was written; None where nothing was."""
+
+
+class _Case(NamedTuple):
+    """One recorded episode with the dream's answers."""
+
+    trajectory: Trajectory
+    answered: list[_Answered]
+    lookups: list[tuple[_Lookup, StepResult | None]]
+
+    @property
+    def rewarded(self) -> bool:
+        return any(each.rewarded for each in self.answered)
 
 
 async def ajudge(
-    create_dream: Callable[[], DreamEnvironment],
+    dream: Dream,
     episodes: Sequence[Trajectory],
     *,
-    version: str,
     writes: Collection[str] = (),
-    check_action: CheckAction | None = None,
     concurrency: int = 32,
     on_episode: Callable[[], None] = lambda: None,
 ) -> Judgement:
     """Put recorded episodes to a dream.
 
-    It is asked about last steps and invalid actions, about steps that reveal a hidden fact, a tool agent's also about lookups
-    made again; of an episode that must not be paid, any other dream is asked about every step.
+    It is asked about last steps and invalid actions, and about a tool agent's lookups made again; about every step of a text
+    agent's failure.
 
     Args:
         episodes: With their true outcome: recorded ones, real ones of a policy, and edits (`edited_successes`).
-        version: Of the experience model.
         writes: A tool agent's tools that change its world; every other only reads.
-        check_action: The environment's own check; what it refuses reaches no dream.
         concurrency: Episodes put to it at once.
 
-    Raises whatever the experience model's server raises. An answer that cannot be read pays nothing, and shows nothing.
+    Raises whatever the experience model's server raises. An unreadable answer rewards nothing, and shows nothing.
     """
     slots = asyncio.Semaphore(concurrency)
 
-    async def one(trajectory: Trajectory) -> "_Put":
+    async def one(trajectory: Trajectory) -> _Case:
         async with slots:
-            put = await _put(create_dream, trajectory, writes, check_action)
+            case = await _put(dream, with_observation(trajectory), writes)
             on_episode()
-            return put
+            return case
 
-    found = await asyncio.gather(*map(one, episodes))
-    return _judged(found, version)
-
-
-class _Put(NamedTuple):
-    trajectory: Trajectory
-    asked: list[_Asked]
-    again: list[tuple[_Lookup, StepResult | None]]
-    told: list[bool]
-    """For each step that reveals a hidden fact: whether the dream's answer names it."""
+    return _judged(await asyncio.gather(*map(one, episodes)), dream.version)
 
 
-async def _put(
-    create_dream: Callable[[], DreamEnvironment],
-    trajectory: Trajectory,
-    writes: Collection[str],
-    check_action: CheckAction | None,
-) -> _Put:
-    trajectory = dreamable(trajectory)
-    dream = create_dream()
-    exchanges = recorded_exchanges(dream.experience, trajectory, check_action)
-    steps = [step for _, step in unrefused_steps(trajectory, check_action)]
-    by_tools = "tools" in trajectory.task.metadata
+async def _put(dream: Dream, trajectory: Trajectory, writes: Collection[str]) -> _Case:
+    steps, by_tools = trajectory.steps, is_tool_task(trajectory.task)
 
     async def ask(position: int, action: str) -> StepResult | None:
-        dream.resume(trajectory.task, exchanges[:position])
-        try:
-            return await dream.astep(action)
-        except PredictionFailed:
-            return None
+        return await step_or_none(dream.resume(trajectory.task, steps[:position]), action)
 
-    asked = []
+    answered = []
     for position, step in enumerate(steps):
         last = position == len(steps) - 1
-        if not step.valid or (is_answer(step.action) if by_tools else last or not trajectory.success):
-            asked.append(_Asked(step, last, await ask(position, step.action)))
+        if by_tools and is_answer(step.action) and not last:  # a user answered it
+            continue
+        if not step.valid or last or not (by_tools or trajectory.success):
+            answered.append(_Answered(step, last, await ask(position, step.action)))
     recorded = by_tools and not trajectory.run.startswith("edited/")
-    lookups = _lookups(exchanges, writes) if recorded else ()
-    again = [(lookup, await ask(lookup.position, lookup.action)) for lookup in lookups]
-    told = []
-    for position, fact in _drawn_facts(dream.experience, trajectory.task, exchanges):
-        result = await ask(position, exchanges[position].action)
-        told.append(result is not None and _names(result.observation, fact))
-    return _Put(trajectory, asked, again, told)
+    lookups = _lookups(steps, writes) if recorded else ()
+    return _Case(trajectory, answered, [(lookup, await ask(lookup.position, lookup.action)) for lookup in lookups])
 
 
-def _drawn_facts(experience: ExperienceModel, task: Task, exchanges: Sequence[Exchange]) -> Iterator[tuple[int, str]]:
-    """The steps that really revealed a hidden fact, by position, each with the fact that a dream has drawn in its place.
-
-    Left out is a step whose recorded answer names both, or whose action names the revealed one: it can be answered without
-    knowing what is hidden.
-    """
-    for position, (exchange, revealed) in enumerate(zip(exchanges, experience.facts(task, exchanges), strict=False)):
-        drawn = experience.facts(task, exchanges[:position])[-1]
-        told = exchange.prediction.observation
-        if _names(told, revealed) and drawn and not _names(told, drawn) and not _names(exchange.action, revealed):
-            yield position, drawn
-
-
-def _names(text: str, fact: str) -> bool:
-    """Whether the text holds the words of a fact as they are: a grapefruit is no grape."""
-    return bool(fact) and f" {normalised(fact)} " in f" {normalised(text)} "
-
-
-def _lookups(exchanges: Sequence[Exchange], writes: Collection[str]) -> Iterator[_Lookup]:
+def _lookups(steps: Sequence[Step], writes: Collection[str]) -> Iterator[_Lookup]:
     """The first lookup, made again before anything is written or said, and those that show what was written."""
-    calls = [_called(exchange) for exchange in exchanges]
+    calls = [parse_call(step.action) for step in steps]
     answers, written = dict[str, str](), False
     changes = [number for number, call in enumerate(calls) if call is None or call.name in writes]
-    for number, (exchange, call) in enumerate(zip(exchanges, calls, strict=True)):
-        told = exchange.prediction.observation
-        if call is None or not exchange.prediction.valid:
+    for number, (step, call) in enumerate(zip(steps, calls, strict=True)):
+        if call is None or not step.valid:
             continue
         if call.name in writes:
             written = True
             continue
-        if (before := answers.get(exchange.action)) is not None and written and before != told:
-            yield _Lookup(number, exchange.action, told, before)
+        answer, before = step.next_observation, answers.get(step.action)
+        if before is not None and written and before != answer:
+            yield _Lookup(number, step.action, answer, before)
         if not answers:
-            end = next((change for change in changes if change > number), len(exchanges))
-            yield _Lookup(end, exchange.action, told, None)
-        answers.setdefault(exchange.action, told)
-
-
-def _called(exchange: Exchange) -> ToolCall | None:
-    try:
-        call = parse_action(exchange.action)
-    except ValueError:
-        return None
-    return call if isinstance(call, ToolCall) else None
+            end = next((change for change in changes if change > number), len(steps))
+            yield _Lookup(end, step.action, answer, None)
+        answers.setdefault(step.action, answer)
 
 
 def _shows(lookup: _Lookup, result: StepResult | None) -> bool:
@@ -222,37 +173,32 @@ def _shows(lookup: _Lookup, result: StepResult | None) -> bool:
     return new <= set(normalised(result.observation).split())
 
 
-def _judged(found: Sequence[_Put], version: str) -> Judgement:
-    ended = [each for each in found if any(asked.last for asked in each.asked)]
+def _judged(cases: Sequence[_Case], version: str) -> Judgement:
+    ended = [each for each in cases if any(answer.last for answer in each.answered)]
     wrong = [each for each in ended if not each.trajectory.success]
     right = [each for each in ended if each.trajectory.success]
-    kinds, decisions = defaultdict[str, list[_Put]](list), defaultdict[str, list[_Put]](list)
+    kinds, judges = defaultdict[str, list[_Case]](list), defaultdict[str, list[_Case]](list)
     for each in wrong:
         kinds[_kind(each.trajectory)].append(each)
-        result = each.asked[-1].result
-        if decided := str(result.info.get("decided_by", "")) if result is not None else "":
-            decisions[decided].append(each)
+        result = each.answered[-1].result
+        if result is not None and (judge := str(result.info.get("judged_by", ""))):
+            judges[judge].append(each)
     invalid = [
-        [asked.result is not None and asked.result.info.get("valid") is False for asked in each.asked if not asked.step.valid]
-        for each in found
+        [answer.result is not None and not answer.result.info["valid"] for answer in each.answered if not answer.step.valid]
+        for each in cases
     ]
-    same = [[_shows(*lookup) for lookup in each.again if lookup[0].before is None] for each in found]
-    after = [[_shows(*lookup) for lookup in each.again if lookup[0].before is not None] for each in found]
+    same = [[_shows(*lookup) for lookup in each.lookups if lookup[0].before is None] for each in cases]
+    after = [[_shows(*lookup) for lookup in each.lookups if lookup[0].before is not None] for each in cases]
     return Judgement(
         version=version,
-        false_success=_over_tasks(wrong, _pays),
-        false_failure=_over_tasks(right, lambda each: not each.asked[-1].paid),
+        false_success=_over_tasks(wrong, lambda each: each.rewarded),
+        false_failure=_over_tasks(right, lambda each: not each.answered[-1].rewarded),
         invalid_recall=_clustered(invalid),
         same_lookup=_clustered(same),
         lookup_after_write=_clustered(after),
-        facts_told=_clustered(_by_task(found, lambda each: each.told)),
-        by_kind={kind: rate for kind, of in sorted(kinds.items()) if (rate := _over_tasks(of, _pays))},
-        by_decision={who: rate for who, of in sorted(decisions.items()) if (rate := _over_tasks(of, _pays))},
+        by_kind={kind: rate for kind, of in sorted(kinds.items()) if (rate := _over_tasks(of, lambda each: each.rewarded))},
+        by_judge={name: rate for name, of in sorted(judges.items()) if (rate := _over_tasks(of, lambda each: each.rewarded))},
     )
-
-
-def _pays(each: _Put) -> bool:
-    return any(asked.paid for asked in each.asked)
 
 
 def _kind(trajectory: Trajectory) -> str:
@@ -261,16 +207,12 @@ def _kind(trajectory: Trajectory) -> str:
     return "recorded failures" if trajectory.source == "offline" else "the policy's failures"
 
 
-def _over_tasks(given: Sequence[_Put], outcome: Callable[[_Put], bool]) -> Rate | None:
+def _over_tasks(cases: Sequence[_Case], outcome: Callable[[_Case], bool]) -> Rate | None:
     """The share of episodes, those of one task taken for alike."""
-    return _clustered(_by_task(given, lambda each: [outcome(each)]))
-
-
-def _by_task(given: Sequence[_Put], outcomes: Callable[[_Put], Sequence[bool]]) -> list[list[bool]]:
     clusters = defaultdict[str, list[bool]](list)
-    for each in given:
-        clusters[each.trajectory.task.id] += outcomes(each)
-    return [cluster for cluster in clusters.values() if cluster]
+    for each in cases:
+        clusters[each.trajectory.task.id].append(outcome(each))
+    return _clustered(list(clusters.values()))
 
 
 def _clustered(clusters: Sequence[Sequence[bool]]) -> Rate | None:

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.fidelity.figures import StepRate, normalised, rate, step_rate
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.hashed_words import phi
-from dreamgym_lg.statistics import Rate
+from dreamgym_lg.statistics import Rate, StepRate, normalised, rate, step_rate
 from dreamgym_lg.types import Step, Task
 
 NEAR = 0.98
@@ -50,7 +48,7 @@ class Leaks:
 
 
 def find_leaks(
-    experience: ExperienceModel,
+    buffer: ReplayBuffer | None,
     evaluated: Sequence[tuple[Task, Sequence[Step]]],
     tasks: Sequence[Task] = (),
     *,
@@ -63,7 +61,6 @@ def find_leaks(
         tasks: Evaluation tasks beyond those and the buffer's.
         near: Cosine, up to 1, from which on two texts are near-duplicates.
     """
-    buffer = experience.replay_buffer
     if buffer is None:
         return None
     training = buffer.tasks(split="train", origin="real")

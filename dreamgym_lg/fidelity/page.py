@@ -6,17 +6,17 @@ measured is left out or said to be missing, never shown as a number.
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dreamgym_lg.fidelity.figures import Figure, Mean, StepRate
-from dreamgym_lg.fidelity.records import Fidelity, Group
-from dreamgym_lg.fidelity.steps import CLOSE, OneStep
+from dreamgym_lg.fidelity.records import Fidelity
+from dreamgym_lg.fidelity.replay import CLOSE
+from dreamgym_lg.fidelity.steps import OneStep
 from dreamgym_lg.pages import check_installed, create_templates
 from dreamgym_lg.plots import DREAM, FAINT, INK, PAIR, REAL, TICKS, draw_png, whiskers
-from dreamgym_lg.statistics import FEW_EPISODES, Rate
+from dreamgym_lg.statistics import FEW_EPISODES, Figure, Mean, Rate, StepRate
 
 if TYPE_CHECKING:
     from matplotlib import figure
@@ -37,8 +37,6 @@ STEP_FIGURES: tuple[tuple[str, Callable[[OneStep], StepRate | Mean | None], str]
     ("invalid actions recognised", lambda one: one.invalid_recall, "recall, of those really invalid"),
     ("invalid actions rightly called", lambda one: one.invalid_precision, "precision, of those called invalid"),
 )
-WORTH = ("observation, words", "observation, token F1", "completions recognised", "reward right", "invalid actions recognised")
-"""Of the table above: what the ablation table shows; the rest can be read in fidelity.json."""
 _MARKS = "os^Dv<>"
 
 
@@ -62,7 +60,6 @@ def _page(fidelity: Fidelity) -> str:
     return templates.get_template("fidelity.html.j2").render(
         fidelity=fidelity,
         steps=_table(fidelity),
-        worth=_worth(fidelity),
         few=FEW_EPISODES,
         version=version("dreamgym-lg"),
         picture=b64encode(picture).decode() if picture else "",
@@ -104,22 +101,6 @@ def _table(fidelity: Fidelity) -> list[tuple[str, str, list[StepRate | Mean | No
     return rows
 
 
-def _worth(fidelity: Fidelity) -> list[dict[str, Any]]:
-    """The rows of the ablation table: a metric of the whole model, of each ablation, and the difference."""
-    rows = []
-    for place, group in enumerate(fidelity.groups if len(fidelity.variants) > 1 else ()):
-        measured: list[Group] = [variant.groups[place] for variant in fidelity.variants]
-        metrics: list[tuple[str, Sequence[Figure | None]]] = [
-            *((name, [read(each.one_step) for each in measured]) for name, read, _ in STEP_FIGURES if name in WORTH),
-            ("replayed episodes: outcome agrees", [each.drift.agreed for each in measured]),
-        ]
-        for name, found in metrics:
-            full = found[0]
-            without = [(each, full.value - each.value if full and each else None) for each in found[1:]]
-            rows.append({"group": group.name, "metric": name, "full": full, "without": without})
-    return rows
-
-
 def _picture(fidelity: Fidelity) -> bytes | None:
     """The PNG, with a panel for everything that was measured; None if nothing was."""
     panels: list[Callable[[Axes, Fidelity], None]] = []
@@ -127,8 +108,6 @@ def _picture(fidelity: Fidelity) -> bytes | None:
         panels += [_draw_drift, _draw_reliability]
     if fidelity.comparisons:
         panels.append(_draw_policies)
-    if len(fidelity.variants) > 1:
-        panels.append(_draw_ablation)
     if not panels:
         return None
     rows = -(-len(panels) // 2)
@@ -185,18 +164,3 @@ def _draw_policies(axes: "Axes", fidelity: Fidelity) -> None:
         look: dict[str, Any] = {"fmt": "o", "ms": 8, "ecolor": INK, "elinewidth": 1, "capsize": 3}
         arms, color = (whiskers([row.dream]), whiskers([row.real])), DREAM if row.apart else REAL
         axes.errorbar([row.real.value], [row.dream.value], *arms, color=color, **look)
-
-
-def _draw_ablation(axes: "Axes", fidelity: Fidelity) -> None:
-    axes.set(title="Observation words right, without each input", ylim=(0, 1.04), yticks=TICKS)
-    axes.grid(axis="y")
-    names = ["as it is", *(f"without\n{variant.without}" for variant in fidelity.variants[1:])]
-    width = 0.8 / len(fidelity.groups)
-    for place, (group, color) in enumerate(zip(fidelity.groups, (REAL, DREAM, *PAIR), strict=False)):
-        rates = [variant.groups[place].one_step.normalised for variant in fidelity.variants]
-        found = [(x + (place + 0.5) * width - 0.4, each) for x, each in enumerate(rates) if each]
-        axes.bar([x for x, _ in found], [each.value for _, each in found], 0.9 * width, color=color, label=group.name)
-        arms = whiskers(each for _, each in found)
-        axes.errorbar([x for x, _ in found], [each.value for _, each in found], arms, fmt="none", ecolor=INK, capsize=4)
-    axes.set_xticks(range(len(names)), names)
-    axes.legend(fontsize=11, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dreamgym_lg.environment import CreateEnvironment, Environment, aplay_action
-from dreamgym_lg.fidelity.figures import normalised, rate
-from dreamgym_lg.statistics import Rate, intervals_apart
+from dreamgym_lg.statistics import Rate, intervals_apart, normalised, rate
 from dreamgym_lg.types import Step, Trajectory
 
 Parting = Literal["none", "hidden", "verdict"]
@@ -144,7 +143,7 @@ async def _play(environment: Environment, trajectory: Trajectory) -> Replayed:
     parting: Parting = "none"
     at: tuple[int | None, str, str, str] = (None, "", "", "")
     for position, step in enumerate(trajectory.steps, start=1):
-        real, success, _ = await aplay_action(environment, step.action, seen)
+        real, success = await aplay_action(environment, step.action, seen[-1])
         seen.append(real.next_observation)
         if parting == "none" and (kind := _parting(step, real)) != "none":
             parting, at = kind, (position, step.action, step.next_observation, real.next_observation)

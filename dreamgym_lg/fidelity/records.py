@@ -1,17 +1,15 @@
-"""What a measurement of an experience model holds: groups of real trajectories, ablations, comparisons and conclusions."""
+"""The result of measuring a dream: groups of real trajectories, comparisons and conclusions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, NamedTuple
 
-from dreamgym_lg.fidelity.ask import Ablation
-from dreamgym_lg.fidelity.figures import Mean, StepRate
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.fidelity.leak import Leaks
 from dreamgym_lg.fidelity.policies import Comparison, DreamToReal
 from dreamgym_lg.fidelity.rubric import Rubric
 from dreamgym_lg.fidelity.steps import Drift, OneStep
-from dreamgym_lg.statistics import Rate
+from dreamgym_lg.statistics import Mean, Rate, StepRate
 
 Level = Literal["bad", "watch", "good"]
 
@@ -25,14 +23,12 @@ class Conclusion(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """One kind of real trajectories, as one variant of the experience model answers them."""
+    """One kind of real trajectories, as the dream answers them."""
 
     name: str
     episodes: int
     of: int
     """Episodes of this kind there were; `episodes` of them were drawn."""
-    refused: int
-    """Steps that `check_action` refuses in dream and reality alike: not asked, in no figure."""
     rewarded: bool
     """Whether any of these steps really had a reward other than 0. If none had, always predicting 0 is right without merit."""
     one_step: OneStep
@@ -40,16 +36,8 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """The experience model as it is (`without` None) or without one of its inputs."""
-
-    without: Ablation | None
-    groups: tuple[Group, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
-    """What is known of an experience model. What was not measured is None or empty, never a number."""
+    """How far a dream can be trusted; a figure that was not measured is None or empty, never a number."""
 
     experience_model: str
     version: str
@@ -59,11 +47,11 @@ class Fidelity:
     """Whether there is a real transition of a train task to retrieve."""
     left_out: int
     """Real trajectories that failed to be played or have no step."""
-    variants: tuple[Variant, ...]
-    """The first is the model as it is; empty without a real trajectory."""
+    groups: tuple[Group, ...]
+    """One for each kind of real trajectories; empty without one."""
     comparisons: tuple[Comparison, ...]
     judgement: Judgement | None
-    """What the dream pays of episodes that must or must not be paid."""
+    """The dream's verdicts on recorded episodes."""
     dream_to_real: DreamToReal | None
     rubric: Rubric | None
     leaks: Leaks | None
@@ -74,12 +62,7 @@ class Fidelity:
     @property
     def grounded(self) -> bool:
         """Whether there was a real trajectory to measure against."""
-        return bool(self.variants)
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """Those of the experience model as it is."""
-        return self.variants[0].groups if self.variants else ()
+        return bool(self.groups)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable: a rate as successes, n, value, low and high (and of how many episodes, where n are steps); None

@@ -10,8 +10,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.fidelity.figures import Mean, mean
 from dreamgym_lg.hosted.chat_model import name_of
+from dreamgym_lg.statistics import Mean, mean
 from dreamgym_lg.token_recorder import unrecorded
 from dreamgym_lg.types import Trajectory
 

@@ -4,13 +4,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dreamgym_lg.fidelity.ask import Answered, Replay
-from dreamgym_lg.fidelity.figures import Mean, StepRate, mean, normalised, rate, step_mean, step_rate, token_f1
-from dreamgym_lg.statistics import Rate
+from dreamgym_lg.fidelity.replay import CLOSE, Answered, Replay
+from dreamgym_lg.statistics import Mean, Rate, StepRate, mean, normalised, rate, step_mean, step_rate, token_f1
 
 STATUSES = ("continues", "failure", "success")
-CLOSE = 0.01
-"""Rewards that differ by no more than this agree."""
 BINS = 10
 
 
@@ -110,7 +107,7 @@ def one_step(episodes: Sequence[Sequence[Answered]]) -> OneStep:
         normalised=_share(episodes, is_right),
         token_f1=step_mean([[_token_f1(each) for each in episode] for episode in episodes], top=1),
         terminated=_share(episodes, _end_agrees),
-        success=_share(episodes, lambda each: each.answer is not None and each.answer.success == each.success),
+        success=_share(episodes, lambda each: each.answer is not None and each.answer.info["success"] == each.success),
         confusion=_confusion(answered),
         success_recalled=_share(episodes, _called_success, among=lambda each: each.success),
         success_false=_share(episodes, lambda each: not each.success, among=_called_success),

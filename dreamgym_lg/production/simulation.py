@@ -11,17 +11,15 @@ from langchain_core.messages import convert_to_messages
 from langgraph.pregel import Pregel
 
 from dreamgym_lg.actions import parse_call
+from dreamgym_lg.dream import Answer, Dream, Episode, Model, Recorded, Responder
+from dreamgym_lg.dream.recorded import effects_of
+from dreamgym_lg.dream.trace_index import TraceIndex, unordered
 from dreamgym_lg.errors import AccessBlocked, PredictionFailed
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.grounding import Decision, Grounding
-from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experience.predictions import Exchange, in_hindsight
-from dreamgym_lg.experience.recorded_index import unordered
 from dreamgym_lg.production.log import Pair, Side
 from dreamgym_lg.production.recorder import RecordedCall
 from dreamgym_lg.simulate import EpisodeOptions, RealAccessBlocked, SimulatedEpisode, simulated
 from dreamgym_lg.simulate.agent import final_answer
-from dreamgym_lg.types import Prediction, Step, Task, Trajectory
+from dreamgym_lg.types import Step, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -56,48 +54,46 @@ class Unanswered(PredictionFailed):
         self.action = action
 
 
-class NoModel(ExperienceModel):
-    """In place of an experience model: it answers nothing."""
+class NoModel:
+    """The last responder where there is no experience model: it raises `Unanswered`."""
 
-    def __init__(self) -> None:
-        super().__init__(None)
+    name = "nobody"
 
-    def predict(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step] = ()) -> Prediction:
-        raise Unanswered(action)
-
-    async def apredict(self, task: Task, history: Sequence[Exchange], action: str, found: Sequence[Step] = ()) -> Prediction:
-        raise Unanswered(action)
+    def respond(self, episode: Episode) -> Answer | None:
+        raise Unanswered(episode.action)
 
 
 class ThisRun:
-    """Answers a call as it was answered in the real run after the same writing calls, else as recorded in other runs.
+    """Answers a call as it was answered in the real run after the same writing calls.
 
-    The n-th identical call gets the n-th answer, and the last one from then on. See `Grounds`.
+    The n-th identical call gets the n-th answer, and the last one from then on.
     """
 
-    def __init__(self, calls: Sequence[RecordedCall], grounding: Grounding) -> None:
-        self._grounding = grounding
+    name = "this run"
+
+    def __init__(self, calls: Sequence[RecordedCall], index: TraceIndex) -> None:
+        self._index = index
         self._answers: dict[Any, list[RecordedCall]] = {}
-        self._asked = Counter[Any]()
-        made = list[Asked]()
+        self._repeated = Counter[Any]()
+        earlier = list[Asked]()
         for call in calls:
-            self._answers.setdefault(self._key(call.action, made), []).append(call)
-            made.append((call.action, call.valid))
+            self._answers.setdefault(self._key(call.action, _effects(index, earlier)), []).append(call)
+            earlier.append((call.action, call.valid))
 
-    def refresh(self) -> None:
-        self._grounding.refresh()
+    def respond(self, episode: Episode) -> Answer | None:
+        key = self._key(episode.action, effects_of(self._index, episode))
+        if not (answers := self._answers.get(key)):
+            return None
+        call = answers[min(self._repeated[key], len(answers) - 1)]
+        self._repeated[key] += 1
+        return Answer(call.answer, call.valid)
 
-    def decide(self, task: Task, history: Sequence[Exchange], action: str, *, unseen: bool = False) -> Decision | None:
-        key = self._key(action, [(each.action, each.prediction.valid) for each in history])
-        if known := self._answers.get(key):
-            call = known[min(self._asked[key], len(known) - 1)]
-            self._asked[key] += 1
-            step = Step(observation="", action=action, next_observation=call.answer, valid=call.valid)
-            return Decision(in_hindsight(step, success=False), "this run")
-        return self._grounding.decide(task, history, action, unseen=unseen)
+    def _key(self, action: str, effects: Any) -> Any:
+        return self._index.call(action), effects
 
-    def _key(self, action: str, made: Sequence[Asked]) -> Any:
-        return self._grounding.comparable(action), self._grounding.effects(made)
+
+def _effects(index: TraceIndex, calls: Sequence[Asked]) -> Any:
+    return index.effects((index.call(action), valid) for action, valid in calls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,16 +102,19 @@ class Simulation:
 
     graph: Pregel
     policy: BaseChatModel
-    grounding: Grounding
-    experience: ExperienceModel
+    index: TraceIndex
+    """Of the traces that answer what this run does not."""
+    model: Model | None
     environment: str
-    """The name under which the grounding's traces are stored."""
+    """The name under which the traces are stored."""
     options: EpisodeOptions
     verify: Verify | None
 
     def _episode(self, run: RealRun) -> SimulatedEpisode:
         """The episode of the side that was not chosen: of the policy, or of production's own models."""
-        world = DreamEnvironment(self.experience, grounding=ThisRun(run.calls, self.grounding))
+        self.index.refresh()
+        last: Responder = self.model or NoModel()
+        world = Dream([ThisRun(run.calls, self.index), Recorded(self.index), last]).create_environment()
         options = self.options if run.chosen == "production" else EpisodeOptions(**{**self.options, "route": _no_call})
         return simulated(self.graph, policy=self.policy, environment=world, task=self._task(run), **options)
 
@@ -146,7 +145,7 @@ class Simulation:
         """The pair of an episode that was not played to its end."""
         if isinstance(error, Unanswered):
             call = parse_call(error.action)
-            writes = call is not None and self.grounding.writes(call.name)
+            writes = call is not None and self.index.writes(call.name)
             asked = [*made(episode, self._task(run)), (error.action, True)]
             return Pair(
                 run.thread, run.chosen, "unanswered", False, False if writes else None, None, run.success, None,
@@ -167,10 +166,10 @@ class Simulation:
         )  # fmt: skip
 
     def _call(self, asked: Asked) -> Any:
-        return self.grounding.comparable(asked[0])
+        return self.index.call(asked[0])
 
     def _effects(self, asked: Sequence[Asked]) -> Any:
-        return unordered(self.grounding.effects(asked))
+        return unordered(_effects(self.index, asked))
 
     def _details(self, run: RealRun, episode: SimulatedEpisode, other: Sequence[Asked]) -> dict[str, Any]:
         """Names of tools and counts alone: what users and tools say is not kept."""

@@ -16,14 +16,14 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
 from langgraph.pregel import Pregel
 
+from dreamgym_lg.dream import Model
 from dreamgym_lg.errors import CanaryLogError, ConfigurationError
-from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.workspace import policy_version
 from dreamgym_lg.production.log import CanaryLog, Side, draw
 from dreamgym_lg.production.recorder import Recorder
 from dreamgym_lg.production.shadows import Shadows, Snapshot, is_langgraphs
-from dreamgym_lg.production.simulation import NoModel, Simulation, Verify, judged
+from dreamgym_lg.production.simulation import Simulation, Verify, judged
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate import Allow, Route
 from dreamgym_lg.simulate.agent import production_episodes
@@ -41,7 +41,7 @@ class SimulationOptions(TypedDict, total=False):
 
     replay_buffer: ReplayBuffer | None
     """Real traces, whose recorded answers stand in for calls that the real side did not make."""
-    experience_model: ExperienceModel | None
+    experience_model: Model | None
     """Answers the rest. Without one, the simulated side ends at a call that nothing recorded answers."""
     writes: Sequence[str] | None
     """Names of the tools that change the world. Default: as of `AgentWorld`."""
@@ -104,16 +104,16 @@ class TrafficRouter:
         given: dict[str, Any] = dict(options)
         most_waiting = given.pop("most_waiting", 100)
         buffer: ReplayBuffer = given.pop("replay_buffer", None) or ReplayBuffer(":memory:")
-        experience: ExperienceModel | None = given.pop("experience_model", None)
+        model: Model | None = given.pop("experience_model", None)
         world = AgentWorld(self._graph, isolation="guard", **self._options, **given)
         stored = {task.environment for task in buffer.tasks(origin="real")}
-        grounding = world.ground(buffer)
-        grounding.refresh()  # a name in writes= that no tool has is said now
+        index = world.index(buffer)
+        index.refresh()  # a name in writes= that no tool has is said now
         simulation = Simulation(
             graph=self._graph,
             policy=self._policy,
-            grounding=grounding,
-            experience=experience or NoModel(),
+            index=index,
+            model=model,
             environment=stored.pop() if len(stored) == 1 else "production",
             options=world.options,  # type: ignore[arg-type]
             verify=self._verify,

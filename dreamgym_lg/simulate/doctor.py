@@ -19,7 +19,6 @@ from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.writing_tools import ToolUse, find_tool_uses, trace_of, use_by_name
 from dreamgym_lg.simulate.commands import returns_command, state_update
 from dreamgym_lg.simulate.object_graph import (
     body,
@@ -33,6 +32,7 @@ from dreamgym_lg.simulate.object_graph import (
 from dreamgym_lg.simulate.return_types import UNKNOWN_UPDATE
 from dreamgym_lg.simulate.static_analysis import check_tool_names, leaves_episode, makes_tools, run_by, touched, unclear
 from dreamgym_lg.simulate.wall.wall import Isolation
+from dreamgym_lg.tool_uses import UNKNOWN, ToolUse, find_tool_uses, trace_of
 from dreamgym_lg.types import Trajectory
 
 Handling = Literal["simulated", "passes through", "replaced", "answered", "unknown", "stopped", "could leak", "not simulated"]
@@ -77,7 +77,7 @@ class Examination:
     @property
     def supposed(self) -> str:
         """Which tools are only supposed to write, and what to do if they do not; "" if there is none."""
-        names = [each.name for each in self.parts if (use := use_by_name(each.name)).writes and each.use == _told_use(use)]
+        names = [each.name for each in self.parts if (use := UNKNOWN).writes and each.use == _told_use(use)]
         if not names:
             return ""
         return (

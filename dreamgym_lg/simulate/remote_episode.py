@@ -1,8 +1,8 @@
 """An episode in another process, a walled worker or a Ray actor, whose policy stays in this one, the parent.
 
 What an episode asks of its parent is a call of the policy (messages, tools and other arguments, as OpenAI's form has them; a
-message that was sent before is a number) and, where the world stays there too, the calls of `Environment` (step, check_action,
-show_tools; its `reset` is called by the parent, before the episode).
+message that was sent before is a number) and, where the world stays there too, the calls of `Environment` (step, show_tools;
+its `reset` is called by the parent, before the episode).
 
 What comes up is JSON, one line for each message: a walled worker is not trusted, and to unpickle is to run what was sent. What
 goes down is pickled.
@@ -167,10 +167,6 @@ class ParentEnvironment(Environment):
         result: StepResult = self._parent.ask("step", action).result()
         return result
 
-    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-        answer: str | None = self._parent.ask("check_action", action, observations).result()
-        return answer
-
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._parent.tell("show_tools", tools)
 
@@ -285,13 +281,10 @@ def answers_of(policy: BaseChatModel, environment: Environment | None) -> dict[s
     if environment is None:
         return {"policy": reply}
 
-    async def check_action(action: str, observations: list[str]) -> str | None:
-        return environment.check_action(action, observations)
-
     async def show_tools(tools: list[dict[str, Any]]) -> None:
         environment.show_tools(tools)
 
-    return {"policy": reply, "step": environment.astep, "check_action": check_action, "show_tools": show_tools}
+    return {"policy": reply, "step": environment.astep, "show_tools": show_tools}
 
 
 def read_state(message: Message) -> AgentState | None:

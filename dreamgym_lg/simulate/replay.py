@@ -17,9 +17,9 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 
 from dreamgym_lg.actions import ToolCall, is_answer, parse_action, parse_call
 from dreamgym_lg.environment import Environment, EpisodeContext
-from dreamgym_lg.experience.prompt_formats import with_tools
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.context import set_var
+from dreamgym_lg.tasks import with_tools
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment, Step, StepResult, Task, Trajectory
 

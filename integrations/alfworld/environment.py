@@ -44,9 +44,9 @@ class ALFWorld(TextGame):
         except EnvironmentFailed as error:
             raise EnvironmentFailed(f"ALFWorld cannot build {task.id}: {error}") from error
         self._steps, self._over = 0, False
-        return without_frame(self._game.shown.text)
+        return self.begin(without_frame(self._game.shown.text))
 
-    def step(self, action: str) -> StepResult:
+    def play(self, action: str) -> StepResult:
         if self._over or self._game is None:
             raise RuntimeError("step called before reset or after the end of the episode")
         # Out of reach of `close` meanwhile: a cancelled episode leaves its thread behind in the game. And should the

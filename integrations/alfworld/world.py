@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.predictions import Exchange
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.integrations.alfworld.data import FAMILIES, Family, OfficialSplit, load_tasks, usual_places
@@ -14,7 +14,8 @@ from dreamgym_lg.integrations.alfworld.environment import ALFWorld
 from dreamgym_lg.integrations.alfworld.hidden_facts import hidden_facts
 from dreamgym_lg.integrations.alfworld.scripted_policies import scripted_trajectories
 from dreamgym_lg.integrations.alfworld.text import Check, check_action
-from dreamgym_lg.types import Split, Task, Trajectory
+from dreamgym_lg.integrations.text_games.dream import Rules
+from dreamgym_lg.types import Split, Step, Task, Trajectory
 
 AT_ONCE, REPEATED = 30, 6
 """Games that offline trajectories take in turn, and how many are played of each, about: loading a game takes a second or more,
@@ -41,6 +42,7 @@ class ALFWorldWorld(World):
     """
 
     name = "alfworld"
+    assisted = True
     settings = Settings(
         tasks=500,
         episodes={"demonstration": 400, "noisy": 300, "random": 200, "malformed": 100, "fluent_wrong": 300},
@@ -75,12 +77,17 @@ class ALFWorldWorld(World):
     def create_environment(self) -> ALFWorld:
         return ALFWorld(max_steps=self.max_steps, check=self.check)
 
-    def check_action(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
+    def create_dream(self, model: Model) -> Dream:
+        """The game's own rules refuse; the experience model answers and judges."""
+        return Dream([Rules(self.refusal), model])
+
+    def refusal(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
+        """The game's answer to an action that is invalid whatever the world holds; None for any other."""
         return check_action(action, observations, check=self.check)
 
-    def hidden_facts(self, task: Task, history: Sequence[Exchange], seed: int) -> list[str]:
-        """`hidden_facts.hidden_facts`, whose draws follow where such things lie in the train games."""
-        return hidden_facts(task, history, seed, usual_places(self.games))
+    def context(self, task: Task, steps: Sequence[Step]) -> list[str]:
+        """`hidden_facts`, whose draws follow where such things lie in the train games."""
+        return hidden_facts(task, steps, usual_places(self.games))
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
         """`episodes[kind]` trajectories of each `Kind` of scripted policy, of the first tasks: `REPEATED` or more of each."""

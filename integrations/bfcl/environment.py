@@ -1,9 +1,7 @@
 """BFCL as an `Environment`: tool calls and answers as text."""
 
-from collections.abc import Sequence
-
 from dreamgym_lg.actions import ToolCall, parse_action
-from dreamgym_lg.environment import INVALID_REWARD, Environment, refused
+from dreamgym_lg.environment import Environment, refused
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.bfcl.apis import BFCLApis, check_call
 from dreamgym_lg.types import StepResult, Task
@@ -30,13 +28,9 @@ class BFCLEnvironment(Environment):
         self._apis, self._calls = BFCLApis(task), 0
         return self._apis.user_turns[0]
 
-    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-        apis = self._playing()
-        return check_call(apis.task, action, turn=apis.turn)
-
     def step(self, action: str) -> StepResult:
         apis = self._playing()
-        refusal = self.check_action(action, [])
+        refusal = check_call(apis.task, action, turn=apis.turn)
         call = parse_action(action) if refusal is None else None
         if isinstance(call, str):
             return self._answered(apis)
@@ -47,7 +41,7 @@ class BFCLEnvironment(Environment):
         if not isinstance(call, ToolCall):
             return refused(refusal or "")._replace(truncated=truncated)
         answer = apis.call(call.name, call.arguments)
-        return StepResult(answer.text, INVALID_REWARD, False, truncated, {"success": False, "valid": answer.valid})
+        return StepResult(answer.text, 0.0, False, truncated, {"success": False, "valid": answer.valid})
 
     def _answered(self, apis: BFCLApis) -> StepResult:
         self._calls, request = 0, apis.end_turn()

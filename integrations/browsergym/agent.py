@@ -10,7 +10,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.graph.state import CompiledStateGraph
 
-from dreamgym_lg.environment import Environment, EpisodeContext, Played, aplay_action, play_action
+from dreamgym_lg.environment import Environment, EpisodeContext, PlayedAction, aplay_action, play_action
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
 from dreamgym_lg.integrations.browsergym.actions import allowed_actions, describe_action, listed, render, tool_schema
 from dreamgym_lg.integrations.browsergym.environment import OVER
@@ -51,7 +51,7 @@ class BrowserTools:
         self.environment, self.task, self.max_steps, self.short = environment, task, max_steps, short
         self.steps: list[Step] = []
         self.success, self.over = False, False
-        self._seen: list[str] = []
+        self._page = ""
         self._turn, self._aturn = threading.Lock(), asyncio.Lock()
         self.tools: list[BaseTool] = [
             StructuredTool(
@@ -78,7 +78,7 @@ class BrowserTools:
         return self._begin(await self.environment.areset(self.task))
 
     def _begin(self, page: str) -> list[BaseMessage]:
-        self.steps, self._seen, self.success, self.over = [], [page], False, False
+        self.steps, self._page, self.success, self.over = [], page, False, False
         return [HumanMessage(f"{self.task.instruction}\n\n{self._shown(page)}")]
 
     def _shown(self, page: str) -> str:
@@ -92,7 +92,7 @@ class BrowserTools:
             with self._turn:
                 if self.over:
                     return OVER
-                return self._played(play_action(self.environment, render(name, arguments), self._seen, last=self._last()))
+                return self._played(play_action(self.environment, render(name, arguments), self._page, last=self._last()))
 
         return play
 
@@ -102,16 +102,16 @@ class BrowserTools:
                 if self.over:
                     return OVER
                 action = render(name, arguments)
-                return self._played(await aplay_action(self.environment, action, self._seen, last=self._last()))
+                return self._played(await aplay_action(self.environment, action, self._page, last=self._last()))
 
         return play
 
     def _last(self) -> bool:
         return self.max_steps is not None and len(self.steps) + 1 >= self.max_steps
 
-    def _played(self, played: Played) -> str:
+    def _played(self, played: PlayedAction) -> str:
         self.steps.append(played.step)
-        self._seen.append(played.step.next_observation)
+        self._page = played.step.next_observation
         self.success, self.over = played.success, played.step.terminated or played.step.truncated
         return self._shown(played.step.next_observation)
 

@@ -1,16 +1,14 @@
-"""A dream of pages: what an experience model is told about an action beside the action itself."""
+"""The parts of a dream of pages: actions described to the experience model, and endings of recorded successes."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dreamgym_lg.environment import CheckAction, StepResult
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.grounding import Decision
-from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.dream import Answer, Episode, Verdict
 from dreamgym_lg.integrations.browsergym.actions import Element, elements, last_page, parsed
 from dreamgym_lg.integrations.browsergym.environment import OVER
-from dreamgym_lg.types import Prediction, Step, Task, Trajectory
+from dreamgym_lg.tasks import first_observation
+from dreamgym_lg.types import Step, Task, Trajectory
 
 _HIDDEN = re.compile("•+")
 """How a page shows a password."""
@@ -70,14 +68,16 @@ def _told(task: Task, role: str, text: str) -> str:
     return f"{role} {text[:24]!r} {'in the task' if inside else 'elsewhere'}"
 
 
-def as_dreamed(trajectory: Trajectory) -> Trajectory:
+def as_taught(trajectory: Trajectory) -> Trajectory:
     """A recorded episode with its actions `described`."""
-    steps, actions, seen = list[Step](), list[str](), [trajectory.steps[0].observation] if trajectory.steps else []
-    for step in trajectory.steps:
-        steps.append(replace(step, action=described(trajectory.task, actions, seen, step.action)))
-        actions.append(step.action)
-        seen.append(step.next_observation)
-    return replace(trajectory, steps=steps)
+    episode = described_episode(Episode(task=with_first_page(trajectory), steps=trajectory.steps))
+    return replace(trajectory, steps=episode.steps)
+
+
+def with_first_page(trajectory: Trajectory) -> Task:
+    """The task of a recorded episode, which begins with the page that was really seen first."""
+    first = trajectory.steps[0].observation if trajectory.steps else ""
+    return replace(trajectory.task, metadata={**trajectory.task.metadata, "observation": first})
 
 
 Endings = Mapping[str, Mapping[str, Collection[str]]]
@@ -102,47 +102,53 @@ def recorded_endings(recorded: Iterable[Trajectory]) -> Endings:
     found: dict[str, dict[str, set[str]]] = {}
     for trajectory in recorded:
         if trajectory.success:
-            last, name = as_dreamed(trajectory).steps[-1], str(trajectory.task.metadata.get("task"))
+            last, name = as_taught(trajectory).steps[-1], str(trajectory.task.metadata.get("task"))
             found.setdefault(name, {}).setdefault(ending(trajectory.task, last.action), set()).add(trajectory.task.id)
     return found
 
 
-class PageDream(DreamEnvironment):
-    """Pages played by an experience model, which reads every action `described`.
+class RecordedEndings:
+    """Recorded successes decide the outcome where there are some of the same kind of task.
 
-    Recorded successes decide the outcome where there are some of the same kind of task: an episode is a success if it ends
-    as one of them did, in the same words about this task's own values, and no other is. The model alone pays too much.
+    An episode is a success if it ends as one of them did, in the same words about this task's own values, and no other is. The
+    model alone rewards too much. As a responder it ends the episode there, as a judge it refuses other successes.
 
-    Args: `endings`, of recorded successes (`recorded_endings`); others as of `DreamEnvironment`.
+    Args: `endings`, of recorded successes (`recorded_endings`).
     """
 
-    def __init__(self, experience: ExperienceModel, *, check_action: CheckAction, endings: Endings) -> None:
-        super().__init__(experience, check_action=check_action)
+    name = "references"
+
+    def __init__(self, endings: Endings) -> None:
         self._endings = endings
 
-    def step(self, action: str) -> StepResult:
-        return super().step(self._described(action))
-
-    async def astep(self, action: str) -> StepResult:
-        return await super().astep(self._described(action))
-
-    def _recorded_endings(self) -> Mapping[str, Collection[str]]:
-        return self._endings.get(str(self._playing().metadata.get("task")), {})
-
-    def _known(self, action: str) -> Decision | None:
-        task = self._playing()
-        tasks = set(self._recorded_endings().get(ending(task, action), ()))
-        if not tasks - ({task.id} if self._unseen else set()):
+    def respond(self, episode: Episode) -> Answer | None:
+        if not self._ends(episode):
             return None
-        reasoning = "valid, it completes the task: a recorded success ended so"
-        return Decision(Prediction(reasoning, OVER, 1.0, True, True, True), "effects")
+        return Answer(OVER, reasoning="valid, it completes the task", verdict=Verdict(1.0, True, "a recorded success ended so"))
 
-    def _advance(self, action: str, found: tuple[Step, ...], prediction: Prediction, decided_by: str) -> StepResult:
-        if decided_by == "model" and prediction.success and self._recorded_endings():
-            prediction, decided_by = prediction._replace(reward=0.0, success=False), "effects"
-        return super()._advance(action, found, prediction, decided_by)
+    def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
+        if answer is None or answer.verdict is None or not self._of_kind(episode):
+            return None
+        if self._ends(episode):
+            return answer.verdict
+        if answer.verdict.success:
+            return Verdict(0.0, False, "no recorded success of this kind of task ended so", answer.verdict.terminated)
+        return None
 
-    def _described(self, action: str) -> str:
-        task = self._playing()
-        seen = [str(task.metadata.get("observation", "")), *(each.prediction.observation for each in self._history)]
-        return described(task, [each.action for each in self._history], seen, action)
+    def _of_kind(self, episode: Episode) -> Mapping[str, Collection[str]]:
+        return self._endings.get(str(episode.task.metadata.get("task")), {})
+
+    def _ends(self, episode: Episode) -> bool:
+        action = described_episode(episode).action
+        tasks = set(self._of_kind(episode).get(ending(episode.task, action), ()))
+        return bool(tasks - (set() if episode.own_traces else {episode.task.id}))
+
+
+def described_episode(episode: Episode) -> Episode:
+    """The episode with every action `described`."""
+    steps, actions, seen = list[Step](), list[str](), [first_observation(episode.task)]
+    for step in episode.steps:
+        steps.append(replace(step, action=described(episode.task, actions, seen, step.action)))
+        actions.append(step.action)
+        seen.append(step.next_observation)
+    return replace(episode, steps=steps, action=described(episode.task, actions, seen, episode.action))

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from dreamgym_lg.environment import refused
@@ -74,15 +74,15 @@ class BrowserGym(TextGame):
         self._page, self._goal = str(reply["page"]), " ".join(str(reply["goal"]).split())
         self._steps, self._over = 0, False
         told = " ".join(task.instruction.split()) == self._goal
-        return self._page if told else f"Goal: {self._goal}\n{self._page}"
+        return self.begin(self._page if told else f"Goal: {self._goal}\n{self._page}")
 
-    def step(self, action: str) -> StepResult:
+    def play(self, action: str) -> StepResult:
         """A step that ends the task shows `OVER`. Raises `EnvironmentFailed` if the browser dies, which ends the episode."""
         if self._over or self._seat is None:
             raise RuntimeError("step called before reset or after the end of the episode")
         self._steps += 1
         self._over = truncated = self._steps >= self.max_steps
-        if (refusal := self.check_action(action, [self._page])) is not None:
+        if (refusal := check_action(self._benchmark, action, [self._page])) is not None:
             return refused(refusal)._replace(truncated=truncated)
         self._over = True  # should the browser fail now, the episode has ended
         reply = self._seat.ask({"step": normalized(self._benchmark, action)})
@@ -91,9 +91,6 @@ class BrowserGym(TextGame):
         observation = OVER if terminated else f"Error: {error}\n{self._page}" if error else self._page
         info = {"success": terminated and reward >= 1, "valid": not error}
         return StepResult(observation, reward, terminated, truncated and not terminated, info)
-
-    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-        return check_action(self._benchmark, action, observations)
 
     def valid_actions(self) -> list[str]:
         """A click on each element of the page, each choice, and each word of the goal in each field."""

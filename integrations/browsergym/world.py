@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.actions import render_call
+from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.integrations.browsergym.actions import check_action, parsed
 from dreamgym_lg.integrations.browsergym.agent import BrowserAgent, chosen_actions
 from dreamgym_lg.integrations.browsergym.browsers import Browsers
 from dreamgym_lg.integrations.browsergym.data import Benchmark, load_tasks
-from dreamgym_lg.integrations.browsergym.dream import Endings, PageDream, as_dreamed, recorded_endings
+from dreamgym_lg.integrations.browsergym.dream import Endings, RecordedEndings, as_taught, described_episode, recorded_endings
 from dreamgym_lg.integrations.browsergym.environment import BrowserGym, make_tasks
 from dreamgym_lg.integrations.browsergym.scripted_policies import SOLVERS, scripted_trajectories
+from dreamgym_lg.integrations.text_games.dream import Rules
 from dreamgym_lg.types import Split, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class BrowserGymWorld(World):
     Raises `ConfigurationError` for an unknown task of MiniWoB++, names for another benchmark, and an unknown action.
     """
 
+    assisted = True
     settings = Settings(
         tasks=640,
         episodes={"demonstration": 200, "noisy": 200, "random": 200, "malformed": 100},
@@ -91,9 +93,6 @@ class BrowserGymWorld(World):
     def create_environment(self) -> BrowserGym:
         return BrowserGym(self._browsers, max_steps=self.max_steps)
 
-    def check_action(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
-        return check_action(self.benchmark, action, observations)
-
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
         """`episodes[kind]` trajectories of each `Kind` of scripted policy; `ConfigurationError` for other benchmarks."""
         if self.benchmark != "miniwob":
@@ -101,15 +100,21 @@ class BrowserGymWorld(World):
         with closing(self.create_environment()) as environment:
             yield from scripted_trajectories(tasks, environment, episodes=episodes, seed=seed)
 
-    def create_dream(self, experience: ExperienceModel) -> PageDream:
-        buffer = experience.replay_buffer
+    def create_dream(self, model: Model) -> Dream:
+        """The benchmark's grammar of actions refuses, the experience model answers; recorded endings decide the outcome."""
+        buffer = model.replay_buffer
         if self._endings is None:  # offline traces do not change while a dream is played
             recorded = buffer.trajectories(source="offline", split="train", errors=False) if buffer is not None else ()
             self._endings = recorded_endings(recorded)
-        return PageDream(experience, check_action=self.check_action, endings=self._endings)
+        endings = RecordedEndings(self._endings)
+        return Dream([Rules(self.refusal), endings, model.viewing(described_episode)], judges=[endings])
 
-    def as_dreamed(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
-        return list(map(as_dreamed, recorded))
+    def refusal(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
+        """The answer to an action that the benchmark does not allow or that names nothing on the page; None for any other."""
+        return check_action(self.benchmark, action, observations)
+
+    def as_taught(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
+        return list(map(as_taught, recorded))
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> BrowserAgent:
         return BrowserAgent(policy, actions=self.actions, max_steps=self.max_steps, short=self.short)

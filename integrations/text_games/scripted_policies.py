@@ -127,7 +127,7 @@ def play_scripted(
         valid = environment.valid_actions()
         view = View(seen, valid, oracle(seen, valid), words)
         action = choose(kind, view, mistakes, rng, gone_wrong=len(steps) >= turn)
-        step, success, _ = play_action(environment, action, seen, last=len(steps) + 1 >= environment.max_steps)
+        step, success = play_action(environment, action, seen[-1], last=len(steps) + 1 >= environment.max_steps)
         steps.append(step)
         seen.append(step.next_observation)
         if success and kind in ("unfinished", "unfinished_wrong") and len(steps) > 1:

@@ -63,9 +63,9 @@ class TextWorldExpress(TextGame):
         self._over = True
         self._state = self._ask(lambda slot: slot.start(world))
         self._game, self._steps, self._over = world["game"], 0, False
-        return one_line(self._state["observation"])
+        return self.begin(one_line(self._state["observation"]))
 
-    def step(self, action: str) -> StepResult:
+    def play(self, action: str) -> StepResult:
         """The reward is the change of the game's score, except that failing the task pays 0 and keeps what was reached.
 
         (The game itself scores a failure, such as a wrong guess in `peckingorder`, -1 whatever came before. From that a

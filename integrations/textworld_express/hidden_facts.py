@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from dreamgym_lg.experience.hidden_facts import draw_order
-from dreamgym_lg.experience.predictions import Exchange
+from dreamgym_lg.integrations.text_games.dream import draw_order
 from dreamgym_lg.integrations.textworld_express.text import BESIDE, CONNECTED, FETCHED, GAMES, ROOM, movable_items
-from dreamgym_lg.types import Task
+from dreamgym_lg.tasks import first_observation, world_seed
+from dreamgym_lg.types import Step, Task
 
 ROOMS = (
     *("alley", "attic", "backyard", "bar", "basement", "bathroom", "bedchamber", "bedroom", "canteen", "cellar", "chamber"),
@@ -22,68 +22,54 @@ OPPOSITE = {"North": "South", "South": "North", "East": "West", "West": "East"}
 """The ways, in the order in which a room names them, each with the way back."""
 
 _ASKED = re.compile(r"The current task is to take the (.+?)\.")
-_SHOWS = re.compile(r"(look around|move \w+|read map): (.+?)(?= move \w+: | read map: |$)")
-"""In a fact of `mapreader`: an action and what it shows."""
 _LISTED = re.compile(r"Simon says, take these actions in order: (.+)\.")
 _MOVED = re.compile(r"(?:take (?P<taken>.+)|put (?P<put>.+?) in .+)")
 
 
-class GameFacts:
-    """The `hidden_facts` of the games, and the correction of answers that say something else than what was drawn."""
+def hidden_facts(task: Task, history: Sequence[Step]) -> list[str]:
+    """One text for each step and the next: what the world reveals then, drawn once by its seed (`World.context`).
 
-    def __call__(self, task: Task, history: Sequence[Exchange], seed: int, /) -> list[str]:
-        return hidden_facts(task, history, seed)
-
-    def tell(self, action: str, observation: str, fact: str, /) -> str:
-        """Whatever the experience model wrote: the sentence of `peckingorder`'s book with the drawn item in it; the room that a
-        look or a move of `mapreader` shows, and its map when it is first read."""
-        if observation.startswith("The current task is to take the "):
-            return f"The current task is to take the {fact}."
-        return dict(_SHOWS.findall(fact)).get(action, observation)
-
-
-def hidden_facts(task: Task, history: Sequence[Exchange], seed: int) -> list[str]:
-    """`HiddenFacts` of TextWorld-Express: the item that the book of `peckingorder` asks for, the next action of the list of
-    `simonsays`, what a look, each move and the map show in `mapreader` (`_ways`), "" in every other game.
+    That is the item that the book of `peckingorder` asks for, the next action of the list of `simonsays`, what a look, each
+    move and the map show in `mapreader` (`_ways`), "" in every other game.
 
     The order of the items is what `history` has revealed, then a draw by the seed. An item is done once it is taken, and comes
     again when it is put back and the reward for it is lost.
     """
-    first = str(task.metadata.get("observation", ""))
+    first, seed = first_observation(task), world_seed(task)
     if listed := _LISTED.fullmatch(first):
         actions = [*listed[1].split(", "), ""]
-        paid = accumulate((exchange.prediction.reward > 0 for exchange in history), initial=0)
+        paid = accumulate((step.reward > 0 for step in history), initial=0)
         return [actions[min(number, len(actions) - 1)] for number in paid]
     if (wanted := FETCHED.match(task.instruction)) and task.metadata.get("params") == GAMES["mapreader"]:
-        return _ways(wanted[1], wanted[2], [first, *(exchange.prediction.observation for exchange in history)], seed)
+        return _ways(wanted[1], wanted[2], [first, *(step.next_observation for step in history)], seed)
     items = movable_items(first) if task.metadata.get("game") == "peckingorder" else []
     order = _order(items, history, seed)
     facts, asked = [], set[str]()
-    for exchange in history:
+    for step in history:
         facts.append(order[0] if order else "")
-        item, reward = _moved(exchange), exchange.prediction.reward
+        item, reward = _moved(step), step.reward
         if item in items and (reward != 0 or item in asked):
             rest = [other for other in order if other != item]
             order = [item, *rest] if reward < 0 else rest
-        asked.update(_ASKED.findall(exchange.prediction.observation))
+        asked.update(_ASKED.findall(step.next_observation))
     return [*facts, order[0] if order else ""]
 
 
-def _order(items: Sequence[str], history: Sequence[Exchange], seed: int) -> list[str]:
+def _order(items: Sequence[str], history: Sequence[Step], seed: int) -> list[str]:
     """The order of the items: first those that the book asked for or that were paid for, then the drawn ones."""
     revealed: dict[str, None] = {}
-    for exchange in history:
-        found = {_moved(exchange)} if exchange.prediction.reward > 0 else _ASKED.findall(exchange.prediction.observation)
+    for step in history:
+        found = {_moved(step)} if step.reward > 0 else _ASKED.findall(step.next_observation)
         revealed.update((item, None) for item in found if item in items)
-    wrong = history[-1] if history and history[-1].prediction.terminated and history[-1].prediction.reward <= 0 else None
+    wrong = history[-1] if history and history[-1].terminated and history[-1].reward <= 0 else None
     drawn = [item for item in draw_order(items, seed) if item not in revealed]
     # what a recorded episode failed by taking was not asked for
     return [*revealed, *sorted(drawn, key=lambda item: wrong is not None and item == _moved(wrong))]
 
 
-def _moved(exchange: Exchange) -> str:
+def _moved(step: Step) -> str:
     """The item that the action takes or puts somewhere; "" for an invalid or any other action."""
-    moved = _MOVED.fullmatch(" ".join(exchange.action.split())) if exchange.prediction.valid else None
+    moved = _MOVED.fullmatch(" ".join(step.action.split())) if step.valid else None
     return (moved["taken"] or moved["put"]) if moved else ""
 
 

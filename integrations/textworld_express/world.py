@@ -7,11 +7,13 @@ from random import Random
 from typing import Any
 
 from dreamgym_lg.curriculum.task_generator import TaskGenerator
+from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
+from dreamgym_lg.integrations.text_games.dream import Rules, Score
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
-from dreamgym_lg.integrations.textworld_express.hidden_facts import GameFacts
+from dreamgym_lg.integrations.textworld_express.hidden_facts import hidden_facts
 from dreamgym_lg.integrations.textworld_express.scripted_policies import scripted_trajectories
 from dreamgym_lg.integrations.textworld_express.text import (
     GAMES,
@@ -74,9 +76,8 @@ class TextWorldExpressWorld(World):
         synthetic_share=0.5,
         stop_after_uniform=0,  # groups that all fail alike are not done: later ones of other worlds differ again
     )
-    rewards = "score"
-    full_score_completes = True
-    hidden_facts = GameFacts()
+    assisted = True
+    context = staticmethod(hidden_facts)
 
     def __init__(self, game: str = "peckingorder", *, check: Check | None = None, max_steps: int = 10) -> None:
         if game not in GAMES:
@@ -85,7 +86,6 @@ class TextWorldExpressWorld(World):
         self.name = f"textworld_express/{game}"
         self.settings = replace(self.settings, **_OWN.get(game, {}))
         self.check: Check = check or ("state" if game in STATE_KNOWN else "names")
-        self.pays_once = game != "simonsays"  # which may ask for the same action again
         self.arguments = {"check": self.check, "max_steps": max_steps}
         self._made: dict[range, list[Task]] = {}
 
@@ -99,7 +99,13 @@ class TextWorldExpressWorld(World):
     def create_environment(self) -> TextWorldExpress:
         return TextWorldExpress(max_steps=self.max_steps, check=self.check)
 
-    def check_action(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
+    def create_dream(self, model: Model) -> Dream:
+        """The game's own rules refuse, the experience model answers, and the game's score judges."""
+        once = self.game != "simonsays"  # which may ask for the same action again
+        return Dream([Rules(self.refusal), model], judges=[Score(completes=True, once=once)])
+
+    def refusal(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
+        """The game's answer to an action that is invalid whatever the world holds; None for any other."""
         return check_action(self.game, action, observations, check=self.check)
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:

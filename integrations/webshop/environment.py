@@ -121,9 +121,9 @@ class WebShopEnvironment(TextGame):
         goal = goal_of(task, self._shop.catalogue)
         self.visit, self._steps = Visit(goal, self._shop.catalogue.products[goal.asin]), 0
         self._shown = ""
-        return self._show(self.visit.page.text)
+        return self.begin(self._show(self.visit.page.text))
 
-    def step(self, action: str) -> StepResult:
+    def play(self, action: str) -> StepResult:
         if self.visit is None or self._shop is None:
             raise RuntimeError("step called before reset or after the end of the episode")
         visit, shop = self.visit, self._shop

@@ -6,10 +6,8 @@ from dataclasses import replace
 from threading import Lock
 from typing import NamedTuple
 
-from dreamgym_lg.environment import INVALID_REWARD
-from dreamgym_lg.experience.grounding import Decision
-from dreamgym_lg.experience.predictions import Exchange, in_hindsight
-from dreamgym_lg.experience.prompt_formats import first_observation
+from dreamgym_lg.dream import Answer, Episode, Verdict
+from dreamgym_lg.integrations.text_games.dream import Score
 from dreamgym_lg.integrations.webshop.pages import (
     BACK,
     BUY,
@@ -26,7 +24,8 @@ from dreamgym_lg.integrations.webshop.pages import (
 )
 from dreamgym_lg.integrations.webshop.search import SearchIndex, load_index
 from dreamgym_lg.replay.buffer import Changes, ReplayBuffer
-from dreamgym_lg.types import Prediction, Step, Task, Trajectory
+from dreamgym_lg.tasks import first_observation
+from dreamgym_lg.types import Step, Task, Trajectory
 
 _PRICE = re.compile(r"(.*?) (\$[\d-]+)")
 """A result's title and price, in the short form of a page."""
@@ -70,12 +69,12 @@ class Place(NamedTuple):
         return self._replace(asin=what)
 
 
-def place_of(history: Sequence[Exchange]) -> Place:
+def place_of(steps: Sequence[Step]) -> Place:
     """Where these steps have led."""
     place = Place()
-    for exchange in history:
-        if exchange.prediction.valid:
-            place = place.after(exchange.action)
+    for step in steps:
+        if step.valid:
+            place = place.after(step.action)
     return place
 
 
@@ -83,29 +82,54 @@ def _is_purchase(action: str) -> bool:
     return parse_action(action) == ("click", BUY.lower())
 
 
-def shown_of_purchase(task: Task, history: Sequence[Exchange], action: str) -> tuple[Task, Sequence[Exchange]] | None:
-    """What the experience model is shown of a purchase: the product's title and price, and what was chosen of its options.
+def purchase(episode: Episode) -> Episode | None:
+    """A purchase as the experience model reads it: the product's title and price, and the values chosen of its options.
 
-    The purchase is then the first step of an episode that begins with them. None for every other action.
+    It is the first step of an episode that begins with them. None for every other action.
     """
-    seen = [first_observation(task), *(exchange.prediction.observation for exchange in history)]
-    item = item_on(last_page(seen))
-    if not _is_purchase(action) or item is None:
+    item = item_on(last_page(_seen(episode)))
+    if not _is_purchase(episode.action) or item is None:
         return None
-    chosen = ", ".join(place_of(history).chosen) or "nothing"
-    shown = f"{' '.join(item.title.split())}\nprice: {item.price_tag}\nchosen: {chosen}"
-    return replace(task, metadata={**task.metadata, "observation": shown}), ()
+    chosen = ", ".join(place_of(episode.steps).chosen) or "nothing"
+    text = f"{' '.join(item.title.split())}\nprice: {item.price_tag}\nchosen: {chosen}"
+    metadata = {**episode.task.metadata, "observation": text}
+    return replace(episode, task=replace(episode.task, metadata=metadata), steps=())
+
+
+def as_taught(trajectory: Trajectory) -> Trajectory | None:
+    """The purchase of a recorded episode, as the experience model reads it; None without one."""
+    *steps, last = trajectory.steps
+    reduced = purchase(Episode(task=trajectory.task, steps=steps, action=last.action))
+    if reduced is None:
+        return None
+    step = replace(last, observation=str(reduced.task.metadata["observation"]))
+    return replace(trajectory, task=reduced.task, steps=[step])
+
+
+class ShopScore(Score):
+    """The score of a purchase; of an instruction with a recorded success, that success decides it."""
+
+    def __init__(self, shop: "RecordedShop") -> None:
+        super().__init__(completes=True)
+        self._shop = shop
+
+    def decides(self, task: Task) -> bool:
+        return self._shop.decides(task)
+
+
+def _seen(episode: Episode) -> list[str]:
+    return [first_observation(episode.task), *(step.next_observation for step in episode.steps)]
 
 
 class RecordedShop:
-    """Plays the shop from the real trajectories in a replay buffer; only the score of an unknown purchase is left open.
+    """The responder that plays the shop from the real trajectories in a replay buffer; unknown purchases are left open.
 
-    `recorded`: A product's page, a sub page and a page of results are shown as any trace of a training task showed them. A
+    A product's page, a sub page and a page of results are shown as any trace of a training task showed them. A
     purchase of the same product with the same values, chosen in the same order, for the same instruction, pays what it was
     recorded to pay.
-    `reference`: Of an instruction with a recorded success, any other purchase fails, and pays nothing: that success shows the
+    Of an instruction with a recorded success, any other purchase fails, and pays nothing: that success shows the
     product and the values that are wanted. Another product may be as good in the shop; here it is not.
-    `retrieved`: A search that no trace made finds, with the shop's own kind of search (BM25), those products whose pages are
+    A search that no trace made finds, with the shop's own kind of search (BM25), those products whose pages are
     recorded, by what these pages say. A product whose page was never opened has the title and price that its result showed,
     and no options; a sub page that was never opened is empty.
 
@@ -116,6 +140,8 @@ class RecordedShop:
         replay_buffer: Its trajectories of the sources `offline` and `real` and of the split `train`.
         compact: Whether the traces show pages in their short form.
     """
+
+    name = "recorded"
 
     def __init__(self, replay_buffer: ReplayBuffer, *, compact: bool = False) -> None:
         self._replay_buffer, self._compact = replay_buffer, compact
@@ -166,50 +192,46 @@ class RecordedShop:
         places = (Place(asin=asin, sub_page=name) for name in ("", *SUB_PAGES))
         return "\n".join(next(iter(self._pages[place].values())) for place in places if place in self._pages)
 
-    def decide(self, task: Task, history: Sequence[Exchange], action: str, *, unseen: bool = False) -> Decision | None:
-        """What follows an action; None for a purchase that no trace made.
+    def respond(self, episode: Episode) -> Answer | None:
+        """The shop's answer; None for a purchase that no trace made."""
+        if not episode.steps:
+            self.refresh()
+        task, own, place = episode.task, "" if episode.own_traces else episode.task.id, place_of(episode.steps)
+        if _is_purchase(episode.action):
+            return self._bought_by(place, task, own)
+        screen = last_page(_seen(episode))
+        if not _is_clickable(episode.action, screen):
+            return Answer(SAME_PAGE if self._compact else screen, False, "invalid, it cannot be clicked")
+        goal = place.after(episode.action)
+        text = f"{self._head(task)}{self._page(goal, screen, own)}" if goal.page != Place() else first_observation(task)
+        return Answer(SAME_PAGE if self._compact and text == screen else text)
 
-        Args: as of `Grounding.decide`.
-        """
-        own, place = task.id if unseen else "", place_of(history)
-        if _is_purchase(action):
-            return self._bought_by(place, task, own, action)
-        screen = last_page([first_observation(task), *(exchange.prediction.observation for exchange in history)])
-        if not _is_clickable(action, screen):
-            shown = SAME_PAGE if self._compact else screen
-            return Decision(Prediction("invalid, it cannot be clicked", shown, INVALID_REWARD, False, False, False), "recorded")
-        goal = place.after(action)
-        body, decided_by = self._page(goal, screen, own)
-        text = f"{self._head(task)}{body}" if goal.page != Place() else first_observation(task)
-        shown = SAME_PAGE if self._compact and text == screen else text
-        step = Step(observation=screen, action=action, next_observation=shown)
-        return Decision(in_hindsight(step, success=False), decided_by)
-
-    def judges(self, task: Task) -> bool:
+    def decides(self, task: Task) -> bool:
         """Whether a recorded success decides every purchase for this task."""
+        self.refresh()
         return bool(self._bought.get(task.instruction))
 
-    def _bought_by(self, place: Place, task: Task, own: str, action: str) -> Decision | None:
+    def _bought_by(self, place: Place, task: Task, own: str) -> Answer | None:
         known = self._paid.get((task.instruction, place.asin, place.chosen), {})
         paid = next((reward for id, reward in known.items() if id != own), None)
         if paid is not None:
-            return Decision(_purchase(action, paid), "recorded")
-        wanted = [each for id, each in self._bought.get(task.instruction, {}).items() if id != own]
-        same = any(each.asin == place.asin and sorted(each.chosen) == sorted(place.chosen) for each in wanted)
-        return Decision(_purchase(action, float(same)), "reference") if wanted else None
+            return _purchased(paid, "a recorded purchase")
+        right = [each for id, each in self._bought.get(task.instruction, {}).items() if id != own]
+        same = any(each.asin == place.asin and sorted(each.chosen) == sorted(place.chosen) for each in right)
+        return _purchased(float(same), "a recorded success of this instruction") if right else None
 
-    def _page(self, place: Place, screen: str, own: str) -> tuple[str, str]:
-        """The text of a page behind the instruction, and what decided it. Args: `screen`, the page before it."""
+    def _page(self, place: Place, screen: str, own: str) -> str:
+        """The text of a page behind the instruction. Args: `screen`, the page before it."""
         recorded = self._of_others(place.page, own)
         if recorded is not None or place.page == Place():
-            return recorded or "", "recorded"
+            return recorded or ""
         if not place.asin:
-            return self._results(place, own), "retrieved"
+            return self._results(place, own)
         if place.sub_page:
-            return self._joined([BACK, PREVIOUS]), "retrieved"
+            return self._joined([BACK, PREVIOUS])
         title, price = _title_and_price(results_on(screen).get(place.asin) or self._entries[place.asin])
         buttons = ["Description", "Features", "Reviews", BUY]
-        return self._joined([BACK, PREVIOUS, title, f"Price: {price}", "Rating: N.A.", *buttons]), "retrieved"
+        return self._joined([BACK, PREVIOUS, title, f"Price: {price}", "Rating: N.A.", *buttons])
 
     def _of_others(self, page: Place, own: str) -> str | None:
         return next((text for id, text in self._pages.get(page, {}).items() if id != own), None)
@@ -243,9 +265,8 @@ def _is_clickable(action: str, screen: str) -> bool:
     return what in buttons or what in results_on(screen)
 
 
-def _purchase(action: str, paid: float) -> Prediction:
-    step = Step(observation="", action=action, next_observation="", reward=paid, terminated=True)
-    return in_hindsight(step, success=paid == 1)
+def _purchased(paid: float, reason: str) -> Answer:
+    return Answer("", verdict=Verdict(paid, paid == 1, reason))
 
 
 def _title_and_price(texts: Sequence[str]) -> tuple[str, str]:

@@ -138,7 +138,7 @@ def play_baseline(baseline: Baseline, environment: WebShopEnvironment, task: Tas
     seen, steps, success = [environment.reset(task)], list[Step](), False
     while environment.visit is not None:
         action = baseline(task.instruction, seen, environment.visit.page.clickables)
-        step, success, _ = play_action(environment, action, seen, last=len(steps) + 1 >= environment.max_steps)
+        step, success = play_action(environment, action, seen[-1], last=len(steps) + 1 >= environment.max_steps)
         steps.append(step)
         seen.append(step.next_observation)
         if step.terminated or step.truncated:

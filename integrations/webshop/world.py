@@ -6,19 +6,17 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from dreamgym_lg.environment import Environment
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
+from dreamgym_lg.integrations.text_games.dream import Rules, Score
 from dreamgym_lg.integrations.text_games.text import digest
 from dreamgym_lg.integrations.webshop.data import load_tasks
 from dreamgym_lg.integrations.webshop.environment import WebShopEnvironment
 from dreamgym_lg.integrations.webshop.pages import check_action, compact, first_page
-from dreamgym_lg.integrations.webshop.recorded_shop import RecordedShop, shown_of_purchase
+from dreamgym_lg.integrations.webshop.recorded_shop import RecordedShop, ShopScore, as_taught, purchase
 from dreamgym_lg.integrations.webshop.reward import Tagger, load_tagger
 from dreamgym_lg.integrations.webshop.scripted_policies import scripted_trajectories
-from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Split, Task, Trajectory
 
 
@@ -51,9 +49,7 @@ class WebShop(World):
         synthetic_share=0.0,
         proof_tasks=500,
     )
-    rewards = "score"
-    full_score_completes = True
-    shown = staticmethod(shown_of_purchase)
+    assisted = True
 
     def __init__(
         self,
@@ -89,28 +85,19 @@ class WebShop(World):
     def create_environment(self) -> WebShopEnvironment:
         return WebShopEnvironment(self.products, max_steps=self.max_steps, nouns=self.nouns, compact=self.compact)
 
-    def create_dream(self, experience: ExperienceModel) -> Environment:
+    def create_dream(self, model: Model) -> Dream:
         """Pages are recorded ones (`RecordedShop`); the experience model scores the purchases that no trace made."""
-        if experience.replay_buffer is not None:
-            self._shop(experience.replay_buffer)
-        return DreamEnvironment(
-            experience,
-            check_action=self.check_action,
-            rewards=self.rewards,
-            full_score_completes=self.full_score_completes,
-            grounding=self._recorded,
-        )
+        if model.replay_buffer is None:
+            return Dream([Rules(self.refusal), model.viewing(purchase)], judges=[Score(completes=True)])
+        self._recorded = self._recorded or RecordedShop(model.replay_buffer, compact=self.compact)
+        return Dream([Rules(self.refusal), self._recorded, model.viewing(purchase)], judges=[ShopScore(self._recorded)])
 
-    def judged_by_traces(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> list[Task]:
-        shop = self._shop(replay_buffer)
-        shop.refresh()
-        return list(filter(shop.judges, tasks))
+    def as_taught(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
+        """The purchases alone: the experience model is asked about nothing else."""
+        return [reduced for each in recorded if each.steps and (reduced := as_taught(each)) is not None]
 
-    def _shop(self, replay_buffer: ReplayBuffer) -> RecordedShop:
-        self._recorded = self._recorded or RecordedShop(replay_buffer, compact=self.compact)
-        return self._recorded
-
-    def check_action(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
+    def refusal(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
+        """The page again for an action that is no search and no click on it; None for any other."""
         return check_action(action, observations)
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:

@@ -10,11 +10,10 @@ from dreamgym_lg.actions import render_call
 from dreamgym_lg.experience.grounding import Grounding
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.fidelity import measure, page
-from dreamgym_lg.fidelity.figures import Mean, StepRate, mean, normalised, rate, step_mean, step_rate, token_f1
 from dreamgym_lg.fidelity.records import Group
 from dreamgym_lg.fidelity.steps import reliability
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.statistics import wilson
+from dreamgym_lg.statistics import Mean, StepRate, mean, normalised, rate, step_mean, step_rate, token_f1, wilson
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="leave the house", environment="house", metadata={"observation": "A closed door."})

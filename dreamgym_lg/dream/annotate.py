@@ -13,10 +13,8 @@ from typing import Any, NamedTuple, Protocol
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
+from dreamgym_lg.dream.prompts import bind_schema, default_format, encoded, json_object, load_prompt
 from dreamgym_lg.errors import BudgetExceeded, ModelUnavailable, PredictionFailed
-from dreamgym_lg.experience.predictions import json_object, load_prompt
-from dreamgym_lg.experience.prompt_choice import bind_schema, default_format
-from dreamgym_lg.experience.prompt_formats import encoded
 from dreamgym_lg.hosted.chat_model import name_of
 from dreamgym_lg.hosted.hosted import Hosted, hosted_for
 from dreamgym_lg.replay.buffer import ReplayBuffer

@@ -1,0 +1,182 @@
+"""`Dream`: a list of responders, a user and a list of judges; and the one loop that steps them."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from dreamgym_lg.actions import is_answer
+from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, Responder, User, Verdict
+from dreamgym_lg.dream.returns import fits_returns
+from dreamgym_lg.environment import Environment
+from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.event_loop import lasting_loop
+from dreamgym_lg.hosted.hosted import Hosted
+from dreamgym_lg.tasks import first_observation, is_tool_task, with_tools
+from dreamgym_lg.types import Step, StepResult, Task
+
+T = TypeVar("T")
+
+
+class Dream:
+    """An environment made of parts; one object serves any number of episodes at once.
+
+    ```python
+    dream = Dream(
+        [Schemas(), Recorded(replay_buffer), Model("openai:gpt-5.4-mini", replay_buffer=replay_buffer)],
+        judges=[References(replay_buffer), ModelJudge("openai:gpt-5.4-mini")],
+    )
+    ```
+
+    Args:
+        responders: Asked in order about a tool call, or about any action of a text agent. The first that answers, answers. A
+            valid answer that does not fit the JSON schema of what the tool returns is passed over.
+        user: Replies to a tool agent's messages. None: the first message ends the episode.
+        judges: Asked in order for the outcome, at the end of a tool agent's episode and after each action of a text agent.
+            The first that decides, decides.
+
+    Raises `ConfigurationError` for a part without its method.
+    """
+
+    def __init__(
+        self, responders: Sequence[Responder], user: User | None = None, judges: Sequence[Judge] = (), *, version: str = ""
+    ) -> None:
+        self.responders, self.user, self.judges = tuple(responders), user, tuple(judges)
+        for method, parts in (("respond", self.responders), ("reply", (user,) if user else ()), ("judge", self.judges)):
+            for part in parts:
+                if not callable(getattr(part, method, None)) or not isinstance(getattr(part, "name", None), str):
+                    raise ConfigurationError(f"{part!r} has no name or no method {method}(): see dreamgym_lg.dream.parts")
+        self._version = version
+
+    @property
+    def version(self) -> str:
+        """Names the models and prompts behind the dream; recorded with every dreamed episode."""
+        versions = (getattr(part, "version", "") for part in (*self.responders, self.user, *self.judges))
+        return self._version or "+".join(dict.fromkeys(filter(None, versions))) or "dream"
+
+    def create_environment(self) -> "DreamEnvironment":
+        """An environment for one episode."""
+        return DreamEnvironment(self)
+
+    def resume(self, task: Task, steps: Sequence[Step] = ()) -> "DreamEnvironment":
+        """An episode behind recorded steps, as of a task without traces of its own: to measure the dream on recordings."""
+        environment = DreamEnvironment(self, own_traces=False)
+        environment.reset(task)
+        environment.steps.extend(steps)
+        return environment
+
+    def decides_by_traces(self, task: Task) -> bool:
+        """Whether a judge that is no language model decides every outcome of the task (`DecidesTasks`)."""
+        return any(isinstance(judge, DecidesTasks) and judge.decides(task) for judge in self.judges)
+
+    @property
+    def language_models(self) -> list[Any]:
+        """The chat models behind the parts, each once."""
+        models = (getattr(part, "model", None) for part in (*self.responders, self.user, *self.judges))
+        return list({id(model): model for model in models if model is not None}.values())
+
+    @property
+    def hosted(self) -> Hosted | None:
+        """Limits and budget of the first part that asks a hosted model."""
+        parts = (getattr(part, "hosted", None) for part in (*self.responders, self.user, *self.judges))
+        return next(filter(None, parts), None)
+
+    async def respond(self, episode: Episode) -> tuple[Answer, str]:
+        """The first answer to the action, and the name of its responder. Raises `PredictionFailed` without one."""
+        for responder in self.responders:
+            answer = await _awaited(responder.respond(episode))
+            if answer is not None and fits_returns(episode.task, episode.action, answer):
+                return answer, responder.name
+        names = ", ".join(responder.name for responder in self.responders) or "it has none"
+        raise PredictionFailed(f"no responder of the dream ({names}) answers {episode.action[:200]!r}")
+
+    async def judge(self, episode: Episode, answer: Answer | None = None) -> tuple[Verdict | None, str]:
+        """The first verdict, and the name of its judge; None and "" if no judge decides."""
+        for judge in self.judges:
+            if (verdict := await _awaited(judge.judge(episode, answer))) is not None:
+                return verdict, judge.name
+        return None, ""
+
+
+class DreamEnvironment(Environment):
+    """One episode of a `Dream`; nothing real is touched.
+
+    Args: `own_traces`, False to leave out what traces of the episode's own task know (`Dream.resume`).
+    """
+
+    def __init__(self, dream: Dream, *, own_traces: bool = True) -> None:
+        self.dream, self.own_traces = dream, own_traces
+        self.steps: list[Step] = []
+        self._task: Task | None = None
+
+    def reset(self, task: Task) -> str:
+        if not first_observation(task):
+            raise ConfigurationError(f"task {task.id!r} has no observation and no instruction: a dream of it cannot begin")
+        self._task, self.steps = task, []
+        return first_observation(task)
+
+    async def areset(self, task: Task) -> str:
+        return self.reset(task)
+
+    def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._task = with_tools(self._playing(), tools)
+
+    def step(self, action: str) -> StepResult:
+        """As `astep`, waited for: all synchronous episodes share one event loop, which keeps the clients' connections."""
+        return asyncio.run_coroutine_threadsafe(self.astep(action), lasting_loop("dreamgym-dream")).result()
+
+    async def astep(self, action: str) -> StepResult:
+        task = self._playing()
+        episode = Episode(task=task, steps=tuple(self.steps), action=action, own_traces=self.own_traces)
+        if is_tool_task(task) and is_answer(action):
+            return await self._hear(episode)
+        answer, decided_by = await self.dream.respond(episode)
+        verdict, judged_by = (None, "") if is_tool_task(task) else await self.dream.judge(episode, answer)
+        if verdict is None and answer.verdict is not None and not is_tool_task(task):
+            success = answer.verdict.terminated and answer.verdict.success
+            verdict, judged_by = answer.verdict._replace(reward=float(success), success=success), decided_by
+        return self._advance(episode, answer, verdict, decided_by, judged_by)
+
+    async def _hear(self, episode: Episode) -> StepResult:
+        """A message of a tool agent: the user replies, else the judges decide."""
+        if (user := self.dream.user) is not None and (reply := await _awaited(user.reply(episode))) is not None:
+            return self._advance(episode, Answer(reply), None, user.name, "")
+        verdict, judged_by = await self.dream.judge(episode)
+        if verdict is None:
+            raise ConfigurationError(
+                f"no judge of the dream decides the outcome of task {episode.task.id!r}: add one that does, such as ModelJudge"
+            )
+        return self._advance(episode, Answer("", reasoning=verdict.reason), verdict._replace(terminated=True), "", judged_by)
+
+    def _advance(
+        self, episode: Episode, answer: Answer, verdict: Verdict | None, decided_by: str, judged_by: str
+    ) -> StepResult:
+        verdict = verdict or Verdict(0.0, False, terminated=False)
+        self.steps.append(
+            Step(
+                observation=episode.observation,
+                action=episode.action,
+                next_observation=answer.observation,
+                reward=verdict.reward,
+                terminated=verdict.terminated,
+                valid=answer.valid,
+                reasoning=answer.reasoning,
+                decided_by=decided_by,
+                judged_by=judged_by,
+            )
+        )
+        if verdict.terminated:
+            self._task = None
+        info = {"success": verdict.terminated and verdict.success, "valid": answer.valid, "reasoning": answer.reasoning}
+        info |= {"decided_by": decided_by, "judged_by": judged_by}
+        return StepResult(answer.observation, verdict.reward, verdict.terminated, False, info)
+
+    def _playing(self) -> Task:
+        if self._task is None:
+            raise RuntimeError("step before reset, or after the episode's end: call reset(task)")
+        return self._task
+
+
+async def _awaited(value: "T | Awaitable[T]") -> T:
+    """A part's result; parts may be synchronous or asynchronous."""
+    return await value if inspect.isawaitable(value) else value

@@ -1,0 +1,204 @@
+"""Judges of a tool agent's episode: the user's own check, and a language model."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+
+from dreamgym_lg.actions import is_answer, parse_action
+from dreamgym_lg.dream.model import Model, answer_key, ask_until_read, chat_model_of, keep
+from dreamgym_lg.dream.parts import Answer, Episode, Verdict
+from dreamgym_lg.dream.prompts import (
+    LineFormat,
+    bind_schema,
+    default_format,
+    encoded,
+    json_object,
+    load_prompt,
+    on_one_line,
+    prompt_name,
+    rubric_of,
+)
+from dreamgym_lg.dream.recorded import References
+from dreamgym_lg.dream.trace_index import Success, TraceIndex
+from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.hosted.chat_model import name_of
+from dreamgym_lg.hosted.hosted import Chat, Hosted, hosted_for
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.tasks import first_observation, is_tool_task
+from dreamgym_lg.types import Step, Task
+
+LINE_PROMPT, JSON_PROMPT = "judge-lines-1", "judge-json-1"
+
+RUBRIC = (
+    "it is a success only if the calls made so far really did everything that the task asks for, with the right arguments, "
+    "and the message says nothing that they do not show."
+)
+"""The rule for success where the task brings none of its own (`Task.rubric`)."""
+
+SCHEMA: Mapping[str, Any] = {
+    "title": "verdict",
+    "description": "Whether the agent did its task.",
+    "type": "object",
+    "properties": {"reason": {"type": "string"}, "success": {"type": "boolean"}},
+    "required": ["reason", "success"],
+    "additionalProperties": False,
+}
+
+_MAX_VERDICTS = 100_000
+
+
+class Verify:
+    """The user's own check as a judge.
+
+    Args: `check`, (task, steps) -> the reward, 0 to 1, a success if it is 1; None where it does not know. The last step's
+    action is the message that ended the episode.
+
+    `judge` raises `ConfigurationError` for a reward outside 0 to 1.
+    """
+
+    name = "verify"
+
+    def __init__(self, check: Callable[[Task, Sequence[Step]], float | bool | None]) -> None:
+        self._check = check
+
+    def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
+        if answer is not None:
+            return None
+        last = Step(observation=episode.observation, action=episode.action, next_observation="", terminated=True)
+        result = self._check(episode.task, [*episode.steps, last])
+        if result is None:
+            return None
+        if not 0 <= (reward := float(result)) <= 1:
+            raise ConfigurationError(f"the check gave {reward:g} for task {episode.task.id!r}; a reward is 0 to 1, 1 a success")
+        return Verdict(reward, reward >= 1, "the user's own check")
+
+
+class ModelJudge:
+    """A language model judges a tool agent's whole episode when it ends, in a prompt of its own.
+
+    It reads the task, its rule for success, every step, the last message and, where there is one, a recorded success at the
+    same task as reference. Text agents are judged by the experience model's own answers (`Answer.verdict`).
+
+    Args:
+        model: A chat model that answers at temperature 0, its name, or a `Model` whose chat model and limits it shares.
+        references: A replay buffer with recorded successes, or the `References` of the same dream. Default: a `Model`'s buffer.
+        instructions: The system prompt. Default: the newest of `dreamgym_lg/prompts`.
+        policy: Rules that the agent has to keep to, such as its system prompt; shown to the judge.
+        hosted, retries: As of `Model`.
+    """
+
+    name = "model"
+
+    def __init__(
+        self,
+        model: BaseChatModel | Model | str,
+        *,
+        references: ReplayBuffer | TraceIndex | References | None = None,
+        instructions: str | None = None,
+        policy: str = "",
+        hosted: Hosted | None = None,
+        retries: int = 1,
+    ) -> None:
+        self._shared = shared = model if isinstance(model, Model) else None
+        self._own_model = None if isinstance(model, Model) else chat_model_of(model)
+        self.hosted = hosted or (shared.hosted if shared else hosted_for(self._own_model))
+        source = references if references is not None else shared.replay_buffer if shared else None
+        self._references = source if source is None or isinstance(source, References) else References(source)
+        self.policy, self.retries = policy, shared.retries if shared else retries
+        self._lines = isinstance(shared.prompt_format, LineFormat) if shared else default_format(self.model) == "lines"
+        prompt = LINE_PROMPT if self._lines else JSON_PROMPT
+        self.instructions = load_prompt(prompt) if instructions is None else instructions
+        self.prompt = prompt_name(prompt, instructions)
+        self._verdicts: dict[str, Verdict] = {}
+
+    @property
+    def model(self) -> BaseChatModel | None:
+        """The chat model that judges."""
+        return self._shared.model if self._shared else self._own_model
+
+    @property
+    def version(self) -> str:
+        """Names the model and prompt behind the verdicts."""
+        return self._shared.version if self._shared else f"{name_of(self.model)}/{self.prompt}"
+
+    async def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
+        """The verdict. Raises `PredictionFailed` after `retries` unreadable answers; what `Hosted.aask` raises."""
+        if answer is not None or not is_tool_task(episode.task):
+            return None
+        messages = self.messages(episode)
+        key = answer_key(self.model, self.prompt, self.version, messages)
+        if (known := self._known(key)) is not None:
+            return known
+        verdict = await ask_until_read(self._chat(), messages, self.read, hosted=self.hosted, retries=self.retries)
+        keep(self._verdicts, key, verdict, _MAX_VERDICTS)
+        if self.hosted:
+            self.hosted.remember(key, json.dumps([verdict.success, verdict.reason]))
+        return verdict
+
+    def _known(self, key: str) -> Verdict | None:
+        if key not in self._verdicts and self.hosted and (stored := self.hosted.recall(key)) is not None:
+            success, reason = json.loads(stored)
+            keep(self._verdicts, key, Verdict(float(success), success, reason), _MAX_VERDICTS)
+        return self._verdicts.get(key)
+
+    def _chat(self) -> Chat:
+        if self.model is None:
+            raise ConfigurationError("this ModelJudge has no language model yet: it prepares training data and cannot judge")
+        structured = not self._lines and default_format(self.model) == "json_schema"
+        return bind_schema(self.model, SCHEMA) if structured else self.model
+
+    def messages(self, episode: Episode) -> list[BaseMessage]:
+        """The prompt: the whole episode, with its last message."""
+        references = self._references.references(episode.task, own_traces=episode.own_traces) if self._references else []
+        reference = references[0] if references else None
+        write = self._in_lines if self._lines else self._in_json
+        return [*write(episode, reference)]
+
+    def _in_json(self, episode: Episode, reference: Success | None) -> list[BaseMessage]:
+        content: dict[str, Any] = {"task": first_observation(episode.task)}
+        if self.policy:
+            content["rules"] = self.policy
+        content["success"] = rubric_of(episode.task) or RUBRIC
+        if reference is not None:
+            content["reference"] = {"calls": list(reference.calls), "message": _text(reference.message)}
+        steps = [{"action": s.action, "answer": s.next_observation, "valid": s.valid} for s in episode.steps]
+        content |= {"steps": steps, "message": _text(episode.action)}
+        return [SystemMessage(self.instructions), HumanMessage(encoded(content))]
+
+    def _in_lines(self, episode: Episode, reference: Success | None) -> list[BaseMessage]:
+        head = [self.instructions, self.policy, rubric_of(episode.task) or RUBRIC]
+        lines = [on_one_line(first_observation(episode.task))]
+        if reference is not None:
+            lines += ["a recorded success:", *map(on_one_line, (*reference.calls, reference.message)), "this episode:"]
+        for step in episode.steps:
+            lines += [on_one_line(step.action), on_one_line(step.next_observation)]
+        lines.append(on_one_line(episode.action))
+        return [SystemMessage("\n".join(filter(None, head))), HumanMessage("\n".join(lines))]
+
+    def answer(self, verdict: Verdict) -> AIMessage:
+        """A verdict as the model should write it, for its training."""
+        if self._lines:
+            reason = " ".join(verdict.reason.split()) or "judged by its outcome"
+            return AIMessage(f"{reason}\n{'success' if verdict.success else 'failure'}")
+        return AIMessage(encoded({"reason": verdict.reason, "success": verdict.success}))
+
+    def read(self, text: str) -> Verdict:
+        """The verdict in an answer. Raises `PredictionFailed` saying what is wrong with the text."""
+        if self._lines:
+            match = re.fullmatch(r"(?P<reason>\S.*)\n(?P<status>success|failure)", text.strip(), re.DOTALL)
+            if match is None:
+                raise PredictionFailed(f"the judge answered {text[:200]!r}; expected its reasoning, then success or failure")
+            return Verdict(float(match["status"] == "success"), match["status"] == "success", match["reason"])
+        fields = json_object(text)
+        success, reason = fields.get("success"), fields.get("reason")
+        if not isinstance(success, bool) or not isinstance(reason, str):
+            raise PredictionFailed(f"the judge answered {text[:200]!r}; expected a text 'reason' and a boolean 'success'")
+        return Verdict(float(success), success, reason)
+
+
+def _text(action: str) -> str:
+    return str(parse_action(action)) if is_answer(action) else action

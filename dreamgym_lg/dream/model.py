@@ -1,0 +1,333 @@
+"""The paper's reasoning experience model: a language model answers an agent's actions as the environment would (section 4)."""
+
+import asyncio
+import copy
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from hashlib import sha256
+from typing import Any, TypeVar
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+
+from dreamgym_lg.actions import parse_call
+from dreamgym_lg.dream.parts import Answer, Episode, Verdict
+from dreamgym_lg.dream.prompts import (
+    PromptFormat,
+    PromptFormatName,
+    Question,
+    bind_schema,
+    create_format,
+    in_hindsight,
+)
+from dreamgym_lg.dream.returns import fits_returns, returns_schema
+from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
+from dreamgym_lg.hosted.chat_model import load_chat_model, name_of
+from dreamgym_lg.hosted.hosted import Chat, Hosted, hosted_for
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.tasks import first_observation, is_tool_task
+from dreamgym_lg.token_recorder import unrecorded
+from dreamgym_lg.types import Prediction, Step, Task, Trajectory
+
+_MAX_ANSWERS, _MAX_DEMONSTRATIONS = 100_000, 20_000
+DEFAULT_DEMONSTRATIONS = 3
+"""k of the paper's top-k retrieval, where there is a replay buffer."""
+
+Context = Callable[[Task, Sequence[Step]], Sequence[str]]
+"""(task, steps) -> texts already decided about the world: one for each step and one for the step to come; "" for none."""
+
+Value = TypeVar("Value")
+
+
+class Model:
+    """The responder that is a language model: reasoning, observation and reward from task, history, action and examples.
+
+    The same prompt is asked once: concurrent rollouts of a group that act alike share one call, and replaying the same
+    actions gives the same world. `version` names the model and prompt behind the answers and is recorded with every
+    trajectory; change it through `refreshed`.
+
+    Args:
+        model: A chat model that answers at temperature 0, or a name like `openai:gpt-5.4-mini`. None for one that is yet to be
+            trained: it prepares its training data, and cannot answer.
+        replay_buffer: Real transitions, of which the nearest are shown at each step.
+        demonstrations: How many: k of the paper's retrieval. Default: 3 with a replay buffer, else 0.
+        demonstration_characters: Characters of each of their texts that are shown, at most. Default: 1000.
+        prompt_format: `lines`, for a model that is trained on them; `json`; `json_schema`, JSON by the model's own structured
+            output; or a `PromptFormat`, which then holds its own instructions. Default: `lines` with `instructions` or for a
+            local model, else JSON, by a schema where the model's profile says that it takes one.
+        instructions: The system prompt, "" for none. Default: the newest of `dreamgym_lg/prompts` in this format.
+        context: Tells what is already decided about the world, for each prompt. Default: nothing.
+        hosted: Limits, budget and memory of a model behind a network. Default: `Hosted()` for one that takes a key.
+        retries: Further tries after an answer that cannot be read, each with the reason.
+        version: Default: the model's name and the prompt's, e.g. `gpt-5.4-mini/experience-json-1`.
+
+    Raises `ConfigurationError` for something else than a chat model, an unknown format, demonstrations without a buffer, and
+    options of a format beside a `PromptFormat`; what `load_chat_model` raises.
+    """
+
+    name = "model"
+
+    def __init__(
+        self,
+        model: BaseChatModel | str | None,
+        *,
+        replay_buffer: ReplayBuffer | None = None,
+        demonstrations: int | None = None,
+        demonstration_characters: int | None = None,
+        prompt_format: PromptFormat | PromptFormatName | None = None,
+        instructions: str | None = None,
+        context: Context | None = None,
+        hosted: Hosted | None = None,
+        retries: int = 1,
+        version: str | None = None,
+    ) -> None:
+        if demonstrations and replay_buffer is None:
+            raise ConfigurationError(f"demonstrations={demonstrations} needs a replay_buffer to retrieve them from")
+        self.model = chat_model_of(model)
+        self.replay_buffer, self.retries, self.context = replay_buffer, retries, context
+        default = DEFAULT_DEMONSTRATIONS if replay_buffer is not None else 0
+        self.k = default if demonstrations is None else demonstrations
+        self.hosted = hosted or hosted_for(self.model)
+        self.prompt_format = create_format(prompt_format, self.model, instructions, demonstration_characters)
+        self.version = f"{name_of(self.model)}/{self.prompt_format.name}" if version is None else version
+        self._view: Callable[[Episode], Episode | None] | None = None
+        self._answers: dict[str, Prediction] = {}
+        self._asking: dict[tuple[int, str], asyncio.Task[Any]] = {}
+        self._demonstrations: dict[tuple[str, str, str], tuple[Step, ...]] = {}
+
+    @property
+    def retrieves(self) -> bool:
+        """Whether real transitions are shown to it: k is above 0, and the buffer has some."""
+        return bool(self.k and self.replay_buffer is not None and self.replay_buffer.count("steps", split="train"))
+
+    def refreshed(self, version: str, model: BaseChatModel | None = None) -> None:
+        """Forget all answers: the weights behind the model have changed, and the buffer may hold more.
+
+        Args: `model`, the chat model that answers from now on. Default: the same object.
+        """
+        self.version, self.model = version, model if model is not None else self.model
+        self.__dict__.pop("_chat", None)
+        self._answers.clear()
+        self._demonstrations.clear()
+
+    def viewing(self, view: "Callable[[Episode], Episode | None]") -> "Model":
+        """The same model, which reads every episode as `view` gives it, and is not asked where that is None."""
+        other = copy.copy(self)
+        other._view = view
+        return other
+
+    async def respond(self, episode: Episode) -> Answer | None:
+        """The model's answer. Raises `PredictionFailed` after `retries` unreadable ones, and once the episode has outgrown a
+        local model's context; what `Hosted.aask` raises.
+        """
+        if self._view is not None:
+            view = self._view(episode)
+            if view is None:
+                return None
+            episode = view
+        prediction = await self.predict(episode)
+        answer = Answer(prediction.observation, prediction.valid, prediction.reasoning)
+        if is_tool_task(episode.task):  # a tool ends nothing: the agent does, with its message
+            return answer
+        verdict = Verdict(prediction.reward, prediction.success, prediction.reasoning, prediction.terminated)
+        return answer._replace(verdict=verdict)
+
+    async def predict(self, episode: Episode) -> Prediction:
+        """As `respond`, with all that the model says; the same prompt at the same time is one call."""
+        messages = self.messages(episode)
+        key = answer_key(self.model, self.prompt_format.name, self.version, messages)
+        if (known := self._known(key)) is not None:
+            return known
+        asking = (id(asyncio.get_running_loop()), key)  # a task cannot be awaited in another loop
+        if asking not in self._asking:
+            self._asking[asking] = asyncio.create_task(self._ask(key, messages, episode))
+            self._asking[asking].add_done_callback(lambda _: self._asking.pop(asking, None))
+        prediction: Prediction = await asyncio.shield(self._asking[asking])
+        return prediction
+
+    async def _ask(self, key: str, messages: list[BaseMessage], episode: Episode) -> Prediction:
+        def read(text: str) -> Prediction:
+            prediction = _consistent(self.prompt_format.read(text))
+            self._check(prediction, episode)
+            return prediction
+
+        with _outgrown(messages):
+            prediction = await ask_until_read(self._chat, messages, read, hosted=self.hosted, retries=self.retries)
+        keep(self._answers, key, prediction, _MAX_ANSWERS)
+        if self.hosted:
+            self.hosted.remember(key, json.dumps(prediction._asdict()))
+        return prediction
+
+    def _known(self, key: str) -> Prediction | None:
+        if key not in self._answers and self.hosted and (stored := self.hosted.recall(key)) is not None:
+            keep(self._answers, key, Prediction(**json.loads(stored)), _MAX_ANSWERS)
+        return self._answers.get(key)
+
+    @cached_property
+    def _chat(self) -> Chat:
+        if self.model is None:
+            raise ConfigurationError("this Model has no language model yet: it prepares training data and cannot answer")
+        schema = self.prompt_format.schema
+        return bind_schema(self.model, schema) if schema is not None else self.model
+
+    # --- the prompt -------------------------------------------------------------------------------------------------------
+
+    def messages(self, episode: Episode) -> list[BaseMessage]:
+        """The prompt of one step: a conversation that only grows, so that a local model's key-value cache is kept."""
+        return self.conversation(episode.task, episode.steps, episode.action)
+
+    def conversation(
+        self, task: Task, steps: Sequence[Step], action: str | None = None, *, success: bool = False
+    ) -> list[BaseMessage]:
+        """Every step as a question with its answer, and the question about `action` if there is one.
+
+        Args: `success`, whether the last of the steps completed the task.
+        """
+        messages: list[BaseMessage] = [SystemMessage(self.prompt_format.head(task))]
+        known, score = self._context(task, steps), 0.0
+        observation, seen = first_observation(task), first_observation(task)
+        actions = [*(step.action for step in steps), *([] if action is None else [action])]
+        for number, (each, text) in enumerate(zip(actions, known, strict=False)):
+            question = Question(each, "" if number else observation, score, self.demonstrations(seen, each, task), text)
+            messages.append(HumanMessage(self.prompt_format.ask(task, question)))
+            if number < len(steps):
+                step = steps[number]
+                completed = success and number == len(steps) - 1
+                messages.append(AIMessage(self.prompt_format.answer(in_hindsight(step, success=completed))))
+                seen, score = step.next_observation, score + step.reward
+        return messages
+
+    def _context(self, task: Task, steps: Sequence[Step]) -> Sequence[str]:
+        if self.context is None:
+            return [""] * (len(steps) + 1)
+        texts = self.context(task, steps)
+        if len(texts) != len(steps) + 1:
+            raise ConfigurationError(
+                f"context gave {len(texts)} texts after {len(steps)} steps: it has to give one for each step and one for the "
+                'step to come ("" for none)'
+            )
+        return texts
+
+    def demonstrations(self, observation: str, action: str, task: Task) -> tuple[Step, ...]:
+        """The k stored real transitions nearest to (observation, action), none of them of the same task."""
+        if not self.k or self.replay_buffer is None:
+            return ()
+        key = (observation, action, task.id)
+        if key not in self._demonstrations:
+            steps = tuple(self.replay_buffer.similar(observation, action, k=self.k, exclude_task=task.id))
+            keep(self._demonstrations, key, steps, _MAX_DEMONSTRATIONS)
+            return steps
+        return self._demonstrations[key]
+
+    def retrieve(self, trajectories: Sequence[Trajectory]) -> None:
+        """Look up the demonstrations of all these steps at once, a task at a time: much faster than one by one."""
+        queries: dict[str, dict[tuple[str, str], None]] = {}
+        for trajectory in trajectories if self.k else ():
+            pairs = queries.setdefault(trajectory.task.id, {})
+            pairs.update(dict.fromkeys((step.observation, step.action) for step in trajectory.steps))
+        for task_id, pairs in queries.items():
+            assert self.replay_buffer is not None
+            results = self.replay_buffer.similar_many(list(pairs), self.k, exclude_task=task_id)
+            self._demonstrations.update({(*pair, task_id): tuple(steps) for pair, steps in zip(pairs, results, strict=True)})
+
+    # --- the answer -------------------------------------------------------------------------------------------------------
+
+    def _check(self, prediction: Prediction, episode: Episode) -> None:
+        """Raise `PredictionFailed` if a tool answers in another structure than it declares, or than all its examples have."""
+        call, answer = parse_call(episode.action), Answer(prediction.observation, prediction.valid)
+        if call is None or not prediction.valid:
+            return
+        if not fits_returns(episode.task, episode.action, answer):
+            schema = json.dumps(returns_schema(episode.task, episode.action), ensure_ascii=False)
+            raise PredictionFailed(
+                f"the observation {prediction.observation[:120]!r} is not what the tool {call.name!r} returns, JSON of the "
+                f"schema {schema}"
+            )
+        examples = self.demonstrations(episode.observation, episode.action, episode.task)
+        same_tool = (step for step in examples if step.valid and (made := parse_call(step.action)) and made.name == call.name)
+        kinds, kind = {_container(step.next_observation) for step in same_tool}, _container(prediction.observation)
+        if len(kinds) != 1 or kind in kinds or None in kinds:
+            return
+        assert self.replay_buffer is not None
+        if kind is None and any(_container(text) is None for text in self.replay_buffer.answers(call.name)):
+            return
+        raise PredictionFailed(
+            f"the observation {prediction.observation[:120]!r} is no JSON {kinds.pop()}, which every recorded answer of the "
+            f"tool {call.name!r} is"
+        )
+
+
+def chat_model_of(model: BaseChatModel | str | None) -> BaseChatModel | None:
+    """The chat model that is given or named. Raises `ConfigurationError` for anything else."""
+    if isinstance(model, str):
+        return load_chat_model(model)
+    if model is not None and not isinstance(model, BaseChatModel):
+        raise ConfigurationError(f"{model!r} is no chat model; give one, or its name")
+    return model
+
+
+async def ask_until_read(
+    chat: Chat,
+    messages: Sequence[BaseMessage],
+    read: Callable[[str], Value],
+    *,
+    hosted: Hosted | None,
+    retries: int,
+) -> Value:
+    """The answer as `read` takes it. An answer that cannot be read is asked for again, with the reason, `retries` times."""
+    messages = list(messages)
+    for attempt in range(retries + 1):
+        with unrecorded():
+            answer = await (hosted.aask(chat, messages) if hosted else chat.ainvoke(messages))
+        try:
+            return read(answer.text)
+        except PredictionFailed as error:
+            if attempt == retries:
+                raise
+            text = answer.text or "(nothing)"  # providers refuse an empty message
+            messages += [AIMessage(text), HumanMessage(f"That could not be read: {error}. Answer again, in the form.")]
+    raise AssertionError("unreachable: the last attempt raises")
+
+
+def answer_key(model: object, prompt: str, version: str, messages: Sequence[BaseMessage]) -> str:
+    """The key under which an answer is remembered: model, prompt, version, and every text of the conversation."""
+    parts = (name_of(model), prompt, version, *(message.text for message in messages))
+    return sha256("".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "replace")).hexdigest()
+
+
+def keep(cache: dict[Any, Value], key: Any, value: Value, limit: int) -> None:
+    """Put a value into a dict that forgets its oldest beyond `limit`."""
+    if len(cache) >= limit:
+        cache.pop(next(iter(cache)), None)
+    cache[key] = value
+
+
+@contextmanager
+def _outgrown(messages: Sequence[BaseMessage]) -> Iterator[None]:
+    """Turn an episode that outgrows the model's context into `PredictionFailed`: played again it would do so again.
+
+    A first question that does not fit is the settings' fault, and stays a `ContextExceeded`.
+    """
+    try:
+        yield
+    except ContextExceeded as error:
+        if not any(isinstance(message, AIMessage) for message in messages):
+            raise
+        raise PredictionFailed(f"the dreamed episode has outgrown the experience model: {error}") from error
+
+
+def _consistent(prediction: Prediction) -> Prediction:
+    """The prediction without contradictions: an invalid action earns and ends nothing, a success ends the episode."""
+    terminated = prediction.valid and prediction.terminated
+    reward = prediction.reward if prediction.valid else 0.0
+    return prediction._replace(reward=reward, terminated=terminated, success=terminated and prediction.success)
+
+
+def _container(text: str) -> str | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return "object" if isinstance(value, dict) else "list" if isinstance(value, list) else None

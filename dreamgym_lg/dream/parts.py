@@ -1,0 +1,89 @@
+"""The parts of a dream: responders answer actions, a user replies to messages, judges decide the outcome."""
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from dreamgym_lg.tasks import first_observation
+from dreamgym_lg.types import Step, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """A dreamed episode as its parts see it: the task, the steps so far, the new action."""
+
+    task: Task
+    steps: Sequence[Step] = ()
+    """Oldest first."""
+    action: str = ""
+    """Of the agent: a tool call or a message (`dreamgym_lg.actions`), or the text of a text agent."""
+    own_traces: bool = True
+    """False where the dream is measured: recorded traces of this very task must neither answer nor judge."""
+
+    @property
+    def observation(self) -> str:
+        """The text that the agent saw last."""
+        return self.steps[-1].next_observation if self.steps else first_observation(self.task)
+
+
+class Verdict(NamedTuple):
+    """The outcome of an episode or, in a text world, of one step."""
+
+    reward: float
+    """0 to 1 at the end of an episode; in a world with a score, the change of the score."""
+    success: bool
+    reason: str = ""
+    terminated: bool = True
+
+
+class Answer(NamedTuple):
+    """A responder's answer to one action."""
+
+    observation: str
+    valid: bool = True
+    """False if the environment refuses the action or does not understand it."""
+    reasoning: str = ""
+    verdict: Verdict | None = None
+    """The responder's own view of the outcome (text worlds). It counts where no judge decides, by its success alone."""
+
+
+class Responder(Protocol):
+    """Answers tool calls, and the actions of text agents."""
+
+    name: str
+    """Recorded as `Step.decided_by`."""
+
+    def respond(self, episode: Episode) -> "Answer | None | Awaitable[Answer | None]":
+        """The environment's answer to `episode.action`; None if this responder does not know it."""
+
+
+class User(Protocol):
+    """Talks with the agent."""
+
+    name: str
+    """Recorded as `Step.decided_by`."""
+
+    def reply(self, episode: Episode) -> "str | None | Awaitable[str | None]":
+        """The next message of the user; None ends the conversation."""
+
+
+class Judge(Protocol):
+    """Decides the outcome of an episode."""
+
+    name: str
+    """Recorded as `Step.judged_by`."""
+
+    def judge(self, episode: Episode, answer: Answer | None) -> "Verdict | None | Awaitable[Verdict | None]":
+        """The verdict; None if this judge does not know it.
+
+        Args: `answer`, the responder's to a text agent's action, after each of which judges are asked; None where a tool
+        agent's episode ends with its last message.
+        """
+
+
+@runtime_checkable
+class DecidesTasks(Protocol):
+    """A judge that knows beforehand which tasks it always decides."""
+
+    def decides(self, task: Task) -> bool:
+        """Whether every outcome of the task is decided by this judge, and no later one is asked."""

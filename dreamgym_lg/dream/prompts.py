@@ -1,0 +1,363 @@
+"""Prompt formats of the experience model: lines for a model trained on them, JSON for one that is prompted.
+
+What an agent or a tool wrote is never more than a value in a prompt: in the lines an action keeps to its own line; in the JSON
+every text is encoded, so that nothing in it can close its string, or pass for a mark of a chat template.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from functools import partial
+from hashlib import blake2b
+from importlib.resources import files
+from typing import Any, Literal, NamedTuple, Protocol, cast
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import RunnableSequence
+
+from dreamgym_lg.actions import tool_line
+from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.hosted.hosted import Chat
+from dreamgym_lg.tasks import is_tool_task, schemas, world_seed
+from dreamgym_lg.types import Prediction, Step, Task
+
+LINE_PROMPT, JSON_PROMPT = "experience-lines-1", "experience-json-1"
+"""The system prompts of the two formats."""
+
+NOTHING = "(nothing)"
+"""Stands for an empty observation in the lines; tools do give them."""
+
+
+class Question(NamedTuple):
+    """The question at one step of an episode: what follows the action?"""
+
+    action: str
+    observation: str
+    """The first observation of the episode, in its first question; "" in every later one."""
+    score: float
+    """Sum of the episode's rewards so far."""
+    demonstrations: Sequence[Step]
+    """Recorded transitions like this one."""
+    known: str
+    """Text about the world that is decided already (`Model(context=...)`); "" for none."""
+
+
+class PromptFormat(Protocol):
+    """Writes the prompts of an experience model, and reads its answers."""
+
+    name: str
+    """The prompt's name and version, recorded with the answers."""
+    schema: Mapping[str, Any] | None
+    """The JSON schema that the model is bound to by its own structured output; None to leave the model as it is."""
+
+    def head(self, task: Task) -> str:
+        """The system message: all that stays the same over an episode."""
+
+    def ask(self, task: Task, question: Question) -> str:
+        """The message with the question."""
+
+    def answer(self, prediction: Prediction) -> str:
+        """An answer as the model should write it."""
+
+    def read(self, text: str) -> Prediction:
+        """The prediction in an answer. Raises `PredictionFailed` saying what is wrong with the text."""
+
+
+_LINES = re.compile(
+    r"(?P<reasoning>(?P<valid>valid|invalid)\b[^\n]*)\n"
+    r"reward (?P<reward>[+-]?\d{1,9}(?:\.\d+)?), (?P<status>continues|success|failure)\n"
+    r"(?P<observation>\S.*)",
+    re.DOTALL,
+)
+
+
+class LineFormat:
+    """The short format, for models that are trained on it. Such a model may need no instructions at all (`""`).
+
+    Args:
+        instructions: The system prompt; None for the newest of `dreamgym_lg/prompts`.
+        demonstration_characters: Characters of each text of a demonstration that are shown, at most.
+    """
+
+    schema: Mapping[str, Any] | None = None
+
+    def __init__(self, instructions: str | None = None, demonstration_characters: int = 1000) -> None:
+        self.instructions = load_prompt(LINE_PROMPT) if instructions is None else instructions
+        self.characters = demonstration_characters
+        self.name = prompt_name(LINE_PROMPT, instructions)
+
+    def head(self, task: Task) -> str:
+        # the tools come first: the beginning that all tasks share is computed once, in training and in the dream
+        return "\n".join(part for part in (self.instructions, *tool_lines(task), task.instruction) if part)
+
+    def ask(self, task: Task, question: Question) -> str:
+        """Demonstrations, the score so far, the action, and what is known."""
+        examples = [
+            f"seen: {step.observation}\n{on_one_line(step.action)}\n{self.answer(prediction)}"
+            for step, prediction in shortened(question.demonstrations, self.characters)
+        ]
+        head = "now:" if is_tool_task(task) else f"now, with a score of {round(question.score, 2):g}:"
+        first = [question.observation] if question.observation else []
+        known = [f"known: {question.known}"] if question.known else []
+        return "\n".join([*first, *examples, head, on_one_line(question.action), *known])
+
+    def answer(self, prediction: Prediction) -> str:
+        """Verdict and reasoning, reward (to six digits) and status, observation, as `read` takes them.
+
+        Reasoning that does not begin with the verdict or has several lines (an annotation) is put behind it, on one.
+        """
+        verdict = "valid" if prediction.valid else "invalid"
+        first = prediction.reasoning
+        if "\n" in first or not re.match(rf"{verdict}\b", first):
+            first = ", ".join(part for part in (verdict, " ".join(first.split())) if part)
+        status = "success" if prediction.success else "failure" if prediction.terminated else "continues"
+        reward = f"{Decimal(f'{prediction.reward:g}'):f}"  # `g` alone writes 1e-05
+        return f"{first}\nreward {reward}, {status}\n{prediction.observation.strip() or NOTHING}"
+
+    def read(self, text: str) -> Prediction:
+        match = _LINES.fullmatch(text.strip())
+        if match is None:
+            raise PredictionFailed(
+                f"the experience model answered {text[:200]!r}; expected 'valid|invalid, reasoning' / "
+                "'reward <number>, continues|success|failure' / the observation, a line each"
+            )
+        observation, status = match["observation"].strip(), match["status"]
+        return Prediction(
+            reasoning=match["reasoning"],
+            observation="" if observation == NOTHING else observation,
+            reward=float(match["reward"]),
+            terminated=status != "continues",
+            success=status == "success",
+            valid=match["valid"] == "valid",
+        )
+
+
+SCHEMA: Mapping[str, Any] = {
+    "title": "prediction",
+    "description": "What follows the agent's action.",
+    "type": "object",
+    "properties": {
+        "reasoning": {"type": "string"},
+        "valid": {"type": "boolean"},
+        "reward": {"type": "number"},
+        "terminated": {"type": "boolean"},
+        "success": {"type": "boolean"},
+        "observation": {"type": "string"},
+    },
+    "required": ["reasoning", "valid", "reward", "terminated", "success", "observation"],
+    "additionalProperties": False,
+}
+"""An answer in JSON. The order counts: the verdict follows from the reasoning, the observation from the verdict."""
+
+
+class JsonFormat:
+    """The format of models that are prompted: everything but the system prompt's own text is a value in a JSON object.
+
+    Args: as of `LineFormat`; `schema`, `SCHEMA` for a model with structured output of its own.
+    """
+
+    def __init__(
+        self,
+        instructions: str | None = None,
+        demonstration_characters: int = 1000,
+        *,
+        schema: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.instructions = load_prompt(JSON_PROMPT) if instructions is None else instructions
+        self.characters = demonstration_characters
+        self.name = prompt_name(JSON_PROMPT, instructions)
+        self.schema = schema
+
+    def head(self, task: Task) -> str:
+        world: dict[str, Any] = {"task": task.instruction, "world_seed": world_seed(task)}
+        if is_tool_task(task):
+            world["tools"] = schemas(task)
+            world["actions"] = 'The agent calls tools by {"name": ..., "arguments": ...}; answer as the tool itself would.'
+        elif rubric := rubric_of(task):
+            world["success"] = rubric
+        return f"{self.instructions}\n\n{encoded(world)}"
+
+    def ask(self, task: Task, question: Question) -> str:
+        """One JSON object; later observations are not repeated: they are in the conversation."""
+        examples = [
+            {"observation": step.observation, "action": step.action, "answer": _ordered(prediction)}
+            for step, prediction in shortened(question.demonstrations, self.characters)
+        ]
+        content: dict[str, Any] = {"seen": examples} if examples else {}
+        content["score"] = round(question.score, 2)
+        if question.observation:
+            content["observation"] = question.observation
+        if question.known:
+            content["known"] = question.known
+        return encoded({**content, "action": question.action})
+
+    def answer(self, prediction: Prediction) -> str:
+        return encoded(_ordered(prediction))
+
+    def read(self, text: str) -> Prediction:
+        """Strictly: these keys, these types. Raises `PredictionFailed` saying what is wrong."""
+        fields = json_object(text)
+        kinds = {key: kind["type"] for key, kind in SCHEMA["properties"].items()}
+        if fields.keys() != kinds.keys():
+            raise PredictionFailed(f"the answer has the keys {sorted(fields)}; expected {', '.join(kinds)}")
+        for key, kind in kinds.items():
+            if not _is(fields[key], kind):
+                raise PredictionFailed(f"{key!r} in the answer is {str(fields[key])[:80]!r}; expected a {kind}")
+        return Prediction(**{**fields, "reward": float(fields["reward"])})
+
+
+def _is(value: object, kind: str) -> bool:
+    if kind == "number":  # a boolean is an int to Python
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9 and math.isfinite(value)
+    return isinstance(value, str if kind == "string" else bool)
+
+
+def _ordered(prediction: Prediction) -> dict[str, Any]:
+    return {key: getattr(prediction, key) for key in SCHEMA["properties"]}
+
+
+# --- choosing a format ----------------------------------------------------------------------------------------------------
+
+PromptFormatName = Literal["json_schema", "json", "lines"]
+
+PROMPT_FORMATS: Mapping[PromptFormatName, Callable[[str | None, int], PromptFormat]] = {
+    "json_schema": partial(JsonFormat, schema=SCHEMA),
+    "json": JsonFormat,
+    "lines": LineFormat,
+}
+
+
+def default_format(model: BaseChatModel | None) -> PromptFormatName:
+    """The format for a model of which nothing else is known.
+
+    One that is reached with a key is prompted in JSON; a local one may be trained on the lines.
+    """
+    if model is None or not (model.profile or model.lc_secrets):
+        return "lines"
+    return "json_schema" if (model.profile or {}).get("structured_output") else "json"
+
+
+def create_format(
+    name: PromptFormat | PromptFormatName | None,
+    model: BaseChatModel | None,
+    instructions: str | None,
+    demonstration_characters: int | None,
+) -> PromptFormat:
+    """The named prompt format, or the one that suits the model.
+
+    Raises `ConfigurationError` for an unknown name, and for options of a format beside a `PromptFormat` object.
+    """
+    if name is not None and not isinstance(name, str):
+        for option, value in (("instructions", instructions), ("demonstration_characters", demonstration_characters)):
+            if value is not None:
+                raise ConfigurationError(
+                    f"{option}={value!r} belongs to the prompt format: give it to {type(name).__name__}, or name the format "
+                    f"({', '.join(PROMPT_FORMATS)})"
+                )
+        return name
+    name = name or ("lines" if instructions is not None else default_format(model))
+    if name not in PROMPT_FORMATS:
+        raise ConfigurationError.unknown("prompt_format", name, PROMPT_FORMATS)
+    return PROMPT_FORMATS[name](instructions, 1000 if demonstration_characters is None else demonstration_characters)
+
+
+def bind_schema(model: BaseChatModel, schema: Mapping[str, Any]) -> Chat:
+    """The model with a JSON schema bound to it, by its own structured output.
+
+    Without LangChain's parser behind it: ours are stricter, say what is wrong, and leave the token counts in reach.
+    """
+    structured = model.with_structured_output(dict(schema), method="json_schema")
+    return cast(Chat, structured.first) if isinstance(structured, RunnableSequence) else model
+
+
+# --- texts ----------------------------------------------------------------------------------------------------------------
+
+
+def load_prompt(name: str) -> str:
+    """The text of `dreamgym_lg/prompts/<name>.md`. A file is never edited once released: a change is the next number."""
+    return files("dreamgym_lg").joinpath("prompts", f"{name}.md").read_text(encoding="utf-8").strip()
+
+
+def prompt_name(name: str, instructions: str | None) -> str:
+    """The name of a prompt; of the user's own instructions a digest, `none` for empty ones."""
+    if instructions is None:
+        return name
+    return f"own-{blake2b(instructions.encode(), digest_size=4).hexdigest()}" if instructions else "none"
+
+
+def rubric_of(task: Task) -> str:
+    """The task's own rule for success; "" without one."""
+    return str(task.metadata.get("rubric") or "")
+
+
+def tool_lines(task: Task) -> list[str]:
+    """A tool agent's tools, a line each below a headline; nothing for a text agent."""
+    if not is_tool_task(task):
+        return []
+    headline = 'The agent acts by calling tools: {"name": ..., "arguments": ...}. Answer as the tool itself would. The tools:'
+    return [headline, *map(tool_line, schemas(task))]
+
+
+def on_one_line(action: str) -> str:
+    """The action on one line, so that nothing in it can pass for a part of the prompt."""
+    return f"> {' '.join(action.split())}"
+
+
+def shortened(steps: Sequence[Step], characters: int) -> list[tuple[Step, Prediction]]:
+    """Demonstrations with what followed them, long texts cut: the end of what was before, the beginning of what came."""
+    pairs = []
+    for step in steps:
+        right = in_hindsight(step, success=step.terminated and step.reward > 0)
+        short = right._replace(observation=right.observation[:characters], reasoning=right.reasoning[: max(characters, 80)])
+        pairs.append((replace(step, observation=step.observation[-characters:]), short))
+    return pairs
+
+
+def encoded(value: Any) -> str:
+    """JSON on one line, of which no text can be taken for anything else.
+
+    What begins the marks of chat templates (`<|im_end|>`, `</s>`, `[INST]`) is written as an escape: a server that looks for
+    them in the whole prompt would else let an observation end its own message. So are the line breaks that JSON allows.
+    """
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = re.sub(r"[<\x7f\x85\u2028\u2029]|\[(?=/?[A-Z_]+\])", lambda mark: f"\\u{ord(mark[0]):04x}", text)
+    return text.encode("utf-8", "replace").decode()  # half an emoji, from an answer that was cut
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The one JSON object that the text is, a code fence or a thinking block around it aside; else `PredictionFailed`."""
+    bare = re.sub(r"\A\s*<think>.*?</think>", "", text, flags=re.DOTALL).strip()
+    fenced = re.fullmatch(r"```(?:json)?\s*\n(.*)\n\s*```", bare, flags=re.DOTALL)
+    try:
+        value = json.loads(fenced[1] if fenced else bare)
+    except (ValueError, RecursionError) as error:
+        raise PredictionFailed(f"the answer {text[:200]!r} is not JSON ({error}); expected one JSON object") from None
+    if not isinstance(value, dict):
+        raise PredictionFailed(f"the answer {text[:200]!r} is JSON, but no object; expected one JSON object")
+    return value
+
+
+def in_hindsight(step: Step, *, success: bool) -> Prediction:
+    """The prediction that a recorded step should have got (paper, section 4: reasoning is annotated in hindsight).
+
+    Its reasoning is the step's own where `annotate` wrote one, else one line that judges the action by what came of it.
+
+    Args: `success`, whether the episode ended in success.
+    """
+    if not step.valid:
+        reasoning = step.reasoning or "invalid, it is not understood"
+        return Prediction(reasoning, step.next_observation, 0.0, False, False, False)
+    completed = step.terminated and success
+    if completed:
+        outcome = "it completes the task"
+    elif step.reward > 0:
+        outcome = "it brings progress"
+    elif step.terminated:
+        outcome = "it fails the task"
+    else:
+        outcome = "it undoes progress" if step.reward < 0 else "no progress yet"
+    reasoning = step.reasoning or f"valid, {outcome}"
+    return Prediction(reasoning, step.next_observation, step.reward, step.terminated, completed, True)

@@ -1,0 +1,123 @@
+"""Real traces as parts of a dream: recorded answers respond, recorded successes judge."""
+
+import json
+from collections.abc import Sequence
+
+from dreamgym_lg.actions import is_answer
+from dreamgym_lg.dream.parts import Answer, Episode, Verdict
+from dreamgym_lg.dream.trace_index import Call, Effects, Success, TraceIndex, Votes, unordered, worlds_of
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.tasks import is_tool_task, schemas
+from dreamgym_lg.types import Task
+
+
+class Recorded:
+    """Answers a call as it was recorded after the same writing calls, byte for byte.
+
+    Traces of the same task count first, then those of the same world. Where recordings contradict each other, the answer of
+    more than half of them is taken, and none if there is no such answer. An identical call of a reading tool with no writing
+    call in between is answered as before in this episode, whoever answered. Nothing here applies to text agents.
+
+    Args: `traces`, a replay buffer, or a `TraceIndex` of one that says which tools write.
+    """
+
+    name = "recorded"
+
+    def __init__(self, traces: ReplayBuffer | TraceIndex) -> None:
+        self.index = TraceIndex.of(traces)
+
+    def respond(self, episode: Episode) -> Answer | None:
+        if not episode.steps:
+            self.index.refresh()
+        if (call := self.index.call(episode.action)) is None:
+            return None
+        return self._repeated(episode, call) or self._recorded(episode, call)
+
+    def _repeated(self, episode: Episode, call: Call) -> Answer | None:
+        """The answer of an identical reading call in this episode, since its last writing call."""
+        if self.index.writes(call.tool):
+            return None
+        for step in reversed(episode.steps):
+            if (earlier := self.index.call(step.action)) == call:
+                return Answer(step.next_observation, step.valid, step.reasoning)
+            if earlier is not None and step.valid and self.index.writes(earlier.tool):
+                return None
+        return None
+
+    def _recorded(self, episode: Episode, call: Call) -> Answer | None:
+        effects = effects_of(self.index, episode)
+        scopes = worlds_of(episode.task.id, episode.task.environment)
+        own, world = (self.index.answers.get((scope, call, effects), {}) for scope in scopes)
+        if not episode.own_traces:
+            none = Votes(0, "")
+            world = {key: votes._replace(number=votes.number - own.get(key, none).number) for key, votes in world.items()}
+            own = {}
+        for answers in (own, world):
+            if not answers:
+                continue
+            (answer, valid), votes = max(answers.items(), key=lambda each: each[1].number)
+            if 2 * votes.number > sum(each.number for each in answers.values()):
+                return Answer(answer, valid, votes.reasoning)
+        return None
+
+
+class References:
+    """Judges a tool agent's episode by the writing calls of recorded successes at the same task.
+
+    A success needs the same writing calls with the same arguments as one of them, in any order but that of one tool's calls
+    among each other, and no others. Of free text (an argument that mostly holds words nobody said before) only that it is
+    there counts. Refused calls write nothing. Where a recorded success wrote nothing and the episode did neither, the message
+    alone decides: this judge leaves that to the next one, and so it does every task without a recorded success.
+
+    Args:
+        traces: As of `Recorded`.
+        conversations: Whether successes in which a user replied judge too: for a dream with a user. Without one, an episode
+            ends with the agent's first message, and cannot do what they did later.
+    """
+
+    name = "references"
+
+    def __init__(self, traces: ReplayBuffer | TraceIndex, *, conversations: bool = False) -> None:
+        self.index, self.conversations = TraceIndex.of(traces), conversations
+
+    def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
+        if answer is not None or not is_answer(episode.action):
+            return None
+        references = self.references(episode.task, own_traces=episode.own_traces)
+        done = unordered(effects_of(self.index, episode))
+        if not references or (not done and any(not each.effects for each in references)):
+            return None
+        if any(done == each.effects for each in references):
+            return Verdict(1.0, True, "the writing calls are those of a recorded success")
+        needed = " or ".join(sorted({_in_words(each.effects) for each in references}))
+        return Verdict(0.0, False, f"a recorded success made {needed}; this episode made {_in_words(done)}")
+
+    def references(self, task: Task, *, own_traces: bool = True) -> list[Success]:
+        """The recorded successes of the task that the agent's tools can repeat.
+
+        Args: `own_traces`, False to leave out those of the task's own id.
+        """
+        self.index.refresh()
+        tools = {tool["name"] for tool in schemas(task)}
+        return [
+            each
+            for each in self.index.references(task)
+            if (own_traces or each.task_id != task.id)
+            and (self.conversations or each.turns < 2)
+            and (not tools or tools.issuperset(call.tool for call in each.effects))
+        ]
+
+    def decides(self, task: Task) -> bool:
+        """Whether every outcome of the task is decided here: it has recorded successes, and all of them wrote something."""
+        references = self.references(task) if is_tool_task(task) else []
+        return bool(references) and all(each.effects for each in references)
+
+
+def effects_of(index: TraceIndex, episode: Episode) -> Effects:
+    """The writing calls of an episode so far, in their order."""
+    return index.effects((index.call(step.action), step.valid) for step in episode.steps)
+
+
+def _in_words(effects: Sequence[Call]) -> str:
+    calls = (f"{tool} {json.dumps(dict(arguments), ensure_ascii=False)}" for tool, arguments in effects)
+    return ", ".join(calls) or "no writing call"

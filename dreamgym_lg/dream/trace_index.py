@@ -1,0 +1,216 @@
+"""An index of a replay buffer's real traces: answers by call, writing calls by task."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
+from threading import Lock
+from typing import Any, NamedTuple
+
+from langchain_core.tools import BaseTool
+
+from dreamgym_lg.actions import is_answer, parse_call
+from dreamgym_lg.replay.buffer import Changes, Record, ReplayBuffer
+from dreamgym_lg.tool_uses import ToolUse, find_tool_uses
+from dreamgym_lg.types import Task
+
+FREE_TEXT_WORDS = 4
+"""Words from which on an argument that nobody said before counts as free text."""
+
+
+class Call(NamedTuple):
+    """A tool call in the one form in which calls are compared: defaults filled in, arguments in order, 20.0 as 20."""
+
+    tool: str
+    arguments: tuple[tuple[str, Any], ...]
+    """Names and values; a value that is a list or an object, as JSON."""
+
+
+Effects = tuple[Call, ...]
+"""Writing calls, without the wording of free text."""
+
+
+class Votes(NamedTuple):
+    """How often an answer was recorded for a call, and its first annotation."""
+
+    number: int
+    reasoning: str
+
+
+class Success(NamedTuple):
+    """A recorded success, as a reference for other episodes of its task."""
+
+    task_id: str
+    effects: Effects
+    """In an order that does not depend on which tool was called first."""
+    calls: tuple[str, ...]
+    """Its writing calls as they were made."""
+    message: str
+    """The action that ended it."""
+    turns: int
+    """Messages of the agent in it: 1 where no user replied."""
+
+
+class TraceIndex:
+    """The answers and successes in a replay buffer's real trajectories that did not fail.
+
+    The tasks of one `environment` (`Task.environment`) share one world, as the traces of one production system share its
+    database: give the tasks of another database another environment's name. Traces of evaluation tasks answer nothing, and
+    judge only their own task.
+
+    Args:
+        replay_buffer: Read at the first `refresh`, and again by the next one after real trajectories were added or held out.
+        tools: The agent's tools; their schemas say which defaults there are, their metadata which tools write.
+        writes: As of `find_tool_uses`.
+        pass_through: Tools that really run: a dream does not see their calls.
+
+    `refresh` raises `ConfigurationError` for an unknown name in `writes`.
+    """
+
+    def __init__(
+        self,
+        replay_buffer: ReplayBuffer,
+        *,
+        tools: Sequence[BaseTool] = (),
+        writes: Collection[str] | None = None,
+        pass_through: Collection[str] = (),
+    ) -> None:
+        self.uses: Mapping[str, ToolUse] = {}
+        """Which tools write, and why; empty before the first `refresh`."""
+        self.answers: dict[tuple[str, Call, Effects], dict[tuple[str, bool], Votes]] = {}
+        """(task id, or `/` and an environment; call; writing calls before it) -> (answer, valid) -> votes."""
+        self.successes: dict[tuple[str, ...], list[Success]] = {}
+        """By task, and by instruction (`_success_keys`)."""
+        self._replay_buffer, self._tools, self._writes = replay_buffer, list(tools), writes
+        self._pass_through = frozenset(pass_through)
+        defaults = {tool.name: _defaults(tool) for tool in tools}
+        self.call = lru_cache(100_000)(partial(comparable_call, defaults=defaults))
+        """(action) -> the call that it is, in the form in which calls are compared; None for anything else."""
+        self._free_text: frozenset[tuple[str, str]] = frozenset()
+        self._lock = Lock()
+        self._read: Changes | None = None
+
+    @classmethod
+    def of(cls, traces: "ReplayBuffer | TraceIndex") -> "TraceIndex":
+        """The index that is given, or a new one of a replay buffer."""
+        return traces if isinstance(traces, TraceIndex) else cls(traces)
+
+    def refresh(self) -> None:
+        """Read the buffer's trajectories, if others are in it than when they were last read."""
+        with self._lock:
+            now = self._replay_buffer.changes(self._read.newest if self._read is not None else 0)
+            if self._read is None or now.real or now.held_out != self._read.held_out:
+                self._build(self._replay_buffer.records())
+            self._read = now
+
+    def _build(self, records: Sequence[Record]) -> None:
+        traces = [[(step[0], step[1]) for step in each.steps if step[2]] for each in records if each.split == "train"]
+        self.uses = find_tool_uses(self._tools, traces, writes=self._writes)
+        self._free_text = _find_free_text(records, self.writes)
+        self.answers, self.successes = {}, {}
+        for record in records:
+            self._add(record)
+
+    def _add(self, record: Record) -> None:
+        calls = [self.call(step[0]) for step in record.steps]
+        effects: Effects = ()
+        scopes = worlds_of(record.task_id, record.environment) if record.split == "train" else ()
+        for call, (_, answer, valid, reasoning) in zip(calls, record.steps, strict=True):
+            if call is None:
+                continue
+            for scope in scopes:
+                votes = self.answers.setdefault((scope, call, effects), {})
+                before = votes.get((answer, valid), Votes(0, reasoning))
+                votes[answer, valid] = before._replace(number=before.number + 1)
+            effects += self.effects([(call, valid)])
+        if record.success and record.steps:
+            writing = (step[0] for call, step in zip(calls, record.steps, strict=True) if call and self.writes(call.tool))
+            turns = sum(is_answer(step[0]) for step in record.steps)
+            success = Success(record.task_id, unordered(effects), tuple(writing), record.steps[-1][0], turns)
+            for key in _success_keys(record.task_id, record.environment, record.instruction, record.split):
+                self.successes.setdefault(key, []).append(success)
+
+    def writes(self, tool: str) -> bool:
+        """Whether calls of the tool count as writing ones; those of an unknown tool do."""
+        if tool in self._pass_through:
+            return False
+        if tool not in self.uses:  # the graph makes it as it runs, and no trace holds it
+            return self._writes is None or tool in self._writes
+        return self.uses[tool].writes
+
+    def effects(self, calls: Iterable[tuple[Call | None, bool]]) -> Effects:
+        """The writing calls among (call, valid), in their order, without the wording of free text."""
+        return tuple(self._without_wording(each) for each, valid in calls if each and valid and self.writes(each.tool))
+
+    def _without_wording(self, call: Call) -> Call:
+        if not any(tool == call.tool for tool, _ in self._free_text):
+            return call
+        free = {name for name, value in call.arguments if (call.tool, name) in self._free_text and _is_text(value)}
+        return Call(call.tool, tuple((name, "..." if name in free else value) for name, value in call.arguments))
+
+    def references(self, task: Task) -> list[Success]:
+        """The recorded successes of the task: of its id, else of its instruction in the same world."""
+        for key in _success_keys(task.id, task.environment, task.instruction, task.split):
+            if key in self.successes:
+                return self.successes[key]
+        return []
+
+
+def worlds_of(task_id: str, environment: str) -> tuple[str, str]:
+    """The keys under which a trace's answers are kept, nearest first: its task, its whole world."""
+    return task_id, f"/{environment}"
+
+
+def _success_keys(task_id: str, environment: str, instruction: str, split: str) -> tuple[tuple[str, ...], ...]:
+    """The keys of a success: its task, and its instruction; those of evaluation tasks apart."""
+    return (task_id,), ("train" if split == "train" else "evaluation", environment, instruction)
+
+
+def comparable_call(action: str, defaults: Mapping[str, Mapping[str, Any]]) -> Call | None:
+    """The call that an action is, defaults filled in and values in one form; None for anything else."""
+    if (call := parse_call(action)) is None:
+        return None
+    arguments = {**defaults.get(call.name, {}), **call.arguments}
+    return Call(call.name, tuple((name, _comparable(arguments[name])) for name in sorted(arguments)))
+
+
+def unordered(effects: Effects) -> Effects:
+    """Effects in an order that does not depend on which tool was called first; one tool's calls keep theirs."""
+    return tuple(sorted(effects, key=lambda call: call.tool))
+
+
+def _comparable(value: Any) -> Any:
+    """A value that can be hashed; numbers compare as they do in Python (20.0 is 20), truth values are no numbers."""
+    if value is None or isinstance(value, str | int | float) and not isinstance(value, bool):
+        return value
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _defaults(tool: BaseTool) -> dict[str, Any]:
+    return {name: schema["default"] for name, schema in tool.args.items() if isinstance(schema, dict) and "default" in schema}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _find_free_text(records: Iterable[Record], writes: Callable[[str], bool]) -> frozenset[tuple[str, str]]:
+    """The (tool, argument) of writing calls that mostly hold several words which were not copied from anything seen.
+
+    Two episodes never word a reason alike; an address, copied from the instruction, has to be right.
+    """
+    free, total = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for record in records:
+        for position, (action, *_) in enumerate(record.steps):
+            if (call := parse_call(action)) is None or not writes(call.name):
+                continue
+            texts = {name: value for name, value in call.arguments.items() if _is_text(value)}
+            total.update((call.name, name) for name in texts)
+            long = {name: value for name, value in texts.items() if len(value.split()) >= FREE_TEXT_WORDS}
+            seen = _words([record.instruction, *(step[1] for step in record.steps[:position])]) if long else ""
+            free.update((call.name, name) for name, value in long.items() if _words([value]) not in seen)
+    return frozenset(key for key, count in free.items() if 2 * count > total[key])
+
+
+def _words(texts: Iterable[str]) -> str:
+    return " ".join(" ".join(texts).lower().split())

@@ -1,0 +1,27 @@
+"""The usual dream of a tool agent."""
+
+from collections.abc import Sequence
+
+from langchain_core.tools import BaseTool
+
+from dreamgym_lg.dream.dream import Dream
+from dreamgym_lg.dream.judges import ModelJudge
+from dreamgym_lg.dream.model import Model
+from dreamgym_lg.dream.recorded import Recorded, References
+from dreamgym_lg.dream.schemas import Schemas
+from dreamgym_lg.dream.trace_index import TraceIndex
+
+
+def usual_dream(model: Model, index: TraceIndex | None = None, *, tools: Sequence[BaseTool] = ()) -> Dream:
+    """Tools' schemas, recorded answers and then the experience model answer; recorded successes and then it judge.
+
+    Args:
+        index: Of the real traces. Default: of the model's replay buffer; without one, no traces answer or judge.
+        tools: The agent's own, which validate arguments.
+    """
+    if index is None and model.replay_buffer is not None:
+        index = TraceIndex(model.replay_buffer)
+    if index is None:
+        return Dream([Schemas(tools), model], judges=[ModelJudge(model)])
+    references = References(index)
+    return Dream([Schemas(tools), Recorded(index), model], judges=[references, ModelJudge(model, references=references)])

@@ -1,0 +1,164 @@
+"""Real episodes put to a dream: step by step behind the real history (forced), and whole behind its own answers (free)."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from dreamgym_lg.actions import is_answer
+from dreamgym_lg.dream.dream import Dream, DreamEnvironment
+from dreamgym_lg.errors import PredictionFailed
+from dreamgym_lg.tasks import is_tool_task
+from dreamgym_lg.types import Step, StepResult, Trajectory
+
+Status = Literal["continues", "failure", "success"]
+CLOSE = 0.01
+"""Rewards that differ by no more than this agree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """One step that was really played, and the dream's answer to its action."""
+
+    number: int
+    """Position in the episode, from 1."""
+    step: Step
+    success: bool
+    """Whether this step really completed the task."""
+    answer: StepResult | None
+    """None if it could not be read or, played freely, the dream was over before this step."""
+
+    @property
+    def decided_by(self) -> str:
+        """The part of the dream that decided the answer, or the outcome where the episode ends; "model" if unreadable."""
+        if self.answer is None:
+            return "model"
+        return str(self.answer.info.get("decided_by") or self.answer.info.get("judged_by") or "")
+
+    @property
+    def real_status(self) -> Status:
+        return "success" if self.success else "failure" if self.step.terminated else "continues"
+
+    @property
+    def dreamed_status(self) -> Status | None:
+        if self.answer is None:
+            return None
+        return "success" if self.answer.info["success"] else "failure" if self.answer.terminated else "continues"
+
+    @property
+    def called_invalid(self) -> bool:
+        return self.answer is not None and not self.answer.info["valid"]
+
+
+class Replay(NamedTuple):
+    """The actions of a real episode, played again in the dream."""
+
+    real: Trajectory
+    dreamed: Trajectory
+    """Up to the dream's own end; `error` if an answer could not be read."""
+    answered: list[Answered]
+    """Every step put to the dream, those after its end without an answer."""
+
+
+async def answer_forced(
+    dream: Dream, trajectory: Trajectory, slots: asyncio.Semaphore, *, only_invalid: bool = False
+) -> list[Answered]:
+    """Ask about every step behind the real history, the traces of its task left out.
+
+    Args: `slots`, bounds the questions at once; `only_invalid`, ask about really invalid actions alone.
+    """
+    trajectory = with_observation(trajectory)
+
+    async def one(number: int, step: Step) -> Answered:
+        environment = dream.resume(trajectory.task, trajectory.steps[: number - 1])
+        async with slots:
+            return _answered(trajectory, number, step, await step_or_none(environment, step.action))
+
+    numbered = _askable(dream, trajectory)
+    return await asyncio.gather(*(one(number, step) for number, step in numbered if not (only_invalid and step.valid)))
+
+
+async def replay_free(dream: Dream, trajectory: Trajectory, slots: asyncio.Semaphore) -> Replay:
+    """Play the recorded actions again, each behind the dream's own answers: how an episode drifts."""
+    trajectory = with_observation(trajectory)
+    environment, answered = dream.resume(trajectory.task), list[Answered]()
+    success, over, error = False, False, None
+    for number, step in _askable(dream, trajectory):
+        result = None
+        if not over:
+            async with slots:
+                result = await step_or_none(environment, step.action)
+            error = "PredictionFailed: the answer could not be read" if result is None else None
+            over = result is None or result.terminated
+            success = result is not None and bool(result.info["success"])
+        answered.append(_answered(trajectory, number, step, result))
+    dreamed = replace(trajectory, steps=environment.steps, source="synthetic", success=success, error=error, segments=())
+    return Replay(trajectory, dreamed, answered)
+
+
+async def step_or_none(environment: DreamEnvironment, action: str) -> StepResult | None:
+    """The dream's answer, None if it cannot be read. Anything else is raised: a server that is down says nothing."""
+    try:
+        return await environment.astep(action)
+    except PredictionFailed:
+        return None
+
+
+def with_observation(trajectory: Trajectory) -> Trajectory:
+    """The trajectory with its first observation in its task, where a dream begins; imported traces may lack it."""
+    if trajectory.task.metadata.get("observation") or not trajectory.steps:
+        return trajectory
+    metadata = {**trajectory.task.metadata, "observation": trajectory.steps[0].observation}
+    return replace(trajectory, task=replace(trajectory.task, metadata=metadata))
+
+
+def _askable(dream: Dream, trajectory: Trajectory) -> list[tuple[int, Step]]:
+    """The steps, numbered from 1, without messages that a user answered where the dream has no user."""
+    asks_user = is_tool_task(trajectory.task) and dream.user is None
+    last = len(trajectory.steps)
+    return [
+        (number, step)
+        for number, step in enumerate(trajectory.steps, start=1)
+        if not (asks_user and number < last and is_answer(step.action))
+    ]
+
+
+def _answered(trajectory: Trajectory, number: int, step: Step, answer: StepResult | None) -> Answered:
+    return Answered(number=number, step=step, success=step.terminated and trajectory.success, answer=answer)
+
+
+class StepAgreement(NamedTuple):
+    """How a dream judges real steps, each behind the real history."""
+
+    invalid: int
+    """Steps that the real environment did not understand."""
+    invalid_recognised: int
+    valid: int
+    valid_refused: int
+    reward_errors: int
+    """Steps whose dreamed reward differs from the real one by more than 0.01."""
+
+    @property
+    def invalid_recall(self) -> float | None:
+        """Share of really invalid actions called invalid; None if there were none to recognise."""
+        return self.invalid_recognised / self.invalid if self.invalid else None
+
+
+async def measure_agreement(
+    dream: Dream, trajectories: Sequence[Trajectory], *, only_invalid: bool = False, concurrency: int = 32
+) -> StepAgreement:
+    """Count how often a dream recognises real invalid actions and rewards. An unreadable answer is a wrong one.
+
+    Args: `only_invalid`, ask about really invalid actions alone.
+    """
+    slots = asyncio.Semaphore(concurrency)
+    episodes = await asyncio.gather(*(answer_forced(dream, each, slots, only_invalid=only_invalid) for each in trajectories))
+    answers = [each for episode in episodes for each in episode]
+    valid = [each for each in answers if each.step.valid]
+    return StepAgreement(
+        invalid=len(answers) - len(valid),
+        invalid_recognised=sum(each.called_invalid for each in answers if not each.step.valid),
+        valid=len(valid),
+        valid_refused=sum(each.answer is None or each.called_invalid for each in valid),
+        reward_errors=sum(each.answer is None or abs(each.answer.reward - each.step.reward) > CLOSE for each in answers),
+    )
