@@ -43,6 +43,9 @@ from dreamgym_lg.integrations.transformers import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.sft import train_sft
 
+WRITES = ("add_to_watchlist", "cancel_order", "fund_account", "place_order", "remove_stock_from_watchlist", "trading_login")
+WRITES += ("trading_logout", "withdraw_funds")
+
 
 class Production(BaseChatModel):
     """In the place of the model that your agent has in production. Neither the dream nor the evaluation asks it."""
@@ -198,6 +201,7 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
         experience_model=experience_model or NearestRecorded(buffer),
         tasks=[*train, *held_out],
         payload=lambda task: task,
+        writes=WRITES,
         verify_dream=calls_made,
         verify_real=lambda task, state: state["apis"].success(),
         out=out / "run",

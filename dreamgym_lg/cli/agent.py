@@ -149,8 +149,8 @@ def _show(agent: str, found: "Examination") -> None:
         handling = f"[{colour}]{part.handling}[/]" if colour else part.handling
         table.add_row(kind, escape(part.name), handling, escape(part.use), escape(part.advice))
     console.print(table)
-    if found.supposed:
-        console.print(found.supposed, soft_wrap=True, highlight=False, markup=False)
+    if found.writes_line:
+        console.print(found.writes_line, soft_wrap=True, highlight=False, markup=False)
     if unknown := [part.name for part in found.parts if part.handling == "unknown"]:
         console.print(f"[bold]It really runs, and nothing tells what it does:[/] {escape(', '.join(unknown))}", highlight=False)
     elif not found.problems:

@@ -1,6 +1,7 @@
 """`dreamgym doctor`: what an agent is made of, what a dream will simulate of it, what it cannot, and what to do about that."""
 
 import io
+import json
 import sqlite3
 import sys
 import types
@@ -54,7 +55,7 @@ class Part(NamedTuple):
     advice: str = ""
     """Empty where nothing need be done."""
     use: str = ""
-    """Of a simulated tool, whether it reads or writes, and how that is known."""
+    """Of a simulated tool: it reads or it writes, and how that is known."""
 
 
 @dataclass(frozen=True)
@@ -75,20 +76,21 @@ class Examination:
         return [part for part in self.problems if part.handling != "stopped" or part.kind in _NEEDED]
 
     @property
-    def supposed(self) -> str:
-        """Which tools are only supposed to write, and what to do if they do not; "" if there is none."""
-        names = [each.name for each in self.parts if (use := UNKNOWN).writes and each.use == _told_use(use)]
-        if not names:
+    def writes_line(self) -> str:
+        """The `writes=[...]` to paste where nothing is known of some of the tools; "" if all are known."""
+        unknown = [each.name for each in self.parts if each.use == _COUNTS_AS_WRITING]
+        if not unknown:
             return ""
+        writing = sorted(each.name for each in self.parts if each.use and not each.use.startswith("reads"))
         return (
-            f"Only supposed to write: {', '.join(names)}. If one of them only reads, name all tools that write, without it: "
-            "DreamGym(..., writes=[...])."
+            f"Nothing tells if these only read: {', '.join(unknown)}. Paste into DreamGym(...), without the tools that do:\n"
+            f"writes={json.dumps(writing)}"
         )
 
     def __str__(self) -> str:
-        """A line for each part: kind, name, handling, then how a tool is known to write and what to do; then `supposed`."""
+        """A line for each part: kind, name, handling, how a tool is known to write, what to do; then `writes_line`."""
         lines = ((f"{part.kind} {part.name}: {part.handling}", part.use, part.advice) for part in self.parts)
-        return "\n".join(filter(None, [*("; ".join(filter(None, line)) for line in lines), self.supposed]))
+        return "\n".join(filter(None, [*("; ".join(filter(None, line)) for line in lines), self.writes_line]))
 
 
 def examine(
@@ -149,8 +151,11 @@ def simulated_tools(graph: Any, pass_through: Sequence[str] = ()) -> tuple[list[
     return [tool for name, tool in tools.items() if name not in really], really
 
 
-def _told_use(use: ToolUse) -> str:
-    return f"{'writes' if use.writes else 'reads'}: {use.why}"
+_COUNTS_AS_WRITING = "counts as writing; name the tools that write in writes=[...]"
+
+
+def _use_text(use: ToolUse) -> str:
+    return _COUNTS_AS_WRITING if use == UNKNOWN else f"{'writes' if use.writes else 'reads'}: {use.why}"
 
 
 def _runs_by_itself(tool: BaseTool) -> str:
@@ -161,7 +166,7 @@ def _runs_by_itself(tool: BaseTool) -> str:
 def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator[Part]:
     what = ""
     if tool.name not in pass_through and not (what := _runs_by_itself(tool)):
-        told = _told_use(use)
+        told = _use_text(use)
         update = state_update(tool) if returns_command(tool) else None
         if returns_command(tool) and update is None:
             yield Part("tool", tool.name, "not simulated", UNKNOWN_UPDATE, told)

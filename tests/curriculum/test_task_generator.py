@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import BaseMessage
+from langchain_core.tools import StructuredTool
 
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator, read_proposals, read_selection
@@ -228,8 +229,9 @@ def agent_world(scripted: Any) -> Callable[..., AgentWorld]:
         return ""
 
     def make(tasks: Sequence[Task], **options: Any) -> AgentWorld:
-        graph = agents.create_agent(scripted(reply=answers()), [lookup_order])
-        return AgentWorld(graph, tasks=tasks, **options)  # which tools write is found in the traces and in their names
+        tool = StructuredTool.from_function(lookup_order, metadata={"writes": False})
+        graph = agents.create_agent(scripted(reply=answers()), [tool])
+        return AgentWorld(graph, tasks=tasks, **options)
 
     return make
 

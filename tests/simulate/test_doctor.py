@@ -129,16 +129,33 @@ def test_an_examination_is_printed_a_part_a_line() -> None:
     ]
 
 
-def test_tools_that_are_only_supposed_to_write_are_named_once() -> None:
-    supposed, told = "writes: nothing says that it only reads", "writes: writes= names it"
-    parts = [Part("tool", name, "simulated", use=supposed) for name in ("pay", "send")]
-    parts += [
-        Part("tool", "drop", "simulated", use=told),
-        Part("tool", "get_order", "simulated", use="reads: its name is that of a reading tool"),
-    ]
-    last = str(Examination(parts)).splitlines()[-1]
-    assert last.startswith("Only supposed to write: pay, send. If one") and "writes=[...]" in last
-    assert not Examination(parts[2:]).supposed
+def test_tools_of_which_nothing_is_known_are_named_with_a_line_to_paste(tmp_path: Path) -> None:
+    @tool
+    def get_order(id: str) -> str:
+        """Look an order up."""
+        return id
+
+    @tool
+    def pay(id: str) -> str:
+        """Pay."""
+        return id
+
+    @tool
+    def drop(id: str) -> str:
+        """Drop an order."""
+        return id
+
+    pay.metadata, drop.metadata = {"writes": False}, {"writes": True}
+    graph = react(World(folder=tmp_path).model, [get_order, pay, drop])
+    found = examine(graph)
+    assert {part.name: part.use for part in found.parts if part.use} == {
+        "get_order": "counts as writing; name the tools that write in writes=[...]",
+        "pay": "reads: its metadata says writes=False",
+        "drop": "writes: its metadata says writes=True",
+    }
+    *_, names_them, line = str(found).splitlines()
+    assert "only read: get_order. Paste" in names_them and line == 'writes=["drop", "get_order"]'
+    assert not examine(graph, writes=["drop"]).writes_line
 
 
 def test_interrupts_and_sub_graphs_are_named(tmp_path: Path) -> None:
