@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dreamgym_lg.experiment.world import World
     from dreamgym_lg.gym import DreamGym
     from dreamgym_lg.simulate import with_policy
+    from dreamgym_lg.splits import split_tasks
     from dreamgym_lg.traces import load_traces
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "load_policy",
     "load_traces",
     "rollout",
+    "split_tasks",
     "with_policy",
 ]
 
@@ -60,6 +62,7 @@ _LATER = {
     "World": "dreamgym_lg.experiment.world",
     "load_policy": "dreamgym_lg.experiment.export",
     "load_traces": "dreamgym_lg.traces",
+    "split_tasks": "dreamgym_lg.splits",
     "with_policy": "dreamgym_lg.simulate",
 }
 """What needs more of langchain is imported when it is first asked for: `import dreamgym_lg` stays quick."""

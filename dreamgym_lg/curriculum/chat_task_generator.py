@@ -1,28 +1,27 @@
-"""Variations of tasks written by a chat model, in the paper's two stages: several are proposed, then one is selected."""
+"""Variations of tasks by a chat model, in the paper's two stages: several are proposed, then one is selected."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.curriculum.task_generator import variation
-from dreamgym_lg.dream.prompts import bind_schema, default_format, encoded, json_object, load_prompt
+from dreamgym_lg.dream.prompts import bind_schema, default_format, encoded, json_object, load_prompt, rubric_of
 from dreamgym_lg.errors import ModelUnavailable, PredictionFailed
-from dreamgym_lg.hosted.chat_model import name_of
 from dreamgym_lg.hosted.hosted import Hosted, hosted_for
 from dreamgym_lg.tasks import first_observation, schemas
 from dreamgym_lg.token_recorder import unrecorded
-from dreamgym_lg.types import Task, Trajectory
+from dreamgym_lg.types import Step, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
 PROPOSE, SELECT = "task-variations-1", "task-selection-1"
-
-_SHOWN_EPISODES, _SHOWN_STEPS, _SHOWN_CHARACTERS = 2, 8, 300
+"""The prompts of the two stages."""
+_PROMPT_STEPS, _PROMPT_CHARACTERS = 8, 300
+"""How much of an episode is in a prompt: steps, and characters of each action and answer."""
 
 
 def _schema(title: str, properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,7 +41,7 @@ class Proposal(NamedTuple):
     """A variation as the model wrote it."""
 
     task: str
-    """What the policy is told, or first sees."""
+    """The policy's instruction or first observation."""
     rubric: str
     change: str
 
@@ -50,7 +49,7 @@ class Proposal(NamedTuple):
 class ChatTaskGenerator:
     """A `TaskGenerator` by any chat model: one call proposes variations, a second selects one of them or none.
 
-    Of each seed task it is shown the rewards of the last iteration's episodes, and the best and the worst of these.
+    The prompt holds of each seed task the rewards of the last iteration's episodes, and the best and the worst of these.
 
     Args:
         model: A temperature above 0 gives more different tasks.
@@ -61,92 +60,69 @@ class ChatTaskGenerator:
     def __init__(self, model: BaseChatModel, *, hosted: Hosted | None = None, num_proposals: int = 4) -> None:
         self.model, self.hosted, self.num_proposals = model, hosted or hosted_for(model), num_proposals
         structured = default_format(model) == "json_schema"
-        self.asked = {prompt: bind_schema(model, schema) if structured else model for prompt, schema in SCHEMAS.items()}
+        self._models = {prompt: bind_schema(model, schema) if structured else model for prompt, schema in SCHEMAS.items()}
 
     def __call__(self, task: Task, trajectories: Sequence[Trajectory], rng: Random) -> Task | None:
         """As `TaskGenerator`. Also None where the model does not answer or cannot be read, which is logged; raises
         `BudgetExceeded`."""
-        with _logged(task.id):
-            proposals = read_proposals(self._answer(PROPOSE, self.proposing(task, trajectories)))
-            return self._selected(task, proposals, self._answer(SELECT, self.selecting(task, trajectories, proposals)))
-        return None
-
-    def proposing(self, task: Task, trajectories: Sequence[Trajectory]) -> list[BaseMessage]:
-        """The prompt of the first stage, `task` first among the seed tasks."""
-        seeds = {task.id: task} | {each.task.id: each.task for each in trajectories}
-        shown = [_shown(seed, trajectories) for seed in seeds.values()]
-        asked = {"seed_tasks": shown, "number": self.num_proposals, "tools": schemas(task)}
-        return [SystemMessage(load_prompt(PROPOSE)), HumanMessage(encoded(asked))]
-
-    def selecting(self, task: Task, trajectories: Sequence[Trajectory], proposals: Sequence[Proposal]) -> list[BaseMessage]:
-        """The prompt of the second stage."""
-        numbered = [{"number": number, **proposal._asdict()} for number, proposal in enumerate(proposals, 1)]
-        asked = {"seed_task": _shown(task, trajectories), "variations": numbered}
-        return [SystemMessage(load_prompt(SELECT)), HumanMessage(encoded(asked))]
-
-    def _answer(self, prompt: str, messages: list[BaseMessage]) -> str:
-        with unrecorded():
-            model = self.asked[prompt]
-            answer: AIMessage = self.hosted.ask(model, messages) if self.hosted else model.invoke(messages)
-        return answer.text
-
-    def _selected(self, task: Task, proposals: Sequence[Proposal], answer: str) -> Task | None:
-        chosen, reason = read_selection(answer, len(proposals))
+        seeds = {task.id: task} | {trajectory.task.id: trajectory.task for trajectory in trajectories}
+        summaries = [_summary(seed, trajectories) for seed in seeds.values()]
+        try:
+            request = {"seed_tasks": summaries, "number": self.num_proposals, "tools": schemas(task)}
+            proposals = read_proposals(self._reply(PROPOSE, request))
+            numbered = [{"number": number, **proposal._asdict()} for number, proposal in enumerate(proposals, 1)]
+            reply = self._reply(SELECT, {"seed_task": summaries[0], "variations": numbered})
+            chosen, reason = read_selection(reply, len(proposals))
+        except (PredictionFailed, ModelUnavailable) as error:  # no reason to stop a training
+            logger.warning("no variation of task %s: %s", task.id, error)
+            return None
         if chosen == 0:
             return None
         proposal = proposals[chosen - 1]
-        generated = {"generator": f"{name_of(self.model)}/{PROPOSE}", "why": f"{proposal.change}: {reason}"}
-        return variation(task, proposal.task, rubric=proposal.rubric, generated=generated)
+        logger.info("variation of task %s: %s (%s)", task.id, proposal.change, reason)
+        return variation(task, proposal.task, rubric=proposal.rubric)
+
+    def _reply(self, prompt: str, request: Mapping[str, Any]) -> str:
+        model, messages = self._models[prompt], [SystemMessage(load_prompt(prompt)), HumanMessage(encoded(request))]
+        with unrecorded():
+            answer: AIMessage = self.hosted.ask(model, messages) if self.hosted else model.invoke(messages)
+        return answer.text
 
 
-@contextmanager
-def _logged(task_id: str) -> Iterator[None]:
-    """What makes a variation fail is logged, and no reason to stop a training."""
-    try:
-        yield
-    except (PredictionFailed, ModelUnavailable) as error:
-        logger.warning("no variation of task %s: %s", task_id, error)
-
-
-def _shown(task: Task, trajectories: Iterable[Trajectory]) -> dict[str, Any]:
+def _summary(task: Task, trajectories: Iterable[Trajectory]) -> dict[str, Any]:
     """A seed task with its rewards, and its best and worst episode in short."""
+
+    def brief(step: Step) -> dict[str, str]:
+        return {"action": step.action[:_PROMPT_CHARACTERS], "answer": step.next_observation[:_PROMPT_CHARACTERS]}
+
     ranked = sorted((each for each in trajectories if each.task.id == task.id), key=lambda each: each.reward)
-    examples = [ranked[0], ranked[-1]][-min(len(ranked), _SHOWN_EPISODES) :] if ranked else []
+    episodes = ranked if len(ranked) < 2 else [ranked[0], ranked[-1]]
     return {
         "task": first_observation(task),
-        "rubric": task.metadata.get("rubric", ""),
+        "rubric": rubric_of(task),
         "rewards": [each.reward for each in ranked],
-        "episodes": [
-            {
-                "reward": each.reward,
-                "steps": [
-                    {"action": step.action[:_SHOWN_CHARACTERS], "answer": step.next_observation[:_SHOWN_CHARACTERS]}
-                    for step in each.steps[:_SHOWN_STEPS]
-                ],
-            }
-            for each in examples
-        ],
+        "episodes": [{"reward": each.reward, "steps": list(map(brief, each.steps[:_PROMPT_STEPS]))} for each in episodes],
     }
 
 
 def read_proposals(text: str) -> list[Proposal]:
     """Raises `PredictionFailed` unless the answer holds at least one variation, each with task, rubric and change."""
-    found = json_object(text).get("tasks")
-    if not isinstance(found, list) or not found:
+    tasks = json_object(text).get("tasks")
+    if not isinstance(tasks, list) or not tasks:
         raise PredictionFailed("the answer has no 'tasks', a list of variations")
     proposals = []
-    for each in found:
-        texts = [each.get(name) for name in Proposal._fields] if isinstance(each, dict) else [None]
-        if not all(isinstance(text, str) and text.strip() for text in texts):
+    for each in tasks:
+        fields = [each.get(name) for name in Proposal._fields] if isinstance(each, dict) else [None]
+        if not all(isinstance(field, str) and field.strip() for field in fields):
             raise PredictionFailed(f"the variation {str(each)[:200]} lacks one of {', '.join(Proposal._fields)}")
-        proposals.append(Proposal(*(str(text).strip() for text in texts)))
+        proposals.append(Proposal(*(str(field).strip() for field in fields)))
     return proposals
 
 
 def read_selection(text: str, number: int) -> tuple[int, str]:
     """The number chosen, 0 for none, and the reason; raises `PredictionFailed` for another number than 0 to `number`."""
-    found = json_object(text)
-    chosen = found.get("chosen")
+    answer = json_object(text)
+    chosen = answer.get("chosen")
     if not isinstance(chosen, int) or isinstance(chosen, bool) or not 0 <= chosen <= number:
         raise PredictionFailed(f"'chosen' is {chosen!r}; expected a number from 0 to {number}")
-    return chosen, str(found.get("reason", ""))
+    return chosen, str(answer.get("reason", ""))

@@ -10,10 +10,10 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.types import Task, Trajectory
 
 CheckTask = Callable[[Task], str | None]
-"""Why a generated task must not be trained on, as the word under which refusals are counted; None if it may."""
+"""Returns the reason against training on a generated task, a word under which refusals are counted; None if there is none."""
 
 _TRIES = 4
-"""How often a variation is asked for before an original task takes its place."""
+"""Variations that are refused or not written, after which an original task takes the place."""
 
 
 def value(rewards: Sequence[float]) -> float:
@@ -71,7 +71,7 @@ class Curriculum:
         return self._tasks[task_id]
 
     def restore(self, tasks: Iterable[Task], episodes: Iterable[Trajectory]) -> None:
-        """Take up a run where it was: with the synthetic tasks made so far, and with the episodes trained on so far."""
+        """Go on as a run left off: with the synthetic tasks and the episodes that it has trained on so far."""
         self._tasks.update({task.id: task for task in tasks})
         groups: dict[tuple[int, str], list[Trajectory]] = {}
         for episode in sorted(episodes, key=lambda episode: episode.rollout_index):
@@ -91,10 +91,10 @@ class Curriculum:
             self.values.clear()
             self._episodes.clear()
         played = [replace(episode, segments=()) for episode in group if episode.error is None]
-        found = value([episode.reward for episode in played])
+        variance = value([episode.reward for episode in played])
         if iteration == self._newest:
-            self.values[task_id], self._episodes[task_id] = found, played
-        return found
+            self.values[task_id], self._episodes[task_id] = variance, played
+        return variance
 
     def propose(self, rng: random.Random) -> Task | None:
         """A variation of one of the last iteration's `num_seeds` tasks with the highest V; None if there is none.
@@ -116,7 +116,7 @@ class Curriculum:
         return None
 
     def sample(self, n: int, *, iteration: int) -> list[Task]:
-        """n distinct tasks, at most `synthetic_share` of them synthetic (fewer while nothing can be varied)."""
+        """n distinct tasks, at most `synthetic_share` of them synthetic, fewer while nothing can be varied."""
         rng = random.Random(f"{self._seed}/{iteration}")
         chosen: dict[str, Task] = {}
         for _ in range(int(n * self._share)):
@@ -130,6 +130,6 @@ class Curriculum:
         return list(chosen.values())
 
     def pop_metrics(self) -> dict[str, int]:
-        """Since this was last asked: `generated_tasks`, and `refused_<reason>` of those that were not taken."""
+        """Since the last call: `generated_tasks`, and `refused_<reason>` of those that were not taken."""
         counts, self._counts = dict(self._counts), Counter()
         return counts

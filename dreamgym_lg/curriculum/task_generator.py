@@ -1,20 +1,17 @@
 """Task generation: variations of the tasks with the highest reward variance (paper, section 4), and what is checked of them."""
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
-from math import fsum, log
 from random import Random
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from dreamgym_lg.dream.prompts import rubric_of
+from dreamgym_lg.splits import common_entities, entities, words
 from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.types import Task, Trajectory
 
-NEAR_KNOWN = 0.9
-"""`Overlap` from which a generated task is one that is known already."""
-NEAR_EVALUATION = 0.6
-"""`Overlap` from which it is too near to an evaluation task: two tasks about the same order, say, in two wordings."""
+NEAR = 0.8
+"""Share of words in common (Jaccard index) from which two tasks that name the same ask the same."""
 
 
 class TaskGenerator(Protocol):
@@ -30,132 +27,93 @@ class TaskGenerator(Protocol):
         """
 
 
-def variation(
-    task: Task, text: str, *, rubric: str, generated: Mapping[str, str], metadata: Mapping[str, Any] | None = None
-) -> Task:
+def variation(task: Task, text: str, *, rubric: str) -> Task:
     """A synthetic task that begins with `text` where `task` begins with its first observation.
 
-    Args:
-        rubric: How its success is judged.
-        generated: What wrote it (`generator`) and why it was taken (`why`), stored in its metadata.
-        metadata: What the environment needs to build its world. Default: the seed task's.
+    Its metadata are those of `task`, with this rubric, by which its success is judged.
     """
-    words = first_observation(task)
-    kept = {**(task.metadata if metadata is None else metadata), "rubric": rubric, "generated": dict(generated)}
-    instruction = task.instruction.replace(words, text)  # a system prompt before it, or a game's instruction, stays
-    if "observation" in task.metadata:
-        kept["observation"] = text
+    own = {"observation": text} if "observation" in task.metadata else {}
     digest = sha256(f"{task.instruction}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return Task(
         id=f"{task.environment}/generated-{digest}",
-        instruction=instruction,
+        # a system prompt before it, or a game's instruction, stays
+        instruction=task.instruction.replace(first_observation(task), text),
         environment=task.environment,
-        metadata=kept,
+        metadata={**task.metadata, **own, "rubric": rubric},
         origin="synthetic",
         parent_id=task.id,
     )
 
 
-# --- checks -----------------------------------------------------------------------------------------------------------------
-
-
-class Overlap:
-    """How much two texts share: the Jaccard index of their words, each weighted by its rarity among `texts`; 0 to 1.
-
-    An id or a name counts for much, the words of a recurring phrase for little: two requests in the same words about two
-    orders are far from each other, two about the same order in other words are near.
-    """
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        found = [words(text) for text in texts]
-        counts = Counter(word for each in found for word in each)
-        self._unknown = log(1 + len(found))
-        self._weights = {word: log((1 + len(found)) / (1 + n)) for word, n in counts.items()}
-
-    def __call__(self, one: frozenset[str], other: frozenset[str]) -> float:
-        if one == other:
-            return 1.0
-        shared = self._weight(one & other)
-        return shared / (shared + self._weight(one ^ other)) if shared else 0.0
-
-    def _weight(self, chosen: Iterable[str]) -> float:
-        return fsum(self._weights.get(word, self._unknown) for word in chosen)  # the same whatever the order of a set
-
-
 class TaskChecks:
-    """Refuses generated tasks that are not new, near an evaluation task, beyond the traces, or without a rubric.
+    """Verifies generated tasks by what is recorded.
 
-    Called with a task it returns why it is refused, None if it is not:
+    Called with a task it returns why it must not be trained on, None if it may:
 
-    * `known`: equal or nearly equal (`NEAR_KNOWN`) to a known task,
-    * `near_evaluation`: near (`NEAR_EVALUATION`) to an evaluation task,
-    * `unknown_values`: it names an id, number, date or name that occurs in no trace, so that no tool could answer for it,
-    * `no_rubric`: without `metadata["rubric"]` its outcome would be judged by a general one.
-
-    Two tasks that both name something (an id, a date, a name) and nothing in common are never near: the same words of another
-    customer. Ids have their digits in common, however they are written (`A-17`, `a17`); a customer who is named by her address
-    here and by her number there is not recognised.
+    * `known`: it is a known task in nearly the same words, about the same ids, amounts and names (`splits.entities`);
+    * `held_out`: it shares one of these with an evaluation task, or is one in nearly the same words. What many tasks name
+      (`splits.common_entities`) does not count;
+    * `invented`: it names what occurs in no training trace, so that no lookup could answer for it;
+    * `no_judge`: neither has it a rubric (`metadata["rubric"]`), nor do recorded successes decide its outcome.
 
     Args:
-        known: The tasks so far, generated ones included. A task that is refused for nothing is added to them.
+        known: The tasks so far, generated ones included. A task that passes is added to them.
         evaluation: Tasks of the splits `validation` and `test`.
-        trajectories: Real ones of training tasks: what they name is what there is. None: values are not checked.
+        trajectories: Real ones of training tasks. None: `invented` is not checked.
+        judged: Whether something else than a rubric decides a task's outcome. Default: nothing does.
     """
 
     def __init__(
-        self, known: Iterable[Task], *, evaluation: Iterable[Task], trajectories: Iterable[Trajectory] | None = None
+        self,
+        known: Iterable[Task],
+        *,
+        evaluation: Iterable[Task],
+        trajectories: Iterable[Trajectory] | None = None,
+        judged: Callable[[Task], bool] = lambda task: False,
     ) -> None:
         self._known = {task.id: _Text.of(task) for task in known}
-        self._evaluation = [_Text.of(task) for task in evaluation]
-        self._overlap = Overlap(" ".join(each.words) for each in (*self._known.values(), *self._evaluation))
-        self._named: set[str] | None = None
+        self._evaluation, self._judged = [_Text.of(task) for task in evaluation], judged
+        named = [text.entities for text in (*self._known.values(), *self._evaluation)]
+        self._held_out = {entity for text in self._evaluation for entity in text.entities} - common_entities(named)
+        self._recorded: set[str] | None = None
         if trajectories is not None:
-            self._named = {word for trajectory in trajectories for text in _texts(trajectory) for word in words(text)}
+            self._recorded = {word for each in trajectories for text in _texts(each) for word in words(text)}
 
     def __call__(self, task: Task) -> str | None:
         own = _Text.of(task)
         # a task under its own id is the same one, sampled again by a run that was killed before it was played
-        if any(self._near(own, other, NEAR_KNOWN) for id, other in self._known.items() if id != task.id):
+        if any(own.is_near(other) for id, other in self._known.items() if id != task.id):
             return "known"
-        if any(self._near(own, other, NEAR_EVALUATION) for other in self._evaluation):
-            return "near_evaluation"
-        if self._named is not None and not self._named.issuperset(own.named):
-            return "unknown_values"
-        if not str(task.metadata.get("rubric") or "").strip():
-            return "no_rubric"
+        if own.entities & self._held_out or any(map(own.is_near, self._evaluation)):
+            return "held_out"
+        if self._recorded is not None and not self._recorded.issuperset(own.named):
+            return "invented"
+        if not rubric_of(task).strip() and not self._judged(task):
+            return "no_judge"
         self._known[task.id] = own
         return None
 
-    def _near(self, one: "_Text", other: "_Text", least: float) -> bool:
-        about_others = one.about and other.about and one.about.isdisjoint(other.about)
-        return not about_others and self._overlap(one.words, other.words) >= least
-
 
 class _Text(NamedTuple):
-    """What a task begins with."""
+    """The beginning of a task."""
 
     words: frozenset[str]
-    named: frozenset[str]
-    """`named_values`."""
-    about: frozenset[str]
-    """The digits of those that have some, and the others."""
+    entities: frozenset[str]
 
     @classmethod
     def of(cls, task: Task) -> "_Text":
         text = first_observation(task)
-        named = named_values(text)
-        return cls(words(text), named, frozenset(re.sub(r"\D", "", word) or word for word in named))
+        return cls(frozenset(words(text)), entities(text))
 
+    @property
+    def named(self) -> set[str]:
+        """The words of the entities."""
+        return {word for entity in self.entities for word in entity.split(" ")}
 
-def words(text: str) -> frozenset[str]:
-    """The words of a text in lower case; an id, date, amount or address is one word."""
-    return frozenset(re.findall(r"\w(?:[\w.@#/:+-]*\w)?", text.lower()))
-
-
-def named_values(text: str) -> frozenset[str]:
-    """Those of `words` that stand for something in particular: with a digit or an @, or capitalised within a sentence."""
-    names = re.findall(r"(?<=[\w,;] )[A-Z]\w+", text)
-    return frozenset(word for word in words(text) if re.search(r"[\d@]", word)) | words(" ".join(names))
+    def is_near(self, other: "_Text") -> bool:
+        """Whether few words differ, and none that names something."""
+        differing = self.words ^ other.words
+        return len(differing) <= (1 - NEAR) * len(self.words | other.words) and differing.isdisjoint(self.named | other.named)
 
 
 def _texts(trajectory: Trajectory) -> Iterable[str]:

@@ -12,7 +12,7 @@ from langchain_core.tools import StructuredTool
 
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.curriculum.chat_task_generator import ChatTaskGenerator, read_proposals, read_selection
-from dreamgym_lg.curriculum.task_generator import Overlap, TaskChecks, named_values, variation, words
+from dreamgym_lg.curriculum.task_generator import TaskChecks, variation
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, PredictionFailed
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.hosted import Hosted
@@ -46,7 +46,7 @@ HELD_OUT = trace(501, "test").task
 
 
 def varied(text: str, rubric: str = "the money is back") -> Task:
-    return variation(SEED, text, rubric=rubric, generated={"generator": "test", "why": ""})
+    return variation(SEED, text, rubric=rubric)
 
 
 def checks(**options: Any) -> TaskChecks:
@@ -64,11 +64,11 @@ def checks(**options: Any) -> TaskChecks:
         ("Please refund order A-1000 today, because it arrived broken.", None),
         (TRACES[5].task.metadata["observation"], "known"),
         (TRACES[5].task.metadata["observation"].upper() + "!", "known"),
-        (HELD_OUT.metadata["observation"], "near_evaluation"),
-        ("The order A-1501 arrived broken, please refund it.", "near_evaluation"),
-        ("Please refund order A-9999 today, because it arrived broken.", "unknown_values"),
-        ("Please refund order A-1003 to Mr Smith today.", "unknown_values"),
-        ("Please refund order A-1003 by 2031-05-06 at last.", "unknown_values"),
+        (HELD_OUT.metadata["observation"], "held_out"),
+        ("The order A-1501 arrived broken, please refund it.", "held_out"),
+        ("Please refund order A-9999 today, because it arrived broken.", "invented"),
+        ("Please refund order A-1003 to Mr Smith today.", "invented"),
+        ("Please refund order A-1003 by 2031-05-06 at last.", "invented"),
     ],
 )
 def test_what_is_refused(text: str, reason: str | None) -> None:
@@ -79,21 +79,42 @@ def test_what_is_refused(text: str, reason: str | None) -> None:
     ("text", "reason"),
     [
         ("Please cancel the car that I reserved last week, I am u7@mail.com.", None),
-        ("Please cancel the car that I reserved last week, I am u5@mail.com!", "near_evaluation"),
-        ("I am u5@mail.com: please cancel the car that I reserved.", "near_evaluation"),
-        ("Please cancel the car that I reserved last week, I am U-5.", "near_evaluation"),
-        ("Please cancel the car that I reserved last week.", "near_evaluation"),
+        ("Please cancel the car that I reserved last week, I am u5@mail.com!", "held_out"),
+        ("What does u5@mail.com pay at present?", "held_out"),
+        ("I am u5@mail.com.", "held_out"),
+        ("May I have a larger car?", "held_out"),
     ],
 )
-def test_the_same_words_of_somebody_else_are_another_task(text: str, reason: str | None) -> None:
-    asked = "Please cancel the car that I reserved last week, I am u5@mail.com."
-    others = [replace(HELD_OUT, metadata={"observation": f"I am u{n}@mail.com, what is my plan?"}) for n in range(20, 30)]
-    held_out = replace(HELD_OUT, metadata={"observation": asked})
-    assert TaskChecks([], evaluation=[held_out, *others])(varied(text)) == reason
+def test_what_a_held_out_task_is_about_is_nothing_to_train_on(text: str, reason: str | None) -> None:
+    requests = [
+        "Please cancel the car that I reserved last week, I am u5@mail.com.",
+        "May I have a larger car?",
+        *(f"I am u{n}@mail.com, what is my plan?" for n in range(20, 30)),
+    ]
+    held_out = [replace(HELD_OUT, metadata={"observation": request}) for request in requests]
+    assert TaskChecks([], evaluation=held_out)(varied(text)) == reason
 
 
-def test_a_task_needs_a_rubric_of_its_own() -> None:
-    assert checks()(varied("Refund A-1003 and then A-1004.", rubric=" ")) == "no_rubric"
+def test_what_many_tasks_name_is_nothing_that_a_held_out_task_is_about() -> None:
+    known = [replace(SEED, id=f"t{n}", metadata={"observation": f"Send K-{n} to Bonn."}) for n in range(20)]
+    held_out = replace(HELD_OUT, metadata={"observation": "Send K-77 to Bonn."})
+    check = TaskChecks(known, evaluation=[held_out])
+    assert [check(varied(text)) for text in ("K-1 has to go to Bonn.", "K-77 has to go to Berne.")] == [None, "held_out"]
+
+
+def test_every_word_of_a_name_has_to_be_recorded_wherever_it_stands() -> None:
+    """A trace holds first and last name apart, a request has them as one."""
+    customer = json.dumps({"first": "Anna", "last": "Berg", "card": 4100.0})
+    step = Step(observation="", action=render_call("get", {"id": "K-1"}), next_observation=customer)
+    check = TaskChecks([], evaluation=[], trajectories=[Trajectory(task=SEED, steps=[step])])
+    requests = ("I am Anna Berg: K1 cost $4,100.00!", "I am Anna Dahl, of K-1.", "I am Anna Berg, and paid 4,200 for K-1.")
+    assert [check(varied(request)) for request in requests] == [None, "invented", "invented"]
+
+
+def test_some_judge_has_to_decide_a_task() -> None:
+    task = varied("Refund A-1003 and then A-1004.", rubric=" ")
+    assert checks()(task) == "no_judge"
+    assert checks(judged=lambda task: True)(task) is None, "a recorded success does"
 
 
 def test_an_accepted_task_is_known_from_then_on_but_not_to_itself() -> None:
@@ -107,17 +128,10 @@ def test_values_are_not_checked_without_traces() -> None:
     assert checks(trajectories=None)(varied("Please pay back A-9999 to Mr Smith today.")) is None
 
 
-def test_overlap_counts_rare_words_for_more() -> None:
-    texts = [f"where is order a-{n}" for n in range(50)]
-    overlap = Overlap(texts)
-    same_phrase = overlap(words("Where is order A-1?"), words("Where is order A-2?"))
-    same_order = overlap(words("Where is order A-1?"), words("where did a-1 go"))
-    assert same_phrase < 0.1 < same_order and overlap(words("A-1"), words("a-1!")) == 1
-
-
-def test_named_values_are_ids_numbers_addresses_and_names_within_a_sentence() -> None:
-    found = named_values("Please ask Anna (anna@x.org) for 12.50 on 2024-05-01. Then I tell Bob's aunt; Order A-1.")
-    assert found == {"anna", "anna@x.org", "12.50", "2024-05-01", "bob", "order", "a-1"}
+def test_what_a_user_wrote_into_a_tasks_metadata_survives() -> None:
+    own = {"generated": "2025-01-02", "tools": [], "intent": 3, "reference_calls": "none"}
+    task = variation(replace(SEED, metadata={**SEED.metadata, **own}), "Refund A-1003.", rubric="It is refunded.")
+    assert own.items() <= task.metadata.items() and checks()(task) is None
 
 
 # --- a chat model -----------------------------------------------------------------------------------------------------
@@ -158,8 +172,6 @@ def test_a_chat_model_proposes_and_selects(scripted: Any) -> None:
     assert task.instruction == SEED.instruction.replace(SEED.metadata["observation"], "Refund A-1001 and A-1010.")
     assert (task.origin, task.parent_id, task.split) == ("synthetic", SEED.id, "train")
     assert task.metadata["rubric"] == "A-1001 and A-1010 are refunded."
-    why = "two orders: it needs two calls"
-    assert task.metadata["generated"] == {"generator": "ScriptedModel/task-variations-1", "why": why}
     assert task.metadata["customer"] == SEED.metadata["customer"]
 
     proposed, selected = (json.loads(asked[-1].text) for asked in model.asked)
@@ -211,9 +223,9 @@ def test_a_choice_that_is_none(chosen: object) -> None:
 
 def test_in_a_game_what_is_seen_first_is_varied_and_the_instruction_stays() -> None:
     game = Task(id="g", instruction="Win.", environment="game", metadata={"observation": "A hall.", "seed": 3})
-    task = variation(game, "A cellar.", rubric="won", generated={})
+    task = variation(game, "A cellar.", rubric="won")
     assert (task.instruction, task.metadata["observation"], task.metadata["seed"]) == ("Win.", "A cellar.", 3)
-    bare = variation(replace(game, metadata={}), "Win twice.", rubric="won", generated={})
+    bare = variation(replace(game, metadata={}), "Win twice.", rubric="won")
     assert bare.instruction == "Win twice." and "observation" not in bare.metadata
 
 
@@ -241,13 +253,14 @@ def test_an_agents_tasks_are_varied_by_what_was_given_and_checked_against_its_tr
     with ReplayBuffer(":memory:") as buffer:
         buffer.extend(TRACES)
         buffer.add_tasks(tasks)
-        assert agent_world(tasks).task_generator(tasks, buffer) is None
+        world = agent_world(tasks)
+        assert world.task_generator(tasks, buffer) is None, "no model is asked that nobody named"
         world = agent_world(tasks, task_generator=scripted(reply=answers()))
         generate = world.task_generator(world.tasks("train"), buffer)
         assert isinstance(generate, ChatTaskGenerator)
         made = generate(SEED, [], random.Random(0))
         assert made is not None and world.check_task(made) is None
-        assert world.check_task(varied(HELD_OUT.metadata["observation"])) == "near_evaluation"
+        assert world.check_task(varied(HELD_OUT.metadata["observation"])) == "held_out"
         own = agent_world(tasks, task_generator=lambda task, episodes, rng: task).task_generator(tasks, buffer)
         assert own(SEED, [], random.Random(0)) == SEED
     assert AgentWorld.settings.synthetic_share == 0.25
@@ -258,5 +271,5 @@ def test_a_task_generator_that_is_none_is_refused(agent_world: Any) -> None:
         agent_world([], task_generator=3)
     with pytest.raises(ConfigurationError, match="'nobody:gpt'"):
         agent_world([], task_generator="nobody:gpt")
-    with pytest.raises(ConfigurationError, match="'templates' was replaced .*: give a chat model or its name .*a TaskGenerator"):
+    with pytest.raises(ConfigurationError, match="'templates' was replaced .*: give a chat model .*a TaskGenerator"):
         agent_world([], task_generator="templates")

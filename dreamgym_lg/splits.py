@@ -1,0 +1,180 @@
+"""Validation and test splits by entity: tasks about the same order, customer or amount stay together."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from random import Random
+from unicodedata import category
+
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.tasks import first_observation
+from dreamgym_lg.types import Split, Task
+
+COMMON = 0.1
+"""Share of the tasks above which an entity ties nothing: a city or a brand that many of them name."""
+_FEW = 5
+"""In so many tasks no entity is common, however few tasks there are."""
+
+_WORD = re.compile(r"\w(?:(?:[\w.@/:+-]|,(?=\d{3}(?!\d)))*\w)?")
+_NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
+_PHRASE = re.compile(r"(?<![\w@./-])[^\W\d_][\w-]*(?: [^\W\d_][\w-]*)*(?![\w@/-]|\.\w)")
+_QUOTE = re.compile(r'["“]([^"“”\n]{2,60})["”]')
+_SENTENCE_START = re.compile(r"(?:^|[.!?:;\n])[\s\"'“‘(*-]*$")
+
+
+def split_tasks(
+    tasks: Sequence[Task],
+    *,
+    by: Callable[[Task], Iterable[Hashable]] | None = None,
+    validation: float = 0.1,
+    test: float = 0.2,
+    seed: int = 0,
+    common: float | None = None,
+) -> list[Task]:
+    """The tasks with new splits, `train`, `validation` and `test`, that share no entity.
+
+    Tasks with an entity in common are one group, and so is whatever another entity ties to one of them. Groups are drawn whole,
+    until a split has about its share. The same tasks and seed give the same splits, in the order of the tasks.
+
+    Args:
+        by: The entities of a task. Default: `entities` of what it begins with (`metadata["observation"]`, or its instruction);
+            tasks in the same words are one group, too. Give your own where metadata hold the ids, or where all nouns are
+            capitalised: `by=lambda task: [task.metadata["customer"]]`.
+        validation: Share of the tasks, at least 0 and below 1; 0 makes no such split.
+        test: The same of the split `test`. Both together are below 1.
+        common: An entity of more than this share of the tasks, and of more than 5, ties nothing: else all would be one group.
+            Default: 0.1; with `by` 1, so that each ties.
+
+    Raises `ConfigurationError` for shares out of range, for what `by` must not give, and where a split would be empty.
+    """
+    shares: dict[Split, float] = {"test": test, "validation": validation}
+    _check_shares(validation=validation, test=test, common=common or 0)
+    groups = _groups(_tying_keys(tasks, by, common))
+    left, splits = Random(seed).sample(groups, len(groups)), dict[int, Split]()
+    for split, share in shares.items():
+        splits |= dict.fromkeys(_take(left, share * len(tasks)) if share else (), split)
+    empty = [split for split, share in shares.items() if share and split not in splits.values()]
+    if empty or not left:
+        raise ConfigurationError(
+            f"validation={validation:g}, test={test:g}: no task is left for the split {[*empty, 'train'][0]!r}. The "
+            f"{len(tasks)} tasks are {len(groups)} groups that share an entity, the largest of "
+            f"{max(map(len, groups), default=0)}: give more tasks, other shares, a smaller common=, or by="
+        )
+    return [replace(task, split=splits.get(number, "train")) for number, task in enumerate(tasks)]
+
+
+def entities(text: str) -> frozenset[str]:
+    """The ids and other words with digits, amounts, email addresses, names and quotes of a text.
+
+    In lower case, and in one form however they are written: `#A-17` and `a17`, `$1,000.00` and `1000`. A number of one or two
+    digits is a count and no amount, unless decimals or a currency sign say so. Names are runs of capitalised words (Anna Berg);
+    a single one is none at the beginning of a sentence, nor as an abbreviation of up to three capitals.
+    """
+    numbered = (match for match in _WORD.finditer(text) if re.search(r"[\d@]", match.group()))
+    ids = {_normal(match.group()) for match in numbered if not _is_count(match)}
+    return frozenset(ids.union(_names(text), (" ".join(words(quote)) for quote in _QUOTE.findall(text))) - {""})
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, in the form that `entities` gives them."""
+    return [_normal(word) for word in _WORD.findall(text)]
+
+
+def common_entities(named: Sequence[Iterable[Hashable]], share: float = COMMON) -> frozenset[Hashable]:
+    """The entities that more than this share of the tasks, and more than 5 of them, have. Args: `named`, those of each task."""
+    counts = Counter(entity for each in named for entity in set(each))
+    return frozenset(entity for entity, number in counts.items() if number > max(_FEW, share * len(named)))
+
+
+def _normal(word: str) -> str:
+    """A word in lower case; an id without what parts it, a number without commas and trailing zeros."""
+    if _NUMBER.fullmatch(word):
+        number = word.replace(",", "")
+        return number.rstrip("0").rstrip(".") if "." in number else number
+    return re.sub(r"[\W_]", "", word.lower()) if re.search(r"\d", word) and "@" not in word else word.lower()
+
+
+def _is_count(match: re.Match[str]) -> bool:
+    before = match.string[max(0, match.start() - 1) : match.start()]
+    return len(match.group()) < 3 and match.group().isdigit() and not (before and category(before) == "Sc")
+
+
+def _names(text: str) -> Iterator[str]:
+    for phrase in _PHRASE.finditer(text):
+        first, *rest = phrase.group().split(" ")
+        runs = _capitalised([first, *rest])
+        if _SENTENCE_START.search(text, 0, phrase.start()):  # there the first word's capital says nothing
+            runs = [*(run for run in runs if run != [first]), *_capitalised(rest)]
+        yield from (" ".join(map(_normal, run)) for run in runs if len(run) > 1 or len(run[0]) > 3 or not run[0].isupper())
+
+
+def _capitalised(phrase: Sequence[str]) -> list[list[str]]:
+    """The runs of words with a capital and without a digit."""
+    runs = groupby(phrase, lambda word: word[0].isupper() and not re.search(r"\d", word))
+    return [list(run) for capital, run in runs if capital]
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def _check_shares(**shares: float) -> None:
+    for name, share in shares.items():
+        if not 0 <= share <= 1:
+            raise ConfigurationError(f"{name}={share!r}: give a share of the tasks between 0 and 1")
+    if shares["validation"] + shares["test"] >= 1:
+        raise ConfigurationError(f"validation={shares['validation']:g} and test={shares['test']:g} leave no task to train on")
+
+
+def _tying_keys(
+    tasks: Sequence[Task], by: Callable[[Task], Iterable[Hashable]] | None, common: float | None
+) -> list[frozenset[Hashable]]:
+    """What ties each task to others: its entities but for common ones and, without `by`, its words."""
+    texts = [first_observation(task) for task in tasks]
+    if by is not None:
+        named = [_keys(by, task) for task in tasks]
+        return _without_common(named, 1.0 if common is None else common)
+    own = _without_common([entities(text) for text in texts], COMMON if common is None else common)
+    return [keys | {tuple(words(text))} for keys, text in zip(own, texts, strict=True)]
+
+
+def _without_common(named: Sequence[frozenset[Hashable]], share: float) -> list[frozenset[Hashable]]:
+    unspecific = common_entities(named, share)
+    return [each - unspecific for each in named]
+
+
+def _keys(by: Callable[[Task], Iterable[Hashable]], task: Task) -> frozenset[Hashable]:
+    keys = by(task)
+    if isinstance(keys, str) or not isinstance(keys, Iterable):
+        raise ConfigurationError(f"by= gives {keys!r} for the task {task.id!r}: let it give a list of keys, such as [{keys!r}]")
+    return frozenset(keys)
+
+
+def _groups(keys: Sequence[frozenset[Hashable]]) -> list[list[int]]:
+    """The numbers of the tasks that keys tie together, directly or through others."""
+    parents, first = list(range(len(keys))), dict[Hashable, int]()
+
+    def root(number: int) -> int:
+        while parents[number] != number:
+            number = parents[number]
+        return number
+
+    for number, own in enumerate(keys):
+        for key in own:
+            one, other = sorted((root(number), root(first.setdefault(key, number))))
+            parents[other] = one
+    groups = defaultdict[int, list[int]](list)
+    for number in range(len(keys)):
+        groups[root(number)].append(number)
+    return list(groups.values())
+
+
+def _take(groups: list[list[int]], size: float) -> list[int]:
+    """Tasks of whole groups, as many as bring their number next to `size`, one at least; the groups are taken away."""
+    taken, wanted = list[int](), max(1, round(size))
+    for group in list(groups):
+        if abs(len(taken) + len(group) - wanted) < abs(len(taken) - wanted):
+            taken += group
+            groups.remove(group)
+    return taken
