@@ -105,7 +105,8 @@ def _names(text: str) -> Iterator[str]:
     for phrase in _PHRASE.finditer(text):
         first, *rest = phrase.group().split(" ")
         runs = _capitalised([first, *rest])
-        if _SENTENCE_START.search(text, max(0, phrase.start() - 9), phrase.start()):  # there the first word's capital says nothing
+        # at the beginning of a sentence the first word's capital says nothing
+        if _SENTENCE_START.search(text, max(0, phrase.start() - 9), phrase.start()):
             runs = [*(run for run in runs if run != [first]), *_capitalised(rest)]
         yield from (" ".join(map(_normal, run)) for run in runs if len(run) > 1 or len(run[0]) > 3 or not run[0].isupper())
 
