@@ -191,7 +191,7 @@ class AgentWorld(World):
 
         What does not replay is left out, and a warning says how much. Raises `ConfigurationError` if nothing does.
         """
-        from dreamgym_lg.integrations.transformers.recorded_engine import replayed_rows
+        from dreamgym_lg.integrations.trl.recorded_engine import replayed_rows
 
         return replayed_rows(partial(self.agent, real=False), recorded, tokenizer, max_new_tokens=max_new_tokens)
 

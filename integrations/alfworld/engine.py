@@ -1,13 +1,12 @@
 """ALFWorld's engine, TextWorld's planner, made ten times as fast, and the process that it runs in (`engine_process`)."""
 
 import os
-import pickle
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import lru_cache, wraps
-from typing import Any
+from typing import Any, BinaryIO
 
 import fast_downward
 import textworld
@@ -15,6 +14,8 @@ from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
 from textworld.envs.pddl import PddlEnv, textgen
 from textworld.logic import Rule
 
+from dreamgym_lg.child_process import Pipes
+from dreamgym_lg.errors import EnvironmentFailed
 from dreamgym_lg.integrations.alfworld.engine_process import Shown
 
 
@@ -36,31 +37,31 @@ def _shown(state: Mapping[str, Any]) -> Shown:
     return Shown(str(state["feedback"]), bool(state["won"]), list(state["admissible_commands"]))
 
 
-def main(given: int, sent: int) -> None:
-    """Answer what `engine_process` asks until it is gone: `Shown`, or the text of an error.
+def main(requests: BinaryIO, replies: BinaryIO) -> None:
+    """The child: plays what `engine_process` sends, until that is gone.
 
-    Args: `given`, `sent`, file descriptors. Engines are used again: their library marks itself as never to be unloaded.
+    Engines are used again: their library marks itself as never to be unloaded.
     """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the planner talks
     speed_up()
+    parent = Pipes(requests, replies)
     playing, idle = dict[int, Engine](), list[Engine]()
-    with os.fdopen(given, "rb") as questions, os.fdopen(sent, "wb") as answers:
-        while True:
-            try:
-                number, asked = pickle.load(questions)
-            except EOFError:
-                return
-            if asked is None:
-                idle += [playing.pop(number)] if number in playing else []
-                continue
-            engine = playing.pop(number, None) or (idle.pop() if idle else Engine())
-            answer: Shown | str
-            try:
-                answer = engine.step(asked) if isinstance(asked, str) else engine.start(asked)
-                playing[number] = engine
-            except (Exception, SystemExit) as error:  # the translator ends the process over what it cannot read
-                answer = repr(error)
-            pickle.dump(answer, answers)
-            answers.flush()
+    while True:
+        try:
+            number, message = parent.receive()
+        except EOFError:
+            return
+        if message is None:
+            idle += [playing.pop(number)] if number in playing else []
+            continue
+        engine = playing.pop(number, None) or (idle.pop() if idle else Engine())
+        reply: Shown | EnvironmentFailed
+        try:
+            reply = engine.step(message) if isinstance(message, str) else engine.start(message)
+            playing[number] = engine
+        except (Exception, SystemExit) as error:  # the translator ends the process over what it cannot read
+            reply = EnvironmentFailed(repr(error))
+        parent.send(reply)
 
 
 # --- Speed -----------------------------------------------------------------------------------------------------------

@@ -1,11 +1,7 @@
 """`Browsers`: worker processes with a browser each, as many as episodes may play at once."""
 
-import contextlib
-import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import weakref
@@ -15,8 +11,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from dreamgym_lg import errors
-from dreamgym_lg.errors import ConfigurationError, DreamGymError, EnvironmentFailed
+from dreamgym_lg.child_process import Child
+from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, ProcessLost
 
 _CHILD = Path(__file__).with_name("child.py")
 _ANSWER_SECONDS = 180.0
@@ -117,53 +113,28 @@ class _Worker:
 
     def __init__(self) -> None:
         self._scratch = tempfile.mkdtemp(prefix="dreamgym-browser-")
-        self._said = Path(self._scratch) / "stderr.txt"
-        python_path = os.pathsep.join(each or os.getcwd() for each in sys.path)
-        with self._said.open("wb") as said:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_CHILD), self._scratch],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                start_new_session=True,  # Ctrl-C is for the parent
-                env={**os.environ, "PYTHONPATH": python_path, "PYTHONUTF8": "1"},
+        self._stderr = Path(self._scratch) / "stderr.txt"
+        with self._stderr.open("wb") as stderr:
+            self._child = Child(
+                _CHILD,
+                name="the browser's process",
+                environment={"DREAMGYM_BROWSER_SCRATCH": self._scratch},
+                patience=10,  # it ends its browser
+                stderr=stderr,
             )
-        self.end = weakref.finalize(self, _end, self._process, self._scratch)
+        self.end = weakref.finalize(self, _end, self._child, self._scratch)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        requests: Any = self._process.stdin
-        replies: Any = self._process.stdout
-        deadline = threading.Timer(_ANSWER_SECONDS, self._process.kill)
-        deadline.start()
         try:
-            requests.write(json.dumps(request).encode() + b"\n")
-            requests.flush()
-            line = replies.readline()
-        except OSError:
-            line = b""
-        finally:
-            deadline.cancel()
-        if not line.endswith(b"\n"):
-            said = self._said.read_text(errors="replace")[-500:].strip() if self._said.exists() else ""
+            reply: dict[str, Any] = self._child.ask(request, timeout=_ANSWER_SECONDS)
+        except ProcessLost as error:
+            last = self._stderr.read_text(errors="replace")[-500:].strip() if self._stderr.exists() else ""
             raise EnvironmentFailed(
-                f"the browser's process has ended (status {self._process.wait()}: -9 is a lack of memory, or no answer for "
-                f"{_ANSWER_SECONDS:g} s); it said: {said or 'nothing'}"
-            )
-        reply: dict[str, Any] = json.loads(line)
-        if "failed" in reply:
-            kind: type[DreamGymError] = getattr(errors, reply["failed"])
-            raise kind(reply["text"])
+                f"{error}, or no answer for {_ANSWER_SECONDS:g} s; its last words: {last or 'none'}"
+            ) from error
         return reply
 
 
-def _end(process: "subprocess.Popen[bytes]", scratch: str) -> None:
-    assert process.stdin is not None and process.stdout is not None
-    with contextlib.suppress(OSError):
-        process.stdin.close()  # it ends its browser, and itself
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    process.stdout.close()
+def _end(child: Child, scratch: str) -> None:
+    child.kill()
     shutil.rmtree(scratch, ignore_errors=True)

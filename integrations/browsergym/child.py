@@ -1,23 +1,22 @@
 """The worker process: one browser, kept from episode to episode, that plays BrowserGym tasks one after the other.
 
-Run as a file by `browsers`; it imports nothing of this library, which would take it a second more to start. Requests come as
-lines of JSON on standard input, replies go as lines of JSON to standard output. It plays in its main thread, to which
-Playwright is bound. A second thread reads standard input, so that the process ends when its parent does, whatever it is doing;
-Playwright's driver and the browser end with it.
+Run as a file by `browsers` (`child_process.Child`); it imports nothing of this library, which would take it a second more to
+start. It plays in its main thread, to which Playwright is bound. A second thread reads the requests, so that the process ends
+when its parent does, whatever it is doing; Playwright's driver and the browser end with it.
 """
 
+import contextlib
 import importlib
 import importlib.util
-import json
 import os
+import pickle
 import queue
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 """What is looked for on PATH where Playwright has no browser of its own. The first one takes half of the others' memory."""
@@ -199,37 +198,38 @@ def _without_repetition(text: str) -> str:
     return "\n".join(kept)
 
 
-def _read(requests: "queue.SimpleQueue[str]", scratch: str) -> None:
-    for line in sys.stdin:
-        requests.put(line)
-    requests.put("")
+def _read(requests: BinaryIO, received: "queue.SimpleQueue[dict[str, Any] | None]", scratch: str) -> None:
+    with contextlib.suppress(EOFError):
+        while True:
+            received.put(pickle.load(requests))
+    received.put(None)
     time.sleep(1)
     shutil.rmtree(scratch, ignore_errors=True)
     os._exit(1)  # it plays on, maybe for ever; what it has started ends when its pipes close
 
 
-def main(scratch: str) -> None:
-    """Args: `scratch`, an empty folder for all temporary files, removed at the end."""
-    os.environ["TMPDIR"] = scratch
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints is no reply
-    requests = queue.SimpleQueue[str]()
-    threading.Thread(target=_read, args=(requests, scratch), daemon=True).start()
+def main(requests: BinaryIO, replies: BinaryIO) -> None:
+    """Play what is received. `DREAMGYM_BROWSER_SCRATCH` is an empty folder for all temporary files, removed at the end."""
+    scratch = os.environ["TMPDIR"] = os.environ["DREAMGYM_BROWSER_SCRATCH"]
+    received = queue.SimpleQueue[dict[str, Any] | None]()
+    threading.Thread(target=_read, args=(requests, received, scratch), daemon=True).start()
     player: Player | None = None
     try:
-        while line := requests.get():
-            request = json.loads(line)
+        while (request := received.get()) is not None:
             player = player or Player()
             reply = player.reset(**request["reset"]) if "reset" in request else player.step(request["step"])
-            print(json.dumps(reply), file=replies, flush=True)
+            _send(replies, reply)
     except Exception as error:  # a browser that failed once is not used again
-        kind = "MissingDependency" if isinstance(error, Missing | ImportError) else "EnvironmentFailed"
+        from dreamgym_lg.errors import EnvironmentFailed, MissingDependency
+
+        missing = isinstance(error, Missing | ImportError)
         text = str(error) if isinstance(error, Missing) else f"{type(error).__name__}: {error}"
-        print(json.dumps({"failed": kind, "text": text}), file=replies, flush=True)
+        _send(replies, MissingDependency(text) if missing else EnvironmentFailed(text))
     if player is not None:
         player.stop()
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+def _send(replies: BinaryIO, message: object) -> None:
+    pickle.dump(message, replies)
+    replies.flush()

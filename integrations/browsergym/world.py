@@ -123,7 +123,7 @@ class BrowserGymWorld(World):
         self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
     ) -> "list[TokenizedConversation]":
         """The tokens that rollouts of the agent would record if its policy called a tool for each of these actions."""
-        from dreamgym_lg.integrations.transformers.recorded_engine import replayed_rows
+        from dreamgym_lg.integrations.trl.recorded_engine import replayed_rows
 
         agent = partial(self.agent, real=False)
         return replayed_rows(agent, recorded, tokenizer, max_new_tokens=max_new_tokens, say=self._as_call)

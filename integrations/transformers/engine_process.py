@@ -6,25 +6,25 @@ import itertools
 import logging
 import os
 import pickle
-import threading
 import weakref
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, BinaryIO
 
+from dreamgym_lg.child_process import Child, Pipes, portable
 from dreamgym_lg.errors import ProcessLost
 from dreamgym_lg.integrations.transformers.batch import PASSES
-from dreamgym_lg.integrations.transformers.child_process import end_child, portable, start_child
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 
-_Asked = dict[int, tuple[Request, "Future[Generated]"]]
+_Waiting = dict[int, tuple[Request, "Future[Generated]"]]
 
-_GIVES_BACK = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
+_MEMORY_SETTINGS = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
 """Settings of glibc: keys and values of all lengths come and go, and what is freed is not kept in pieces of no use."""
 
 
@@ -42,113 +42,91 @@ class ProcessEngine:
     """
 
     def __init__(self, path: str | Path, *, max_batch_size: int = 128, **loading: Any) -> None:
-        self._child = start_child(__name__, **{name: os.environ.get(name, value) for name, value in _GIVES_BACK.items()})
-        weakref.finalize(self, end_child, self._child)
+        self._child = Child(
+            __name__,
+            name=f"the process of the model {str(path)!r}",
+            advice="load it again, or run the same command once more, which goes on where it was",
+            environment={name: os.environ.get(name, value) for name, value in _MEMORY_SETTINGS.items()},
+        )
+        weakref.finalize(self, self._child.kill)  # the thread that reads holds the child
         self.passes: deque[tuple[float, float]] = deque(maxlen=PASSES)
         """When each of the last 10,000 forward passes began and ended, by `time.perf_counter`."""
-        self._asked, self._ids, self._writing = _Asked(), itertools.count(), threading.Lock()
-        self._send({"path": path, "max_batch_size": max_batch_size, **loading})
-        pipe: Any = self._child.stdout
-        try:
-            loaded = pickle.load(pipe)
-        except (EOFError, pickle.UnpicklingError):
-            loaded = ProcessLost(f"the process for {str(path)!r} ended before the model was loaded: standard error says why")
-        if isinstance(loaded, Exception):
-            raise loaded
-        self.ends: frozenset[int] = loaded
+        self._waiting, self._numbers = _Waiting(), itertools.count()
+        self.ends: frozenset[int] = self._child.ask({"path": path, "max_batch_size": max_batch_size, **loading})
         """The tokens that end a reply."""
-        given = (self._child, self._asked, self.passes)
-        threading.Thread(target=_read, args=given, name="dreamgym-engine", daemon=True).start()
+        Thread(target=_read, args=(self._child, self._waiting, self.passes), name="dreamgym-engine", daemon=True).start()
 
     def submit(self, request: Request) -> "Future[Generated]":
         """Ask for a reply; returns at once."""
         future: Future[Generated] = Future()
-        number, streamed = next(self._ids), request.on_text is not None
+        number, streamed = next(self._numbers), request.on_text is not None
         pickled = pickle.dumps(replace(request, on_text=None))
-        self._asked[number] = request, future
-        if not self._send((number, streamed, pickled)) and self._asked.pop(number, None) is not None:  # else it has been told
-            future.set_exception(_lost(self._child))
+        self._waiting[number] = request, future
+        try:
+            self._child.send((number, streamed, pickled))
+        except ProcessLost as error:
+            if self._waiting.pop(number, None) is not None:  # else the thread that reads has said so
+                future.set_exception(error)
         return future
 
     def clear(self) -> None:
         """Forget every cached key and value."""
-        self._send(None)
-
-    def _send(self, item: Any) -> bool:
-        """Whether the process is there to read it."""
-        pipe: Any = self._child.stdin
-        with self._writing, contextlib.suppress(OSError):
-            pickle.dump(item, pipe)
-            pipe.flush()
-            return True
-        return False
+        with contextlib.suppress(ProcessLost):
+            self._child.send(None)
 
 
-def _read(child: Any, asked: _Asked, passes: deque[tuple[float, float]]) -> None:
-    """The thread that hands on what the process says, and its end. It holds no engine: the process ends with its user."""
+def _read(child: Child, waiting: _Waiting, passes: deque[tuple[float, float]]) -> None:
+    """Hand on what the process sends, and its end. This thread holds no engine: the process ends with its user."""
     try:
         while True:
-            number, kind, value = pickle.load(child.stdout)
+            number, kind, value = child.receive()
             if kind == "passes":
                 passes.extend(value)
             elif kind == "text":
-                on_text = asked[number][0].on_text
+                on_text = waiting[number][0].on_text
                 assert on_text is not None, "no text is sent to who did not ask for it"
                 on_text(value)
-            elif (future := asked.pop(number)[1]).set_running_or_notify_cancel():
+            elif (future := waiting.pop(number)[1]).set_running_or_notify_cancel():
                 future.set_exception(value) if kind == "error" else future.set_result(value)
-    except EOFError:
-        pass
-    except Exception:  # cut off within a reply, or what cannot be read here: nobody may wait for more
-        logging.getLogger(__name__).exception("what the process of the model said cannot be read")
-    child.kill()
-    child.wait()  # from now on nothing can be sent
-    child.stdout.close()
-    for number in list(asked):
-        unanswered = asked.pop(number, None)
+    except ProcessLost as error:
+        lost = error
+    except Exception as error:
+        logging.getLogger(__name__).exception("a message of the model's process cannot be read")
+        child.kill()
+        lost = ProcessLost(f"a message of the model's process cannot be read ({error}): load the model again")
+    for number in list(waiting):
+        unanswered = waiting.pop(number, None)
         if unanswered is not None and unanswered[1].set_running_or_notify_cancel():
-            unanswered[1].set_exception(_lost(child))
-
-
-def _lost(child: Any) -> ProcessLost:
-    return ProcessLost(
-        f"the process of the model has ended (status {child.wait()}: -9 may be a lack of memory): load it again, or "
-        "run the same command once more, which goes on where it was"
-    )
+            unanswered[1].set_exception(lost)
 
 
 def main(requests: BinaryIO, replies: BinaryIO) -> None:
-    """The child: loads what it is told first, answers all else, and ends where its input does."""
-    sending = threading.Lock()
-
-    def send(item: Any) -> None:
-        with sending:
-            pickle.dump(item, replies)
-            replies.flush()
+    """The child: loads a model, answers requests, and ends with its parent."""
+    parent = Pipes(requests, replies)
 
     def answer(number: int, future: "Future[Generated]") -> None:
-        send((0, "passes", [engine.passes.popleft() for _ in range(len(engine.passes))]))
+        parent.send((0, "passes", [engine.passes.popleft() for _ in range(len(engine.passes))]))
         error = future.exception()
-        send((number, "error", portable(error)) if error else (number, "reply", future.result()))
+        parent.send((number, "error", portable(error)) if error else (number, "reply", future.result()))
 
     try:
-        engine = _load(**pickle.load(requests))
+        engine = _load(**parent.receive())
     except Exception as error:
-        return send(portable(error))
+        return parent.send(portable(error))
     gc.freeze()
-    send(engine.ends)
+    parent.send(engine.ends)
     with contextlib.suppress(EOFError):
         while True:
-            if (item := pickle.load(requests)) is None:
+            if (message := parent.receive()) is None:
                 engine.clear()
                 continue
-            number, streamed, pickled = item
+            number, streamed, pickled = message
             try:
                 request = pickle.loads(pickled)
-            except Exception as error:
-                send((number, "error", portable(error)))
+            except Exception as error:  # of a class that is not importable here
+                parent.send((number, "error", portable(error)))
                 continue
-            request.on_text = (lambda text, number=number: send((number, "text", text))) if streamed else None
+            request.on_text = (lambda text, number=number: parent.send((number, "text", text))) if streamed else None
             engine.submit(request).add_done_callback(partial(answer, number))
     os._exit(0)  # also out of a batch: nobody waits for it
 

@@ -148,7 +148,7 @@ def test_the_process_of_the_games_is_renewed_and_ends_when_its_last_game_does(
         assert environment.reset(tasks[0]) == played[tasks[0].id][0]
     workers = [environment._game._worker for environment in environments]
     assert workers[0] is workers[1] and workers[2] is not workers[0]
-    old = workers[0].child
+    old = workers[0].child.process
     del workers
     for environment in environments[:2]:
         assert old.poll() is None
@@ -165,7 +165,7 @@ def test_a_process_that_was_killed_fails_the_episodes_in_it_and_no_later_one(
     environment, other = ALFWorld(), ALFWorld()
     for each in (environment, other):
         each.reset(tasks[0])
-    environment._game._worker.child.kill()
+    environment._game._worker.child.process.kill()
     for each in (environment, other):
         with pytest.raises(EnvironmentFailed, match="failed in 'look': the process of ALFWorld's engine has ended .status -9"):
             each.step("look")

@@ -26,7 +26,7 @@ PARENT = """
 import sys, time
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 model = LocalChatModel.from_path(sys.argv[1], own_process=True)
-print(model.engine._child.pid, flush=True)
+print(model.engine._child.process.pid, flush=True)
 time.sleep(600)
 """
 
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeni
 @pytest.fixture(scope="module")
 def beside(folder: Path) -> Iterator[LocalChatModel]:
     model = LocalChatModel.from_path(folder, max_new_tokens=12, own_process=True)
-    child = model.engine._child
+    child = model.engine._child.process
     yield model
     assert child.poll() is None, "it outlived all that was asked of it"
     model.engine = None  # type: ignore[assignment]
@@ -85,10 +85,10 @@ async def test_an_error_there_is_an_error_here(beside: LocalChatModel, opening: 
 async def test_a_call_that_nobody_waits_for_does_not_harm_the_others(
     beside: LocalChatModel, opening: Callable[[int], list[BaseMessage]]
 ) -> None:
-    pid = beside.engine._child.pid
+    pid = beside.engine._child.process.pid
     os.kill(pid, signal.SIGSTOP)  # so that it answers after the call was given up
     calls = [asyncio.ensure_future(beside.ainvoke(opening(i))) for i in range(4)]
-    while len(beside.engine._asked) < 4:
+    while len(beside.engine._waiting) < 4:
         await asyncio.sleep(0.01)
     calls[0].cancel()
     await asyncio.sleep(0)
@@ -100,7 +100,7 @@ async def test_a_call_that_nobody_waits_for_does_not_harm_the_others(
 
 def test_a_killed_process_says_so(folder: Path) -> None:
     model = LocalChatModel.from_path(folder, max_new_tokens=12, own_process=True)
-    child = model.engine._child
+    child = model.engine._child.process
     os.kill(child.pid, signal.SIGSTOP)
     with pytest.raises(ProcessLost, match="status -9"):
         asyncio.run(_killed_meanwhile(model, child.pid))

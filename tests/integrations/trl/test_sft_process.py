@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from grpo_parts import QUESTION, WORDS, model_of
 from transformers import PreTrainedTokenizerFast
 
+from dreamgym_lg.child_process import Child
 from dreamgym_lg.errors import NothingToTrain, ProcessLost
 from dreamgym_lg.integrations.trl import sft_process
 from dreamgym_lg.integrations.trl.rows import tokenize
@@ -25,12 +26,11 @@ from dreamgym_lg.integrations.trl.sft_process import fine_tune_beside
 PARENT = """
 import pickle, sys, time, torch
 from dreamgym_lg.integrations.trl import sft_process
-start_child = sft_process.start_child
-def told(*given, **options):
-    child = start_child(*given, **options)
-    print(child.pid, flush=True)
-    return child
-sft_process.start_child = told
+class Told(sft_process.Child):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        print(self.process.pid, flush=True)
+sft_process.Child = Told
 torch.set_num_threads(2)
 with open(sys.argv[1], "rb") as file:
     start, rows = pickle.load(file)
@@ -62,13 +62,13 @@ def rows(tokenizer: PreTrainedTokenizerFast) -> Any:
 def children(monkeypatch: pytest.MonkeyPatch) -> "list[subprocess.Popen[bytes]]":
     """The processes that are started."""
     started: list[subprocess.Popen[bytes]] = []
-    start_child: Callable[..., subprocess.Popen[bytes]] = sft_process.start_child
 
-    def noted(*given: str, **environment: str) -> "subprocess.Popen[bytes]":
-        started.append(start_child(*given, **environment))
-        return started[-1]
+    class Noted(Child):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self.process)
 
-    monkeypatch.setattr(sft_process, "start_child", noted)
+    monkeypatch.setattr(sft_process, "Child", Noted)
     return started
 
 
