@@ -14,10 +14,10 @@ from dreamgym_lg.types import Act, Segment, Step, StepResult, Task, Trajectory
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.agent_world import AgentWorld
     from dreamgym_lg.experiment.experiment import Experiment
-    from dreamgym_lg.experiment.export import load_policy
     from dreamgym_lg.experiment.settings import Settings
     from dreamgym_lg.experiment.world import World
     from dreamgym_lg.gym import DreamGym
+    from dreamgym_lg.production.export import load_policy
     from dreamgym_lg.simulate import with_policy
     from dreamgym_lg.splits import split_tasks
     from dreamgym_lg.traces import load_traces
@@ -60,7 +60,7 @@ _LATER = {
     "Experiment": "dreamgym_lg.experiment.experiment",
     "Settings": "dreamgym_lg.experiment.settings",
     "World": "dreamgym_lg.experiment.world",
-    "load_policy": "dreamgym_lg.experiment.export",
+    "load_policy": "dreamgym_lg.production.export",
     "load_traces": "dreamgym_lg.traces",
     "split_tasks": "dreamgym_lg.splits",
     "with_policy": "dreamgym_lg.simulate",

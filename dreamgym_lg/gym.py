@@ -12,12 +12,12 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experiment import Experiment
-from dreamgym_lg.experiment.export import export_policy
-from dreamgym_lg.experiment.provenance import provenance
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.training import CreateLearner, create_trl_learner
 from dreamgym_lg.experiment.workspace import logger, policy_version
 from dreamgym_lg.experiment.world import Rollouts
+from dreamgym_lg.production.export import export_policy
+from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.progress import show_progress
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout

@@ -22,11 +22,11 @@ from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.graphs.episode import create_episode_graph
-from dreamgym_lg.graphs.health import Row, check_health, check_trainable, describe, is_collapsed, mostly_failed
-from dreamgym_lg.graphs.metric_names import reported_metrics
-from dreamgym_lg.graphs.spending import add_totals, estimate_rest
 from dreamgym_lg.hosted.hosted import Hosted, Usage
 from dreamgym_lg.learner import Learner
+from dreamgym_lg.metrics.health import Row, check_health, check_trainable, describe, is_collapsed, mostly_failed
+from dreamgym_lg.metrics.names import reported_metrics
+from dreamgym_lg.metrics.spending import add_totals, estimate_rest
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.rollout import Agent, real_steps, rollout
@@ -105,7 +105,7 @@ class Training:
     """With real rollouts, the run ends after the iteration that has spent so many steps in all. None: no limit."""
     on_node: Callable[[str, int], None] = lambda node, iteration: None
     report: Callable[[int, Mapping[str, float]], None] = lambda iteration, metrics: None
-    """Told the metrics of each iteration at its end, by their stable names (`graphs.metric_names`)."""
+    """Told the metrics of each iteration at its end, by their stable names (`metrics.names`)."""
     say: Callable[[str], None] = logger.warning
     """Told what a user should know while the run goes on: that most episodes failed, that it ends early, and, after the first
     episodes with a hosted experience model, what the others will cost."""

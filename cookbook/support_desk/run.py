@@ -24,8 +24,9 @@ from tickets import KINDS, Shop, create_shop
 from truthful_server import TruthfulServer
 
 from dreamgym_lg import DreamGym, Trajectory
-from dreamgym_lg.experiment.evaluation import DREAMED, MODES, POLICIES
+from dreamgym_lg.experiment.evaluation import DREAMED, MODES
 from dreamgym_lg.experiment.settings import quick
+from dreamgym_lg.report.proof import POLICIES
 from dreamgym_lg.statistics import Rate, wilson
 
 

@@ -249,8 +249,8 @@ def report(world: WorldArgument) -> None:
 
 def export(world: WorldArgument, folder: To) -> None:
     """Write the trained policy to a folder for production: weights, tokenizer, manifest, model card, langgraph.json."""
-    from dreamgym_lg.experiment.export import export_policy
-    from dreamgym_lg.experiment.provenance import provenance
+    from dreamgym_lg.production.export import export_policy
+    from dreamgym_lg.production.provenance import provenance
 
     with _opened(world, existing=True) as work:
         if not (work.models / "trained").exists():
@@ -262,7 +262,7 @@ def export(world: WorldArgument, folder: To) -> None:
 
 def _show(work: Experiment) -> None:
     from dreamgym_lg.experiment.evaluation import shown_episodes
-    from dreamgym_lg.experiment.report import summary_table, write_report
+    from dreamgym_lg.report.proof import summary_table, write_report
 
     result = json.loads((work.out / "result.json").read_text())
     metrics = work.replay_buffer.metrics(work.run_name("train"))

@@ -9,7 +9,7 @@ import typer
 
 from dreamgym_lg.cli.console import console, errors_shown, quiet_libraries
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
-from dreamgym_lg.manifest import read_manifest
+from dreamgym_lg.production.manifest import read_manifest
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -7,7 +7,7 @@ import typer
 
 from dreamgym_lg.cli.console import console, errors_shown
 from dreamgym_lg.errors import ReplayBufferError
-from dreamgym_lg.pages import check_installed
+from dreamgym_lg.report.pages import check_installed
 
 Database = Annotated[
     Path, typer.Argument(metavar="PATH", help="A replay buffer ([b]replay.db[/b]), or the folder of an experiment.")
@@ -19,7 +19,7 @@ def ui(path: Database, port: Port = 8321) -> None:
     """Show runs, curves, groups and episodes of a replay buffer in the browser, while a run goes on too; it is only read."""
     with errors_shown():
         check_installed("starlette", "uvicorn", "matplotlib", "jinja2", extra="ui")
-        from dreamgym_lg.ui.app import serve
+        from dreamgym_lg.report.server import serve
 
         file = path / "replay.db" if path.is_dir() else path
         if path.is_dir() and not file.exists():

@@ -19,6 +19,7 @@ from dreamgym_lg.experiment.lock import write_whole
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
 from dreamgym_lg.fidelity.replay import measure_agreement
 from dreamgym_lg.replay.rows import FAILED
+from dreamgym_lg.report.proof import POLICIES
 from dreamgym_lg.rollout import check_played, real_steps
 from dreamgym_lg.statistics import difference_interval, wilson
 from dreamgym_lg.token_recorder import TrainablePolicy
@@ -30,8 +31,6 @@ MODES = {"greedy": 0.0, "sampled": 1.0}
 """How a policy is evaluated, and at which temperature."""
 DREAMED = "sampled"
 """The mode whose episodes are dreamed too: it is the one that was trained, and dreamed episodes are the dear ones."""
-POLICIES = ("base", "trained")
-"""The policies of a proof: trained on every recorded success, and then in the dream."""
 _VALIDATED = "validate/real"
 STAGES = ("collect", "experience", "base", "train", "prove")
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from dreamgym_lg.fidelity.records import Fidelity
 from dreamgym_lg.fidelity.replay import CLOSE
 from dreamgym_lg.fidelity.steps import OneStep
-from dreamgym_lg.pages import check_installed, create_templates
-from dreamgym_lg.plots import DREAM, FAINT, INK, PAIR, REAL, TICKS, draw_png, whiskers
+from dreamgym_lg.report.pages import check_installed, create_templates
+from dreamgym_lg.report.plots import DREAM, FAINT, INK, PAIR, REAL, TICKS, draw_png, whiskers
 from dreamgym_lg.statistics import FEW_EPISODES, Figure, Mean, Rate, StepRate
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dreamgym_lg.pages import check_installed, create_templates, text
 from dreamgym_lg.production.log import SIDES, CanaryLog, CanaryState, Pair, Side
+from dreamgym_lg.report.pages import check_installed, create_templates, text
 from dreamgym_lg.statistics import Rate, wilson
 
 if TYPE_CHECKING:

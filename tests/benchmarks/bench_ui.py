@@ -20,8 +20,8 @@ from pathlib import Path
 
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.replay.reader import ReplayReader
+from dreamgym_lg.report.views import link
 from dreamgym_lg.types import Step, Task, Trajectory
-from dreamgym_lg.ui.views import link
 
 STEPS, GROUP, TASKS = 10, 8, 32
 REPEATED = 5

@@ -18,7 +18,7 @@ from dreamgym_lg.cli.experiment import open_experiment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import worlds
 from dreamgym_lg.experiment.worlds import load_world, open_folder
-from dreamgym_lg.manifest import read_manifest
+from dreamgym_lg.production.manifest import read_manifest
 
 COMMANDS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OF_A_WORLD = {"demo", "collect", "train", "eval", "report", "export", "fidelity", "play"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dreamgym_lg.experiment.evaluation import DREAMED
-from dreamgym_lg.graphs import served
+from dreamgym_lg.experiment import served
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ def test_same_actions_same_world(finished_run: Path) -> None:
 
 
 async def test_a_server_plays_a_task_that_came_as_json(finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `langgraph dev` does with graphs/served.py."""
+    """What `langgraph dev` does with experiment/served.py."""
     monkeypatch.setenv("DREAMGYM_OUT", str(finished_run))
     with ReplayBuffer(finished_run / "replay.db") as buffer:
         task = json.loads(json.dumps(asdict(buffer.tasks(split="test", origin="real")[0])))

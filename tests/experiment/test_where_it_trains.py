@@ -12,8 +12,8 @@ import pytest
 from dreamgym_lg import Environment, ExperienceModel, Experiment, Settings, StepResult, Task, World
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.evaluation import count_real_steps
-from dreamgym_lg.experiment.provenance import provenance
-from dreamgym_lg.experiment.report import _title
+from dreamgym_lg.production.provenance import provenance
+from dreamgym_lg.report.proof import _title
 
 pytest.importorskip("trl")
 from peft import LoraConfig  # noqa: E402

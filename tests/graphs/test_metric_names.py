@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg.graphs.metric_names import METRICS, ROLLOUTS, reported_metrics
+from dreamgym_lg.metrics.names import METRICS, ROLLOUTS, reported_metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md"
 

@@ -9,9 +9,9 @@ import pytest
 
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
 from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.graphs.health import describe
 from dreamgym_lg.graphs.running import run_training
 from dreamgym_lg.graphs.training import create_training_graph
+from dreamgym_lg.metrics.health import describe
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="leave the house", environment="house")

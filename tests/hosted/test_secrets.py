@@ -22,13 +22,13 @@ from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Task, load_trac
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.errors import EpisodesMissing
 from dreamgym_lg.experiment.evaluation import shown_episodes
-from dreamgym_lg.experiment.report import write_report
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.redaction import environment_secrets, redact_environment
-from dreamgym_lg.ui.app import create_app
-from dreamgym_lg.ui.views import link
+from dreamgym_lg.report.proof import write_report
+from dreamgym_lg.report.server import create_app
+from dreamgym_lg.report.views import link
 
 _PLACES = ("openai", "langsmith", "hub", "rooms", "closure", "default", "model", "prompt")
 SECRET = {place: f"{place}-{token_hex(12)}" for place in _PLACES}

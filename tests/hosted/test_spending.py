@@ -10,9 +10,9 @@ from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.running import run_training
-from dreamgym_lg.graphs.spending import estimate_rest
 from dreamgym_lg.graphs.training import Training
 from dreamgym_lg.hosted import Hosted, Usage
+from dreamgym_lg.metrics.spending import estimate_rest
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
 
-from dreamgym_lg.experiment.report import write_report
+from dreamgym_lg.report.proof import write_report
 from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Step, Task, Trajectory
 

@@ -9,7 +9,7 @@ from report_parts import Page, check_png, make_episode, make_metrics, make_resul
 from rich.console import Console
 
 from dreamgym_lg.errors import MissingDependency
-from dreamgym_lg.experiment.report import EPISODES_SHOWN, summary_table, write_report
+from dreamgym_lg.report.proof import EPISODES_SHOWN, summary_table, write_report
 from dreamgym_lg.types import Act, Step
 
 # --- what must not be claimed -----------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from starlette.testclient import TestClient
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing, ReplayBufferError
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.replay.reader import Filters, ReplayReader
+from dreamgym_lg.report.server import create_app, serve
+from dreamgym_lg.report.views import CHOICES, alarms, link, parting
 from dreamgym_lg.rollout import check_played
 from dreamgym_lg.types import Step, Task, Trajectory
-from dreamgym_lg.ui.app import create_app, serve
-from dreamgym_lg.ui.views import CHOICES, alarms, link, parting
 
 ATTACK_RUN = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">\"'>{{ 7 * 7 }}"
 PAGES = [

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dreamgym_lg.graphs.health import Row
+from dreamgym_lg.metrics.health import Row
 from dreamgym_lg.types import Source
 
 

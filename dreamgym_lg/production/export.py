@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.errors import ConfigurationError, writing
-from dreamgym_lg.experiment.model_card import model_card
-from dreamgym_lg.manifest import read_manifest, write_manifest
+from dreamgym_lg.production.manifest import read_manifest, write_manifest
+from dreamgym_lg.production.model_card import model_card
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -36,7 +36,7 @@ def export_policy(
     trained on is told by counts and hashes.
 
     Args:
-        provenance: JSON that is known of the policy (`experiment.provenance`).
+        provenance: JSON that is known of the policy (`production.provenance`).
         agent: What `langgraph dev` serves: `path`, where the agent is written (`FILE.py:NAME` or `package.module:NAME`), and
             `route` and `pass_through` of `with_policy`. None: the policy alone, as a chat.
 
@@ -118,7 +118,7 @@ def _write(
         "agent": None if agent is None else {**agent, "path": _from(folder, str(agent["path"]))},
     }
     (draft / "version").write_text(str(record["policy_version"]))
-    project = {"dependencies": ["."], "graphs": {"agent": "dreamgym_lg.graphs.exported:agent"}}
+    project = {"dependencies": ["."], "graphs": {"agent": "dreamgym_lg.production.served:agent"}}
     (draft / "langgraph.json").write_text(json.dumps(project, indent=2) + "\n")
     (draft / "README.md").write_text(model_card(folder.name, record))
     write_manifest(draft, record)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dreamgym_lg.plots import DREAM, FAINT, INK, PAIR, REAL, TICKS, whiskers
+from dreamgym_lg.report.plots import DREAM, FAINT, INK, PAIR, REAL, TICKS, whiskers
 from dreamgym_lg.statistics import Rate, wilson
 
 if TYPE_CHECKING:

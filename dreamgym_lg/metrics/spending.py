@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from dreamgym_lg.graphs.health import Row
 from dreamgym_lg.hosted.hosted import Hosted, Usage
+from dreamgym_lg.metrics.health import Row
 
 
 def estimate_rest(hosted: Hosted, spent: Usage, *, played: int, left: int) -> str:

@@ -10,11 +10,10 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dreamgym_lg.experiment import curves
-from dreamgym_lg.experiment.curves import Evaluation, History, read_number, read_rate
-from dreamgym_lg.experiment.evaluation import POLICIES
-from dreamgym_lg.pages import check_installed, create_templates, text
-from dreamgym_lg.plots import DREAM, FAINT, INK, REAL, TICKS, draw_png
+from dreamgym_lg.report import curves
+from dreamgym_lg.report.curves import Evaluation, History, read_number, read_rate
+from dreamgym_lg.report.pages import check_installed, create_templates, text
+from dreamgym_lg.report.plots import DREAM, FAINT, INK, REAL, TICKS, draw_png
 from dreamgym_lg.statistics import Rate, intervals_apart
 from dreamgym_lg.types import Trajectory
 
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 EPISODES_SHOWN = 12
+POLICIES = ("base", "trained")
+"""The policies of a proof: trained on every recorded success, and then in the dream."""
 MODES = {"sampled": "temperature 1", "greedy": "greedy"}  # how actions were chosen; the first is the headline
 NODES = ("curriculum", "rollout", "update_policy", "evaluate", "refresh")
 STEPS = {"offline": "offline", "train": "in training", "refresh": "refresh", "evaluation": "evaluation"}

@@ -14,8 +14,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.export import load_policy
-from dreamgym_lg.manifest import MANIFEST
+from dreamgym_lg.production.export import load_policy
+from dreamgym_lg.production.manifest import MANIFEST
 from dreamgym_lg.simulate import with_policy
 from dreamgym_lg.simulate.loading import load_agent
 

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, get_args
 from urllib.parse import urlencode
 
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
-from dreamgym_lg.experiment.curves import History, by_iteration, read_evaluations, read_number
+from dreamgym_lg.metrics.health import check_health
 from dreamgym_lg.replay.reader import Event, Filters, Iteration, Outcome, ReplayReader, Run
+from dreamgym_lg.report.curves import History, by_iteration, read_evaluations, read_number
 from dreamgym_lg.statistics import Rate, wilson
 from dreamgym_lg.types import DECIDERS, Source, Split, Step, Trajectory
 
@@ -128,8 +129,6 @@ def read_filters(query: Query) -> Filters:
 
 def alarms(history: History) -> list[tuple[int, str]]:
     """What went wrong in a run: each iteration where something began, with its sentence."""
-    from dreamgym_lg.graphs.health import check_health
-
     rows, told, found = list(history.values()), set[str](), list[tuple[int, str]]()
     for end, (iteration, row) in enumerate(history.items(), 1):
         wrong = dict(check_health(rows[:end]))

@@ -14,13 +14,13 @@ from safetensors import SafetensorError
 
 from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory, load_policy
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.export import export_policy
-from dreamgym_lg.experiment.provenance import provenance
-from dreamgym_lg.graphs.exported import load_exported
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.sft import save_model
-from dreamgym_lg.manifest import MANIFEST, read_manifest, write_manifest
+from dreamgym_lg.production.export import export_policy
+from dreamgym_lg.production.manifest import MANIFEST, read_manifest, write_manifest
+from dreamgym_lg.production.provenance import provenance
+from dreamgym_lg.production.served import load_exported
 from dreamgym_lg.token_recorder import TokenRecorder
 
 CANARY = "canary-5f1e0b9c"
@@ -109,7 +109,7 @@ def test_the_folder_is_a_model_a_project_and_a_card(exported: Path) -> None:
     assert not list(exported.parent.glob(".*")), "no draft is left"
     manifest = read_manifest(exported)
     assert set(manifest["files"]) == names - {MANIFEST} and manifest["parameters"] > 1000 and manifest["agent"] is None
-    assert json.loads((exported / "langgraph.json").read_text())["graphs"] == {"agent": "dreamgym_lg.graphs.exported:agent"}
+    assert json.loads((exported / "langgraph.json").read_text())["graphs"] == {"agent": "dreamgym_lg.production.served:agent"}
     card = (exported / "README.md").read_text()
     assert 'base_model: "org/tiny"' in card and "not evaluated" in card and "serves it as a chat" in card
 
@@ -217,7 +217,7 @@ def test_the_folder_is_whole_or_not_there(error: BaseException, tmp_path: Path, 
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr("dreamgym_lg.experiment.export.write_manifest", fail)
+        patched.setattr("dreamgym_lg.production.export.write_manifest", fail)
         expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else ConfigurationError
         with pytest.raises(expected):
             export_policy(tiny(), tmp_path / "mine", provenance=RECORD)
@@ -333,7 +333,7 @@ def test_the_base_policy_says_what_it_was_made_of(gym: DreamGym, tmp_path: Path)
 
 
 def test_the_hash_is_of_the_data_whatever_its_order(tmp_path: Path) -> None:
-    from dreamgym_lg.experiment.provenance import _data
+    from dreamgym_lg.production.provenance import _data
 
     hashes = []
     for number, order in enumerate([("a", "b"), ("b", "a"), ("a", "c")]):

@@ -20,11 +20,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
-from dreamgym_lg.experiment.curves import by_iteration, draw_curves, read_number
-from dreamgym_lg.pages import create_templates
-from dreamgym_lg.plots import draw_png
 from dreamgym_lg.replay.reader import ReplayReader, stamp
-from dreamgym_lg.ui import views
+from dreamgym_lg.report import views
+from dreamgym_lg.report.curves import by_iteration, draw_curves, read_number
+from dreamgym_lg.report.pages import create_templates
+from dreamgym_lg.report.plots import draw_png
 
 HOST = "127.0.0.1"
 HOSTS = [HOST, "localhost"]

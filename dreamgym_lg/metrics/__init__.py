@@ -1,0 +1,1 @@
+"""Metrics of training iterations: computed, judged, and named for trackers."""
