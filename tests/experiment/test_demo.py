@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dreamgym_lg.experiment.evaluation import DREAMED
 from dreamgym_lg.experiment import served
+from dreamgym_lg.experiment.evaluation import DREAMED
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
 pytestmark = pytest.mark.slow
