@@ -56,29 +56,17 @@ def test_no_import_circle() -> None:
     assert not circle({name: imported(file, known) - {name} for name, file in known.items()})
 
 
-CIRCLES_LEFT = {frozenset({"dreamgym_lg.experiment", "dreamgym_lg.graphs"})}
-"""Folders that still import each other. It only ever shrinks."""
-
-
 def test_no_circle_of_folders() -> None:
     known = modules()
     between: dict[str, set[str]] = {}
     for name, file in known.items():
         between.setdefault(folder(name), set()).update({folder(other) for other in imported(file, known)} - {folder(name)})
-    left = {frozenset(pair) for pair in CIRCLES_LEFT if is_circle(pair, between)}
-    assert left == CIRCLES_LEFT, "a circle has gone: take it out of CIRCLES_LEFT"
-    cut = {name: {other for other in others if frozenset({name, other}) not in left} for name, others in between.items()}
-    assert not circle(cut)
+    assert not circle(between)
 
 
 def folder(module: str) -> str:
     """A room of the house: `dreamgym_lg.replay`, `dreamgym_lg.integrations.trl`; of modules at the top, each its own."""
     return ".".join(module.split(".")[: 3 if module.startswith("dreamgym_lg.integrations.") else 2])
-
-
-def is_circle(pair: frozenset[str], graph: dict[str, set[str]]) -> bool:
-    first, second = pair
-    return second in graph[first] and first in graph[second]
 
 
 @pytest.mark.parametrize(
