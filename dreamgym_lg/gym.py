@@ -1,6 +1,6 @@
 """`DreamGym`: an unmodified LangGraph agent, trained in the dream and handed back. The facade over all parts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -8,14 +8,17 @@ from uuid import uuid4
 from langchain_core.language_models import BaseChatModel
 
 from dreamgym_lg.dream import Dream, Model
+from dreamgym_lg.dream.annotate import Annotate
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
+from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.training import CreateLearner, create_trl_learner
 from dreamgym_lg.experiment.workspace import logger, policy_version
 from dreamgym_lg.experiment.world import Rollouts
+from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.production.export import export_policy
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.progress import show_progress
@@ -24,38 +27,36 @@ from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import with_policy
 from dreamgym_lg.simulate.doctor import Examination
 from dreamgym_lg.statistics import Rate, wilson
-from dreamgym_lg.tasks import first_observation
+from dreamgym_lg.tasks import first_observation, is_tool_task
 from dreamgym_lg.types import Split, Task, Trajectory
 
 if TYPE_CHECKING:
+    from dreamgym_lg.experiment.supervised import StartModel
     from dreamgym_lg.experiment.workspace import CreateEngine
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 
-class DreamGym(Experiment):
+class DreamGym:
     """Trains the policy of a LangGraph agent as it is: no line of it changes, and nothing real is touched.
 
-    It is the `Experiment` on an `AgentWorld`.
+    It puts an `Experiment` on an `AgentWorld`; `gym.experiment` is that experiment, with its folder, models and stages.
 
     Args:
         graph: The compiled graph of production, or where it is written: `"my_app.py:graph"` (`AgentWorld`).
         replay_buffer: Real traces (`load_traces`); they ground the dream.
         experience_model: The language model that plays the tools where traces do not know the answer, and judges: a `Model`,
             any chat model, or a name like `openai:gpt-5.4-mini`. None: the local one that `train_experience` trains.
-        dream: A `Dream` of your own parts, in place of the usual one (`AgentWorld.create_dream`); it needs no
-            `experience_model`.
-        tasks: What to train on, and tasks of the splits `validation` and `test`, which are for evaluation alone. Where none is
-            to be trained on, the buffer's real training tasks of these environments are. Default: all of its real tasks.
+        dream: A `Dream` of your own parts, in place of the usual one (`AgentWorld.create_dream`).
+        tasks: To train on, and those of the splits `validation` and `test`, which are for evaluation alone. Where none is to be
+            trained on, the buffer's real training tasks of these environments are. Default: all of its real tasks.
         out: Folder of checkpoints, models and reports. Another folder is another training.
         settings: Default: `AgentWorld.settings`.
         policy, create_learner, engine, rollouts, report_to, progress, say: As of `Experiment`.
         world: Further arguments of `AgentWorld`: `payload`, `verify_dream`, `verify_real`, `reset_real`, `writes`,
-            `isolation` and its options.
+            `task_generator`, `isolation` and its options.
 
-    Raises `ConfigurationError` as `AgentWorld` does.
+    Raises `ConfigurationError` as `AgentWorld` does, and for an `experience_model` beside a `dream`.
     """
-
-    world: AgentWorld
 
     def __init__(
         self,
@@ -78,11 +79,14 @@ class DreamGym(Experiment):
     ) -> None:
         if not isinstance(replay_buffer, ReplayBuffer):
             raise ConfigurationError(f"replay_buffer={replay_buffer!r} is no ReplayBuffer; give ReplayBuffer(path)")
-        own = AgentWorld(graph, tasks=tasks, dream=dream, **world)
+        if dream is not None and experience_model is not None:
+            raise ConfigurationError("dream= brings its own parts: leave experience_model= away, or put it into the dream")
+        self.world = AgentWorld(graph, tasks=tasks, dream=dream, **world)
+        self.replay_buffer = replay_buffer
         stored = replay_buffer.tasks(origin="real")
-        own.all_tasks = [*map(own.with_tools, _traced_tasks(own.all_tasks, stored, say)), *own.all_tasks]
-        super().__init__(
-            own,
+        self.world.add_traced(_traced_tasks(self.world.all_tasks, stored, say))
+        self.experiment = Experiment(
+            self.world,
             out,
             settings,
             replay_buffer=replay_buffer,
@@ -95,29 +99,61 @@ class DreamGym(Experiment):
             progress=progress,
             say=say,
         )
-        if self._serves:  # rank 0 alone writes
+        if self.experiment.is_worker_rank:  # rank 0 alone writes
             return
         # traces tell the tools by name at best; in a shared buffer, tasks of text games have none
-        given = {task.id for task in own.all_tasks}
-        traced = (own.with_tools(task) for task in stored if "tools" in task.metadata and task.id not in given)
-        replay_buffer.add_tasks([*own.all_tasks, *traced])
-        if own.writes is not None:
-            own.writing_tools(replay_buffer)  # a name that no tool has is said now
+        own = {task.id for task in self.world.all_tasks}
+        traced = (self.world.with_tools(task) for task in stored if is_tool_task(task) and task.id not in own)
+        replay_buffer.add_tasks([*self.world.all_tasks, *traced])
+        if self.world.writes is not None:
+            self.world.writing_tools(replay_buffer)  # a name that no tool has is said now
         if experience_model is not None:
-            self.experience()  # a wrong one is said now
+            self.experiment.experience()  # a wrong one is said now
 
     def tasks(self, split: Split) -> list[Task]:
+        """The tasks of a split: those given, and those of the traces."""
         return self.world.tasks(split)
 
     def examine(self) -> Examination:
         """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it."""
         return self.world.examine(self.replay_buffer.trajectories(source="offline", split="train", errors=False))
 
-    def _trained(self) -> "LocalChatModel | None":
-        """The trained policy, of this process or an earlier one."""
-        if self.trained is None and (self.models / "trained").exists():
-            self.trained = self.policy("trained")
-        return self.trained
+    # --- the stages, as of `Experiment` -----------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """`train_experience` if the dream needs it, and `train_base`, with their defaults."""
+        self.experiment.prepare()
+
+    def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | Annotate | str | None = None) -> None:
+        """Fine-tune a local experience model on the traces (`Experiment.train_experience`)."""
+        self.experiment.train_experience(model, annotator=annotator)
+
+    def train_base(self, model: "StartModel" = None) -> None:
+        """Fine-tune the policy on every recorded success (`Experiment.train_base`)."""
+        self.experiment.train_base(model)
+
+    def train(
+        self,
+        policy: "LocalChatModel | str | Path | None" = None,
+        iterations: int | None = None,
+        *,
+        servers: str | Sequence[str] = (),
+        report_to: str | Sequence[str] | None = None,
+        learner_options: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> "LocalChatModel":
+        """Train the policy in the dream, or where `Settings.environment` says (`Experiment.train`)."""
+        return self.experiment.train(
+            policy, iterations, servers=servers, report_to=report_to, learner_options=learner_options, **settings
+        )
+
+    def fidelity(self, *, limit: int = gate.LIMIT) -> Judgement:
+        """The dream's verdicts on recorded episodes, as the gate before training sees them (`Experiment.fidelity`)."""
+        return self.experiment.fidelity(limit=limit)
+
+    def prove(self) -> dict[str, Any]:
+        """Every policy of the folder on held-out tasks, real and dreamed (`Experiment.prove`)."""
+        return self.experiment.prove()
 
     def evaluate(self, policy: BaseChatModel | None = None, **settings: Any) -> tuple[Rate, list[Trajectory]]:
         """As `aevaluate`, waited for."""
@@ -148,9 +184,10 @@ class DreamGym(Experiment):
         Raises `ConfigurationError` without a policy, without tasks, and with `real` if nothing verifies the outcome;
         `EpisodesMissing` if episodes still could not be played: the error says how only these are played again.
         """
-        self._check_rank()
-        self.check_settings()
-        wanted = policy or self._trained()
+        work = self.experiment
+        work.check_rank()
+        work.check_settings()
+        wanted = policy or work.trained_policy()
         if wanted is None:
             raise ConfigurationError("there is no policy to evaluate: pass one, or train first")
         held_out = self.tasks("test") or self.tasks("validation")
@@ -160,8 +197,8 @@ class DreamGym(Experiment):
                 "no task has the split 'test' or 'validation', and evaluation needs tasks never trained on: give "
                 "tasks=[Task(..., split='test'), ...], or dataclasses.replace(task, split='test') for some of them"
             )
-        kind, dream, name = "real" if real else "dream", None if real else self.dream(), run or f"evaluate-{uuid4().hex[:8]}"
-        agent, create_environment = self.players(wanted, dream)
+        kind, dream, name = "real" if real else "dream", None if real else work.dream(), run or f"evaluate-{uuid4().hex[:8]}"
+        agent, create_environment = work.players(wanted, dream)
         episodes = await rollout(
             agent,
             chosen,
@@ -171,13 +208,13 @@ class DreamGym(Experiment):
             seed=seed,
             concurrency=concurrency,
             attempts=3,
-            run=self.run_name(f"{name}/{kind}"),
+            run=work.run_name(f"{name}/{kind}"),
             replay_buffer=self.replay_buffer,
             policy_version=policy_version(wanted),
             experience_version=dream.version if dream is not None else "",
         )
         check_played(episodes, again=f"evaluate(..., run={name!r})")
-        self.say_unreadable(episodes)
+        work.say_unreadable(episodes)
         successes = sum(episode.success for episode in episodes)
         return Rate(successes, len(episodes), *wilson(successes, len(episodes))), episodes
 
@@ -192,13 +229,13 @@ class DreamGym(Experiment):
         Raises `ConfigurationError` without a policy, for a folder that exists, and for an agent that is an object and no graph:
         make that one anew with the policy as its model.
         """
-        wanted: Any = policy or self._trained()
+        wanted: Any = policy or self.experiment.trained_policy()
         if wanted is None:
             raise ConfigurationError("there is no policy to export: pass one, or train first")
         kept = {key: value for key, value in self.world.options.items() if key in ("route", "pass_through")}
         served = with_policy(self.world.graph, wanted, **kept)
         if path is not None:
-            export_policy(wanted, path, provenance=provenance(self, wanted), agent=self.world.source)
+            export_policy(wanted, path, provenance=provenance(self.experiment, wanted), agent=self.world.source)
         return served
 
 

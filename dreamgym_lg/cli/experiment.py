@@ -17,6 +17,7 @@ from dreamgym_lg.experiment.settings import quick
 from dreamgym_lg.experiment.trackers import TRACKERS, check_trackers
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.experiment.worlds import load_world, open_folder, world_names
+from dreamgym_lg.gym import DreamGym
 from dreamgym_lg.learner import LearnerName
 from dreamgym_lg.simulate.loading import load_object
 
@@ -131,6 +132,8 @@ def open_experiment(
     found = loaded
     if found is None:
         found = load_object(given) if is_object(given) else load_world(given)
+    if isinstance(found, DreamGym):
+        found = found.experiment
     if isinstance(found, World):
         folder = out or _default_folder(found, 1 if seed is None else seed, quickly)
         if existing:  # other values than the folder's are refused by the command

@@ -22,6 +22,7 @@ from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.world import World
+from dreamgym_lg.gym import DreamGym
 from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate import Allow
@@ -99,7 +100,7 @@ def play(
     """
     with errors_shown():
         found = load_object(world) if world is not None and is_object(world) else None
-        if world is not None and found is not None and not isinstance(found, Experiment | World):
+        if world is not None and found is not None and not isinstance(found, DreamGym | Experiment | World):
             others = {"--experience-model": experience_model, "--real": real, "--split": split, "--reasoning": reasoning}
             for option, given in others.items():
                 if given:

@@ -133,6 +133,13 @@ class AgentWorld(World):
         writes = self.writes if trajectories is not None else None
         return examine(self.graph, **names, writes=writes, trajectories=trajectories or (), isolation=self.isolation)
 
+    def add_traced(self, tasks: Sequence[Task]) -> None:
+        """Play these tasks of recorded traces too, before its own."""
+        self.all_tasks = [*map(self.with_tools, tasks), *self.all_tasks]
+
+    def stored_tasks(self, replay_buffer: ReplayBuffer, split: Split) -> list[Task]:
+        return self.tasks(split)
+
     def with_tools(self, task: Task) -> Task:
         """The task with the schemas of all the graph's tools, as dream, training data and judge show them."""
         return replace(task, metadata={**task.metadata, "tools": self.tools}) if self.tools else task

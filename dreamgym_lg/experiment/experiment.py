@@ -180,7 +180,7 @@ class Experiment(Workspace):
     @contextmanager
     def _stage_from(self, name: str, **given: object) -> Iterator[bool]:
         """`stage`, of a training that begins with what is given. Raises `ConfigurationError` if it has begun with another."""
-        if self._serves:
+        if self.is_worker_rank:
             yield False
             return
         with self.stage(name) as todo:
@@ -205,7 +205,8 @@ class Experiment(Workspace):
         *,
         servers: str | Sequence[str] = (),
         report_to: str | Sequence[str] | None = None,
-        **options: Any,
+        learner_options: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> "LocalChatModel":
         """Train the policy by the cyclic training graph, in the dream or where `Settings.environment` says.
 
@@ -222,25 +223,28 @@ class Experiment(Workspace):
             servers: Addresses of vLLM servers that serve the policy's model: they generate its replies, with the new weights
                 after each update (`ServedEngine`). Default: the weights in this process.
             report_to: Other trackers than the experiment's; `"none"` for none.
-            options: Other values of `Settings` (`learner`, `lora`, `num_tasks`, ...), and arguments of the learner
-                (`peft_config`, which implies `lora`, ...).
+            learner_options: Arguments of the learner's class, as TRL names them; `peft_config` implies `lora`.
+            settings: Other values of `Settings` (`learner`, `lora`, `num_tasks`, ...).
 
-        Raises `ConfigurationError` without a task or a policy to train, for options that an ended training had not and while
+        Raises `ConfigurationError` without a task or a policy to train, for an unknown setting, for options that an ended
+        training had not and while
         another process is at work in the folder, `UntruthfulDream` if the dream pays too much of what it must not
-        (`max_false_success`), next to no success, or does not tell its hidden facts (asked before the first iteration),
+        (`max_false_success`), or next to no success (measured before the first iteration),
         `NothingToTrain` if the episodes give nothing to learn from, `MissingDependency` without the extra `train`.
         """
         self.report_to = self.report_to if report_to is None else check_trackers(report_to)
-        known = {field.name for field in fields(Settings)}
-        given = {name: value for name, value in options.items() if name in known}
+        known, options = {field.name for field in fields(Settings)}, dict(learner_options or {})
+        for name in settings:
+            if name not in known:
+                error = ConfigurationError.unknown("setting", name, known)
+                raise ConfigurationError(f"{error} Arguments of the learner go into learner_options={{{name!r}: ...}}")
         if iterations is not None:
-            given["iterations"] = iterations
+            settings["iterations"] = iterations
         if options.get("peft_config") is not None:
-            given.setdefault("lora", True)
-        own = {name: value for name, value in options.items() if name not in known}
-        learner = partial(self.create_learner, **own)
+            settings.setdefault("lora", True)
+        learner = partial(self.create_learner, **options)
         self._policy = policy if policy is not None else self._policy
-        if self._serves:
+        if self.is_worker_rank:
             ranks = join_launch()
             assert ranks is not None
             serve_learner(self, self.base_policy, learner, ranks)
@@ -248,9 +252,9 @@ class Experiment(Workspace):
             self._check_policy(self._policy)  # before the settings of a call that is refused are written
         self.out.mkdir(parents=True, exist_ok=True)
         with only_process(self.out):
-            self.open(replace(self.settings, **given))
+            self.open(replace(self.settings, **settings))
             self._check_trainable()
-            self.trained = self._train(learner, own, servers)
+            self.trained = self._train(learner, options, servers)
         if (ranks := join_launch()) is not None:
             ranks.close()
         return self.trained
@@ -333,6 +337,12 @@ class Experiment(Workspace):
                 f"{self.out} trains the policy {began!r}, and {version!r} is given: give the first one, or take another folder "
                 "(out=, --out)"
             )
+
+    def trained_policy(self) -> "LocalChatModel | None":
+        """The trained policy, of this process or an earlier one; None before training."""
+        if self.trained is None and (self.models / "trained").exists():
+            self.trained = self.policy("trained")
+        return self.trained
 
     def base_policy(self) -> "LocalChatModel":
         """The policy that training begins with. Raises `ConfigurationError` without one, or for one that cannot be trained."""

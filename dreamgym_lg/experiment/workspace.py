@@ -82,7 +82,7 @@ class Workspace:
     ) -> None:
         self.world, self.out = world, Path(out)
         # the other ranks of a launch serve rank 0's learner, and touch neither folder nor replay buffer
-        self._serves = (launch := launched()) is not None and launch.rank > 0
+        self.is_worker_rank = (launch := launched()) is not None and launch.rank > 0
         self.settings = settings or self.stored_settings() or world.settings
         self.engine, self.rollouts, self.progress, self.say = engine, rollouts, progress, say
         self._buffer, self._prefix = replay_buffer, "" if replay_buffer is None else None
@@ -154,9 +154,9 @@ class Workspace:
     @contextmanager
     def stage(self, name: str) -> Iterator[bool]:
         """Whether the stage is still to do, by this process alone; its wall time is recorded when it ends."""
-        if not self._serves:
+        if not self.is_worker_rank:
             self.open()
-        if self._serves or self.seconds(name) is not None:
+        if self.is_worker_rank or self.seconds(name) is not None:
             yield False
             return
         start = time.perf_counter()
@@ -179,8 +179,7 @@ class Workspace:
 
     def tasks(self, split: Split) -> list[Task]:
         """The world's real tasks of a split, without those of its further panels."""
-        found = self.replay_buffer.tasks(split=split, origin="real", environment=self.world.name)
-        return [task for task in found if "panel" not in task.metadata]
+        return self.world.stored_tasks(self.replay_buffer, split)
 
     def validation_tasks(self) -> list[Task]:
         """The validation tasks that evaluations while training are played on."""
@@ -264,7 +263,7 @@ class Workspace:
         In a process of its own a local one computes beside the policy. `name=""` is one without weights, which prepares
         training data.
         """
-        self._check_rank()
+        self.check_rank()
         if self._given is not None:
             self._given = load_experience_model(self._given, self.replay_buffer, self.settings, self.world.context)
             return self._given
@@ -272,8 +271,9 @@ class Workspace:
         model = self._local(name, own_process) if name else None
         return as_trained(model, self.settings, self.replay_buffer, name, self.world.context)
 
-    def _check_rank(self) -> None:
-        if self._serves:
+    def check_rank(self) -> None:
+        """Raise `ConfigurationError` in a worker of a launch, whose rank 0 alone plays and measures."""
+        if self.is_worker_rank:
             raise ConfigurationError(
                 "several processes run this script, and each of them would play and measure what stands before train(): do "
                 "that after train(), where rank 0 is alone, or in a run with one process"
@@ -337,7 +337,7 @@ class Workspace:
         iteration: int = 0,
     ) -> list[Trajectory]:
         """As `play`."""
-        self._check_rank()
+        self.check_rank()
         agent, create_environment = self.players(policy, dream)
         return await rollout(
             agent,

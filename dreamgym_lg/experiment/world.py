@@ -66,6 +66,11 @@ class World(ABC):
             seed: Which of a world's unlimited tasks; a world with a fixed set ignores it.
         """
 
+    def stored_tasks(self, replay_buffer: ReplayBuffer, split: Split) -> list[Task]:
+        """The tasks of a split that an experiment plays. Default: the world's in the buffer, without further panels."""
+        stored = replay_buffer.tasks(split=split, origin="real", environment=self.name)
+        return [task for task in stored if "panel" not in task.metadata]
+
     @abstractmethod
     def create_environment(self) -> Environment:
         """A real environment for one episode. Called in the event loop: it must not block."""
