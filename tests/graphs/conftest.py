@@ -11,9 +11,9 @@ import pytest
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.graphs.training import Training, create_training_graph
+from dreamgym_lg.integrations.text_games.dream import Score
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Task, Trajectory
@@ -62,14 +62,15 @@ class Process:
         self.policy, self.nodes = policy, list[tuple[str, int]]()
         self.buffer, self.learner = ReplayBuffer(folder / "replay.db"), StubLearner(folder / "updates")
         self.version = folder / "version"
-        self.experience = ExperienceModel(dream, version=self.version.read_text() if self.version.exists() else "0")
+        self.model = Model(dream, version=self.version.read_text() if self.version.exists() else "0")
+        self.dream = Dream([self.model], judges=[Score()])
         curriculum = Curriculum(TASKS, task_generator=vary, synthetic_share=0.5)
         curriculum.restore(self.buffer.tasks(origin="synthetic"), self.buffer.trajectories(run="r"))
         self.training = Training(
             policy=policy,
             learner=self.learner,
-            experience=self.experience,
-            create_environment=lambda: DreamEnvironment(self.experience, rewards="score"),
+            dream=self.dream,
+            create_environment=self.dream.create_environment,
             curriculum=curriculum,
             replay_buffer=self.buffer,
             **{"source": "synthetic", "num_tasks": 2, "num_generations": 3, "max_steps": 4, "concurrency": 1, **options},
@@ -80,7 +81,7 @@ class Process:
 
     def refresh(self, finished: int) -> dict[str, int]:
         self.version.write_text(str(finished))
-        self.experience.refreshed(str(finished))
+        self.model.refreshed(str(finished))
         return {"real_steps": 5}
 
     def run(self, folder: Path) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg.environment import Environment, check_environment
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.dream import Dream, Model
+from dreamgym_lg.environment import Environment, check_environment, refused
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph, read_action
+from dreamgym_lg.integrations.text_games.dream import Rules, Score
 from dreamgym_lg.types import Step, StepResult, Task
 
 TASK = Task(id="t0", instruction="leave the house", environment="house", metadata={"observation": "A closed door."})
@@ -30,6 +30,8 @@ class House(Environment):
     def step(self, action: str) -> StepResult:
         if self._over:
             raise RuntimeError("step before reset or after the end")
+        if "magic" in action:
+            return refused("There is no magic.")
         self.played.append(action)
         self._over = action == "jump" or (action == "go north" and self._open)
         match action:
@@ -44,12 +46,9 @@ class House(Environment):
                 return StepResult("You broke a leg.", 0.0, True, False, {})
         return StepResult("What?", 0.0, False, False, {"valid": False})
 
-    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-        return f"There is no magic. (You saw {len(observations)} things.)" if "magic" in action else None
-
 
 def no_magic(task: Task, action: str, observations: Sequence[str]) -> str | None:
-    return House().check_action(action, observations)
+    return "There is no magic." if "magic" in action else None
 
 
 def policy(scripted: Any, *replies: str) -> Any:
@@ -72,8 +71,8 @@ def test_the_house_keeps_the_environment_contract() -> None:
 
 @pytest.mark.parametrize("actions", [["go north", "dance", "open door", "go north"], ["open door", "jump"], ["magic", "jump"]])
 def test_dream_or_real_is_one_argument(scripted: Any, door_world: Any, actions: list[str]) -> None:
-    real, experience = House(), ExperienceModel(scripted(reply=door_world))
-    dream = DreamEnvironment(experience, check_action=no_magic, rewards="score")
+    real = House()
+    dream = Dream([Rules(no_magic), Model(scripted(reply=door_world))], judges=[Score()]).create_environment()
     really, dreamed = (play(policy(scripted, *actions), world) for world in (real, dream))
     assert outcomes(really) == outcomes(dreamed) and len(really["steps"]) == len(actions)
     assert really["success"] == dreamed["success"] == (actions[-1] == "go north")
@@ -107,31 +106,20 @@ def test_a_refused_action_is_an_invalid_step_that_does_not_reach_the_environment
     assert state["steps"][1] == Step(
         observation="The door is open.",
         action="magic wand",
-        next_observation="There is no magic. (You saw 2 things.)",
+        next_observation="There is no magic.",
         reward=0.0,
         valid=False,
+        decided_by="rules",
     )
-    assert state["success"] and state["steps"][2].observation == "There is no magic. (You saw 2 things.)"
+    assert state["success"] and state["steps"][2].observation == "There is no magic."
 
 
 def test_a_refused_action_does_not_reach_the_experience_model(scripted: Any, door_world: Any) -> None:
     model = scripted(reply=door_world)
-    dream = DreamEnvironment(ExperienceModel(model), check_action=no_magic)
+    dream = Dream([Rules(no_magic), Model(model)], judges=[Score()]).create_environment()
     state = play(policy(scripted, "magic", "open door", "more magic", "go north"), dream)
     assert [step.valid for step in state["steps"]] == [False, True, False, True] and state["success"]
-    assert len(model.asked) == 2 and "magic" not in "".join(message.text for message in model.asked[-1])
-
-
-def test_check_action_is_given_everything_the_policy_has_seen_oldest_first(scripted: Any) -> None:
-    given: list[Sequence[str]] = []
-
-    class Watching(House):
-        def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-            given.append(list(observations))
-            return "No." if action == "magic" else None
-
-    play(policy(scripted, "magic", "open door", "go north"), Watching())
-    assert given == [["A closed door."], ["A closed door.", "No."], ["A closed door.", "No.", "The door is open."]]
+    assert len(model.asked) == 2
 
 
 @pytest.mark.parametrize("max_steps", [1, 3])
@@ -184,6 +172,6 @@ def test_the_action_is_the_first_line_of_the_reply(scripted: Any, reply: str, ac
 
 
 def test_an_empty_reply_is_the_empty_action_which_no_world_understands(scripted: Any, door_world: Any) -> None:
-    for world in (House(), DreamEnvironment(ExperienceModel(scripted(reply=door_world)))):
+    for world in (House(), Dream([Model(scripted(reply=door_world))]).create_environment()):
         state = play(policy(scripted, "", "jump"), world)
         assert outcomes(state)[0] == ("A closed door.", "", "What?", 0.0, False, False)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from dreamgym_lg.dream import Dream
 from dreamgym_lg.errors import ConfigurationError, NothingToTrain
-from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.graphs.running import run_training
 from dreamgym_lg.graphs.training import create_training_graph
+from dreamgym_lg.integrations.text_games.dream import Rules, Score
 from dreamgym_lg.metrics.health import describe
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 
@@ -234,16 +235,13 @@ def test_who_asks_for_more_iterations_after_a_gap_gets_them(process: Any, tmp_pa
 
 
 def test_real_rollouts_are_recorded_as_real_and_their_steps_counted(process: Any, steady: Any, tmp_path: Path) -> None:
-    def check_action(task: Task, action: str, observations: Any) -> str | None:
+    def refusal(task: Task, action: str, observations: Any) -> str | None:
         return "You cannot dance." if action == "dance" else None
 
-    class House(DreamEnvironment):
-        """Stands for a real world: who answers is what the training is told."""
-
-    one = process(tmp_path, source="real", check_action=check_action)
-    experience, one.training.experience = one.experience, None
-    one.training.refresh = None
-    one.training.create_environment = lambda: House(experience, check_action=check_action)
+    one = process(tmp_path, source="real")
+    one.training.dream = one.training.refresh = None
+    # stands for a real world: the training is told who answers
+    one.training.create_environment = Dream([Rules(refusal), one.model], judges=[Score()]).create_environment
     one.run(tmp_path)
     episodes = list(one.buffer.trajectories(run="r"))
     assert {(each.source, each.experience_version) for each in episodes} == {("real", "")}
