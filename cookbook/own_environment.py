@@ -29,7 +29,7 @@ class Door(Environment):
 
     def reset(self, task: Task) -> str:
         self.locked, self.over = True, False
-        return str(task.metadata["observation"])
+        return task.observation
 
     def step(self, action: str) -> StepResult:
         if self.over:
@@ -48,7 +48,7 @@ def scripted(*replies: str) -> GenericFakeChatModel:
 
 
 def main() -> None:
-    task = Task(id="door", instruction="Open the door.", environment="door", metadata={"observation": "A locked door."})
+    task = Task(id="door", instruction="Open the door.", environment="door", observation="A locked door.")
     check_environment(Door(), task, ["unlock door", "open door"])
 
     buffer = ReplayBuffer(":memory:")
@@ -56,7 +56,7 @@ def main() -> None:
     [real] = asyncio.run(rollout(agent, [task], Door, source="real", run="cookbook", replay_buffer=buffer))
     print("real:", [(step.action, step.next_observation) for step in real.steps], "success:", real.success)
 
-    other = Task(id="gate", instruction="Open the gate.", environment="door", metadata={"observation": "A locked gate."})
+    other = Task(id="gate", instruction="Open the gate.", environment="door", observation="A locked gate.")
     experience = ExperienceModel(
         scripted("valid, the gate was locked\nreward 0.5, continues\nThe gate is unlocked."),
         replay_buffer=buffer,

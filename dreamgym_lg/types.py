@@ -44,9 +44,20 @@ class Task:
     """What the policy is told to achieve."""
     environment: str
     """The environment's name, e.g. `textworld_express/peckingorder`."""
+    observation: str = ""
+    """The first observation, where a dream of this task begins; empty: at the instruction."""
+    tools: Sequence[Mapping[str, Any] | str] | None = None
+    """Functions that an agent with tools can call: their schemas in OpenAI's form, or names alone. None: no tool task."""
+    rubric: str = ""
+    """How success is judged, in words; empty: by a general rubric."""
+    seed: int | None = None
+    """Of the world, where its environment builds it from one."""
+    panel: str = ""
+    """The further group of evaluation tasks that it belongs to (`World.panels`); empty for the main one."""
+    generated: Mapping[str, str] | None = None
+    """Of a generated task: `generator`, which wrote it, and `why` it was taken. None for any other."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """JSON-serialisable: whatever the environment needs to build the world; `observation` holds the first observation,
-    which is where a dream of this task begins."""
+    """The user's and the environment's own data, JSON-serialisable: stored as it is, and never read by the library's core."""
     origin: Origin = "real"
     parent_id: str | None = None
     """The task this one was varied from; None for a task nobody varied."""

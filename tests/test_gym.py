@@ -147,14 +147,14 @@ def test_a_graph_that_could_leak_is_refused_with_what_to_do(buffer: ReplayBuffer
 
 def test_tasks_are_those_given_or_the_real_ones_of_the_buffer(agent: Agent, buffer: ReplayBuffer) -> None:
     step = Step(observation="Book.", action='{"answer": "done"}', next_observation="", reward=1, terminated=True)
-    recorded = Task(id="t", instruction="Book.", environment="traces", metadata={"observation": "Book."})
+    recorded = Task(id="t", instruction="Book.", environment="traces", observation="Book.")
     buffer.add(Trajectory(task=recorded, steps=[step], success=True))
     assert [task.id for task in gym_of(agent, buffer, tasks=()).world.all_tasks] == ["t"]
     said = list[str]()
     assert [task.id for task in gym_of(agent, buffer, say=said.append).world.all_tasks] == ["a", "b", "c"]
     assert {task.id for task in buffer.tasks()} == {"t", "a", "b", "c"}
     assert said[0].startswith("tasks of the environment 'rooms' are given, and the traces are of 'traces': what was recorded")
-    held_out = replace(recorded, id="h", instruction="Book one.", metadata={}, split="test")
+    held_out = replace(recorded, id="h", instruction="Book one.", observation="", split="test")
     assert [task.id for task in gym_of(agent, buffer, tasks=[held_out], say=said.append).world.all_tasks] == ["t", "h"]
     assert len(said) == 1
     gym_of(agent, buffer, tasks=[replace(held_out, instruction="Book.")], say=said.append)
@@ -163,7 +163,7 @@ def test_tasks_are_those_given_or_the_real_ones_of_the_buffer(agent: Agent, buff
 
 def test_a_task_is_held_out_by_giving_it_with_another_split_and_not_given_back(agent: Agent, buffer: ReplayBuffer) -> None:
     step = Step(observation="Book.", action="book", next_observation="Booked.")
-    recorded = Task(id="t", instruction="Book.", environment="traces", metadata={"observation": "Book."})
+    recorded = Task(id="t", instruction="Book.", environment="traces", observation="Book.")
     buffer.add(Trajectory(task=recorded, steps=[step], success=True))
     assert buffer.similar("Book.", "book") == [step]
     gym_of(agent, buffer, tasks=[*tasks(), replace(recorded, split="test")])
@@ -263,7 +263,7 @@ def test_every_task_has_the_schemas_of_the_graph_in_the_dream_as_in_the_buffer(
     buffer.extend(load_traces(tmp_path / "traces.jsonl"))
     buffer.add_tasks([Task(id="game", instruction="Take it.", environment="kitchen")])
     gym_of(agent, buffer)
-    shown = {task.id: task.metadata.get("tools") for task in buffer.tasks()}
+    shown = {task.id: task.tools for task in buffer.tasks()}
     (schema,) = shown["a"] or ()
     assert schema["function"]["name"] == "book" and schema["function"]["parameters"]["properties"].keys() == {"city"}
     assert shown.pop("game") is None and all(tools == [schema] for tools in shown.values())

@@ -79,7 +79,7 @@ def step(observation: str, action: str, answer: str = "", **fields: Any) -> Step
 def trace(order: str, *, refunds: bool = True, refused: bool = False, split: Any = "train") -> Trajectory:
     """A request for money back as `load_traces` reads it: with the names of the called tools alone, and any reward."""
     asked = f"Refund order {order}."
-    task = Task(id=order, instruction=asked, environment="t", metadata={"observation": asked, "tools": ["find"]}, split=split)
+    task = Task(id=order, instruction=asked, environment="t", observation=asked, tools=["find"], split=split)
     calls = [("find", {"order": order}, f"{order} is delivered", True)]
     calls += [("refund", {"oder": order}, "Error: order is missing", False)] if refused else []
     calls += [("refund", {"order": order}, "ok", True)] if refunds else []
@@ -126,7 +126,7 @@ def test_training_asks_word_for_word_what_the_dream_asks(make: Callable[..., Dre
     gym = make(checks=())
     for recorded in (TRACES[0], TRACES[-1]):
         (shown,) = gym.world.as_dreamed([recorded])
-        assert [tool["function"]["name"] for tool in shown.task.metadata["tools"]] == ["find", "refund"], "not only the called"
+        assert [tool["function"]["name"] for tool in shown.task.tools] == ["find", "refund"], "not only the called"
         assert shown.steps[-1].reward == 1.0 and all(each.valid for each in shown.steps), "the graph itself refuses the other"
         _, noted = supervised._as_dreamed(gym, [recorded, recorded])
         (conversation,), (notes,) = supervised._conversations(gym, [noted]), supervised._notes_conversations(gym, [shown])

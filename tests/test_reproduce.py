@@ -101,7 +101,7 @@ def test_every_trained_cell_has_the_same_budget_and_differs_in_what_its_name_say
 
 def test_what_an_ablation_leaves_out_of_its_world(reproduce: Any) -> None:
     create, cell = reproduce.play.create_world, reproduce.cells.create_cell
-    task = Task(id="t", instruction="", environment="", metadata={"observation": "You are in the kitchen. "})
+    task = Task(id="t", instruction="", environment="", observation="You are in the kitchen. ")
     whole, unchecked, open_book = (create(cell("peckingorder", m, 0, 1)) for m in ("dream-grpo", "no-check", "no-hidden"))
     assert whole.check_action(task, "fly", ["You are in the kitchen. "]) and whole.hidden_facts is not None
     assert unchecked.check_action(task, "fly", ["You are in the kitchen. "]) is None and unchecked.check == whole.check
@@ -113,7 +113,7 @@ def test_without_reasoning_nothing_but_the_verdict_is_learned_or_shown(reproduce
         Step(observation="o", action=act, next_observation="p", reward=float(n), valid=bool(n), terminated=bool(n))
         for n, act in enumerate(("fly", "take pear"))
     ]
-    task = Task(id="t", instruction="", environment="", metadata={"observation": "o"})
+    task = Task(id="t", instruction="", environment="", observation="o")
     with ReplayBuffer(":memory:") as buffer:
         buffer.add(Trajectory(task=task, steps=steps, source="offline", success=True, run="offline"))
         reproduce.play.leave_verdicts(buffer)
@@ -181,7 +181,7 @@ def test_a_moved_policy_is_a_copy_of_its_own_cells(reproduce: Any, tmp_path: Pat
 
 def episode(run: str, actions: Sequence[str], **values: Any) -> Trajectory:
     seen = "You are in the kitchen. "
-    values = {"source": "real", "task": Task(id=run, instruction="", environment="", metadata={"observation": seen}), **values}
+    values = {"source": "real", "task": Task(id=run, instruction="", environment="", observation=seen), **values}
     steps = [Step(observation=seen, action=action, next_observation=seen) for action in actions]
     return Trajectory(steps=steps, run=run, success=False, **values)
 

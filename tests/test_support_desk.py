@@ -67,8 +67,8 @@ def test_traces_are_read_whole_and_succeed_and_fail_in_every_kind(desk: Any) -> 
     assert set(outcomes) == {(kind, success) for kind in desk.tickets.KINDS for success in (True, False)}
     buffer = desk.gym.replay_buffer
     assert buffer.count("trajectories", source="offline") == TRAIN
-    recorded = {task.instruction: task.metadata for task in buffer.tasks(split="train")}
-    assert {recorded[task.instruction]["rubric"] == task.metadata["rubric"] for task in desk.tasks[:TRAIN]} == {True}
+    recorded = {task.instruction: task.rubric for task in buffer.tasks(split="train")}
+    assert {recorded[task.instruction] == task.rubric for task in desk.tasks[:TRAIN]} == {True}
 
 
 def test_notes_in_hindsight_are_what_the_database_says_before_anything_is_changed(desk: Any) -> None:

@@ -168,4 +168,4 @@ def write_traces(path: Path, shop: Shop, tasks: Sequence[Task], *, seed: int) ->
                 messages = desk.invoke({"messages": [HumanMessage(task.instruction)]})["messages"]
                 success = shop.solved(task, messages[-1].text)
             row = {"messages": convert_to_openai_messages(messages), "tools": tools, "success": success}
-            file.write(json.dumps({**row, "metadata": dict(task.metadata)}) + "\n")
+            file.write(json.dumps({**row, "rubric": task.rubric, "metadata": dict(task.metadata)}) + "\n")

@@ -97,8 +97,9 @@ def _ticket(connection: sqlite3.Connection, kind: str, split: Split, ids: Iterat
     values = {"order": order, "other": other, "customer": customer, "name": name, "city": city}
     text = rng.choice(_wordings(kind, split)).format(**values)
     named = {"return": [order], "both": [order, other], "last": [customer]}.get(kind, [order])
-    metadata = {"kind": kind, "rubric": RULES[KINDS[kind]], "named": named, "city": city if kind == "move" else ""}
-    return Task(id=f"desk/{order}", instruction=text, environment="desk", metadata=metadata, split=split)
+    metadata = {"kind": kind, "named": named, "city": city if kind == "move" else ""}
+    rubric = RULES[KINDS[kind]]
+    return Task(id=f"desk/{order}", instruction=text, environment="desk", rubric=rubric, metadata=metadata, split=split)
 
 
 def _wordings(kind: str, split: Split) -> list[str]:

@@ -54,7 +54,7 @@ class AgentWorld(World):
             Default: `process` for an agent given by its path, `guard` for an object, which cannot leave this process.
         payload: The graph's input for a task; by default its instruction as a human message.
         verify_dream: (task, final state) -> reward, 0 to 1, a success if it is 1: judges dreamed episodes, in which no tool
-            really ran. Without it the experience model judges the final answer by `task.metadata["rubric"]`.
+            really ran. Without it the experience model judges the final answer by `Task.rubric`.
         verify_real: The same for real episodes, where what the tools really did can be asked; they need it.
         reset_real: task -> the context manager, synchronous or asynchronous, in which each real episode is played and
             verified (`ResetReal`): resets a staging database, say.
@@ -142,7 +142,7 @@ class AgentWorld(World):
 
     def with_tools(self, task: Task) -> Task:
         """The task with the schemas of all the graph's tools, as dream, training data and judge show them."""
-        return replace(task, metadata={**task.metadata, "tools": self.tools}) if self.tools else task
+        return replace(task, tools=self.tools) if self.tools else task
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
         return [task for task in self.all_tasks if task.split == split][:limit]

@@ -118,7 +118,7 @@ class Experiment(Workspace):
             for split in ("train", "validation", "test"):
                 self.replay_buffer.add_tasks(self.world.tasks(split, limit=s.tasks, seed=s.seed))
             for name, tasks in self.world.panels(limit=s.panel_tasks, seed=s.seed).items():
-                self.replay_buffer.add_tasks(replace(task, metadata={**task.metadata, "panel": name}) for task in tasks)
+                self.replay_buffer.add_tasks(replace(task, panel=name) for task in tasks)
             if not (total := sum(s.episodes.values())):
                 return
             episodes = iter(self.world.collect(self.tasks("train"), s.episodes, seed=s.seed))

@@ -83,7 +83,7 @@ def find_leaks(
 
 
 def _texts(task: Task) -> tuple[str, str]:
-    return str(task.metadata.get("observation", "")), task.instruction
+    return task.observation, task.instruction
 
 
 def _nearest(held_out: Sequence[Task], training: Sequence[Task]) -> list[Twin]:

@@ -139,7 +139,7 @@ async def dream_to_real(
 
 
 async def _play(environment: Environment, trajectory: Trajectory) -> Replayed:
-    seen, success = [str(trajectory.task.metadata.get("observation", ""))], False
+    seen, success = [trajectory.task.observation], False
     parting: Parting = "none"
     at: tuple[int | None, str, str, str] = (None, "", "", "")
     for position, step in enumerate(trajectory.steps, start=1):

@@ -108,7 +108,7 @@ def _evaluation(work: Workspace, own: str) -> list[dict[str, Any]]:
                 if not each.run.startswith(prefix) or FAILED in each.run or own not in (each.policy_version, *parts):
                     continue
                 mode = next((mode for mode in ("greedy", "sampled") if mode in parts), "")
-                panel = str(each.task.metadata.get("panel", ""))
+                panel = each.task.panel
                 found[each.run, source, split, mode, panel, each.experience_version].append(each)
     rows = []
     for (_, source, split, mode, panel, experience), episodes in found.items():

@@ -42,7 +42,7 @@ _NOISE, _PAID_TOLERANCE = 1e-6, 0.02
 # An evaluation task would leak its answer, and a dream must not ground itself in its own inventions. A failed episode may
 # be replaced by one that is played again, and what is indexed must not change.
 _RETRIEVABLE = """
-    SELECT steps.id, task_id, observation, action, next_observation
+    SELECT steps.id, task_id, steps.observation, action, next_observation
     FROM steps JOIN trajectories ON trajectories.id = trajectory_id JOIN tasks ON tasks.id = task_id
     WHERE steps.id > ? AND steps.id <= ? AND split = 'train' AND source IN ('offline', 'real') AND error IS NULL
     ORDER BY steps.id LIMIT ?"""

@@ -5,6 +5,8 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,12 @@ import numpy as np
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
 from dreamgym_lg.types import Act, Segment, Step, Task, Trajectory
 
-TASK_COLUMNS = "tasks.id, instruction, environment, metadata, origin, parent_id, split"
-STEP_COLUMNS = (
-    "observation, action, next_observation, reward, terminated, truncated, valid, reasoning, decided_by, judged_by, line"
-)
+_TASK_FIELDS = tuple(field.name for field in fields(Task))
+_TASK_JSON: Mapping[str, Callable[[Any], object]] = {"metadata": dict, "tools": list, "generated": dict}
+TASK_COLUMNS = ", ".join(f"tasks.{name}" for name in _TASK_FIELDS)
+_STEP_FIELDS = tuple(field.name for field in fields(Step))
+_STEP_VALUES = attrgetter(*_STEP_FIELDS)
+STEP_COLUMNS = ", ".join(f"steps.{name}" for name in _STEP_FIELDS)
 TRAJECTORY_COLUMNS = (
     "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version, annotation, acts"
 )
@@ -46,7 +50,7 @@ def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) ->
             _check_split(connection, each.task)
             stored[id] = each
     connection.executemany(
-        f"INSERT INTO steps (trajectory_id, position, {STEP_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT INTO steps (trajectory_id, position, {', '.join(_STEP_FIELDS)}) VALUES (?, ?{', ?' * len(_STEP_FIELDS)})",
         [(id, position, *_step_row(step)) for id, each in stored.items() for position, step in enumerate(each.steps)],
     )
     connection.executemany(
@@ -85,8 +89,8 @@ def store_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> int:
     """Store the tasks whose ids are not stored yet; the number of them. Those that are stored are left as they are."""
     distinct = {task.id: task for task in reversed(tasks)}
     return connection.executemany(
-        "INSERT INTO tasks (id, instruction, environment, metadata, origin, parent_id, split) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+        f"INSERT INTO tasks ({', '.join(_TASK_FIELDS)}) VALUES ({', '.join('?' * len(_TASK_FIELDS))}) "
+        "ON CONFLICT (id) DO NOTHING",
         [_task_row(task) for task in reversed(distinct.values())],
     ).rowcount
 
@@ -101,9 +105,9 @@ def update_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> None:
                 f"task {task.id!r} is stored with environment {environment!r} and given with {task.environment!r}: one id "
                 "stands for one world; give the new task another id"
             )
+    columns, values = ", ".join(_TASK_FIELDS), ", ".join(f"?{number}" for number in range(1, len(_TASK_FIELDS) + 1))
     connection.executemany(
-        "UPDATE tasks SET instruction = ?2, metadata = ?4, origin = ?5, parent_id = ?6, split = ?7 WHERE id = ?1 AND "
-        "(instruction, metadata, origin, parent_id, split) IS NOT (?2, ?4, ?5, ?6, ?7)",
+        f"UPDATE tasks SET ({columns}) = ({values}) WHERE id = ?1 AND ({columns}) IS NOT ({values})",
         [_task_row(task) for task in tasks],
     )
 
@@ -128,8 +132,10 @@ def _check_split(connection: sqlite3.Connection, task: Task) -> None:
 
 
 def _task_row(task: Task) -> tuple[Any, ...]:
-    written = task.id, as_text(task.instruction), task.environment, json.dumps(dict(task.metadata))
-    return (*written, task.origin, task.parent_id, task.split)
+    row = {name: getattr(task, name) for name in _TASK_FIELDS}
+    row |= {name: json.dumps(kind(row[name])) for name, kind in _TASK_JSON.items() if row[name] is not None}
+    row |= {name: as_text(row[name]) for name in ("instruction", "observation", "rubric")}
+    return tuple(row.values())
 
 
 def as_text(text: str) -> str:
@@ -146,9 +152,7 @@ def _acts_text(acts: Sequence[Act]) -> str | None:
 
 
 def _step_row(step: Step) -> tuple[Any, ...]:
-    texts = as_text(step.observation), as_text(step.action), as_text(step.next_observation)
-    judged = step.reward, step.terminated, step.truncated, step.valid, as_text(step.reasoning), step.decided_by, step.judged_by
-    return (*texts, *judged, as_text(step.line))
+    return tuple(as_text(value) if isinstance(value, str) else value for value in _STEP_VALUES(step))
 
 
 def _segment_row(segment: Segment) -> tuple[bytes, bytes, bytes, float | None, str, bool]:
@@ -178,9 +182,8 @@ def _segment_of(row: Sequence[Any]) -> Segment:
 
 
 def task_of(row: Sequence[Any]) -> Task:
-    names = ("id", "instruction", "environment", "metadata", "origin", "parent_id", "split")
-    fields = dict(zip(names, row, strict=True))
-    return Task(**{**fields, "metadata": json.loads(fields["metadata"])})
+    values = dict(zip(_TASK_FIELDS, row, strict=True))
+    return Task(**values | {name: json.loads(values[name]) for name in _TASK_JSON if values[name] is not None})
 
 
 def _trajectory_of(row: Sequence[Any], steps: Sequence[Step], segments: Sequence[Segment]) -> Trajectory:
@@ -205,20 +208,10 @@ def _trajectory_of(row: Sequence[Any], steps: Sequence[Step], segments: Sequence
 
 def step_of(row: Sequence[Any]) -> Step:
     """The step that a row of `STEP_COLUMNS` records."""
-    observation, action, next_observation, reward, terminated, truncated, valid, reasoning, decided_by, judged_by, line = row
-    return Step(
-        observation=observation,
-        action=action,
-        next_observation=next_observation,
-        reward=reward,
-        terminated=bool(terminated),
-        truncated=bool(truncated),
-        valid=bool(valid),
-        reasoning=reasoning,
-        decided_by=decided_by,
-        judged_by=judged_by,
-        line=line,
-    )
+    values = dict(zip(_STEP_FIELDS, row, strict=True))
+    for name in ("terminated", "truncated", "valid"):
+        values[name] = bool(values[name])
+    return Step(**values)
 
 
 def load_trajectories(rows: Rows, ids: Sequence[int], *, segments: bool = False) -> list[Trajectory]:

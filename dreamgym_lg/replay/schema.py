@@ -3,6 +3,7 @@
 Imported when a file is opened: sqlite-utils imports pandas where that is installed, half a second and 67 MB.
 """
 
+import json
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
 from dreamgym_lg.errors import ReplayBufferError
-from dreamgym_lg.replay.rows import explained
+from dreamgym_lg.replay.rows import as_text, explained
 
 APPLICATION_ID = 0x4447796D
 """`DGym` in the file's header."""
@@ -87,6 +88,29 @@ def _guided(db: Database) -> None:
 @migrations(name="0008_judged_by")
 def _judged_by(db: Database) -> None:
     db.execute("ALTER TABLE steps ADD COLUMN judged_by TEXT NOT NULL DEFAULT ''")
+
+
+@migrations(name="0009_task_fields")
+def _task_fields(db: Database) -> None:
+    kinds: dict[str, tuple[type, str]] = {
+        "observation": (str, "TEXT NOT NULL DEFAULT ''"),
+        "tools": (list, "TEXT"),
+        "rubric": (str, "TEXT NOT NULL DEFAULT ''"),
+        "seed": (int, "INTEGER"),
+        "panel": (str, "TEXT NOT NULL DEFAULT ''"),
+        "generated": (dict, "TEXT"),
+    }
+    for name, (_, column) in kinds.items():
+        db.execute(f"ALTER TABLE tasks ADD COLUMN {name} {column}")
+    # They were keys of the metadata before. What is of another kind was never the library's and stays there.
+    for position, text in db.execute("SELECT position, metadata FROM tasks").fetchall():
+        metadata = json.loads(text)
+        moved = {name: metadata.pop(name) for name, (kind, _) in kinds.items() if type(metadata.get(name)) is kind}
+        if moved:
+            values = [as_text(value) if isinstance(value, str) else value for value in moved.values()]
+            values = [json.dumps(value) if isinstance(value, list | dict) else value for value in values]
+            columns = ", ".join(f"{name} = ?" for name in ("metadata", *moved))
+            db.execute(f"UPDATE tasks SET {columns} WHERE position = ?", [json.dumps(metadata), *values, position])
 
 
 def _wrapped(connection: sqlite3.Connection) -> Database:

@@ -109,7 +109,9 @@ def episode(reader: ReplayReader, query: Query) -> Values:
     found = None if id is None else reader.trajectory(id)
     if found is None:
         raise NotStored(f"there is no episode {query.get('id', '')!r} in this replay buffer")
-    return {"id": id, "episode": found, "metadata": json.dumps(dict(found.task.metadata), indent=2, ensure_ascii=False)}
+    known = {name: getattr(found.task, name) for name in ("rubric", "seed", "panel", "generated", "tools", "metadata")}
+    data = {name: value for name, value in known.items() if value not in (None, "", {})}
+    return {"id": id, "episode": found, "data": json.dumps(data, indent=2, ensure_ascii=False) if data else ""}
 
 
 def read_filters(query: Query) -> Filters:

@@ -196,7 +196,7 @@ class SimulatedEpisode:
     def steps(self) -> list[Step]:
         """What was played so far; an observation is what the policy read last. Rewards are 0: only the outcome earns."""
         steps: list[Step] = []
-        following = str(self.task.metadata.get("observation", self.task.instruction)) if self.task else ""
+        following = (self.task.observation or self.task.instruction) if self.task else ""
         for each in self._pending:
             if each.kind is not None:
                 continue

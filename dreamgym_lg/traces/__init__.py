@@ -156,10 +156,10 @@ def load_traces(
     `langsmith`, exported runs; `otel`, OpenTelemetry GenAI spans; `auto` takes the first of these that a row fits. Rows of
     `messages` are read one at a time; the others are held until the end of the file, since a trace is many rows.
 
-    A task's instruction is the system message and the first human one; its metadata is a row's `metadata` (a `rubric`, say)
-    with the first observation and the tools: those of the whole source, by their schemas where these were recorded (a row's
-    `tools`, LangSmith's invocation parameters, `gen_ai.tool.definitions`), else by name. `DreamGym` puts the schemas of its
-    graph in their place. A task's id depends on `environment`, instruction and `metadata` alone.
+    A task's instruction is the system message and the first human one; its `metadata` and `rubric` are a row's; its `tools`
+    those of the whole source, by their schemas where these were recorded (a row's `tools`, LangSmith's invocation parameters,
+    `gen_ai.tool.definitions`), else by name. `DreamGym` puts the schemas of its graph in their place. A task's id depends on
+    `environment`, instruction, `metadata` and `rubric` alone.
 
     Every tool call is a step, a parallel reply as many; what the agent said to a user who went on is a step too. The last
     step is the final answer; a conversation that stops before one is truncated, and no success. The reward is on the last

@@ -189,10 +189,10 @@ def to_trajectory(
 ) -> Trajectory:
     """Convert a conversation to a trajectory, with the reward on its last step.
 
-    Args: `fields`, of the row, whose `metadata` is the task's; `tools`, all that the agent could call: those that it called in
-    this trace alone would tell what the task needs.
+    Args: `fields`, of the row, whose `metadata` and `rubric` are the task's; `tools`, all that the agent could call: those
+    that it called in this trace alone would tell what the task needs.
 
-    Raises `ValueError` for metadata that is no object.
+    Raises `ValueError` for metadata that is no object, and a rubric that is no text.
     """
     steps = parsed.steps()
     steps[-1] = replace(steps[-1], reward=reward)
@@ -200,13 +200,18 @@ def to_trajectory(
     metadata = fields.get("metadata") or {}
     if not isinstance(metadata, Mapping):
         raise ValueError(f"its metadata is {str(metadata)[:40]!r}, not an object")
+    if not isinstance(rubric := fields.get("rubric") or "", str):
+        raise ValueError(f"its rubric is {str(rubric)[:40]!r}, not a text")
     # The same words with other metadata are another task: another customer, another order.
-    told = f"{instruction}\n{json.dumps(metadata, sort_keys=True)}" if metadata else instruction
+    about = "".join(f"\n{json.dumps(part, sort_keys=True)}" for part in (metadata, rubric) if part)
     task = Task(
-        id=f"{environment}/{_digest(told)[:16]}",
+        id=f"{environment}/{_digest(instruction + about)[:16]}",
         instruction=instruction,
         environment=environment,
-        metadata={**metadata, "observation": steps[0].observation, "tools": list(tools)},
+        observation=steps[0].observation,
+        tools=list(tools),
+        rubric=rubric,
+        metadata=metadata,
     )
     # The content is the key: a trace that two exports share is stored once, two of the same task are both stored.
     index = int(_digest(repr(steps))[:12], 16)

@@ -33,8 +33,8 @@ class Conversation(NamedTuple):
     line: int
     messages: list[BaseMessage]
     fields: Mapping[str, Any] = {}
-    """The row's own verdict: `reward` or `score` (a number), `success` (a boolean); and its task's `metadata`. None reads as
-    absent."""
+    """The row's own verdict: `reward` or `score` (a number), `success` (a boolean); and its task's `metadata` and
+    `rubric`. None reads as absent."""
     id: str = ""
     """The thread of a checkpointer, the trace of LangSmith and OpenTelemetry, the row's own `id` (else "")."""
     tools: Sequence[Mapping[str, Any]] = ()

@@ -182,9 +182,15 @@ def _task(game: _Game, where: Path) -> Task:
         "type": game.id.split("-")[0],
         "official_split": game.official_split,
         "path": str(where),
-        "observation": first_observation(game.data["pddl_problem"]),
     }
-    return Task(id=game.id, instruction=game.instruction, environment="alfworld", metadata=metadata, split=_split(game))
+    return Task(
+        id=game.id,
+        instruction=game.instruction,
+        environment="alfworld",
+        observation=first_observation(game.data["pddl_problem"]),
+        metadata=metadata,
+        split=_split(game),
+    )
 
 
 def _split(game: _Game) -> Split:

@@ -93,7 +93,7 @@ def scripted_trajectories(
     few tasks with many episodes are quicker.
     Raises `ConfigurationError`, before anything is played, for an unknown kind, no task, or one of an evaluation split.
     """
-    words = sorted(names([str(task.metadata.get("observation", "")) for task in tasks])) or ["lamp 1"]
+    words = sorted(names([task.observation for task in tasks])) or ["lamp 1"]
     return scripted_policies.scripted_trajectories(
         tasks,
         environment,

@@ -123,7 +123,6 @@ def _task(entry: Mapping[str, Any]) -> Task:
         "initial_config": entry["initial_config"],
         "user_turns": turns,
         "withheld": withheld,  # tool -> the user turn, from 0, from which on it works
-        "observation": turns[0],
     }
     number = entry["id"].rpartition("_")[2]
     place = int(sha256(f"bfcl/{number}".encode()).hexdigest(), 16) % 100
@@ -131,6 +130,7 @@ def _task(entry: Mapping[str, Any]) -> Task:
         id=entry["id"],
         instruction=f"{SYSTEM_PROMPT}\n\nThe user's first request: {turns[0]}",
         environment="bfcl",
+        observation=turns[0],
         metadata=metadata,
         split="train" if place < 60 else "validation" if place < 80 else "test",
     )

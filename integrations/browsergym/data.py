@@ -30,7 +30,7 @@ def load_tasks(
 ) -> list[Task]:
     """The tasks of a benchmark, in its own order.
 
-    `metadata["task"]` and `["seed"]` are BrowserGym's. Tasks of MiniWoB++ are split by a hash of name and seed (15 % test, 10 %
+    `metadata["task"]` and `seed` are BrowserGym's. Tasks of MiniWoB++ are split by a hash of name and seed (15 % test, 10 %
     validation); their instruction is what all seeds have in common, and `make_tasks` asks the page for its own. Tasks of
     WebArena are split by a hash of their template, so that no template is in two splits; tasks of WebArena-Lite are all test
     tasks, and `metadata["webarena_id"]` names the task of WebArena that each is made from. No answer is part of a task.
@@ -72,7 +72,8 @@ def _miniwob(names: Iterable[str] | None, seeds: Sequence[int]) -> Iterator[Task
                 id=f"miniwob.{name}-{seed}",
                 instruction=known[name].desc,
                 environment="miniwob",
-                metadata={"task": f"miniwob.{name}", "seed": seed},
+                seed=seed,
+                metadata={"task": f"miniwob.{name}"},
                 split=_split("miniwob", name, str(seed)),
             )
 
@@ -83,7 +84,6 @@ def _webarena(benchmark: str, path: str | Path | None) -> Iterator[Task]:
         number = row["old_task_id"] if lite else row["task_id"]  # what BrowserGym calls it by
         metadata = {
             "task": f"{benchmark}.{number}",
-            "seed": 0,
             "sites": row["sites"],
             "start_url": row["start_url"],
             "template": row["intent_template_id"],
@@ -92,6 +92,7 @@ def _webarena(benchmark: str, path: str | Path | None) -> Iterator[Task]:
             id=f"{benchmark}.{number}",
             instruction=row["intent"],
             environment=benchmark,
+            seed=0,
             metadata=metadata | {"webarena_id": number} if lite else metadata,
             split="test" if lite else _split("webarena", str(row["intent_template_id"])),
         )

@@ -31,7 +31,7 @@ class BrowserGym(TextGame):
         browsers: May be shared by any number of instances, threads and event loops.
         max_steps: Actions after which an episode is truncated; at least 1.
 
-    A task's metadata names it as BrowserGym does: `task`, such as `miniwob.login-user`, and `seed`.
+    A task's `metadata["task"]`, such as `miniwob.login-user`, and `seed` name it as BrowserGym does.
     """
 
     def __init__(self, browsers: Browsers, *, max_steps: int = 15) -> None:
@@ -123,19 +123,18 @@ def make_tasks(tasks: Iterable[Task], environment: BrowserGym) -> list[Task]:
     for task in tasks:
         environment.reset(task)
         key = environment.goal, environment._page
-        metadata = {**task.metadata, "observation": environment._page}
-        made.setdefault(key, replace(task, instruction=environment.goal, metadata=metadata))
+        made.setdefault(key, replace(task, instruction=environment.goal, observation=environment._page))
     return list(made.values())
 
 
 def _request(task: Task) -> dict[str, object]:
-    """What `task.metadata` says of the world; raises `ConfigurationError` naming what is missing or wrong."""
+    """What `task` says of the world; raises `ConfigurationError` naming what is missing or wrong."""
     if task.origin == "synthetic":
         raise ConfigurationError(f"task {task.id} is synthetic: no real page belongs to it; play it in the dream")
-    name, seed = task.metadata.get("task"), task.metadata.get("seed")
-    if not isinstance(name, str) or "." not in name or not isinstance(seed, int):
+    name, seed = task.metadata.get("task"), task.seed
+    if not isinstance(name, str) or "." not in name or seed is None:
         raise ConfigurationError(
-            f"task {task.id} has metadata['task']={name!r} and ['seed']={seed!r}; BrowserGym needs a name such as "
+            f"task {task.id} has metadata['task']={name!r} and seed={seed!r}; BrowserGym needs a name such as "
             "'miniwob.login-user' and an integer"
         )
     benchmark = name.partition(".")[0]

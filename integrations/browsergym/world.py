@@ -141,7 +141,7 @@ class BrowserGymWorld(World):
             with closing(self.create_environment()) as environment:
                 made = make_tasks(found, environment)
             # of every name as many among the first so many as there are, whatever their number
-            self._made[key] = sorted(made, key=lambda task: int(task.metadata["seed"]))
+            self._made[key] = sorted(made, key=lambda task: task.seed or 0)
         return self._made[key]
 
 

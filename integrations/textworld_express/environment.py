@@ -18,19 +18,19 @@ _IDLE: list[Interface] = []
 
 
 def _world(task: Task) -> dict[str, Any]:
-    """What `task.metadata` says of the world; raises `ConfigurationError` naming the key that is missing or wrong."""
+    """What `task` says of the world; raises `ConfigurationError` naming the key that is missing or wrong."""
     if task.origin == "synthetic":
         raise ConfigurationError(f"task {task.id} is synthetic: no real world belongs to it; play it in the dream")
-    missing = [key for key in ("game", "params", "seed", "fold") if key not in task.metadata]
+    missing = [key for key in ("game", "params", "fold") if key not in task.metadata]
     if missing:
         raise ConfigurationError(f"task {task.id} lacks metadata[{missing[0]!r}], which TextWorld-Express needs")
-    world = {key: task.metadata[key] for key in ("game", "params", "seed", "fold")}
+    world = {"seed": task.seed} | {key: task.metadata[key] for key in ("game", "params", "fold")}
     if world["game"] not in GAMES:
         raise ConfigurationError.unknown("game", str(world["game"]), GAMES)
     if world["fold"] not in ("train", "dev", "test"):
         raise ConfigurationError.unknown("fold", str(world["fold"]), ("train", "dev", "test"))
-    if not isinstance(world["seed"], int) or not -(2**31) <= world["seed"] < 2**31:
-        raise ConfigurationError(f"task {task.id} has seed {world['seed']!r}; allowed: a 32-bit integer")
+    if task.seed is None or not -(2**31) <= task.seed < 2**31:
+        raise ConfigurationError(f"task {task.id} has seed {task.seed}; allowed: a 32-bit integer")
     return world
 
 
@@ -44,7 +44,7 @@ class TextWorldExpress(TextGame):
         max_steps: An episode is truncated after so many real steps; at least 1.
         check: How much `check_action` knows, see `text.check_action`.
 
-    A task's metadata names the world: `game`, `params`, `seed` and `fold` (train, dev or test, which share no objects).
+    A task's `seed` and metadata name the world: `game`, `params` and `fold` (train, dev or test, which share no objects).
     """
 
     def __init__(self, *, max_steps: int = 10, check: Check = "names") -> None:
@@ -141,9 +141,9 @@ def make_tasks(
         raise ConfigurationError.unknown("game", game, GAMES)
     params = GAMES[game] if params is None else params
     tasks: dict[str, Task] = {}
+    world = {"game": game, "params": params, "fold": fold}
     for seed in seeds:
-        world = {"game": game, "params": params, "seed": seed, "fold": fold}
-        probe = Task(id="probe", instruction="", environment=f"textworld_express/{game}", metadata=world)
+        probe = Task(id="probe", instruction="", environment=f"textworld_express/{game}", seed=seed, metadata=world)
         observation = environment.reset(probe)
         if observation in tasks:
             continue
@@ -151,7 +151,9 @@ def make_tasks(
             id=f"{game}-{digest(game, params, observation)[:12]}",
             instruction=environment.instruction(),
             environment=probe.environment,
-            metadata={**world, "observation": observation},
+            observation=observation,
+            seed=seed,
+            metadata=world,
             split=world_split(observation) if fold == "train" else "validation" if fold == "dev" else "test",
         )
     return list(tasks.values())

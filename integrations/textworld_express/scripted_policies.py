@@ -126,7 +126,7 @@ def scripted_trajectories(
     The same arguments give the same trajectories, except where gold paths vary (`TextWorldExpress.gold_path`).
     Raises `ConfigurationError`, before anything is played, for an unknown kind, no task, or one of an evaluation split.
     """
-    words = sorted({item for task in tasks for item in movable_items(str(task.metadata["observation"]))}) or ["lamp"]
+    words = sorted({item for task in tasks for item in movable_items(task.observation)}) or ["lamp"]
     return scripted_policies.scripted_trajectories(
         tasks,
         environment,

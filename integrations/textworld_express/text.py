@@ -220,7 +220,7 @@ def movable_items(observation: str) -> list[str]:
 def failed_on(task: Task, trajectories: Iterable[Trajectory]) -> set[str]:
     """The items that the failed ones of a task's episodes named after their last reward, e.g. the one that was asked for and
     the one that was taken in its place."""
-    items = movable_items(str(task.metadata.get("observation", "")))
+    items = movable_items(task.observation)
     # not what a list or the name of a place holds: "the cushion." but not "in the cushion cover", "some cushions"
     name = re.compile(rf"\b(?:the|take|put) ({'|'.join(map(re.escape, items))})(?= in |\.|$)", re.MULTILINE)
     found: set[str] = set()
@@ -242,7 +242,7 @@ def vary_task(task: Task, rng: Random, observations: Sequence[str], *, keep: Col
     """
     if task.split != "train":
         raise ConfigurationError(f"task {task.id} is a {task.split} task: varying it would leak the evaluation")
-    game, before = task.metadata.get("game"), str(task.metadata.get("observation", ""))
+    game, before = task.metadata.get("game"), task.observation
     found = _mentions(before)
     if game not in VARIED or found is None:
         return None
@@ -265,7 +265,8 @@ def vary_task(task: Task, rng: Random, observations: Sequence[str], *, keep: Col
         id=f"{game}-{digest('synthetic', str(game), after)[:12]}",
         instruction=task.instruction,
         environment=task.environment,
-        metadata={"game": game, "params": task.metadata.get("params", ""), "observation": after},
+        observation=after,
+        metadata={"game": game, "params": task.metadata.get("params", "")},
         origin="synthetic",
         parent_id=task.id,
     )

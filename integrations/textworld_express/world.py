@@ -121,7 +121,7 @@ class TextWorldExpressWorld(World):
         (`peckingorder` and `twc`)."""
         if self.game not in VARIED:
             return None
-        seen = [str(task.metadata["observation"]) for task in tasks]
+        seen = [task.observation for task in tasks]
 
         def vary(task: Task, trajectories: Sequence[Trajectory], rng: Random) -> Task | None:
             return vary_task(task, rng, seen, keep=failed_on(task, trajectories))

@@ -106,7 +106,6 @@ def as_tool_agent(trajectory: Trajectory) -> Trajectory:
     the episode and carries its reward. The task begins with its instruction, as the agent's user says it.
     """
     task = trajectory.task
-    metadata = {key: value for key, value in task.metadata.items() if key != "observation"}
     steps, seen = list[Step](), task.instruction
     for step in trajectory.steps:
         call = _as_call(step.action)
@@ -117,7 +116,7 @@ def as_tool_agent(trajectory: Trajectory) -> Trajectory:
     last = trajectory.steps[-1]
     answer = render_answer("Done." if last.terminated else "I have not bought anything.")
     ended = Step(observation=seen, action=answer, next_observation="", reward=last.reward, terminated=True)
-    return replace(trajectory, task=replace(task, metadata=metadata), steps=[*steps, ended])
+    return replace(trajectory, task=replace(task, observation=""), steps=[*steps, ended])
 
 
 def _as_call(action: str) -> str | None:

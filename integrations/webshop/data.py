@@ -89,9 +89,15 @@ def goal_of(task: Task, catalogue: Catalogue) -> Goal:
 
 
 def _task(index: int, goal: Goal, human: bool) -> Task:
-    metadata = {"goal": index, "human": human, "observation": first_page(goal.instruction)}
     id = f"{'human' if human else 'goal'}-{index}-{digest(goal.asin, goal.instruction)[:8]}"
-    return Task(id=id, instruction=goal.instruction, environment="webshop", metadata=metadata, split=_split(index))
+    return Task(
+        id=id,
+        instruction=goal.instruction,
+        environment="webshop",
+        observation=first_page(goal.instruction),
+        metadata={"goal": index, "human": human},
+        split=_split(index),
+    )
 
 
 def _split(index: int) -> Split:

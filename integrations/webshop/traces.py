@@ -54,6 +54,6 @@ def _trajectory(episode: dict[str, Any]) -> Trajectory:
         id=f"react-{episode['id']}",
         instruction=episode["instruction"],
         environment=ENVIRONMENT,
-        metadata={"observation": observation},
+        observation=observation,
     )
     return Trajectory(task=task, steps=steps, success=score == 1, run="react")

@@ -80,7 +80,7 @@ class WebShop(World):
     def _begun(self, task: Task) -> Task:
         """The task as an episode of it begins."""
         first = first_page(task.instruction)
-        return replace(task, metadata={**task.metadata, "observation": compact(first)}) if self.compact else task
+        return replace(task, observation=compact(first)) if self.compact else task
 
     def create_environment(self) -> WebShopEnvironment:
         return WebShopEnvironment(self.products, max_steps=self.max_steps, nouns=self.nouns, compact=self.compact)

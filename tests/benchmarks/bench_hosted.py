@@ -63,7 +63,7 @@ class Recording(ExperienceModel):
 
 
 def houses(number: int, name: str) -> list[Task]:
-    return [Task(id=f"{name} {n}", instruction="leave the house", environment="house", metadata={"observation": "A door."})
+    return [Task(id=f"{name} {n}", instruction="leave the house", environment="house", observation="A door.")
             for n in range(number)]  # fmt: skip
 
 

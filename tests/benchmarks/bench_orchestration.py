@@ -65,12 +65,12 @@ Messages = list[dict[str, str]]
 def make_task(number: int) -> Task:
     rng = random.Random(number)
     seen = ". ".join(f"On the {place} there is a {' and a '.join(rng.sample(ITEMS, 3))}" for place in rng.sample(PLACES, 4))
-    return Task(id=f"t{number}", instruction=INSTRUCTION, environment="bench", metadata={"observation": f"{seen}."})
+    return Task(id=f"t{number}", instruction=INSTRUCTION, environment="bench", observation=f"{seen}.")
 
 
 def offline_episode(number: int) -> Trajectory:
     rng, task = random.Random(number), make_task(number % 500)
-    seen, steps = str(task.metadata["observation"]), []
+    seen, steps = str(task.observation), []
     for _ in range(MAX_STEPS):
         action = f"take the {rng.choice(ITEMS)} from the {rng.choice(PLACES)}"
         if number % 2:  # so that the experience model answers whatever a policy may say

@@ -38,7 +38,7 @@ ROUNDS = 60
 RUNS = 4
 """Runs of the agent in one measurement."""
 TARGET_DORMANT, TARGET_ACTIVE = 0.01, 1.5
-TASK = Task(id="t", instruction="count", environment="bench", metadata={"observation": "count"})
+TASK = Task(id="t", instruction="count", environment="bench", observation="count")
 
 
 class Instant(BaseChatModel):

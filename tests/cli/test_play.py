@@ -24,10 +24,8 @@ from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 app = typer.Typer()
 app.command()(command.play)
 
-HOUSE = Task(id="house", instruction="Leave the house.", environment="house", metadata={"observation": "A closed door."})
-BARN = Task(
-    id="barn", instruction="Leave the barn.", environment="house", metadata={"observation": "A barn door."}, split="test"
-)
+HOUSE = Task(id="house", instruction="Leave the house.", environment="house", observation="A closed door.")
+BARN = Task(id="barn", instruction="Leave the barn.", environment="house", observation="A barn door.", split="test")
 BOOK = {
     "type": "function",
     "function": {
@@ -36,7 +34,7 @@ BOOK = {
         "parameters": {"required": ["at"], "properties": {"at": {"type": "string"}, "seats": {"type": "integer"}}},
     },
 }
-TABLE = Task(id="table", instruction="Book a table.", environment="phone", metadata={"tools": [BOOK, "hang_up"]})
+TABLE = Task(id="table", instruction="Book a table.", environment="phone", tools=[BOOK, "hang_up"])
 
 Sit = Callable[..., Result]
 
@@ -328,7 +326,7 @@ def test_a_finished_run_in_the_dream_and_in_reality(finished_run: Path, real: bo
         env={**os.environ, "COLUMNS": "200"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert task.id in done.stdout and str(task.metadata["observation"])[:60] in done.stdout
+    assert task.id in done.stdout and str(task.observation)[:60] in done.stdout
     assert "invalid: refused before the world was asked" in done.stdout
     assert ("the real environment." in done.stdout) == real and ("grounded in real steps" in done.stdout) != real
     if real:

@@ -29,7 +29,7 @@ def episode(name: str, *steps: Step, **fields: Any) -> Trajectory:
         instruction=f"leave {name}",
         environment="house",
         split=fields.pop("split", "train"),
-        metadata={"observation": "A door."},
+        observation="A door.",
     )
     return Trajectory(task=task, steps=steps or (OPEN, NORTH), success=True, run="old", **fields)
 

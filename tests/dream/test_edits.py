@@ -84,7 +84,7 @@ def success(number: int, *, note: bool = False, retry: bool = False, look_again:
 
 
 def recorded(number: int, request: str, steps: Sequence[tuple[str, str]], **fields: Any) -> Trajectory:
-    task = Task(id=f"desk/{number}", instruction=request, environment="desk", metadata={"observation": request})
+    task = Task(id=f"desk/{number}", instruction=request, environment="desk", observation=request)
     seen, made = request, []
     for place, (action, answer) in enumerate(steps, start=1):
         last = place == len(steps)
@@ -120,7 +120,7 @@ def test_an_edit_is_a_whole_episode_that_earned_nothing() -> None:
         assert edit.task == RECORDED[number_of(edit)].task
         assert [step.terminated for step in edit.steps] == [False] * (len(edit.steps) - 1) + [True]
         assert [is_answer(step.action) for step in edit.steps] == [step.terminated for step in edit.steps]
-        assert edit.steps[0].observation == edit.task.metadata["observation"] and edit.steps[-1].reasoning == ""
+        assert edit.steps[0].observation == edit.task.observation and edit.steps[-1].reasoning == ""
         for before, after in zip(edit.steps, edit.steps[1:], strict=False):
             assert after.observation == before.next_observation
 

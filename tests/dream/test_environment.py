@@ -13,7 +13,7 @@ from dreamgym_lg.experience.environment import DreamEnvironment
 from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.types import StepResult, Task
 
-TASK = Task(id="t0", instruction="leave the house", environment="house", metadata={"observation": "A closed door."})
+TASK = Task(id="t0", instruction="leave the house", environment="house", observation="A closed door.")
 FINE = "valid, why not\nreward 0, continues\nNothing happens."
 
 
@@ -46,10 +46,9 @@ def test_stepping_needs_a_reset_and_a_dream_needs_a_first_observation(scripted: 
     environment = DreamEnvironment(ExperienceModel(scripted(reply=lambda _: FINE)))
     with pytest.raises(RuntimeError, match="step before reset"):
         environment.step("open door")
-    for metadata in ({}, {"observation": ""}):
-        blank = Task(id="blank", instruction="", environment="", metadata=metadata)
-        with pytest.raises(ConfigurationError, match=r"task 'blank' has no metadata\['observation'\]"):
-            environment.reset(blank)
+    blank = Task(id="blank", instruction="", environment="", metadata={"observation": "a key of the user's"})
+    with pytest.raises(ConfigurationError, match="task 'blank' has no observation and no instruction"):
+        environment.reset(blank)
 
 
 def test_a_dream_refuses_what_the_real_environment_refuses(scripted: Any) -> None:

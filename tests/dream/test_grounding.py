@@ -13,7 +13,7 @@ from dreamgym_lg.experience.training_data import recorded_exchanges, to_conversa
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
 
-TASK = Task(id="t0", instruction="leave the house", environment="house", metadata={"observation": "A closed door."})
+TASK = Task(id="t0", instruction="leave the house", environment="house", observation="A closed door.")
 FINE = "valid, why not\nreward 0, continues\nNothing happens."
 
 

@@ -19,7 +19,7 @@ DOORS = ["east", "north", "south", "west"]
 
 
 def world(number: int) -> Task:
-    return Task(id=f"maze-{number}", instruction="find the way", environment="maze", metadata={"observation": "Four doors."})
+    return Task(id=f"maze-{number}", instruction="find the way", environment="maze", observation="Four doors.")
 
 
 def way(task: Task, history: Sequence[Exchange], seed: int) -> list[str]:
@@ -38,7 +38,7 @@ def shown(text: str) -> str:
 
 
 def test_a_world_has_one_seed_of_its_own() -> None:
-    given = Task(id="t2", instruction="", environment="", metadata={"seed": 7})
+    given = Task(id="t2", instruction="", environment="", seed=7)
     assert world_seed(Task(id="t0", instruction="", environment="")) == 1945200984
     assert world_seed(world(0)) != world_seed(world(1)) and world_seed(given) == 7
 

@@ -19,7 +19,7 @@ from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Prediction, Step, StepResult, Task, Trajectory
 
-TASK = Task(id="t0", instruction="leave the house", environment="house", metadata={"observation": "A closed door."})
+TASK = Task(id="t0", instruction="leave the house", environment="house", observation="A closed door.")
 FINE = "valid, why not\nreward 0, continues\nNothing happens."
 
 
@@ -68,7 +68,7 @@ def test_a_typed_tool_that_is_answered_in_another_type_is_asked_again(scripted: 
     answers = iter([FINE.replace("Nothing happens.", said), FINE.replace("Nothing happens.", '[{"beds": 2}, {"beds": 1}]')])
     model = scripted(reply=lambda _: next(answers))
     tool = {"type": "function", "function": {"name": "rooms", "parameters": {"properties": {}}, "returns": RETURNS}}
-    task = replace(TASK, metadata={"tools": [tool]})
+    task = replace(TASK, tools=[tool])
     found = asking(model, way, retries=1)(task, [], render_call("rooms", {}))
     assert found.observation == '[{"beds": 2}, {"beds": 1}]' and "rooms() -> {" in model.asked[0][0].text
     assert "is not what the tool 'rooms' returns" in model.asked[1][-1].text
@@ -162,7 +162,7 @@ def test_replaying_the_same_actions_gives_the_same_world_though_the_model_would_
 def test_two_tasks_that_look_alike_at_first_are_told_apart_by_their_instructions(scripted: Any) -> None:
     number = count()
     experience = ExperienceModel(scripted(reply=lambda _: f"valid, why\nreward 0, continues\nanswer {next(number)}"))
-    other = Task(id="t1", instruction="stay in the house", environment="house", metadata=TASK.metadata)
+    other = Task(id="t1", instruction="stay in the house", environment="house", observation=TASK.observation)
     assert experience.predict(TASK, [], "open door") != experience.predict(other, [], "open door")
 
 

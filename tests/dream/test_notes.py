@@ -37,8 +37,8 @@ OPEN = '{"status": "open", "customer": "C7"}'
 FINE = "valid, fine\nreward 0, continues\ndreamed"
 
 
-def task(order: str = "K12", **metadata: Any) -> Task:
-    return Task(id=order, instruction=f"Refund {order}.", environment="desk", metadata={"tools": TOOLS, **metadata})
+def task(order: str = "K12", seed: int | None = None) -> Task:
+    return Task(id=order, instruction=f"Refund {order}.", environment="desk", tools=TOOLS, seed=seed)
 
 
 def episode(*acts: tuple[str, str], success: bool = True, of: Task | None = None) -> Trajectory:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -20,8 +19,8 @@ WRITES = {"refund", "escalate"}
 STATUS = '{"status": "delivered", "customer": "C7"}'
 
 
-def task_of(order: str, wish: str = "Refund order", **metadata: Any) -> Task:
-    return Task(id=order, instruction=f"{wish} {order}.", environment="desk", metadata={"tools": TOOLS, **metadata})
+def task_of(order: str, wish: str = "Refund order") -> Task:
+    return Task(id=order, instruction=f"{wish} {order}.", environment="desk", tools=TOOLS)
 
 
 def call(name: str, order: str, answer: str = STATUS, valid: bool = True, **arguments: str) -> Step:

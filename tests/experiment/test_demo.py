@@ -37,10 +37,10 @@ def test_demo_leaves_its_proof(finished_run: Path) -> None:
 def test_the_proof_is_on_worlds_nobody_trained_on(finished_run: Path) -> None:
     buffer = ReplayBuffer(finished_run / "replay.db")
     played = [t for t in buffer.trajectories(source="real") if t.run.startswith("proof/real/trained/greedy/")]
-    proof = {t.task.metadata["observation"] for t in played}
+    proof = {t.task.observation for t in played}
     assert len(proof) == 8
     for run in ("offline", "train"):
-        trained_on = {t.task.metadata["observation"] for t in buffer.trajectories(run=run)}
+        trained_on = {t.task.observation for t in buffer.trajectories(run=run)}
         assert trained_on and not trained_on & proof
 
 
@@ -80,7 +80,7 @@ async def test_a_server_plays_a_task_that_came_as_json(finished_run: Path, monke
     with ReplayBuffer(finished_run / "replay.db") as buffer:
         task = json.loads(json.dumps(asdict(buffer.tasks(split="test", origin="real")[0])))
     state = await (await served.episode()).ainvoke({"task": task})
-    assert state["steps"] and state["steps"][0].observation == task["metadata"]["observation"]
+    assert state["steps"] and state["steps"][0].observation == task["observation"]
     assert {"curriculum", "rollout", "update_policy"} <= (await served.training()).nodes.keys()
 
 

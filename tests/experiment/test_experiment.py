@@ -122,8 +122,7 @@ class Doors(World):
         return [self._task(f"{split}-{number}", split) for number in range(counts[split])]
 
     def _task(self, id: str, split: Any) -> Task:
-        meta = {"observation": "A closed door."}
-        return Task(id=id, instruction="Open the door.", environment=self.name, split=split, metadata=meta)
+        return Task(id=id, instruction="Open the door.", environment=self.name, split=split, observation="A closed door.")
 
     def create_environment(self) -> Environment:
         return Door()

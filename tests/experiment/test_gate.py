@@ -24,8 +24,8 @@ ANSWER = render_answer("It is refunded.")
 
 def task(number: int, split: Any = "train") -> Task:
     request = f"Refund order A-{number}."
-    meta = {"observation": request, "tools": ["lookup", "refund"]}
-    return Task(id=f"{split}-{number}", instruction=request, environment="desk", metadata=meta, split=split)
+    words = {"instruction": request, "observation": request}
+    return Task(id=f"{split}-{number}", environment="desk", tools=["lookup", "refund"], split=split, **words)
 
 
 def trace(number: int, *, refunds: bool = True, index: int = 0) -> Trajectory:
@@ -220,7 +220,7 @@ def test_a_world_of_free_text_is_asked_a_bounded_number_of_questions(make: Make,
     def played(number: int, success: bool) -> Trajectory:
         ends = [{}] * 5 + [{"terminated": True, "reward": float(success)}]
         steps = [Step(observation="A.", action="go", next_observation="A.", **end) for end in ends]  # type: ignore[arg-type]
-        given = replace(task(number), metadata={"observation": "A."})
+        given = replace(task(number), observation="A.")
         return Trajectory(task=given, steps=steps, success=success, run="traces", rollout_index=int(success))
 
     work = make(lambda _: "valid, why\nreward 0, failure\nA.", [played(n, good) for n in range(40) for good in (True, False)])

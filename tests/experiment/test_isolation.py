@@ -135,7 +135,7 @@ def test_an_agent_given_by_its_path_dreams_behind_the_wall_and_is_real_here(app:
         success=True,
     )
     (dreamed,) = gym.world.as_dreamed([recorded])
-    assert dreamed.task.metadata["tools"] == gym.world.tools and not (tmp_path / "native").exists()
+    assert dreamed.task.tools == gym.world.tools and not (tmp_path / "native").exists()
     _, (episode,) = gym.evaluate(Policy(), real=True)
     assert not episode.success and episode.steps[-1].action == render_answer(f"{os.getpid()} True True")
     assert (tmp_path / "native").exists()

@@ -37,9 +37,9 @@ class Doors(World):
     max_steps = 3
 
     def tasks(self, split: Any, *, limit: int | None = None, seed: int = 0) -> list[Task]:
-        meta = {"observation": "A closed door."}
+        door = "A closed door."
         ids = [f"{split}-{n}" for n in range(4)]
-        return [Task(id=id, instruction="Open it.", environment=self.name, split=split, metadata=meta) for id in ids]
+        return [Task(id=id, instruction="Open it.", environment=self.name, split=split, observation=door) for id in ids]
 
     def create_environment(self) -> Environment:
         return Door()

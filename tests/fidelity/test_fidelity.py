@@ -10,7 +10,7 @@ from dreamgym_lg.fidelity import Verdicts, measure_verdicts, summarise
 from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Step, Task, Trajectory
 
-TASK = Task(id="t0", instruction="leave the house", environment="house", metadata={"observation": "A closed door."})
+TASK = Task(id="t0", instruction="leave the house", environment="house", observation="A closed door.")
 
 
 def seen(action: str, outcome: str, reward: float = 0.0, **fields: Any) -> Step:

@@ -23,8 +23,8 @@ DONE = render_answer("It is cancelled.")
 
 
 def episode(*steps: tuple[str, str], name: str = "t", success: bool, tools: bool = True, **fields: Any) -> Trajectory:
-    meta = {"observation": "Cancel order 1.", **({"tools": ["lookup", "cancel"]} if tools else {})}
-    task = Task(id=name, instruction="Cancel order 1.", environment="desk", metadata=meta)
+    own = ["lookup", "cancel"] if tools else None
+    task = Task(id=name, instruction="Cancel order 1.", environment="desk", observation="Cancel order 1.", tools=own)
     seen, made = "Cancel order 1.", []
     for number, (action, answer) in enumerate(steps, start=1):
         last, valid = number == len(steps), answer != "What?"
@@ -176,7 +176,7 @@ def reads_its_fact(messages: Any) -> str:
 async def test_a_dream_has_to_name_the_hidden_fact_that_it_has_drawn(reply: Any, named: int, scripted: Any) -> None:
     steps = ("list", "red, blue, dark blue"), ("open", "It is red."), ("say red", "You say red.")
     door = episode(*steps, success=False, tools=False)
-    drawn_alike, drawn_otherwise = (replace(door.task, metadata={**door.task.metadata, "seed": seed}) for seed in (0, 1))
+    drawn_alike, drawn_otherwise = (replace(door.task, seed=seed) for seed in (0, 1))
     experience = ExperienceModel(scripted(reply=reply), prompt_format="lines", retries=0, hidden_facts=next_colour)
     found = await ajudge(
         lambda: DreamEnvironment(experience),

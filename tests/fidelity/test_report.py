@@ -27,7 +27,7 @@ app.command()(command.fidelity)
 
 def episode(name: str, **fields: Any) -> Trajectory:
     """A real episode of the world that conftest's `door_world` dreams."""
-    task = Task(id=name, instruction="leave <b>now</b>", environment="house", metadata={"observation": "A closed door."})
+    task = Task(id=name, instruction="leave <b>now</b>", environment="house", observation="A closed door.")
     steps = [
         Step(observation="A closed door.", action="dance", next_observation="What?", valid=False),
         Step(observation="What?", action="open door", next_observation="The door is open.", reward=0.5),

@@ -16,7 +16,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.statistics import Mean, StepRate, mean, normalised, rate, step_mean, step_rate, token_f1, wilson
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
-TASK = Task(id="t0", instruction="leave the house", environment="house", metadata={"observation": "A closed door."})
+TASK = Task(id="t0", instruction="leave the house", environment="house", observation="A closed door.")
 DANCE = Step(observation="A closed door.", action="dance", next_observation="What?", valid=False)
 OPEN = Step(observation="A closed door.", action="open door", next_observation="The door is open.", reward=0.5)
 NORTH = Step(
@@ -278,7 +278,7 @@ def test_no_more_is_asked_at_once_than_allowed(scripted: Any, door_world: Any) -
 
 
 def nine() -> list[Trajectory]:
-    tasks = [Task(id=f"t{n}", instruction=f"{n}", environment="house", metadata=TASK.metadata) for n in range(9)]
+    tasks = [Task(id=f"t{n}", instruction=f"{n}", environment="house", observation=TASK.observation) for n in range(9)]
     return [Trajectory(task=task, steps=[OPEN], rollout_index=n) for n, task in enumerate(tasks)]
 
 
@@ -288,8 +288,7 @@ def test_right_rewards_are_split_by_which_part_decided(scripted: Any) -> None:
 
     def episode(task: str, *called: str) -> Trajectory:
         steps = [Step(observation="", action=call(name), next_observation=f"{name} of all") for name in called]
-        metadata = {"tools": ["get_a", "get_b"]}
-        return Trajectory(task=Task(id=task, instruction="look", environment="e", metadata=metadata), steps=steps)
+        return Trajectory(task=Task(id=task, instruction="look", environment="e", tools=["get_a", "get_b"]), steps=steps)
 
     experience = ExperienceModel(scripted(reply=lambda _: "valid, fine\nreward 1, continues\nWell."))
     with ReplayBuffer(":memory:") as buffer:

@@ -16,12 +16,12 @@ from dreamgym_lg.fidelity.rubric import RUBRICS, judge_episodes, parse_scores, p
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
-DOOR = {"observation": "A closed door."}
+DOOR = "A closed door."
 SCORES = {"reason": "fine", **dict.fromkeys(RUBRICS, 2)}
 
 
 def task(name: str, **fields: Any) -> Task:
-    return Task(**{"id": name, "instruction": "leave", "environment": "house", "metadata": DOOR} | fields)
+    return Task(**{"id": name, "instruction": "leave", "environment": "house", "observation": DOOR} | fields)
 
 
 def step(action: str, outcome: str, reward: float = 0.0, before: str = "A closed door.", **fields: Any) -> Step:
@@ -125,10 +125,10 @@ async def test_where_the_dream_chooses_nothing_the_share_has_its_meaning() -> No
 
 def test_twins_of_evaluation_tasks_are_listed(scripted: Any) -> None:
     buffer = ReplayBuffer(":memory:")
-    known = task("train-1", metadata={"observation": "You see an orange, a sink and a dusty old book on the shelf."})
-    twin = task("test-1", split="test", metadata={"observation": "you see AN orange; a sink and a dusty old book on the shelf"})
-    other = task("test-2", split="test", metadata={"observation": "A forest. Birds sing, and a river runs to the north."})
-    asked = task("test-3", split="test", metadata=known.metadata, instruction="Sing a song for the king of the hill.")
+    known = task("train-1", observation="You see an orange, a sink and a dusty old book on the shelf.")
+    twin = task("test-1", split="test", observation="you see AN orange; a sink and a dusty old book on the shelf")
+    other = task("test-2", split="test", observation="A forest. Birds sing, and a river runs to the north.")
+    asked = task("test-3", split="test", observation=known.observation, instruction="Sing a song for the king of the hill.")
     buffer.add(Trajectory(task=known, steps=[step("take orange", "You take the orange.", before="You see an orange.")]))
     buffer.add_tasks([twin, other, asked])
     again = step("take orange", "You take the orange!", before="You see an orange.")

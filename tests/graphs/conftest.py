@@ -18,10 +18,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Task, Trajectory
 
-TASKS = [
-    Task(id=f"t{n}", instruction=f"leave house {n}", environment="house", metadata={"observation": "A closed door."})
-    for n in range(6)
-]
+TASKS = [Task(id=f"t{n}", instruction=f"leave house {n}", environment="house", observation="A closed door.") for n in range(6)]
 
 
 class StubLearner:

@@ -12,7 +12,7 @@ from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph, rea
 from dreamgym_lg.integrations.text_games.dream import Rules, Score
 from dreamgym_lg.types import Step, StepResult, Task
 
-TASK = Task(id="t0", instruction="leave the house", environment="house", metadata={"observation": "A closed door."})
+TASK = Task(id="t0", instruction="leave the house", environment="house", observation="A closed door.")
 
 
 class House(Environment):

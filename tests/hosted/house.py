@@ -8,6 +8,5 @@ CANARY = "sk-canary-9f8e7d6c5b4a"
 def houses(number: int) -> list[Task]:
     """Tasks that look alike, each a world of its own."""
     return [
-        Task(id=f"house {n}", instruction="leave the house", environment="house", metadata={"observation": "A door."})
-        for n in range(number)
+        Task(id=f"house {n}", instruction="leave the house", environment="house", observation="A door.") for n in range(number)
     ]

@@ -248,7 +248,7 @@ def test_a_share_of_faults_is_what_it_says() -> None:
 
 def test_the_notes_of_a_world_are_one_call_a_group_and_kept_over_restarts(serve: Any, chat_model: Any, tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "get_order", "parameters": {"properties": {"id": {"type": "string"}}}}}
-    tasks = [Task(id=id, instruction="Where is K12?", environment="desk", metadata={"tools": [tool]}) for id in ("a", "b")]
+    tasks = [Task(id=id, instruction="Where is K12?", environment="desk", tools=[tool]) for id in ("a", "b")]
     noted = {"name": "get_order", "arguments": {"id": "K12"}}
 
     def write(messages: list[dict[str, Any]]) -> str:

@@ -36,8 +36,7 @@ RESPONSE_TEMPLATE = {
 """How the server reads the model's answers."""
 
 HOUSES = [
-    Task(id=f"house {n}", instruction=f"leave house {n}", environment="house", metadata={"observation": "A door."})
-    for n in range(TASKS)
+    Task(id=f"house {n}", instruction=f"leave house {n}", environment="house", observation="A door.") for n in range(TASKS)
 ]
 
 

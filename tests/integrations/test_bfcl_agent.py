@@ -177,7 +177,7 @@ def test_environment_keeps_the_contract(category: str) -> None:
 
 def test_environment_speaks_the_user_and_pays_at_the_end() -> None:
     task, environment = task_of(0), BFCLEnvironment()
-    assert environment.reset(task) == task.metadata["observation"] == task.metadata["user_turns"][0]
+    assert environment.reset(task) == task.observation == task.metadata["user_turns"][0]
     results = [environment.step(action) for action in actions(ground_truth(task))]
     assert [result.reward for result in results] == [0.0] * (len(results) - 1) + [1.0]
     assert results[-1].info["success"] and results[-1].observation == OVER

@@ -45,7 +45,13 @@ def test_everything_comes_back_as_it_was_after_reopening(path: Path) -> None:
         id="t/1",
         instruction="cook – 料理",
         environment="textworld_express/cookingworld",
-        metadata={"seed": 3, "observation": "a kitchen", "params": {"doors": [True, None, 0.5]}},
+        observation="a kitchen",
+        tools=["look", {"type": "function", "function": {"name": "wait"}}],
+        rubric="cooked – 料理",
+        seed=3,
+        panel="kitchens",
+        generated={"generator": "chat", "why": "harder"},
+        metadata={"params": {"doors": [True, None, 0.5]}, "seed": "mine", "tools": 3, "generated": "2025-01-02"},
         origin="synthetic",
         parent_id="t0",
         split="validation",
@@ -151,7 +157,7 @@ def test_a_trajectory_leaves_the_stored_task_as_it_is(buffer: ReplayBuffer) -> N
 
 def test_add_tasks_gives_a_stored_task_its_new_fields(buffer: ReplayBuffer) -> None:
     buffer.add_tasks([TASK])
-    changed = replace(TASK, instruction="eat it", metadata={"rubric": "eaten"}, origin="synthetic", parent_id="t")
+    changed = replace(TASK, instruction="eat it", rubric="eaten", origin="synthetic", parent_id="t")
     assert buffer.add_tasks([changed]) == 0
     assert buffer.tasks() == [changed]
     with pytest.raises(ConfigurationError, match="'t0' is stored with environment 'kitchen' and given with 'cellar'"):

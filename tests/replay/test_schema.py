@@ -1,5 +1,6 @@
 """The replay buffer's file: nothing lost, nothing twice, nobody else's file touched."""
 
+import json
 import signal
 import sqlite3
 import subprocess
@@ -274,6 +275,43 @@ def test_a_file_of_the_first_release_opens_with_what_it_holds(path: Path) -> Non
         buffer.set_reasoning(found, ["it was hungry"], annotation=whole)
     with ReplayBuffer(path) as buffer:
         assert next(buffer.trajectories()).annotation == whole
+
+
+def test_what_was_hidden_in_metadata_is_in_the_tasks_fields(path: Path) -> None:
+    hidden = {
+        "observation": "a \ud83d",
+        "tools": ["look"],
+        "rubric": "eaten",
+        "seed": 3,
+        "panel": "p",
+        "generated": {"why": "w"},
+    }
+    own = {"observation": 3, "tools": "a hammer", "seed": True, "generated": "2025-01-02"}
+    db = Database(path)
+    migrations.apply(db, stop_before="0009_task_fields")
+    for position, metadata in enumerate((hidden | {"city": "Bern"}, own, {})):
+        row = [position, f"t{position}", "eat", "kitchen", json.dumps(metadata), "real", None, "train"]
+        db.execute("INSERT INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    db.conn.commit()
+    db.close()
+    with ReplayBuffer(path) as buffer:
+        ours, theirs, bare = buffer.tasks()
+    assert ours == Task(
+        id="t0",
+        instruction="eat",
+        environment="kitchen",
+        observation="a ?",
+        tools=["look"],
+        rubric="eaten",
+        seed=3,
+        panel="p",
+        generated={"why": "w"},
+        metadata={"city": "Bern"},
+    )
+    assert theirs == Task(id="t1", instruction="eat", environment="kitchen", metadata=own), (
+        "of another kind: never the library's"
+    )
+    assert bare == Task(id="t2", instruction="eat", environment="kitchen")
 
 
 def test_an_empty_file_becomes_a_buffer(path: Path) -> None:

@@ -13,7 +13,7 @@ from dreamgym_lg.environment import Environment, EpisodeContext
 from dreamgym_lg.simulate import RealAccessBlocked, SimulatedEpisode, simulated
 from dreamgym_lg.types import Step, StepResult, Task
 
-TASK = Task(id="t", instruction="book a room", environment="zoo", metadata={"observation": "book a room"})
+TASK = Task(id="t", instruction="book a room", environment="zoo", observation="book a room")
 
 
 class Answers(Environment):

@@ -85,7 +85,7 @@ def test_a_user_who_goes_on_answers_the_agents_words(read, seen) -> None:
 def test_what_is_said_beside_a_tools_answer_is_seen_with_it(read, seen) -> None:
     note = {"role": "system", "content": "Two steps left."}
     trajectory = read(USER, USER | {"content": "Soon."}, calls("1"), note, answer("1"), USER | {"content": "Well?"}, DONE)
-    assert trajectory.task.metadata["observation"] == trajectory.task.instruction == "Find it.\n\nSoon."
+    assert trajectory.task.observation == trajectory.task.instruction == "Find it.\n\nSoon."
     assert seen(trajectory)[0][2] == "a page\n\nTwo steps left.\n\nWell?"
 
 

@@ -48,7 +48,7 @@ def test_a_root_run_with_its_calls(runs, steps, seen, write) -> None:
     for path in (write(*runs), write(json.dumps(runs[::-1], indent=1)), write(json.dumps(runs))):
         (trajectory,) = load_traces(path)
         assert seen(trajectory) == steps
-        assert (trajectory.task.instruction, trajectory.task.metadata["tools"]) == (INSTRUCTION, ["search", "weather"])
+        assert (trajectory.task.instruction, trajectory.task.tools) == (INSTRUCTION, ["search", "weather"])
 
 
 def test_the_schemas_of_what_the_model_was_bound_to(runs, write) -> None:
@@ -56,7 +56,7 @@ def test_the_schemas_of_what_the_model_was_bound_to(runs, write) -> None:
     (call, *_) = [run for run in runs if run["run_type"] == "llm"]
     call["extra"] = {"invocation_params": {"tools": tools}}
     (trajectory,) = load_traces(write(*runs), reward={runs[0]["trace_id"]: 0.5})
-    assert trajectory.task.metadata["tools"] == [tools[2], tools[1], tools[0]] and trajectory.reward == 0.5
+    assert trajectory.task.tools == [tools[2], tools[1], tools[0]] and trajectory.reward == 0.5
 
 
 def test_a_root_run_alone(runs, steps, seen, write) -> None:

@@ -41,7 +41,7 @@ def test_the_schemas_of_what_the_agent_could_call(write) -> None:
         "gen_ai.tool.definitions": json.dumps(tools),
     }
     (trajectory,) = load_traces(write(span(1, "chat", given)), reward={"0xabc": 0.5})
-    assert [tool["function"]["name"] for tool in trajectory.task.metadata["tools"]] == ["map", "weather"]
+    assert [tool["function"]["name"] for tool in trajectory.task.tools] == ["map", "weather"]
     assert trajectory.reward == 0.5
 
 

@@ -3,15 +3,22 @@
 import json
 import tracemalloc
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from langchain_core.load import dumpd
 from langchain_core.messages import AIMessageChunk, SystemMessage, convert_to_openai_messages, messages_to_dict
 
+from dreamgym_lg.actions import render_answer
+from dreamgym_lg.environment import play_action
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.experience.environment import DreamEnvironment
+from dreamgym_lg.experience.grounding import Grounding
+from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.traces import Rejected, load_traces
+from dreamgym_lg.types import Trajectory
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
 
@@ -46,7 +53,7 @@ def test_a_real_run_reads_the_same_in_every_form(form, played, steps, seen, writ
     assert [step.terminated for step in trajectory.steps] == [False, False, False, True]
     task = trajectory.task
     assert (task.instruction, task.environment) == ("You help.\n\nWhere to?", "traces")
-    assert task.metadata == {"observation": "Where to?", "tools": ["search", "weather"]}
+    assert (task.observation, task.tools, task.metadata) == ("Where to?", ["search", "weather"], {})
     assert (trajectory.source, trajectory.success, trajectory.reward, traces.rejected) == ("offline", False, 0.0, ())
 
 
@@ -120,10 +127,10 @@ SCHEMA = {"type": "function", "function": {"name": "search", "description": "Fin
 def test_every_task_holds_the_tools_of_the_whole_file(played, write) -> None:
     """Those that a trace called would tell what its task needs; an answer at once told that it needs none."""
     calling, silent = {"messages": messages_to_dict(played)}, GOOD
-    assert [each.task.metadata["tools"] for each in load_traces(write(silent, calling))] == [["search", "weather"]] * 2
+    assert [each.task.tools for each in load_traces(write(silent, calling))] == [["search", "weather"]] * 2
     both = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("weather", "search")]
     (first, second) = load_traces(write(calling | {"tools": both}, silent | {"tools": [SCHEMA]}))
-    assert first.task.metadata["tools"] == second.task.metadata["tools"] == [SCHEMA, both[0]]
+    assert first.task.tools == second.task.tools == [SCHEMA, both[0]]
 
 
 def test_tools_that_are_none_are_refused_by_row(write) -> None:
@@ -131,14 +138,35 @@ def test_tools_that_are_none_are_refused_by_row(write) -> None:
     assert "not a list of function schemas" in reasons[0] and "cannot be read" in reasons[1]
 
 
-def test_a_rows_metadata_is_its_tasks(write) -> None:
+def test_a_rows_metadata_and_rubric_are_its_tasks(write) -> None:
     """The same words of two customers are two tasks, on the same side of a split."""
-    rows = [GOOD | {"metadata": {"customer": id, "rubric": "greets"}} for id in range(20)]
-    found = list(load_traces(write(*rows, GOOD), held_out=0.5))
-    assert found[3].task.metadata == {"customer": 3, "rubric": "greets", "observation": "hi", "tools": []}
-    assert len({each.task.id for each in found}) == 21 and len({each.task.split for each in found}) == 1
-    (row,) = rejected(write(GOOD, GOOD | {"metadata": ["x"]}))
-    assert "not an object" in row.reason
+    rows = [GOOD | {"metadata": {"customer": id}, "rubric": "It greets."} for id in range(20)]
+    found = list(load_traces(write(*rows, GOOD, GOOD | {"rubric": "It greets."}), held_out=0.5))
+    task = found[3].task
+    assert (task.metadata, task.rubric, task.observation, task.tools) == ({"customer": 3}, "It greets.", "hi", [])
+    assert len({each.task.id for each in found}) == 22 and len({each.task.split for each in found}) == 1
+    reasons = [row.reason for row in rejected(write(GOOD, GOOD | {"metadata": ["x"]}, GOOD | {"rubric": 3}))]
+    assert "not an object" in reasons[0] and "not a text" in reasons[1]
+
+
+def test_a_users_own_metadata_survive_and_change_nothing(write, scripted) -> None:
+    """Whatever the library once kept under these keys: it reads its own fields alone."""
+    own = {"observation": 3, "tools": "a hammer", "rubric": ["x"], "seed": "s", "panel": True, "generated": "2025-01-02"}
+    own |= {"reference_calls": 7, "reference_answers": {}, "reference_reply": "no"}
+    with ReplayBuffer(":memory:") as buffer:
+        buffer.extend(load_traces(write(*(GOOD | {"tools": [SCHEMA], "metadata": metadata} for metadata in (own, {})))))
+        marked, plain = buffer.tasks()
+        assert replace(marked, id=plain.id, metadata={}) == plain and marked.metadata == own
+        prompts, episodes = [], []
+        for task in (marked, plain):
+            model = scripted(reply=lambda _: "valid, fine\nreward 1, success\n(nothing)")
+            dream = DreamEnvironment(ExperienceModel(model, replay_buffer=buffer), grounding=Grounding(buffer))
+            step, success, _ = play_action(dream, render_answer("hello"), [dream.reset(replace(task, id="one"))])
+            prompts.append(model.asked)
+            episodes.append(Trajectory(task=task, steps=(step,), success=success, source="synthetic", run="dreamed"))
+        assert prompts[0] == prompts[1] and prompts[0]
+        buffer.extend(episodes)
+        assert list(buffer.trajectories(run="dreamed")) == episodes
 
 
 def test_of_few_tasks_one_at_least_is_held_out(write) -> None:

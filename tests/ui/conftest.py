@@ -9,7 +9,7 @@ from dreamgym_lg.types import Act, Step, Task, Trajectory
 
 ATTACK = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">\"'>{{ 7 * 7 }}"
 
-DOOR = Task(id="door/1", instruction="Leave the house.", environment="house", metadata={"observation": "A hall."})
+DOOR = Task(id="door/1", instruction="Leave the house.", environment="house", observation="A hall.")
 VARIED = Task(id="door/2", instruction="Leave by 100% of doors.", environment="house", origin="synthetic", parent_id="door/1")
 EVIL = Task(id=ATTACK, instruction=ATTACK, environment=ATTACK, metadata={ATTACK: ATTACK}, parent_id=ATTACK, split="test")
 

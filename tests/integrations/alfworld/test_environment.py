@@ -55,7 +55,7 @@ def played(tasks: list[Task]) -> dict[str, tuple[str, list[StepResult]]]:
 def test_walkthroughs_succeed_and_begin_where_the_task_says(tasks: list[Task], played: dict) -> None:
     for task in tasks:
         first, results = played[task.id]
-        assert first == task.metadata["observation"]
+        assert first == task.observation
         assert [result.reward for result in results] == [0.0] * (len(results) - 1) + [1.0]
         assert [result.terminated for result in results] == [False] * (len(results) - 1) + [True]
         assert results[-1].info == {"success": True, "valid": True} and not any(result.truncated for result in results)
@@ -103,7 +103,7 @@ def test_a_downloaded_folder_and_the_packed_file_are_the_same_world(folder: Path
 
 
 def test_environments_side_by_side_do_not_mix(tasks: list[Task], played: dict) -> None:
-    short = sorted(tasks, key=lambda task: len(str(task.metadata["observation"])))[:4]
+    short = sorted(tasks, key=lambda task: len(str(task.observation)))[:4]
     environments = [ALFWorld() for _ in short]
     answers = [[environment.reset(task)] for environment, task in zip(environments, short, strict=True)]
     for turn in range(max(len(solution(task)) for task in short)):  # interleaved
@@ -170,7 +170,7 @@ def test_a_process_that_was_killed_fails_the_episodes_in_it_and_no_later_one(
         with pytest.raises(EnvironmentFailed, match="failed in 'look': the process of ALFWorld's engine has ended .status -9"):
             each.step("look")
     other.close()
-    assert environment.reset(tasks[0]) == tasks[0].metadata["observation"]
+    assert environment.reset(tasks[0]) == tasks[0].observation
 
 
 def test_a_game_that_the_engine_cannot_read_is_a_failed_rollout(
@@ -186,7 +186,7 @@ def test_a_game_that_the_engine_cannot_read_is_a_failed_rollout(
         environment.step("look")
     with pytest.raises(ConfigurationError, match="take a task of load_tasks"):
         environment.reset(replace(tasks[0], metadata={}))
-    assert environment.reset(tasks[0]) == tasks[0].metadata["observation"]
+    assert environment.reset(tasks[0]) == tasks[0].observation
     assert sys.argv == arguments and not capsys.readouterr().out
 
 

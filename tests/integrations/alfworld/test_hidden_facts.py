@@ -9,7 +9,7 @@ USUAL = {"pen": {"drawer": 9, "bed": 1}}
 
 
 def task(asks: str = "put a pen in bed.") -> Task:
-    return Task(id="t", instruction=f"Your task is to: {asks}", environment="alfworld", metadata={"observation": ROOM})
+    return Task(id="t", instruction=f"Your task is to: {asks}", environment="alfworld", observation=ROOM)
 
 
 def played(*observations: str) -> list[Exchange]:

@@ -46,7 +46,7 @@ def test_a_family_is_a_part_of_the_games(packed: Path) -> None:
 def test_a_dream_of_it_hides_where_things_lie_and_refuses_what_cannot_be(packed: Path) -> None:
     world = ALFWorldWorld(packed)
     task = next(task for task in world.tasks("train") if "SprayBottle" in task.id)
-    first = str(task.metadata["observation"])
+    first = str(task.observation)
     assert {world.hidden_facts(task, [], seed)[0] for seed in range(9)} >= {"spraybottle at sidetable 1"}
     assert world.check_action(task, "go to toilet 1", [first]) is None
     assert world.check_action(task, "take spraybottle 1 from toilet 1", [first, "Nothing happens."]) == "Nothing happens."

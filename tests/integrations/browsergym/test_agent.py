@@ -70,7 +70,7 @@ def test_the_world_of_miniwob(browsers: Browsers, monkeypatch: pytest.MonkeyPatc
     found = {split: world.tasks(split, limit=8) for split in ("train", "validation", "test")}
     ids = [task.id for tasks in found.values() for task in tasks]
     assert 3 <= len(ids) == len(set(ids)) and all(task.split == split for split, tasks in found.items() for task in tasks)
-    assert all(task.metadata["observation"].startswith("RootWebArea") for task in found["train"])
+    assert all(task.observation.startswith("RootWebArea") for task in found["train"])
     played = list(world.collect(found["train"], {"demonstration": 2}, seed=0))
     assert len(played) == 2 and all(trajectory.success for trajectory in played)
     seen = [played[0].steps[0].observation]

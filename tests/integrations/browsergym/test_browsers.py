@@ -108,8 +108,8 @@ def test_a_killed_parent_leaves_no_browser_behind(browsers: Browsers, pages: Pat
         "from dreamgym_lg.integrations.browsergym.environment import BrowserGym\n"
         "from dreamgym_lg.types import Task\n"
         "environment = BrowserGym(Browsers(1))\n"
-        "given = {'task': 'miniwob.click-test', 'seed': 0}\n"
-        "environment.reset(Task(id='t', instruction='x', environment='miniwob', metadata=given))\n"
+        "given = {'task': 'miniwob.click-test'}\n"
+        "environment.reset(Task(id='t', instruction='x', environment='miniwob', seed=0, metadata=given))\n"
         "print('ready', flush=True)\n"
         "environment.step(\"click('13')\")\n"
     )

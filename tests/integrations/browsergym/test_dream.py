@@ -39,7 +39,9 @@ TASK = Task(
     id="sign-in-0",
     instruction='Sign in as "ada" with "p7", in blue, and press Enter.',
     environment="miniwob",
-    metadata={"task": "miniwob.login-user", "seed": 0, "observation": PAGE},
+    observation=PAGE,
+    seed=0,
+    metadata={"task": "miniwob.login-user"},
 )
 DONE = f"valid, it completes the task\nreward 1, success\n{OVER}"
 

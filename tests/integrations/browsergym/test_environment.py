@@ -3,6 +3,8 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -100,33 +102,31 @@ def test_made_tasks_know_their_goal_and_offline_episodes_are_played_on_them(brow
         tasks = make_tasks([miniwob("click-test", seed) for seed in range(2)] + [miniwob("click-option")], environment)
         assert [task.metadata["task"] for task in tasks] == ["miniwob.click-test", "miniwob.click-option"], "one page, one task"
         option = tasks[1]
-        assert option.instruction == environment.goal and environment.reset(option) == option.metadata["observation"]
-        trainable = [Task(id=option.id, instruction=option.instruction, environment="miniwob", metadata=option.metadata)]
+        assert option.instruction == environment.goal and environment.reset(option) == option.observation
+        trainable = [replace(option, split="train", observation="")]
         episodes = {"demonstration": 1, "malformed": 1}
         good, bad = scripted_trajectories(trainable, environment, episodes=episodes, seed=0)
         assert good.success and good.reward == 1 and bad.invalid_actions
 
 
 @pytest.mark.parametrize(
-    ("metadata", "message"),
+    ("fields", "message"),
     [
-        ({"task": "miniwob.click-test"}, "'seed'.=None"),
-        ({"task": "click-test", "seed": 1}, "needs a name such as 'miniwob.login-user'"),
-        ({"task": "webarena.4", "seed": 0}, "7 of 7 addresses are missing: set WA_SHOPPING, "),
-        ({"task": "webarenalite.4", "seed": 0}, "addresses are missing"),
+        ({"metadata": {"task": "miniwob.click-test"}}, "seed=None"),
+        ({"metadata": {"task": "click-test"}, "seed": 1}, "needs a name such as 'miniwob.login-user'"),
+        ({"metadata": {"task": "webarena.4"}, "seed": 0}, "7 of 7 addresses are missing: set WA_SHOPPING, "),
+        ({"metadata": {"task": "webarenalite.4"}, "seed": 0}, "addresses are missing"),
     ],
 )
-def test_a_task_that_cannot_be_played_is_refused(
-    metadata: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_cannot_be_played_is_refused(fields: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = BrowserGym(Browsers(1))  # no browser is started
     with pytest.raises(ConfigurationError, match=message):
-        environment.reset(Task(id="t", instruction="x", environment="miniwob", metadata=metadata))
+        environment.reset(Task(id="t", instruction="x", environment="miniwob", **fields))
     with pytest.raises(RuntimeError):
         environment.step("click('1')")
 
 
 def test_an_unknown_task_fails_with_its_cause(browsers: Browsers) -> None:
-    task = Task(id="t", instruction="x", environment="miniwob", metadata={"task": "miniwob.no-such", "seed": 0})
+    task = Task(id="t", instruction="x", environment="miniwob", metadata={"task": "miniwob.no-such"}, seed=0)
     with closing(BrowserGym(browsers)) as environment, pytest.raises(EnvironmentFailed, match="no-such"):
         environment.reset(task)

@@ -37,7 +37,7 @@ def world() -> Callable[..., Task]:
     """`world(game, seed=1, params=None, fold="train")`: a task that names this world."""
 
     def create(game: str, seed: int = 1, *, params: str | None = None, fold: str = "train") -> Task:
-        metadata = {"game": game, "params": GAMES[game] if params is None else params, "seed": seed, "fold": fold}
-        return Task(id=f"{game}-{seed}", instruction="", environment=f"textworld_express/{game}", metadata=metadata)
+        metadata = {"game": game, "params": GAMES[game] if params is None else params, "fold": fold}
+        return Task(id=f"{game}-{seed}", instruction="", environment=f"textworld_express/{game}", seed=seed, metadata=metadata)
 
     return create

@@ -68,7 +68,7 @@ def test_rewards_sum_to_the_score_and_a_failure_keeps_what_was_reached(environme
 def test_observation_is_one_line_without_the_instruction(environment: TextWorldExpress, worlds: Worlds) -> None:
     for task in worlds["twc"][:20]:
         observation = environment.reset(task)
-        assert observation == " ".join(observation.split()) == task.metadata["observation"]
+        assert observation == " ".join(observation.split()) == task.observation
         assert observation.startswith("You are in the ") and task.instruction not in observation
 
 
@@ -113,8 +113,6 @@ def test_adapter_checks_as_much_as_it_is_told(world: World, check: Check, answer
         ({"fold": "trian"}, "unknown fold 'trian'.*Did you mean 'train'"),
         ({"params": "rooms=1"}, "refuses twc with 'rooms=1': Unrecognized property name"),
         ({"params": "rooms"}, "cannot build"),
-        ({"seed": 2**40}, "32-bit"),
-        ({"seed": None}, "32-bit"),
     ],
 )
 def test_wrong_metadata_is_named(environment: TextWorldExpress, world: World, change: dict[str, Any], said: str) -> None:
@@ -124,7 +122,13 @@ def test_wrong_metadata_is_named(environment: TextWorldExpress, world: World, ch
     assert environment.reset(task)
 
 
-@pytest.mark.parametrize("key", ["game", "params", "seed", "fold"])
+@pytest.mark.parametrize("seed", [2**40, None])
+def test_a_seed_that_names_no_world_is_named(environment: TextWorldExpress, world: World, seed: int | None) -> None:
+    with pytest.raises(ConfigurationError, match="32-bit"):
+        environment.reset(replace(world("twc"), seed=seed))
+
+
+@pytest.mark.parametrize("key", ["game", "params", "fold"])
 def test_missing_metadata_is_named(environment: TextWorldExpress, world: World, key: str) -> None:
     task = world("twc")
     with pytest.raises(ConfigurationError, match=rf"lacks metadata\['{key}'\]"):
@@ -132,7 +136,7 @@ def test_missing_metadata_is_named(environment: TextWorldExpress, world: World, 
 
 
 def test_a_synthetic_task_has_no_real_world(environment: TextWorldExpress, training: Worlds) -> None:
-    observations = [task.metadata["observation"] for task in training["twc"]]
+    observations = [task.observation for task in training["twc"]]
     varied = (vary_task(task, Random(0), observations) for task in training["twc"])
     with pytest.raises(ConfigurationError, match="synthetic: no real world"):
         environment.reset(next(task for task in varied if task is not None))
@@ -145,9 +149,9 @@ def test_tasks_are_distinct_stable_and_split_by_world(environment: TextWorldExpr
     for game, tasks in worlds.items():
         again = make_tasks(game, reversed(range(200)), environment=environment)
         assert {task.id: task.split for task in again} == {task.id: task.split for task in tasks}
-        assert len({task.id for task in tasks}) == len({task.metadata["observation"] for task in tasks}) == len(tasks)
+        assert len({task.id for task in tasks}) == len({task.observation for task in tasks}) == len(tasks)
         assert {task.split for task in tasks} == {"train", "validation", "test"}
-        assert all(task.split == world_split(f" {task.metadata['observation']}\n") for task in tasks)
+        assert all(task.split == world_split(f" {task.observation}\n") for task in tasks)
         assert all(task.instruction.startswith("Your task is to ") for task in tasks)
 
 
@@ -196,7 +200,7 @@ async def test_100_episodes_at_once_in_an_event_loop(training: Worlds) -> None:
         episodes = await rollout(graph, tasks, create, source="real", concurrency=100)
     assert [episode.error for episode in episodes] == [None] * 100
     for task, episode in zip(tasks, episodes, strict=True):
-        assert [step.next_observation for step in episode.steps] == [task.metadata["observation"]] * 2
+        assert [step.next_observation for step in episode.steps] == [task.observation] * 2
 
 
 def test_close_gives_the_slot_to_the_next(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,9 @@ FRUITS = ["banana", "papaya", "peach", "strawberry"]
 READ = "read instructions book"
 
 
-def world(number: int, **metadata: Any) -> Task:
-    known = {"game": "peckingorder", "observation": START, **metadata}
-    return Task(id=f"kitchen-{number}", instruction="obey the book", environment="twx", metadata=known)
+def world(number: int, game: str = "peckingorder", **fields: Any) -> Task:
+    own = {"observation": START, "metadata": {"game": game}, **fields}
+    return Task(id=f"kitchen-{number}", instruction="obey the book", environment="twx", **own)
 
 
 def done(action: str, observation: str, reward: float = 0.0, *, ended: bool = False, valid: bool = True) -> Exchange:
@@ -111,8 +111,9 @@ def test_the_book_asks_for_what_is_next_whatever_the_model_wrote() -> None:
 
 
 def test_the_list_of_simonsays_is_gone_through_by_what_was_paid() -> None:
-    listed = {"game": "simonsays", "observation": "Simon says, take these actions in order: sit down, eat peach, sit down."}
-    task = Task(id="simon", instruction="obey", environment="twx", metadata=listed)
+    listed = "Simon says, take these actions in order: sit down, eat peach, sit down."
+    metadata = {"game": "simonsays"}
+    task = Task(id="simon", instruction="obey", environment="twx", observation=listed, metadata=metadata)
     history = [done("sit down", "", 0.3), done("sit", "Unknown action.", valid=False), done("eat peach", "", 0.3)]
     assert facts(task, history) == ["sit down", "eat peach", "eat peach", "sit down"]
     assert facts(task, [*history, done("sit down", "You win!", 0.4, ended=True)])[-1] == ""
@@ -189,12 +190,12 @@ def test_rooms_that_were_not_seen_are_drawn_once_whatever_is_done(walks: list[Tr
         task, idle = played.task, done("inventory", "Inventory: a map.")
         (first,) = facts(task, [])
         assert facts(task, [idle, done("move up", "Unknown action: I'm not sure what you mean.", valid=False)]) == [first] * 3
-        exits = re.findall(r"To the (\w+) you see the ([^.]+)\.", task.metadata["observation"])
-        rooms = set(re.findall(r"You are in the ([^.]+)\.|you see the ([^.]+)\.", f"{task.metadata['observation']} {first}"))
+        exits = re.findall(r"To the (\w+) you see the ([^.]+)\.", task.observation)
+        rooms = set(re.findall(r"You are in the ([^.]+)\.|you see the ([^.]+)\.", f"{task.observation} {first}"))
         assert len(rooms := {name for pair in rooms for name in pair if name}) == 3, (rooms, first)
         for way, room in exits:
             assert f"move {way.lower()}: You are in the {room}." in first
-        assert first.startswith(f"look around: {task.metadata['observation']}")
+        assert first.startswith(f"look around: {task.observation}")
         assert first.count(" connects to the ") == 3 and first.count("a coin.") == 1
         (_, read) = facts(task, [done("read map", first[first.index("The map reads:") :])])
         assert read == first[: first.index(" read map: ")]
@@ -202,7 +203,7 @@ def test_rooms_that_were_not_seen_are_drawn_once_whatever_is_done(walks: list[Tr
 
 def dreamed(task: Task, rng: Random) -> list[Exchange]:
     """A random walk in a dream that answers as its facts say."""
-    start = task.metadata["observation"]
+    start = task.observation
     history, shown, held = list[Exchange](), {ROOM.findall(start)[0]: start}, True
     for _ in range(8):
         fact = facts(task, history)[-1]
@@ -239,7 +240,7 @@ def test_the_first_look_at_a_room_counts(walks: list[Trajectory]) -> None:
     """A dream that shows a room otherwise later does not change its world, nor one that shows rooms where there are none."""
     for played in walks:
         (first,) = facts(played.task, [])
-        room = ROOM.findall(played.task.metadata["observation"])[0]
+        room = ROOM.findall(played.task.observation)[0]
         bare = done("look around", f"You are in the {room}.")
         attics = " ".join(f"To the {way} you see the attic." for way in OPPOSITE)
         full = done("look around", f"You are in the {room}. {attics}")
@@ -249,8 +250,8 @@ def test_the_first_look_at_a_room_counts(walks: list[Trajectory]) -> None:
 
 
 def test_a_map_that_was_read_names_a_room_that_was_not_visited(walks: list[Trajectory]) -> None:
-    task = next(each.task for each in walks if each.task.metadata["observation"].count("To the") == 1)
-    box, coin = ROOM.findall(task.metadata["observation"])[0], task.instruction.split("located in the ")[1].split(",")[0]
+    task = next(each.task for each in walks if each.task.observation.count("To the") == 1)
+    box, coin = ROOM.findall(task.observation)[0], task.instruction.split("located in the ")[1].split(",")[0]
     lines = f"The {coin} connects to the {box} and tower. The {box} connects to the {coin}. The tower connects to the {coin}."
     (before, after) = facts(task, [done("read map", f"The map reads: {lines}")])
     assert "you see the tower." in after and before == f"{after} read map: The map reads: {lines}"

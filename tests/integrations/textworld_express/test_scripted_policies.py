@@ -35,7 +35,7 @@ def test_collected_trajectories_are_consistent_and_repeatable(
         steps = trajectory.steps
         assert trajectory.source == "offline" and trajectory.run == "offline" and trajectory.task.split == "train"
         assert 1 <= len(steps) <= environment.max_steps
-        assert steps[0].observation == trajectory.task.metadata["observation"]
+        assert steps[0].observation == trajectory.task.observation
         assert all(a.next_observation == b.observation for a, b in zip(steps, steps[1:], strict=False))
         assert [step.terminated or step.truncated for step in steps] == [False] * (len(steps) - 1) + [True]
         assert not (steps[-1].terminated and steps[-1].truncated)

@@ -171,29 +171,29 @@ def test_split_shares() -> None:
 @pytest.mark.parametrize("game", PLAYED)
 def test_varied_tasks_are_training_worlds_with_known_items(training: dict[str, list[Task]], game: str) -> None:
     parents = {task.id: task for task in training[game]}
-    observations = [task.metadata["observation"] for task in parents.values()]
+    observations = [task.observation for task in parents.values()]
     known = {item for observation in observations for item in text.movable_items(observation)}
     varied = [text.vary_task(task, Random(seed), observations) for seed, task in enumerate(parents.values())]
     found = [task for task in varied if task is not None]
     assert len(found) > len(parents) / 2
     for task in found:
         assert task.parent_id is not None
-        before, after = parents[task.parent_id].metadata["observation"], task.metadata["observation"]
+        before, after = parents[task.parent_id].observation, task.observation
         items = text.movable_items(after)
         assert (task.split, task.origin, text.world_split(after)) == ("train", "synthetic", "train")
-        assert "seed" not in task.metadata and task.id not in parents
+        assert task.seed is None and task.id not in parents
         own = text.movable_items(before)
         assert len(items) == len(set(items)) == len(own)
         assert set(items) <= known and len(set(items) & set(own)) == len(own) // 2
         assert all(check_action(game, f"take {item}", [after], check="state") is None for item in items)
-    assert len({task.id for task in found}) == len({task.metadata["observation"] for task in found})
+    assert len({task.id for task in found}) == len({task.observation for task in found})
 
 
 def test_a_variation_keeps_what_the_task_failed_on() -> None:
     shown = "You are in the hall. In one part of the room you see a shelf that has {} on it. You also see an instructions book."
     own, other = "a grape, a grapefruit, a pear, and an apple", "a fig, a plum, a lime, and a kiwi"
-    metadata = {"game": "peckingorder", "params": "", "observation": shown.format(own)}
-    task = Task(id="t", instruction="", environment="textworld_express/peckingorder", metadata=metadata)
+    metadata, seen = {"game": "peckingorder", "params": ""}, shown.format(own)
+    task = Task(id="t", instruction="", environment="textworld_express/peckingorder", observation=seen, metadata=metadata)
     asked, refused = "The current task is to take the grapefruit.", UNKNOWN_ACTION
     steps = (
         Step(observation=shown.format(own), action="take pear", next_observation="You take the pear.", reward=0.25),
@@ -209,18 +209,19 @@ def test_a_variation_keeps_what_the_task_failed_on() -> None:
     back = Step(observation=asked, action="put pear in shelf", next_observation="You put the pear in the shelf.", reward=-0.25)
     assert text.failed_on(task, [replace(failed, steps=[steps[0], back])]) == {"pear"}
     three = [text.vary_task(task, Random(seed), [shown.format(other)], keep=everything[:3]) for seed in range(20)]
-    assert {3} == {len(set(everything) & set(text.movable_items(each.metadata["observation"]))) for each in three if each}
+    assert {3} == {len(set(everything) & set(text.movable_items(each.observation))) for each in three if each}
     for keep, kept in ((text.failed_on(task, [failed]), {"grape", "grapefruit"}), (everything, set())):
         varied = (text.vary_task(task, Random(seed), [shown.format(other)], keep=keep) for seed in range(20))
-        items = [set(text.movable_items(each.metadata["observation"])) for each in varied if each is not None]
+        items = [set(text.movable_items(each.observation)) for each in varied if each is not None]
         assert len(items) > 5 and all(kept <= found and len(found & {"fig", "plum", "lime", "kiwi"}) == 2 for found in items)
 
 
 def test_nothing_to_vary() -> None:
-    metadata = {"game": "twc", "params": "", "observation": HALL}
-    task = Task(id="t", instruction="", environment="textworld_express/twc", metadata=metadata)
-    for change in ({"observation": "You are in the hall."}, {"observation": "Nothing."}, {"game": "coin"}):
-        assert text.vary_task(replace(task, metadata={**metadata, **change}), Random(0), [HALL]) is None
+    metadata = {"game": "twc", "params": ""}
+    task = Task(id="t", instruction="", environment="textworld_express/twc", observation=HALL, metadata=metadata)
+    changes = {"observation": "You are in the hall."}, {"observation": "Nothing."}, {"metadata": {"game": "coin"}}
+    for change in changes:
+        assert text.vary_task(replace(task, **change), Random(0), [HALL]) is None
     assert text.vary_task(task, Random(0), [HALL]) is None
     with pytest.raises(ConfigurationError, match="would leak the evaluation"):
         text.vary_task(replace(task, split="test"), Random(0), [HALL])

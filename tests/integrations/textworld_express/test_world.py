@@ -24,7 +24,7 @@ def test_splits_share_no_task_and_the_seed_chooses_other_worlds() -> None:
     world = TextWorldExpressWorld("peckingorder")
     found = [task for split in SPLITS for task in world.tasks(split, limit=60, seed=1)]
     assert {task.environment for task in found} == {world.name} and 55 < len(found) <= 60
-    assert len({task.metadata["observation"] for task in found}) == len(found)
+    assert len({task.observation for task in found}) == len(found)
     again = TextWorldExpressWorld("peckingorder").tasks("train", limit=60, seed=1)
     assert again == world.tasks("train", limit=60, seed=1)
     assert not {task.id for task in again} & {task.id for task in world.tasks("train", limit=60, seed=2)}
@@ -95,11 +95,11 @@ def test_generated_tasks_keep_the_items_that_failed_episodes_named() -> None:
     assert generate is not None
     made = 0
     for parent in tasks:
-        first, *_, last = movable_items(parent.metadata["observation"])
+        first, *_, last = movable_items(parent.observation)
         step = Step(observation="", action=f"take {last}", next_observation=f"The current task is to take the {first}.")
         failed = Trajectory(task=parent, steps=(step,), success=False, source="synthetic")
         for task in filter(None, (generate(parent, [failed], Random(seed)) for seed in range(5))):
-            assert {first, last} <= set(movable_items(task.metadata["observation"]))
+            assert {first, last} <= set(movable_items(task.observation))
             made += 1
     assert made > 100
 

@@ -89,5 +89,5 @@ def test_the_recorded_react_episodes_are_trajectories(official: Read) -> None:
         *before, last = episode.steps
         assert last.terminated != last.truncated and not any(step.terminated or step.truncated for step in before)
         assert episode.success == (last.terminated and last.reward == 1)
-        assert episode.task.metadata["observation"] == episode.steps[0].observation
+        assert episode.task.observation == episode.steps[0].observation
     assert 300 <= sum(episode.invalid_actions for episode in episodes) <= 320
