@@ -39,7 +39,7 @@ def split_tasks(
     until a split has about its share. The same tasks and seed give the same splits, in the order of the tasks.
 
     Args:
-        by: The entities of a task. Default: `entities` of what it begins with (`metadata["observation"]`, or its instruction);
+        by: The entities of a task. Default: `entities` of what it begins with (its observation, or its instruction);
             tasks in the same words are one group, too. Give your own where metadata hold the ids, or where all nouns are
             capitalised: `by=lambda task: [task.metadata["customer"]]`.
         validation: Share of the tasks, at least 0 and below 1; 0 makes no such split.

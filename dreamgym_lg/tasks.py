@@ -10,18 +10,17 @@ from dreamgym_lg.types import Task
 
 def first_observation(task: Task) -> str:
     """Where a dream of the task begins: its own observation, else the instruction; "" without either."""
-    return str(task.metadata.get("observation") or task.instruction)
+    return task.observation or task.instruction
 
 
 def is_tool_task(task: Task) -> bool:
     """Whether an agent with tools plays the task: its actions are calls, and the messages between them."""
-    return "tools" in task.metadata
+    return task.tools is not None
 
 
 def schemas(task: Task) -> list[Mapping[str, Any]]:
     """The functions that the agent can call, by name; of traces that came without schemas, the names alone."""
-    tools: Sequence[str | Mapping[str, Any]] = task.metadata.get("tools") or ()
-    functions = [{"name": tool} if isinstance(tool, str) else tool["function"] for tool in tools]
+    functions = [{"name": tool} if isinstance(tool, str) else tool["function"] for tool in task.tools or ()]
     return sorted(functions, key=lambda function: str(function["name"]))
 
 
@@ -32,15 +31,14 @@ def with_tools(task: Task, offered: Sequence[Mapping[str, Any]]) -> Task:
 
     Args: `offered`, function schemas in OpenAI's form.
     """
-    own = [tool for tool in task.metadata.get("tools") or () if not isinstance(tool, str)]
+    own = [tool for tool in task.tools or () if not isinstance(tool, str)]
     returns = {f["name"]: {"returns": f["returns"]} for f in (tool["function"] for tool in offered) if "returns" in f}
     own = [{**tool, "function": tool["function"] | returns.get(tool["function"]["name"], {})} for tool in own]
     names = {tool["function"]["name"] for tool in own}
     added = [tool for tool in offered if tool["function"]["name"] not in names]
-    return replace(task, metadata={**task.metadata, "tools": [*own, *added]})
+    return replace(task, tools=[*own, *added])
 
 
 def world_seed(task: Task) -> int:
     """Decides everything that the task leaves open: its own seed, else a number derived from its id."""
-    seed = task.metadata.get("seed")
-    return seed if isinstance(seed, int) else int.from_bytes(blake2b(task.id.encode(), digest_size=4).digest())
+    return task.seed if task.seed is not None else int.from_bytes(blake2b(task.id.encode(), digest_size=4).digest())

@@ -54,8 +54,6 @@ class Task:
     """Of the world, where its environment builds it from one."""
     panel: str = ""
     """The further group of evaluation tasks that it belongs to (`World.panels`); empty for the main one."""
-    generated: Mapping[str, str] | None = None
-    """Of a generated task: `generator`, which wrote it, and `why` it was taken. None for any other."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The user's and the environment's own data, JSON-serialisable: stored as it is, and never read by the library's core."""
     origin: Origin = "real"

@@ -106,7 +106,7 @@ def test_by_says_what_ties_tasks() -> None:
 
 
 def test_the_same_seed_gives_the_same_splits_in_the_order_of_the_tasks() -> None:
-    tasks = tasks_of((f"Where is K-{number}?" for number in range(100, 150)), metadata={"rubric": "It is told."})
+    tasks = tasks_of((f"Where is K-{number}?" for number in range(100, 150)), rubric="It is told.")
     split = split_tasks(tasks, seed=7)
     assert split == split_tasks(tasks, seed=7) != split_tasks(tasks, seed=8)
     assert [task.id for task in split] == [task.id for task in tasks] and split[0].metadata == tasks[0].metadata

@@ -9,7 +9,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.curriculum.task_generator import variation
-from dreamgym_lg.dream.prompts import bind_schema, default_format, encoded, json_object, load_prompt, rubric_of
+from dreamgym_lg.dream.prompts import bind_schema, default_format, encoded, json_object, load_prompt
 from dreamgym_lg.errors import ModelUnavailable, PredictionFailed
 from dreamgym_lg.hosted.hosted import Hosted, hosted_for
 from dreamgym_lg.tasks import first_observation, schemas
@@ -99,7 +99,7 @@ def _summary(task: Task, trajectories: Iterable[Trajectory]) -> dict[str, Any]:
     episodes = ranked if len(ranked) < 2 else [ranked[0], ranked[-1]]
     return {
         "task": first_observation(task),
-        "rubric": rubric_of(task),
+        "rubric": task.rubric,
         "rewards": [each.reward for each in ranked],
         "episodes": [{"reward": each.reward, "steps": list(map(brief, each.steps[:_PROMPT_STEPS]))} for each in episodes],
     }

@@ -1,11 +1,11 @@
 """Task generation: variations of the tasks with the highest reward variance (paper, section 4), and what is checked of them."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from random import Random
 from typing import NamedTuple, Protocol
 
-from dreamgym_lg.dream.prompts import rubric_of
 from dreamgym_lg.splits import common_entities, entities, words
 from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.types import Task, Trajectory
@@ -30,18 +30,19 @@ class TaskGenerator(Protocol):
 def variation(task: Task, text: str, *, rubric: str) -> Task:
     """A synthetic task that begins with `text` where `task` begins with its first observation.
 
-    Its metadata are those of `task`, with this rubric, by which its success is judged.
+    Args: `rubric`, how its success is judged. All else is as of `task`.
     """
-    own = {"observation": text} if "observation" in task.metadata else {}
     digest = sha256(f"{task.instruction}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return Task(
+    return replace(
+        task,
         id=f"{task.environment}/generated-{digest}",
         # a system prompt before it, or a game's instruction, stays
         instruction=task.instruction.replace(first_observation(task), text),
-        environment=task.environment,
-        metadata={**task.metadata, **own, "rubric": rubric},
+        observation=text if task.observation else "",
+        rubric=rubric,
         origin="synthetic",
         parent_id=task.id,
+        split="train",
     )
 
 
@@ -54,7 +55,7 @@ class TaskChecks:
     * `held_out`: it shares one of these with an evaluation task, or is one in nearly the same words. What many tasks name
       (`splits.common_entities`) does not count;
     * `invented`: it names what occurs in no training trace, so that no lookup could answer for it;
-    * `no_judge`: neither has it a rubric (`metadata["rubric"]`), nor do recorded successes decide its outcome.
+    * `no_judge`: neither has it a rubric of its own, nor do recorded successes decide its outcome.
 
     Args:
         known: The tasks so far, generated ones included. A task that passes is added to them.
@@ -88,7 +89,7 @@ class TaskChecks:
             return "held_out"
         if self._recorded is not None and not self._recorded.issuperset(own.named):
             return "invented"
-        if not rubric_of(task).strip() and not self._judged(task):
+        if not task.rubric.strip() and not self._judged(task):
             return "no_judge"
         self._known[task.id] = own
         return None

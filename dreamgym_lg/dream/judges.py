@@ -20,7 +20,6 @@ from dreamgym_lg.dream.prompts import (
     load_prompt,
     on_one_line,
     prompt_name,
-    rubric_of,
 )
 from dreamgym_lg.dream.recorded import References
 from dreamgym_lg.dream.trace_index import Success, TraceIndex
@@ -162,7 +161,7 @@ class ModelJudge:
         content: dict[str, Any] = {"task": first_observation(episode.task)}
         if self.policy:
             content["rules"] = self.policy
-        content["success"] = rubric_of(episode.task) or RUBRIC
+        content["success"] = episode.task.rubric or RUBRIC
         if reference is not None:
             content["reference"] = {"calls": list(reference.calls), "message": _text(reference.message)}
         steps = [{"action": s.action, "answer": s.next_observation, "valid": s.valid} for s in episode.steps]
@@ -170,7 +169,7 @@ class ModelJudge:
         return [SystemMessage(self.instructions), HumanMessage(encoded(content))]
 
     def _in_lines(self, episode: Episode, reference: Success | None) -> list[BaseMessage]:
-        head = [self.instructions, self.policy, rubric_of(episode.task) or RUBRIC]
+        head = [self.instructions, self.policy, episode.task.rubric or RUBRIC]
         lines = [on_one_line(first_observation(episode.task))]
         if reference is not None:
             lines += ["a recorded success:", *map(on_one_line, (*reference.calls, reference.message)), "this episode:"]

@@ -176,8 +176,8 @@ class JsonFormat:
         if is_tool_task(task):
             world["tools"] = schemas(task)
             world["actions"] = 'The agent calls tools by {"name": ..., "arguments": ...}; answer as the tool itself would.'
-        elif rubric := rubric_of(task):
-            world["success"] = rubric
+        elif task.rubric:
+            world["success"] = task.rubric
         return f"{self.instructions}\n\n{encoded(world)}"
 
     def ask(self, task: Task, question: Question) -> str:
@@ -286,11 +286,6 @@ def prompt_name(name: str, instructions: str | None) -> str:
     if instructions is None:
         return name
     return f"own-{blake2b(instructions.encode(), digest_size=4).hexdigest()}" if instructions else "none"
-
-
-def rubric_of(task: Task) -> str:
-    """The task's own rule for success; "" without one."""
-    return str(task.metadata.get("rubric") or "")
 
 
 def tool_lines(task: Task) -> list[str]:

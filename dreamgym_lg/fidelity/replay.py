@@ -106,10 +106,9 @@ async def step_or_none(environment: DreamEnvironment, action: str) -> StepResult
 
 def with_observation(trajectory: Trajectory) -> Trajectory:
     """The trajectory with its first observation in its task, where a dream begins; imported traces may lack it."""
-    if trajectory.task.metadata.get("observation") or not trajectory.steps:
+    if trajectory.task.observation or not trajectory.steps:
         return trajectory
-    metadata = {**trajectory.task.metadata, "observation": trajectory.steps[0].observation}
-    return replace(trajectory, task=replace(trajectory.task, metadata=metadata))
+    return replace(trajectory, task=replace(trajectory.task, observation=trajectory.steps[0].observation))
 
 
 def _askable(dream: Dream, trajectory: Trajectory) -> list[tuple[int, Step]]:

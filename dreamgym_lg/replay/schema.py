@@ -98,7 +98,6 @@ def _task_fields(db: Database) -> None:
         "rubric": (str, "TEXT NOT NULL DEFAULT ''"),
         "seed": (int, "INTEGER"),
         "panel": (str, "TEXT NOT NULL DEFAULT ''"),
-        "generated": (dict, "TEXT"),
     }
     for name, (_, column) in kinds.items():
         db.execute(f"ALTER TABLE tasks ADD COLUMN {name} {column}")
@@ -108,7 +107,7 @@ def _task_fields(db: Database) -> None:
         moved = {name: metadata.pop(name) for name, (kind, _) in kinds.items() if type(metadata.get(name)) is kind}
         if moved:
             values = [as_text(value) if isinstance(value, str) else value for value in moved.values()]
-            values = [json.dumps(value) if isinstance(value, list | dict) else value for value in values]
+            values = [json.dumps(value) if isinstance(value, list) else value for value in values]
             columns = ", ".join(f"{name} = ?" for name in ("metadata", *moved))
             db.execute(f"UPDATE tasks SET {columns} WHERE position = ?", [json.dumps(metadata), *values, position])
 

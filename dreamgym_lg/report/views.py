@@ -109,7 +109,7 @@ def episode(reader: ReplayReader, query: Query) -> Values:
     found = None if id is None else reader.trajectory(id)
     if found is None:
         raise NotStored(f"there is no episode {query.get('id', '')!r} in this replay buffer")
-    known = {name: getattr(found.task, name) for name in ("rubric", "seed", "panel", "generated", "tools", "metadata")}
+    known = {name: getattr(found.task, name) for name in ("rubric", "seed", "panel", "tools", "metadata")}
     data = {name: value for name, value in known.items() if value not in (None, "", {})}
     return {"id": id, "episode": found, "data": json.dumps(data, indent=2, ensure_ascii=False) if data else ""}
 

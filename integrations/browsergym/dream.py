@@ -77,7 +77,7 @@ def as_taught(trajectory: Trajectory) -> Trajectory:
 def with_first_page(trajectory: Trajectory) -> Task:
     """The task of a recorded episode, which begins with the page that was really seen first."""
     first = trajectory.steps[0].observation if trajectory.steps else ""
-    return replace(trajectory.task, metadata={**trajectory.task.metadata, "observation": first})
+    return replace(trajectory.task, observation=first)
 
 
 Endings = Mapping[str, Mapping[str, Collection[str]]]

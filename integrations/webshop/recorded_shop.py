@@ -102,7 +102,7 @@ def as_taught(trajectory: Trajectory) -> Trajectory | None:
     reduced = purchase(Episode(task=trajectory.task, steps=steps, action=last.action))
     if reduced is None:
         return None
-    step = replace(last, observation=str(reduced.task.metadata["observation"]))
+    step = replace(last, observation=reduced.task.observation)
     return replace(trajectory, task=reduced.task, steps=[step])
 
 

@@ -31,7 +31,8 @@ def trace(number: int, split: Split = "train") -> Trajectory:
         id=f"desk/{number}",
         instruction=f"{SYSTEM}\n\n{asked}",
         environment="desk",
-        metadata={"observation": asked, "customer": f"C-{number % 40}"},
+        observation=asked,
+        metadata={"customer": f"C-{number % 40}"},
         split=split,
     )
     record = json.dumps({"order": order, "status": "delivered", "amount": 5 + number})
@@ -62,9 +63,9 @@ def checks(**options: Any) -> TaskChecks:
     [
         ("Please refund order A-1003, and tell me where A-1004 is.", None),
         ("Please refund order A-1000 today, because it arrived broken.", None),
-        (TRACES[5].task.metadata["observation"], "known"),
-        (TRACES[5].task.metadata["observation"].upper() + "!", "known"),
-        (HELD_OUT.metadata["observation"], "held_out"),
+        (TRACES[5].task.observation, "known"),
+        (TRACES[5].task.observation.upper() + "!", "known"),
+        (HELD_OUT.observation, "held_out"),
         ("The order A-1501 arrived broken, please refund it.", "held_out"),
         ("Please refund order A-9999 today, because it arrived broken.", "invented"),
         ("Please refund order A-1003 to Mr Smith today.", "invented"),
@@ -91,13 +92,13 @@ def test_what_a_held_out_task_is_about_is_nothing_to_train_on(text: str, reason:
         "May I have a larger car?",
         *(f"I am u{n}@mail.com, what is my plan?" for n in range(20, 30)),
     ]
-    held_out = [replace(HELD_OUT, metadata={"observation": request}) for request in requests]
+    held_out = [replace(HELD_OUT, observation=request) for request in requests]
     assert TaskChecks([], evaluation=held_out)(varied(text)) == reason
 
 
 def test_what_many_tasks_name_is_nothing_that_a_held_out_task_is_about() -> None:
-    known = [replace(SEED, id=f"t{n}", metadata={"observation": f"Send K-{n} to Bonn."}) for n in range(20)]
-    held_out = replace(HELD_OUT, metadata={"observation": "Send K-77 to Bonn."})
+    known = [replace(SEED, id=f"t{n}", observation=f"Send K-{n} to Bonn.") for n in range(20)]
+    held_out = replace(HELD_OUT, observation="Send K-77 to Bonn.")
     check = TaskChecks(known, evaluation=[held_out])
     assert [check(varied(text)) for text in ("K-1 has to go to Bonn.", "K-77 has to go to Berne.")] == [None, "held_out"]
 
@@ -165,18 +166,18 @@ def episodes(task: Task, *rewards: float) -> list[Trajectory]:
 
 def test_a_chat_model_proposes_and_selects(scripted: Any) -> None:
     model = scripted(reply=answers())
-    other = replace(SEED, id="o", metadata={"observation": "Where is A-1020?"})
+    other = replace(SEED, id="o", observation="Where is A-1020?")
     played = [*episodes(other, 0.0, 1.0, 1.0), *episodes(SEED, 1.0, 0.0, 0.5)]
     task = ChatTaskGenerator(model, num_proposals=3)(SEED, played, random.Random(0))
-    assert task is not None and task.metadata["observation"] == "Refund A-1001 and A-1010."
-    assert task.instruction == SEED.instruction.replace(SEED.metadata["observation"], "Refund A-1001 and A-1010.")
+    assert task is not None and task.observation == "Refund A-1001 and A-1010."
+    assert task.instruction == SEED.instruction.replace(SEED.observation, "Refund A-1001 and A-1010.")
     assert (task.origin, task.parent_id, task.split) == ("synthetic", SEED.id, "train")
-    assert task.metadata["rubric"] == "A-1001 and A-1010 are refunded."
+    assert task.rubric == "A-1001 and A-1010 are refunded."
     assert task.metadata["customer"] == SEED.metadata["customer"]
 
     proposed, selected = (json.loads(asked[-1].text) for asked in model.asked)
     assert proposed["number"] == 3 and [each["task"] for each in proposed["seed_tasks"]] == [
-        SEED.metadata["observation"], "Where is A-1020?",
+        SEED.observation, "Where is A-1020?",
     ]  # fmt: skip
     assert proposed["seed_tasks"][0]["rewards"] == [0.0, 0.5, 1.0]
     shown = [each["steps"][0]["action"] for each in proposed["seed_tasks"][0]["episodes"]]
@@ -222,11 +223,11 @@ def test_a_choice_that_is_none(chosen: object) -> None:
 
 
 def test_in_a_game_what_is_seen_first_is_varied_and_the_instruction_stays() -> None:
-    game = Task(id="g", instruction="Win.", environment="game", metadata={"observation": "A hall.", "seed": 3})
+    game = Task(id="g", instruction="Win.", environment="game", observation="A hall.", seed=3)
     task = variation(game, "A cellar.", rubric="won")
-    assert (task.instruction, task.metadata["observation"], task.metadata["seed"]) == ("Win.", "A cellar.", 3)
-    bare = variation(replace(game, metadata={}), "Win twice.", rubric="won")
-    assert bare.instruction == "Win twice." and "observation" not in bare.metadata
+    assert (task.instruction, task.observation, task.seed) == ("Win.", "A cellar.", 3)
+    bare = variation(replace(game, observation=""), "Win twice.", rubric="won")
+    assert bare.instruction == "Win twice." and bare.observation == ""
 
 
 # --- an agent of one's own --------------------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ def test_an_agents_tasks_are_varied_by_what_was_given_and_checked_against_its_tr
         assert isinstance(generate, ChatTaskGenerator)
         made = generate(SEED, [], random.Random(0))
         assert made is not None and world.check_task(made) is None
-        assert world.check_task(varied(HELD_OUT.metadata["observation"])) == "held_out"
+        assert world.check_task(varied(HELD_OUT.observation)) == "held_out"
         own = agent_world(tasks, task_generator=lambda task, episodes, rng: task).task_generator(tasks, buffer)
         assert own(SEED, [], random.Random(0)) == SEED
     assert AgentWorld.settings.synthetic_share == 0.25

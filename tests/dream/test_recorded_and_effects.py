@@ -119,7 +119,7 @@ def test_a_text_where_the_tool_returns_a_structure_answers_nothing(noted: bool, 
     status = {"type": "string", "enum": ["paid", "refunded"]}
     returns = {"type": "object", "required": ["status"], "properties": {"status": status}}
     get_order = {"type": "function", "function": {"name": "get_order", "returns": returns}}
-    other = task("t2", metadata={"tools": [get_order, *TOOLS[1:]]})
+    other = task("t2", tools=[get_order, *TOOLS[1:]])
     environment.reset(with_notes(other, f'get_order {{"order_id": "W-204"}}: {told}') if noted else other)
     result = environment.step(ORDER)
     assert (result.observation, result.info["decided_by"]) == (PAID, "model")
@@ -289,11 +289,11 @@ def test_a_success_needs_the_writing_calls_of_a_recorded_one_and_no_others(buffe
 def test_calls_of_one_tool_have_to_come_in_their_order(buffer: ReplayBuffer, dream: Any) -> None:
     first, second = (render_call("set_status", {"to": to}) for to in ("open", "closed"))
     buffer.add(trace(task(), (first, "ok"), (second, "ok"), DONE))
-    tools = {"tools": [*TOOLS, {"type": "function", "function": {"name": "set_status"}}]}
+    tools = [*TOOLS, {"type": "function", "function": {"name": "set_status"}}]
     grounding = Grounding(buffer)
     environment = DreamEnvironment(ExperienceModel(None), grounding=grounding)
     for actions, reward in (((first, second), 1), ((second, first), 0)):
-        environment.reset(task(metadata=tools))
+        environment.reset(task(tools=tools))
         environment.experience = _Answers("ok")  # type: ignore[assignment]
         assert [environment.step(action).reward for action in (*actions, DONE)][-1] == reward
 

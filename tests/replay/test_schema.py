@@ -284,7 +284,6 @@ def test_what_was_hidden_in_metadata_is_in_the_tasks_fields(path: Path) -> None:
         "rubric": "eaten",
         "seed": 3,
         "panel": "p",
-        "generated": {"why": "w"},
     }
     own = {"observation": 3, "tools": "a hammer", "seed": True, "generated": "2025-01-02"}
     db = Database(path)
@@ -305,7 +304,6 @@ def test_what_was_hidden_in_metadata_is_in_the_tasks_fields(path: Path) -> None:
         rubric="eaten",
         seed=3,
         panel="p",
-        generated={"why": "w"},
         metadata={"city": "Bern"},
     )
     assert theirs == Task(id="t1", instruction="eat", environment="kitchen", metadata=own), (

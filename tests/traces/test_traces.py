@@ -10,12 +10,10 @@ import pytest
 from langchain_core.load import dumpd
 from langchain_core.messages import AIMessageChunk, SystemMessage, convert_to_openai_messages, messages_to_dict
 
-from dreamgym_lg.actions import render_answer
+from dreamgym_lg.actions import is_answer, render_answer, render_call
+from dreamgym_lg.dream import Model, usual_dream
 from dreamgym_lg.environment import play_action
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.grounding import Grounding
-from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.traces import Rejected, load_traces
 from dreamgym_lg.types import Trajectory
@@ -149,6 +147,9 @@ def test_a_rows_metadata_and_rubric_are_its_tasks(write) -> None:
     assert "not an object" in reasons[0] and "not a text" in reasons[1]
 
 
+ANSWER, VERDICT = "valid, fine\nreward 0, continues\n3 hits", "it greets\nsuccess"
+
+
 def test_a_users_own_metadata_survive_and_change_nothing(write, scripted) -> None:
     """Whatever the library once kept under these keys: it reads its own fields alone."""
     own = {"observation": 3, "tools": "a hammer", "rubric": ["x"], "seed": "s", "panel": True, "generated": "2025-01-02"}
@@ -159,12 +160,16 @@ def test_a_users_own_metadata_survive_and_change_nothing(write, scripted) -> Non
         assert replace(marked, id=plain.id, metadata={}) == plain and marked.metadata == own
         prompts, episodes = [], []
         for task in (marked, plain):
-            model = scripted(reply=lambda _: "valid, fine\nreward 1, success\n(nothing)")
-            dream = DreamEnvironment(ExperienceModel(model, replay_buffer=buffer), grounding=Grounding(buffer))
-            step, success, _ = play_action(dream, render_answer("hello"), [dream.reset(replace(task, id="one"))])
+            model = scripted(reply=lambda messages: VERDICT if is_answer(messages[-1].text.splitlines()[-1][2:]) else ANSWER)
+            dream = usual_dream(Model(model, replay_buffer=buffer)).create_environment()
+            seen, steps = dream.reset(replace(task, id="one")), []
+            for action in (render_call("search", {"query": "hi"}), render_answer("hello")):
+                step, success = play_action(dream, action, seen)
+                seen = step.next_observation
+                steps.append(step)
             prompts.append(model.asked)
-            episodes.append(Trajectory(task=task, steps=(step,), success=success, source="synthetic", run="dreamed"))
-        assert prompts[0] == prompts[1] and prompts[0]
+            episodes.append(Trajectory(task=task, steps=tuple(steps), success=success, source="synthetic", run="dreamed"))
+        assert prompts[0] == prompts[1] and len(prompts[0]) == 2 and episodes[0].success
         buffer.extend(episodes)
         assert list(buffer.trajectories(run="dreamed")) == episodes
 
