@@ -189,8 +189,8 @@ class Workspace:
         """The tasks of the world's further panels, by name."""
         found: dict[str, list[Task]] = {}
         for task in self.replay_buffer.tasks(origin="real", environment=self.world.name):
-            if "panel" in task.metadata:
-                found.setdefault(str(task.metadata["panel"]), []).append(task)
+            if task.panel:
+                found.setdefault(task.panel, []).append(task)
         return found
 
     def offline(self) -> list[Trajectory]:

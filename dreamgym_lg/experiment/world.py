@@ -69,7 +69,7 @@ class World(ABC):
     def stored_tasks(self, replay_buffer: ReplayBuffer, split: Split) -> list[Task]:
         """The tasks of a split that an experiment plays. Default: the world's in the buffer, without further panels."""
         stored = replay_buffer.tasks(split=split, origin="real", environment=self.name)
-        return [task for task in stored if "panel" not in task.metadata]
+        return [task for task in stored if not task.panel]
 
     @abstractmethod
     def create_environment(self) -> Environment:
