@@ -121,7 +121,7 @@ class DreamGym:
     # --- the stages, as of `Experiment` -----------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """`train_experience` if the dream needs it, and `train_base`, with their defaults."""
+        """`train_experience` if the dream needs it, `train_base` and `train_filtered`, with their defaults."""
         self.experiment.prepare()
 
     def train_experience(self, model: "StartModel" = None, *, annotator: BaseChatModel | Annotate | str | None = None) -> None:
@@ -131,6 +131,10 @@ class DreamGym:
     def train_base(self, model: "StartModel" = None) -> None:
         """Fine-tune the policy on every recorded success (`Experiment.train_base`)."""
         self.experiment.train_base(model)
+
+    def train_filtered(self) -> None:
+        """Fine-tune a baseline on the best recorded episodes (`Experiment.train_filtered`)."""
+        self.experiment.train_filtered()
 
     def train(
         self,

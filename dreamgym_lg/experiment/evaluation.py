@@ -32,7 +32,9 @@ MODES = {"greedy": 0.0, "sampled": 1.0}
 DREAMED = "sampled"
 """The mode whose episodes are dreamed too: it is the one that was trained, and dreamed episodes are the dear ones."""
 _VALIDATED = "validate/real"
-STAGES = ("collect", "experience", "base", "train", "prove")
+FILTERED = "stage/filtered/data"
+"""Where it is recorded how many episodes the filtered policy imitated; 0 where there was nothing to filter."""
+STAGES = ("collect", "experience", "base", "filtered", "train", "prove")
 
 
 def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iteration: int) -> dict[str, Any]:
@@ -176,7 +178,7 @@ def prove(work: Workspace) -> dict[str, Any]:
     policies = [name for name in POLICIES if (work.models / name).exists()]
     with work.stage("prove"):
         for number, name in enumerate(policies, start=1):
-            _prove_policy(work, figures, name, dream)
+            _prove_policy(work, figures, name, None if name == "filtered" else dream)  # no dream had a part in it
             work.progress("prove in the real environment", number, len(policies))
     made_with = work.stored_settings() or work.settings
     result = {
@@ -186,6 +188,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         "iterations": made_with.iterations,
         **figures,
         "real_steps": count_real_steps(work),
+        "filtered": filtered(work),
         "uniform_groups": uniform_groups(work.replay_buffer.trajectories(run=work.run_name(TRAIN), errors=False)),
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),
@@ -250,6 +253,11 @@ def count_real_steps(work: Workspace) -> dict[str, int]:
             kind = "offline" if source == "offline" else name if name in counted else "evaluation"
             counted[kind] += real_steps([trajectory])
     return counted
+
+
+def filtered(work: Workspace) -> int | None:
+    """How many episodes the filtered policy imitated: 0 where there was nothing to filter, None before its stage."""
+    return next((row["episodes"] for row in work.replay_buffer.metrics(work.run_name(FILTERED))), None)
 
 
 def uniform_groups(trained_on: Iterable[Trajectory]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`Experiment`: the stages `collect, train_experience, train_base, train, prove` on any world."""
+"""`Experiment`: the stages `collect, train_experience, train_base, train_filtered, train, prove` on any world."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ class Experiment(Workspace):
 
     ```python
     run = Experiment(TextWorldExpressWorld("peckingorder"), "runs/mine")
-    run.prepare()  # collect(), train_experience(), train_base()
+    run.prepare()  # collect(), train_experience(), train_base(), train_filtered()
     run.train()
     run.prove()
     ```
@@ -99,7 +99,7 @@ class Experiment(Workspace):
     # --- data and models -------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """`collect`, `train_experience` if the dream needs it, and `train_base`, with their defaults.
+        """`collect`, `train_experience` if the dream needs it, `train_base` and `train_filtered`, with their defaults.
 
         Without a GPU the two models are trained at once, each on half of the threads, unless the base policy's validation is
         dreamed (`real_budget=0`) and so needs the experience model.
@@ -108,6 +108,7 @@ class Experiment(Workspace):
         if self.settings.environment != "real" and self.world.needs_model:
             self._train_experience(None, None, self.train_base if self.settings.real_budget != 0 else None)
         self.train_base()
+        self.train_filtered()
 
     def collect(self) -> None:
         """Store the world's tasks and, where it has scripted policies, real offline trajectories of the train split."""
@@ -176,6 +177,17 @@ class Experiment(Workspace):
         with self._stage_from("base", model=model) as todo:
             if todo:
                 imitation.train_base_policy(self, model)
+
+    def train_filtered(self) -> None:
+        """Fine-tune `models/filtered` on the best recorded episodes, failures among them: a baseline without a dream.
+
+        It begins with the weights that `train_base` began with and is trained as that policy is. Nothing to do where the best
+        episodes are the successes, or where the experiment was given a policy.
+        """
+        if self._policy is None:
+            with self.stage("filtered") as todo:
+                if todo:
+                    imitation.train_filtered_policy(self)
 
     @contextmanager
     def _stage_from(self, name: str, **given: object) -> Iterator[bool]:

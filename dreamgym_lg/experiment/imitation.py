@@ -1,16 +1,18 @@
-"""The base policy: supervised training on recorded successes."""
+"""Imitation of recorded episodes: the base policy and the filtered one, the baselines of a dream."""
 
 import shutil
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experiment.evaluation import BestPolicy
+from dreamgym_lg.experiment.evaluation import FILTERED, BestPolicy
 from dreamgym_lg.experiment.supervised import fine_tune, start_of, tokenizer_of
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.rollout import check_played
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.types import Step, Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
@@ -18,25 +20,65 @@ if TYPE_CHECKING:
 POLICY_OPTIONS: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup", "dataloader_drop_last": True}
 """Of the base policy's training: its end is not known when it begins, and a last batch of few rows would weigh as much."""
 CHECKED, PATIENCE = 25, 4
-"""The base policy is evaluated every so many steps, and its training ends after so many evaluations without a better one."""
+"""A policy is evaluated every so many steps, and its training ends after so many evaluations without a better one."""
+FILTER = 0.75
+"""Share of the highest recorded reward from which an episode is imitated by the filtered policy."""
+_START = "stage/base/start"
+"""Where the path of the weights that the base policy began with is recorded."""
 
 
 def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
     """Train `models/base` on every recorded success until its validation success stops rising; the best one is kept."""
-    shown, start, s = _successes(work), start_of(work, model), work.settings
+    shown, start = _successes(work), start_of(work, model)
+    work.replay_buffer.record_metrics(work.run_name(_START), 0, {"path": str(start)})
+    _imitate(work, "base", shown, start)
+
+
+def train_filtered_policy(work: Workspace) -> None:
+    """Train `models/filtered` on `best_episodes`, from the base policy's start and as long as validation success rises.
+
+    Where the best episodes are the successes, which the base policy imitates already, it says so and trains nothing.
+    """
+    best = best_episodes(work.offline())
+    number = 0 if all(trajectory.success for trajectory in best) else len(best)
+    if number:
+        start = next((row["path"] for row in work.replay_buffer.metrics(work.run_name(_START))), None)
+        _imitate(work, "filtered", best, start_of(work, start))
+    else:
+        work.say(f"no filtered imitation: no recorded episode but the successes earned {FILTER:.0%} of the highest reward")
+    work.replay_buffer.record_metrics(work.run_name(FILTERED), 0, {"episodes": number})
+
+
+def best_episodes(recorded: Sequence[Trajectory]) -> list[Trajectory]:
+    """Episodes without an invalid action that succeeded or have at least `FILTER` of the highest reward.
+
+    Left out are those whose last action ended them as a failure: that action must not be imitated.
+    """
+    clean = [trajectory for trajectory in recorded if trajectory.steps and not trajectory.invalid_actions]
+    least = FILTER * max((trajectory.reward for trajectory in clean), default=0.0)
+    return [each for each in clean if each.success or (0 < least <= each.reward and not _lost(each.steps[-1]))]
+
+
+def _lost(last: Step) -> bool:
+    return last.terminated and last.reward <= 0
+
+
+def _imitate(work: Workspace, name: str, shown: Sequence[Trajectory], start: str | Path) -> None:
+    """Train `models/NAME` on these episodes until its validation success stops rising; the best one is kept."""
+    s = work.settings
     rows = work.world.policy_rows(shown, tokenizer_of(start), max_new_tokens=s.policy_tokens)
-    for left in work.models.glob("base-*"):  # of an attempt that was killed
+    for left in work.models.glob(f"{name}-*"):  # of an attempt that was killed
         shutil.rmtree(left)
-    best, until = BestPolicy(work, f"base-{uuid4().hex[:8]}"), None
+    best, until = BestPolicy(work, f"{name}-{uuid4().hex[:8]}"), None
     if untold := _no_evaluation(work):
-        work.say(f"{untold}: the base policy is trained for all {s.base_steps} steps")
+        work.say(f"{untold}: the {name} policy is trained for all {s.base_steps} steps")
     else:
         _check_evaluation(work)
-        until = partial(_stopped_rising, work, best)
-    fine_tune(work, "base policy", start, "base-last", rows, steps=s.base_steps, until=until, **POLICY_OPTIONS)
-    last = work.models / "base-last"
-    shutil.rmtree(work.models / "base", ignore_errors=True)
-    (best.folder if best.folder.exists() else last).rename(work.models / "base")
+        until = partial(_stopped_rising, work, name, best)
+    fine_tune(work, f"{name} policy", start, f"{name}-last", rows, steps=s.base_steps, until=until, **POLICY_OPTIONS)
+    last = work.models / f"{name}-last"
+    shutil.rmtree(work.models / name, ignore_errors=True)
+    (best.folder if best.folder.exists() else last).rename(work.models / name)
     shutil.rmtree(last, ignore_errors=True)
 
 
@@ -58,8 +100,8 @@ def _check_evaluation(work: Workspace) -> None:
         )
 
 
-def _stopped_rising(work: Workspace, best: BestPolicy, model: Any, tokenizer: Any, step: int) -> bool:
-    """Whether the base policy's validation success has stopped rising; the best one is kept on the way.
+def _stopped_rising(work: Workspace, label: str, best: BestPolicy, model: Any, tokenizer: Any, step: int) -> bool:
+    """Whether the policy's validation success has stopped rising; the best one is kept on the way.
 
     It is real success unless `real_budget` is 0, else that in the dream.
     """
@@ -71,10 +113,10 @@ def _stopped_rising(work: Workspace, best: BestPolicy, model: Any, tokenizer: An
     episodes = check_played(work.play(name, policy, work.validation_tasks(), iteration=step, dream=dream))
     successes = sum(trajectory.success for trajectory in episodes)
     best.offer(step, successes, sum(t.reward for t in episodes) / max(len(episodes), 1), policy)
-    work.say(f"base policy after {step} steps: {kind} {successes}/{len(episodes)}")
+    work.say(f"{label} policy after {step} steps: {kind} {successes}/{len(episodes)}")
     done = step - best.risen_at >= PATIENCE * CHECKED
     if step == work.settings.base_steps and not done:
-        work.say(f"the base policy's success was still rising when its {step} steps were over: raise base_steps (Settings)")
+        work.say(f"the {label} policy's success was still rising when its {step} steps were over: raise base_steps (Settings)")
     return done
 
 

@@ -1,7 +1,7 @@
 """The model card of an exported policy: its README.md."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _CARD = """---
@@ -49,6 +49,8 @@ _WHERE = {
     "s2r": "in a dream, then in the real environment",
     "traces": "on recorded successes",
 }
+_BASELINES = {"base": "base: every recorded success imitated", "filtered": "filtered imitation, no dream"}
+Row = Mapping[str, Any]
 
 
 def model_card(name: str, record: Mapping[str, Any]) -> str:
@@ -72,18 +74,23 @@ def model_card(name: str, record: Mapping[str, Any]) -> str:
         release=record["versions"]["dreamgym-lg"],
         data=f"{data['trajectories']:,} real trajectories, {data['steps']:,} steps (SHA-256 `{data['sha256'][:16]}…`)",
         experience=f"`{experience['version']}`" if experience else "none",
-        evaluation=_evaluation(record["evaluation"]),
+        evaluation=_evaluation(record["evaluation"], record.get("baselines", {})),
         served=f"the agent `{agent['path']}` with it" if agent else "it as a chat",
     )
 
 
-def _evaluation(rows: list[dict[str, Any]]) -> str:
+def _evaluation(rows: Sequence[Row], baselines: Mapping[str, Sequence[Row]]) -> str:
+    """A table of the policy's evaluations and, below them, of its baselines' on real held-out tasks."""
     if not rows:
         return "This policy was not evaluated on held-out tasks before it was exported."
-    lines = ["| environment | tasks | sampling | success | 95 % interval |", "| --- | --- | --- | --- | --- |"]
-    for row in rows:
+    lines = ["| policy | environment | tasks | sampling | success | 95 % interval |", "| --- | --- | --- | --- | --- | --- |"]
+    compared = [("this one", row) for row in rows]
+    for name, others in baselines.items():
+        compared += [(_BASELINES[name], row) for row in others if (row["environment"], row["split"]) == ("real", "test")]
+    for policy, row in compared:
         low, high = row["interval"]
         success = f"{row['successes']} of {row['episodes']}"
         tasks = f"{row['split']}, {row['panel']}" if row["panel"] else row["split"]
-        lines.append(f"| {row['environment']} | {tasks} | {row['mode'] or 'as set'} | {success} | {low:.0%} to {high:.0%} |")
+        figures = f"{row['mode'] or 'as set'} | {success} | {low:.0%} to {high:.0%}"
+        lines.append(f"| {policy} | {row['environment']} | {tasks} | {figures} |")
     return "\n".join(lines)

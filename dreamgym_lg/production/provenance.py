@@ -32,7 +32,8 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
     """
     own = policy_version(policy)
     trained = own == policy_version(work.models / "trained")
-    base = own == policy_version(work.models / "base") and bool(work.replay_buffer.metrics(work.run_name("stage/base/from")))
+    baselines = {name: policy_version(work.models / name) for name in ("base", "filtered")}
+    base = own in baselines.values() and bool(work.replay_buffer.metrics(work.run_name("stage/base/from")))
     return {
         "policy_version": Path(own).name,
         "base_model": _base_model(work) if trained or base else _model_name(own),
@@ -46,6 +47,7 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
         },
         "experience_model": _experience_model(work) if trained else None,
         "evaluation": _evaluation(work, own),
+        "baselines": {name: _evaluation(work, baseline) for name, baseline in baselines.items() if baseline != own},
         "versions": {"python": python_version(), **_versions()},
     }
 

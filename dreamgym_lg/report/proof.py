@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 EPISODES_SHOWN = 12
-POLICIES = ("base", "trained")
-"""The policies of a proof: trained on every recorded success, and then in the dream."""
+POLICIES = ("base", "filtered", "trained")
+"""The policies of a proof: trained on every recorded success; on the best recorded episodes, where there are others; and in
+the dream."""
 MODES = {"sampled": "temperature 1", "greedy": "greedy"}  # how actions were chosen; the first is the headline
 NODES = ("curriculum", "rollout", "update_policy", "evaluate", "refresh")
 STEPS = {"offline": "offline", "train": "in training", "refresh": "refresh", "evaluation": "evaluation"}
@@ -33,6 +34,9 @@ NOTE = (
     "Base: trained on every recorded success. Whiskers and bands: 95 % intervals. Uniform groups: all rollouts earned the "
     "same. Variance: of rewards, the mean over groups."
 )
+LABELS = {"filtered": "filtered imitation, no dream"}
+FILTERED = "Filtered: imitates the {:,.0f} best recorded episodes, no dream. "
+UNFILTERED = "No filtered imitation: the successes are the best recorded episodes. "
 
 
 class Row(NamedTuple):
@@ -44,6 +48,10 @@ class Row(NamedTuple):
     dream: Rate | None
     recall: str = "–"
     """Share of the really invalid actions that the experience model, when asked, called invalid too."""
+
+    @property
+    def label(self) -> str:
+        return LABELS.get(self.policy, self.policy)
 
     @property
     def gap(self) -> str:
@@ -77,10 +85,11 @@ def summary_table(result: Mapping[str, Any]) -> "Table":
     from rich.text import Text
 
     figures = (Column(name, justify="right") for name in ("real", "dream", "gap", "invalid", "recognised"))
-    table = Table("policy", "mode", *figures, title=Text(_title(result)), caption=Text(_claims(result)[0]["verdict"]))
+    policy, title, caption = Column("policy", min_width=10), Text(_title(result)), Text(_claims(result)[0]["verdict"])
+    table = Table(policy, "mode", *figures, title=title, caption=caption)
     for row in _rows(result):
         invalid = text(row.real.invalid_share, ".0%") if row.real else "–"
-        table.add_row(*map(Text, (row.policy, row.mode, text(row.real), text(row.dream), row.gap, invalid, row.recall)))
+        table.add_row(*map(Text, (row.label, row.mode, text(row.real), text(row.dream), row.gap, invalid, row.recall)))
     return table
 
 
@@ -97,7 +106,8 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
     rows, moved = [], []
     for mode, policy in product(MODES, POLICIES):
         real, dream = figures(result, "real", policy, mode), figures(result, "dream", policy, mode)
-        rows.append(Row(policy, MODES[mode], read_rate(real), read_rate(dream), recall(real)))
+        if real or dream or policy in ("base", "trained"):
+            rows.append(Row(policy, MODES[mode], read_rate(real), read_rate(dream), recall(real)))
         for panel in result.get("panels") or {}:
             rate = read_rate(figures(result["panels"], panel, policy, mode))
             moved.append(Row(policy, f"{MODES[mode]}, {panel}", rate, None))
@@ -105,7 +115,10 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
 
 
 def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Per mode a sentence with its verdict (`proven`, `not proven` or `worse`); the first is the headline."""
+    """Per mode a sentence with its verdict (`proven`, `not proven` or `worse`); the first is the headline.
+
+    The trained policy is compared with the better of its baselines, base and filtered imitation.
+    """
     rates = {(row.policy, row.mode): row.real for row in _rows(result)}
     counts = result.get("real_steps") or {}
     found = [count for kind in ("train", "refresh") if (count := read_number(counts.get(kind))) is not None]
@@ -113,17 +126,35 @@ def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
     tail = "" if spent is None else f"; {spent:,.0f} real steps spent in training"
     claims: list[dict[str, str]] = []
     for mode in dict.fromkeys(mode for _, mode in rates):
-        base, trained = rates.get(("base", mode)), rates.get(("trained", mode))
-        word, why, played = "not proven", "base and trained policy were not both played", ""
+        base, filtered, trained = (rates.get((policy, mode)) for policy in ("base", "filtered", "trained"))
+        played = ""
         if base and trained:
             counts = dict.fromkeys((base.episodes, trained.episodes))
             played = f" on {' and '.join(map(str, counts))} held-out episodes"
-            why = "the intervals overlap"
-            if intervals_apart((base.low, base.high), (trained.low, trained.high)):
-                word, why = "proven" if trained.low > base.high else "worse", "the intervals do not overlap"
-        sentence = f"Real success ({mode}): {text(base)} → {text(trained)}{played}{'' if claims else tail}"
+        word, why = _verdict(base, filtered, trained, read_number(result.get("filtered")))
+        beside = f"; {LABELS['filtered']}: {text(filtered)}" if filtered else ""
+        sentence = f"Real success ({mode}): {text(base)} → {text(trained)}{played}{beside}{'' if claims else tail}"
         claims.append({"sentence": sentence, "word": word, "verdict": f"{word}: {why}"})
     return claims
+
+
+def _verdict(base: Rate | None, filtered: Rate | None, trained: Rate | None, imitated: float | None) -> tuple[str, str]:
+    """The trained policy against the better baseline: a word and why. Args: `imitated`, `evaluation.filtered`."""
+    if not base or not trained:
+        return "not proven", "base and trained policy were not both played"
+    if imitated is None or (imitated and not filtered):
+        return "not proven", "filtered imitation of the same data was not played"
+    best = filtered if filtered and filtered.value >= base.value else base
+    beside = " of trained policy and filtered imitation" if best is filtered else ""
+    if not intervals_apart((best.low, best.high), (trained.low, trained.high)):
+        return "not proven", f"the intervals{beside} overlap"
+    return "proven" if trained.low > best.high else "worse", f"the intervals{beside} do not overlap"
+
+
+def _note(result: Mapping[str, Any]) -> str:
+    imitated = read_number(result.get("filtered"))
+    filtered = "" if imitated is None else FILTERED.format(imitated) if imitated else UNFILTERED
+    return filtered + NOTE
 
 
 def _title(result: Mapping[str, Any]) -> str:
@@ -150,7 +181,7 @@ def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajec
     templates = create_templates(duration=_duration, number=read_number)
     return templates.get_template("report.html.j2").render(
         result=result, title=_title(result), claims=_claims(result), rows=_rows(result), steps=_steps(result),
-        evaluations=curves.read_evaluations(history), history=history, nodes=_node_seconds(history), note=NOTE,
+        evaluations=curves.read_evaluations(history), history=history, nodes=_node_seconds(history), note=_note(result),
         uniform=_uniform(result), episodes=episodes[:EPISODES_SHOWN], given=len(episodes), picture=b64encode(picture).decode(),
     )  # fmt: skip
 
@@ -170,7 +201,8 @@ def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None
     title, sentence = _title(result), _claims(result)[0]["sentence"]  # both shrink rather than leave the picture
     figure.text(0.03, 0.955, title, fontsize=min(25, 1850 / len(title)), fontweight="bold", va="center")
     figure.text(0.03, 0.912, sentence, fontsize=min(17, 2100 / len(sentence)), color=FAINT, va="center")
-    figure.text(0.03, 0.022, NOTE, fontsize=13, color=FAINT, va="center")
+    note = _note(result)
+    figure.text(0.03, 0.022, note, fontsize=min(13, 2000 / len(note)), color=FAINT, va="center")
     widths = {"wspace": 0.11, "width_ratios": (12, 10)}
     top: Any = figure.add_gridspec(1, 2, left=0.045, right=0.98, top=0.83, bottom=0.53, **widths).subplots()
     low: Any = figure.add_gridspec(1, 2, left=0.045, right=0.66, top=0.375, bottom=0.115, wspace=0.3).subplots()

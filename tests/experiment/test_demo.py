@@ -18,18 +18,20 @@ ITERATIONS, EPISODES = 3, 32
 def test_demo_leaves_its_proof(finished_run: Path) -> None:
     result = json.loads((finished_run / "result.json").read_text())
     (unseen,) = result["panels"].values()
-    for policy in ("base", "trained"):
+    for policy in ("base", "filtered", "trained"):
         for mode in ("greedy", "sampled"):
-            dreamed = [result["dream"]] if mode == DREAMED else []
+            dreamed = [result["dream"]] if mode == DREAMED and policy != "filtered" else []
             for row in (result["real"], unseen, *dreamed):
                 figures = row[policy][mode]
                 assert 0 <= figures["successes"] <= figures["episodes"] and figures["episodes"] >= 8
                 low, high = figures["interval"]
                 assert low <= figures["successes"] / figures["episodes"] <= high
                 assert row is result["dream"] or figures["failed"] == 0, "only an unreadable prediction may fail an episode"
-        assert set(result["dream"][policy]) == {DREAMED}, "dreamed episodes are dear: greedy ones are real alone"
+        if policy != "filtered":
+            assert set(result["dream"][policy]) == {DREAMED}, "dreamed episodes are dear: greedy ones are real alone"
+    assert "filtered" not in result["dream"] and result["filtered"] > 5, "no dream had a part in it"
     assert result["real_steps"]["refresh"] == 0 and result["real_steps"]["offline"] > 1000
-    assert set(result["seconds"]) == {"collect", "experience", "base", "train", "prove"}
+    assert set(result["seconds"]) == {"collect", "experience", "base", "filtered", "train", "prove"}
     assert (finished_run / "report.html").stat().st_size > 10_000
     assert (finished_run / "report.png").read_bytes().startswith(b"\x89PNG")
 

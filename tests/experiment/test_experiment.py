@@ -22,9 +22,9 @@ from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, Step, S
 from dreamgym_lg.environment import play_action
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import imitation, supervised, worlds
-from dreamgym_lg.experiment.evaluation import count_real_steps, uniform_groups, validate
+from dreamgym_lg.experiment.evaluation import count_real_steps, filtered, uniform_groups, validate
 from dreamgym_lg.experiment.experience_models import load_experience_model
-from dreamgym_lg.experiment.imitation import train_base_policy
+from dreamgym_lg.experiment.imitation import best_episodes, train_base_policy
 from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.supervised import train_experience_model
 from dreamgym_lg.experiment.worlds import load_world, open_folder
@@ -216,7 +216,7 @@ def test_both_models_are_trained_at_once_where_neither_needs_the_other(
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
-    assert ended == ["collect", *(order or ["experience", "base"])]
+    assert ended == ["collect", *(order or ["experience", "base"]), "filtered"]
     assert {path.name for path in work.models.iterdir()} == {"base", "experience-0"}
 
 
@@ -271,6 +271,58 @@ def test_a_policy_that_could_not_say_what_was_recorded_is_not_trained(work: Expe
     assert rows(max_new_tokens=length) == rows() and length > 1
     with pytest.raises(ConfigurationError, match=f"3 of 3 .* policy_tokens={length - 1} .* raise .* to {length} or more"):
         rows(max_new_tokens=length - 1)
+
+
+def played(score: float, *, success: bool = False, **last: Any) -> Trajectory:
+    steps = [Step(observation="a", action="b", next_observation="c", reward=score), Step("a", "b", "c", **last)]
+    return Trajectory(task=Task(id="t", instruction="i", environment="e"), steps=steps, success=success)
+
+
+def test_filtered_imitation_is_of_episodes_that_earned_nearly_as_much_as_the_best() -> None:
+    best = [played(4, success=True, terminated=True), played(3, truncated=True), played(1, reward=2, terminated=True)]
+    others = [played(3, terminated=True), played(4, valid=False), played(2, truncated=True)]
+    assert best_episodes([*others, *best]) == best
+    assert best_episodes([played(0, terminated=True), played(-1)]) == [], "a reward of 0 is none"
+    assert best_episodes([]) == []
+
+
+class PaysHalf(Doors):
+    """Its failures earn nearly as much as its successes."""
+
+    def collect(self, *arguments: Any, **options: Any) -> Iterable[Trajectory]:
+        for each in super().collect(*arguments, **options):
+            yield each if each.success else replace(each, steps=[replace(each.steps[0], reward=0.9, valid=True)])
+
+
+def test_the_filtered_policy_begins_as_the_base_policy_and_is_trained_once(tmp_path: Path) -> None:
+    tokenizer, said = create_tokenizer(["open the door kick"], vocab_size=320), list[str]()
+    start = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1, max_tokens=256), tokenizer=tokenizer)
+    settings = replace(Doors.settings, base_steps=1, policy_tokens=16)
+    work = Experiment(PaysHalf(), tmp_path / "run", settings, progress=lambda *_: None, say=said.append)
+    work.collect()
+    work.train_base(start)
+    work.train_filtered()
+    version = (work.models / "filtered" / "version").read_text()
+    work.train_filtered()
+    Experiment(PaysHalf(), work.out, progress=lambda *_: None).train_filtered()
+    assert (work.models / "filtered" / "version").read_text() == version, "what is done is not done again"
+    assert filtered(work) == 5 and [line.partition(":")[0] for line in said if "policy after" in line] == [
+        f"{name} policy after 1 steps" for name in ("base", "filtered")
+    ]
+    sizes = [sum(value.numel() for value in work.policy(name).model.parameters()) for name in ("base", "filtered")]
+    assert sizes == [sum(value.numel() for value in start.model.parameters())] * 2
+    assert {path.name for path in work.models.iterdir()} == {"start", "base", "filtered"}
+
+
+def test_where_there_is_nothing_to_filter_it_is_said(tmp_path: Path) -> None:
+    said = list[str]()
+    work = Experiment(Doors(), tmp_path / "run", progress=lambda *_: None, say=said.append)
+    work.collect()
+    assert filtered(work) is None
+    work.train_filtered()
+    work.train_filtered()
+    assert said == ["no filtered imitation: no recorded episode but the successes earned 75% of the highest reward"]
+    assert filtered(work) == 0 and not (work.models / "filtered").exists()
 
 
 def test_recorded_answers_that_the_dream_would_cut_off_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

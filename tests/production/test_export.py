@@ -315,9 +315,13 @@ def test_the_manifest_says_where_a_policy_comes_from(gym: DreamGym, tmp_path: Pa
     (row,) = found["evaluation"]  # of the other one an episode is missing
     assert (row["environment"], row["split"], row["successes"], row["episodes"]) == ("real", "test", 2, 3)
     assert row["interval"] == pytest.approx((0.2077, 0.9385), abs=1e-3)
+    save_model(tiny().model, own.tokenizer, gym.models / "filtered")
+    other = (gym.models / "filtered" / "version").read_text()
+    gym.replay_buffer.add(episode("t", split="test", **{**played, "run": gym.run_name("z/greedy"), "policy_version": other}))
     gym.export(tmp_path / "mine", policy=trained)
     card = (tmp_path / "mine" / "README.md").read_text()
-    assert "| real | test | as set | 2 of 3 | 21% to 94% |" in card and "by GRPO in a dream" in card
+    assert "| filtered imitation, no dream | real | test | greedy | 1 of 1 | 21% to 100% |" in card
+    assert "| this one | real | test | as set | 2 of 3 | 21% to 94% |" in card and "by GRPO in a dream" in card
     assert "org/base" in card and (tmp_path / "mine" / "version").read_text() == version
 
 

@@ -27,6 +27,36 @@ def test_overlapping_intervals_are_called_not_proven(tmp_path):
     assert "proven in" not in page.text.replace("not proven in", "")
 
 
+@pytest.mark.parametrize(
+    ("filtered", "trained", "word", "why"),
+    [
+        (30, 115, "proven", "the intervals of trained policy and filtered imitation do not overlap"),
+        (110, 113, "not proven", "the intervals of trained policy and filtered imitation overlap"),
+        (115, 60, "worse", "the intervals of trained policy and filtered imitation do not overlap"),
+        (2, 60, "proven", "the intervals do not overlap"),  # base is the better baseline
+    ],
+)
+def test_a_dream_is_proven_by_what_it_adds_to_the_better_baseline(tmp_path, filtered, trained, word, why):
+    result = with_sampled(measured(10, 120), measured(trained, 120)) | {"filtered": 251}
+    result["real"]["filtered"] = {"sampled": measured(filtered, 120)}
+    page = Page(render(tmp_path, result))
+
+    assert f"Trained in a dream, {word} in the real environment" in page.text
+    assert f"\n{word}: {why}\n" in page.text
+    assert page.row("filtered imitation, no dream", "temperature 1")[3:5] == [f"{filtered}/120", "–"]
+    assert f"on 120 held-out episodes; filtered imitation, no dream: {filtered / 120:.2f} [" in page.text
+    assert "Filtered: imitates the 251 best recorded episodes, no dream." in page.text
+
+
+def test_without_filtered_imitation_nothing_is_proven_unless_there_was_nothing_to_filter(tmp_path):
+    for imitated in (None, 251):
+        page = Page(render(tmp_path, make_result(filtered=imitated)))
+        assert "Trained in a dream, not proven in the real environment" in page.text
+        assert page.text.count("not proven: filtered imitation of the same data was not played") == 2
+    page = Page(render(tmp_path, make_result(filtered=0)))
+    assert "Trained in a dream, proven" in page.text and "the successes are the best recorded episodes" in page.text
+
+
 def test_a_loss_is_called_worse(tmp_path):
     page = Page(render(tmp_path, with_sampled(measured(110, 120), measured(10, 120))))
 
