@@ -274,7 +274,8 @@ def test_a_policy_that_could_not_say_what_was_recorded_is_not_trained(work: Expe
 
 
 def played(score: float, *, success: bool = False, **last: Any) -> Trajectory:
-    steps = [Step(observation="a", action="b", next_observation="c", reward=score), Step("a", "b", "c", **last)]
+    step = Step(observation="a", action="b", next_observation="c", reward=score)
+    steps = [step, replace(step, **{"reward": 0.0, **last})]
     return Trajectory(task=Task(id="t", instruction="i", environment="e"), steps=steps, success=success)
 
 
