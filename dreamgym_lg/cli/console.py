@@ -48,7 +48,7 @@ def progress_shown() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def typed(prompt: str) -> str | None:
-    """A line of the person's; None at the end of the input."""
+    """The person's next line, joined with the next ones while it ends with a backslash; None at the end of the input."""
     try:
         line = input(prompt).strip()
     except EOFError:
@@ -56,7 +56,10 @@ def typed(prompt: str) -> str | None:
         return None
     if not sys.stdin.isatty():
         say(line)  # nobody saw it being typed
-    return line
+    if not line.endswith("\\"):
+        return line
+    rest = typed("... ")
+    return None if rest is None else f"{line[:-1]}\n{rest}"
 
 
 def say(text: str, style: str = "") -> None:

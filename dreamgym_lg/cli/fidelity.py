@@ -9,7 +9,7 @@ import typer
 
 from dreamgym_lg.cli.console import console, errors_shown, progress_shown
 from dreamgym_lg.cli.experiment import OptionalWorld, open_experiment
-from dreamgym_lg.dream import usual_dream
+from dreamgym_lg.dream import Dream, usual_dream
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.experience_models import load_experience_model
@@ -87,10 +87,15 @@ def check_source(world: str | None, replay_buffer: Path | None, experience_model
         raise ConfigurationError(f"{world} has an experience model of its own: leave --experience-model away")
 
 
-def _of_experiment(work: Experiment, replay: bool, measure: Measure, limit: int) -> Fidelity:
+def dream_of(work: Experiment) -> Dream:
+    """The dream of the newest experience model. Raises `ConfigurationError` before there is one."""
     if not work.can_dream:
         raise ConfigurationError(f"{work.out} holds no experience model yet: run `dreamgym train` with the same options first")
-    dream = work.dream(own_process=False)
+    return work.dream(own_process=False)
+
+
+def _of_experiment(work: Experiment, replay: bool, measure: Measure, limit: int) -> Fidelity:
+    dream = dream_of(work)
     offline, told = _offline(work)
     evaluations = (work.run_name("validate/"), work.run_name("proof/"))
     panels = tuple(work.run_name(f"proof/{name}/") for name in work.panels())

@@ -1,4 +1,4 @@
-"""A person in a world, dreamed or real: one episode, and the actions of a tool agent as a person types them."""
+"""A person's episode in a world, dreamed or real, and a tool agent's actions as a person types them."""
 
 import json
 import shlex
@@ -13,8 +13,8 @@ from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
 
-PLAY = "play"
-"""The name under which recorded sessions are in the replay buffer."""
+PLAY, PERSON = "play", "person"
+"""Under which run recorded sessions are stored, and who acted or answered there."""
 
 
 class Session:
@@ -25,7 +25,7 @@ class Session:
         self.begin()
 
     def begin(self) -> None:
-        """From the start. Should the world fail now, the session is over."""
+        """Start anew. Should the world fail now, the session is over."""
         self.steps: list[Step] = []
         self.over, self.success = True, False
         self.error: str | None = None
@@ -36,25 +36,27 @@ class Session:
         """Play one action; an error of the experience model leaves the session where it was."""
         if self.over:
             raise ConfigurationError("the episode is over: /reset, /undo, /next or /quit")
-        seen = [self.first, *(step.next_observation for step in self.steps)]
+        observation = self.steps[-1].next_observation if self.steps else self.first
         try:
-            step, success = play_action(self.environment, action, seen[-1], last=len(seen) == self.max_steps)
+            played = play_action(self.environment, action, observation, last=len(self.steps) + 1 == self.max_steps)
         except EnvironmentFailed as error:
             self.over, self.error = True, f"{type(error).__name__}: {error}"
             raise
-        self.steps.append(step)
-        self.success, self.over = success, step.terminated or step.truncated
-        return step
+        self.steps.append(played.step)
+        self.success, self.over = played.success, played.step.terminated or played.step.truncated
+        return played.step
 
     def undo(self) -> None:
         """Play all but the last action again: the same actions give the same world."""
+        if not self.steps:
+            raise ConfigurationError("there is no action to take back")
         kept = self.steps[:-1]
         self.begin()
         for step in kept:
             self.act(step.action)
 
-    def trajectory(self, experience_version: str) -> Trajectory:
-        """What was played; an episode that was left is a truncated one.
+    def trajectory(self, dream: str) -> Trajectory:
+        """The episode so far; one that was left is truncated. Args: `dream`, its version, "" for the real environment.
 
         A dreamed one is `synthetic`: taken for real, the dream would be grounded in itself.
         """
@@ -63,17 +65,25 @@ class Session:
             task=self.task,
             steps=[*steps, replace(last, truncated=not last.terminated)],
             success=self.success,
-            source="synthetic" if experience_version else "real",
+            source="synthetic" if dream else "real",
             error=self.error,
-            experience_version=experience_version,
+            experience_version=dream,
         )
 
 
-def store_played(buffer: ReplayBuffer, played: Trajectory, *, policy_version: str) -> None:
-    """Store an episode as run `play`, whatever of the same task was played before."""
-    for index in count():  # the first that is free
+def store_played(buffer: ReplayBuffer, played: Trajectory, *, policy_version: str = PERSON) -> None:
+    """Store an episode as run `play`, under the first rollout index that is free."""
+    for index in count():
         if buffer.add(replace(played, run=PLAY, rollout_index=index, policy_version=policy_version)):
             return
+
+
+def stored_task(buffer: ReplayBuffer, task_id: str) -> Task:
+    """The task of this id. Raises `ConfigurationError` if there is none."""
+    tasks = {task.id: task for task in buffer.tasks()}
+    if task_id not in tasks:
+        raise ConfigurationError.unknown("task", task_id, tasks)
+    return tasks[task_id]
 
 
 def typed_call(line: str, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -84,9 +94,9 @@ def typed_call(line: str, tools: Sequence[Mapping[str, Any]]) -> str:
     """
     try:
         if line.startswith("{"):
-            said = parse_action(line)
-            return render_call(*said) if isinstance(said, ToolCall) else render_answer(said)
-        name, *given = shlex.split(line)
+            action = parse_action(line)
+            return render_call(*action) if isinstance(action, ToolCall) else render_answer(action)
+        name, *words = shlex.split(line)
     except ValueError as error:
         raise ConfigurationError(f"{line[:80]!r} cannot be read ({error}); write NAME KEY=VALUE ... or JSON") from None
     known = {tool["name"]: tool.get("parameters") or {} for tool in tools}
@@ -94,10 +104,10 @@ def typed_call(line: str, tools: Sequence[Mapping[str, Any]]) -> str:
         raise ConfigurationError.unknown("tool", name, known)
     properties: Mapping[str, Any] = known[name].get("properties", {})
     arguments: dict[str, Any] = {}
-    for each in given:
-        key, sign, text = each.partition("=")
+    for word in words:
+        key, sign, text = word.partition("=")
         if not sign:
-            raise ConfigurationError(f"{each!r} is no argument; write KEY=VALUE, in quotes where it has spaces")
+            raise ConfigurationError(f"{word!r} is no argument; write KEY=VALUE, in quotes where it has spaces")
         if properties and key not in properties:
             raise ConfigurationError.unknown(f"argument of {name}", key, properties)
         arguments[key] = _value(text, properties.get(key, {}))

@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+from _thread import interrupt_main
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -15,9 +17,9 @@ from typer.testing import CliRunner, Result
 
 import dreamgym_lg.cli.play as command
 from dreamgym_lg.cli.play_session import Session, typed_call
-from dreamgym_lg.environment import Environment
+from dreamgym_lg.dream import Model
+from dreamgym_lg.environment import Environment, refused
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
-from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
@@ -39,19 +41,33 @@ TABLE = Task(id="table", instruction="Book a table.", environment="phone", tools
 Sit = Callable[..., Result]
 
 
+def door(messages: list[BaseMessage]) -> str:
+    """The experience model of a world of two steps: `open door`, then `go north`; `jump` fails it."""
+    action = [line[2:] for line in messages[-1].text.split("\n") if line.startswith("> ")][-1]
+    opened = any(message.type == "ai" and "The door is open." in message.text for message in messages)
+    match action:
+        case "open door":
+            return "valid, it brings progress\nreward 0.5, continues\nThe door is open."
+        case "go north" if opened:
+            return "valid, it completes the task\nreward 0.5, success\nYou are outside."
+        case "go north":
+            return "valid, no progress yet\nreward 0, continues\nThe door is closed."
+        case "jump":
+            return "valid, it fails the task\nreward 0, failure\nYou broke a leg."
+    return "invalid, it is not understood\nreward 0, continues\nWhat?"
+
+
 @pytest.fixture
-def sit(scripted: Any, door_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sit:
+def sit(scripted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sit:
     """Types lines at `dreamgym play` on a buffer with these tasks; `asked` holds the experience model's prompts."""
 
-    def start(
-        *lines: str, tasks: Sequence[Task] = (HOUSE, BARN), reply: Any = door_world, options: Sequence[str] = ()
-    ) -> Result:
+    def start(*lines: str, tasks: Sequence[Task] = (HOUSE, BARN), reply: Any = door, options: Sequence[str] = ()) -> Result:
         with ReplayBuffer(tmp_path / "replay.db") as buffer:
             buffer.add_tasks(tasks)
         model = scripted(reply=reply)
         start.asked = model.asked  # type: ignore[attr-defined]
         monkeypatch.setattr(
-            command, "load_experience_model", lambda name, buffer: ExperienceModel(model, replay_buffer=buffer, version=name)
+            command, "load_experience_model", lambda name, buffer: Model(model, replay_buffer=buffer, version=name)
         )
         given = ["--replay-buffer", str(tmp_path / "replay.db"), "--experience-model", "test:door", *options]
         return CliRunner().invoke(app, given, input="\n".join(lines), env={"COLUMNS": "200"})
@@ -74,20 +90,19 @@ def test_a_person_is_told_which_part_decided(sit: Sit, tmp_path: Path) -> None:
         buffer.add(Trajectory(task=TABLE, steps=steps, success=True))
     done = sit("book at=eight", "/answer Booked.", tasks=[TABLE], reply=lambda _: "never asked", options=["--reasoning"])
     assert "It is booked." in done.output and "decided by a recorded answer" in done.output
-    assert "success: reward 1" in done.output and "decided by a recorded success's writing calls" in done.output
+    assert "success: reward 1" in done.output and "judged by a recorded success's writing calls" in done.output
 
 
 def test_a_person_plays_the_dream_to_its_end(sit: Sit) -> None:
     done = sit("open door", "/why", "go north", "go on")
     assert done.exit_code == 0, done.output
     order = [
-        "test:door (ungrounded",
-        "which pays 1 for a success, at its last step",
+        "the dream test:door, answered by the tool's argument schema, a recorded answer, the experience model",
         "Leave the house.",
         "A closed door.",
         "The door is open.",
         "valid, it brings progress",
-        "valid, reward 0, decided by the experience model\n",
+        "valid, reward 0, decided by the experience model, judged by the experience model\n",
         "You are outside.",
         "success: reward 1 in 2 actions",
         "the episode is over",
@@ -139,16 +154,17 @@ def test_what_is_recorded(sit: Sit, tmp_path: Path) -> None:
         next_observation="The door is open.",
         reasoning="valid, it brings progress",
         decided_by="model",
+        judged_by="model",
     )
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         assert buffer.similar("A closed door.", "open door") == [], "a dream is not grounded in dreams"
 
 
-def test_an_unreadable_answer_costs_nothing(sit: Sit, door_world: Any) -> None:
+def test_an_unreadable_answer_costs_nothing(sit: Sit) -> None:
     answers = iter(["hm", "hm"])
 
     def reply(messages: list[BaseMessage]) -> str:
-        return next(answers, "") or door_world(messages)
+        return next(answers, "") or door(messages)
 
     done = sit("open door", "/why", "open door", reply=reply)
     assert done.exit_code == 0 and "the experience model answered 'hm'" in done.output
@@ -182,7 +198,7 @@ def test_tasks_are_chosen_by_split_and_by_id(sit: Sit) -> None:
 
 def tool_world(messages: list[BaseMessage]) -> str:
     if '"answer"' in messages[-1].text:
-        return "valid, it is booked\nreward 1, success\n(nothing)"
+        return "it is booked\nsuccess"
     return 'valid, it books\nreward 0, continues\n{"booked": true}'
 
 
@@ -255,11 +271,12 @@ def test_what_is_missing_is_said(options: list[str], said: str, tmp_path: Path, 
     assert done.exit_code == 2 and said in done.output.replace("\n", " ")
 
 
-def test_ctrl_c_ends_politely_and_records(sit: Sit, door_world: Any, tmp_path: Path) -> None:
-    def reply(messages: list[BaseMessage]) -> str:
-        if messages[-1].text.endswith("none"):
-            raise KeyboardInterrupt
-        return door_world(messages)
+def test_ctrl_c_ends_politely_and_records(sit: Sit, tmp_path: Path) -> None:
+    def reply(messages: list[BaseMessage]) -> str:  # in the dream's own thread
+        if messages[-1].text.endswith("wait"):
+            interrupt_main()
+            Event().wait(1)
+        return door(messages)
 
     done = sit("open door", "wait", options=["--record"], reply=reply)
     assert done.exit_code == 130 and "stopped" in done.output
@@ -274,24 +291,23 @@ class Ladder(Environment):
         return "at the foot"
 
     def step(self, action: str) -> StepResult:
+        if action == "jump":
+            return refused(f"no jumping from rung {self.height}")
         self.height += 1
         if self.height == 3:
             raise EnvironmentFailed("the rung broke")
         return StepResult(f"rung {self.height}", 0.25, False, False, {})
 
-    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
-        return f"no jumping {observations[-1]}" if action == "jump" else None
-
 
 def test_a_session_keeps_the_rules_of_the_episode_graph() -> None:
     session = Session(Ladder(), HOUSE, max_steps=3)
     session.act("climb")
-    refused = session.act("jump")
-    assert (refused.next_observation, refused.valid, session.refused) == ("no jumping rung 1", False, True)
+    jumped = session.act("jump")
+    assert (jumped.next_observation, jumped.valid, jumped.decided_by) == ("no jumping from rung 1", False, "rules")
     last = session.act("climb")
-    assert (last.observation, last.truncated, session.over, session.refused) == ("no jumping rung 1", True, True, False)
+    assert (last.observation, last.truncated, session.over) == ("no jumping from rung 1", True, True)
     session.undo()
-    assert [step.action for step in session.steps] == ["climb", "jump"] and session.refused and not session.over
+    assert [step.action for step in session.steps] == ["climb", "jump"] and not session.over
     assert session.act("climb") == last
 
 
@@ -327,8 +343,8 @@ def test_a_finished_run_in_the_dream_and_in_reality(finished_run: Path, real: bo
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert task.id in done.stdout and str(task.observation)[:60] in done.stdout
-    assert "invalid: refused before the world was asked" in done.stdout
-    assert ("the real environment." in done.stdout) == real and ("grounded in real steps" in done.stdout) != real
+    assert "\ninvalid\n" in done.stdout
+    assert ("in the real environment." in done.stdout) == real and ("in the dream " in done.stdout) != real
     if real:
         assert "The current task is to take" in done.stdout and "(the real environment gives no reasons)" in done.stdout
     with ReplayBuffer(finished_run / "replay.db") as buffer:

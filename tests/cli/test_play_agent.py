@@ -12,7 +12,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from typer.testing import CliRunner, Result
 
 import dreamgym_lg.cli.play as command
-from dreamgym_lg.cli.play_agent import _Provided
+from dreamgym_lg.cli.play_agent import ProviderModel
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate.wall import wall
 from dreamgym_lg.simulate.wall.wall import Capabilities, capabilities
@@ -158,7 +158,7 @@ def test_a_person_is_the_world_of_their_agent(isolation: str | None, sit: Sit) -
 
 def test_an_answer_that_is_not_what_the_tool_returns_is_asked_again(sit: Sit) -> None:
     done = sit("A room.", "Two rooms.", '[{"number": "seven"}]', '[{"number": 7}]', "Yes.", "1")
-    assert done.output.count("is not what the tool 'rooms' returns") == 2 and "success: reward 1" in done.output
+    assert done.output.count("is not what the tool returns, JSON of the schema") == 2 and "success: reward 1" in done.output
 
 
 @pytest.mark.parametrize("isolation", ["guard", pytest.param(None, marks=walled)])
@@ -175,13 +175,10 @@ def test_what_is_stopped_is_shown_with_the_users_line(isolation: str | None, sit
 
 
 @walled
-def test_the_wall_takes_the_options_of_a_dream(sit: Sit, tmp_path: Path) -> None:
-    Path("orders.db").touch()
-    done = sit("{}", "Yes.", "1", name="removes", isolation=None, options=("--allow-path", str(tmp_path)))
-    assert not Path("orders.db").exists() and "success: reward 1" in done.output, done.output
+def test_the_wall_takes_the_options_of_a_dream(sit: Sit) -> None:
     done = sit("A room.", "Done.", "1", name="two_models", isolation=None, options=("--pass-through", "rooms"))
-    assert "own models (Model, Rude) are asked from behind the wall" in done.output, done.output
-    assert "--allow-host HOST:PORT" in done.output and not Path("asked").exists()
+    assert "own models (Model, Rude) are asked behind the wall" in done.output, done.output
+    assert "name one --policy for all" in done.output and not Path("asked").exists()
     assert "AccessBlocked: the wall stopped PermissionError: [Errno 13] Permission denied: 'asked'" in done.output
 
 
@@ -205,7 +202,7 @@ class Provider(BaseChatModel):
 
 
 def test_a_providers_class_makes_its_own_form_of_the_tools() -> None:
-    model = _Provided(model=Provider())
+    model = ProviderModel(model=Provider())
     tools = [{"type": "function", "function": {"name": "book"}}]
     assert model.bind(tools=tools, tool_choice="required").invoke("x", stop=["."]).text == (
         "['.'] {'shape': ['book'], 'tool_choice': 'any'}"
@@ -251,6 +248,6 @@ def test_what_cannot_be_played_says_why(name: str, options: tuple[str, ...], sai
 def test_a_file_that_is_not_there_and_a_policy_without_an_agent_say_so(sit: Sit) -> None:
     done = CliRunner().invoke(app, ["nobody.py:graph"], env={"COLUMNS": "300"})
     assert done.exit_code == 2 and "nobody.py is not a file" in done.output
-    for option, value in (("--policy", "openai:x"), ("--isolation", "guard"), ("--allow-host", "a:1")):
+    for option, value in (("--policy", "openai:x"), ("--isolation", "guard"), ("--pass-through", "a")):
         done = CliRunner().invoke(app, ["peckingorder", option, value], env={"COLUMNS": "300"})
         assert done.exit_code == 2 and f"{option} is for an agent's graph" in done.output
