@@ -43,7 +43,7 @@ app.command(epilog=_examples("doctor my_app.py:graph", "doctor my_app.agents:cre
 app.command("import", epilog=_examples("import traces.jsonl --to replay.db"))(import_traces)
 app.command(
     epilog=_examples(
-        "fidelity runs/peckingorder-seed1 --without retrieval",
+        "fidelity runs/peckingorder-seed1",
         f"fidelity --replay-buffer replay.db --experience-model {EXAMPLE_MODEL}",
     )
 )(fidelity)

@@ -24,7 +24,8 @@ COMMANDS: dict[str, click.Command] = typer.main.get_command(app).commands  # typ
 OF_A_WORLD = {"demo", "collect", "train", "eval", "report", "export", "fidelity", "play"}
 
 APP = """
-from dreamgym_lg import Environment, Experiment, Settings, Step, StepResult, Task, Trajectory, World
+from dreamgym_lg import Environment, Experiment, Settings, Step, Task, Trajectory, World
+from dreamgym_lg.types import StepResult
 
 class Door(Environment):
     def reset(self, task):
@@ -327,7 +328,7 @@ def test_serve_refuses_what_is_no_export_and_listens_on_loopback(folder: Path) -
 def test_report_and_eval_need_what_comes_before(made: Experiment) -> None:
     assert "run `dreamgym eval made` first" in refused("report", "made")
     assert "fidelity" not in refused("fidelity", "made") and "no experience model yet" in refused("fidelity", "made")
-    assert "or play --real" in refused("play", "made")
+    assert "no experience model yet" in refused("play", "made")
 
 
 def test_world_names_are_asked_of_the_installed_packages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors import SafetensorError
 
-from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory, load_policy
+from dreamgym_lg import DreamGym, Model, ReplayBuffer, Step, Task, Trajectory, load_policy
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
@@ -245,7 +245,7 @@ def gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripted: Any) -> Dream
     return DreamGym(
         f"{tmp_path / 'my_app.py'}:graph",
         replay_buffer=buffer,
-        experience_model=ExperienceModel(scripted(reply=str), version="world-1"),
+        experience_model=Model(scripted(reply=str), version="world-1"),
         out=tmp_path / "runs" / CANARY,
         isolation="guard",
         route=["model"],
@@ -256,8 +256,8 @@ def gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripted: Any) -> Dream
 
 def test_an_export_holds_no_secret_and_no_trace(gym: DreamGym, tmp_path: Path) -> None:
     assert CANARY.encode() in (tmp_path / f"{CANARY}.db-wal").read_bytes() + (tmp_path / f"{CANARY}.db").read_bytes()
-    gym.open()
-    save_model(tiny().model, tiny().tokenizer, gym.models / "trained")
+    gym.experiment.open()
+    save_model(tiny().model, tiny().tokenizer, gym.experiment.models / "trained")
     gym.export(tmp_path / "mine")
     assert read_manifest(tmp_path / "mine")["training"] is not None
     files = [path for path in (tmp_path / "mine").rglob("*") if path.is_file()]
@@ -290,34 +290,34 @@ def test_a_route_that_is_a_function_is_no_part_of_a_project(gym: DreamGym, caplo
 
 def test_the_manifest_says_where_a_policy_comes_from(gym: DreamGym, tmp_path: Path) -> None:
     own = tiny(temperature=0)
-    foreign = provenance(gym, own)
+    foreign = provenance(gym.experiment, own)
     assert foreign["training"] is None and foreign["base_model"] == "org/tiny" and foreign["experience_model"] is None
     assert foreign["data"]["trajectories"] == 2, "an evaluation task's episode is not trained on"
     assert foreign["replay_buffer"]["trajectories"]["offline"] == 3
     assert {"python", "torch", "transformers", "langgraph"} <= set(foreign["versions"])
 
-    gym.open()
-    save_model(own.model, own.tokenizer, gym.models / "trained")
-    gym.replay_buffer.record_metrics(gym.run_name("stage/train/from"), 0, {"policy": "ab", "name": "org/base"})
-    gym.replay_buffer.record_metrics(gym.run_name("stage/train"), 0, {"iterations": 7})
-    trained = gym.policy("trained", 0)
-    version = (gym.models / "trained" / "version").read_text()
-    played: dict[str, Any] = {"source": "real", "policy_version": version, "run": gym.run_name("x/real")}
+    gym.experiment.open()
+    save_model(own.model, own.tokenizer, gym.experiment.models / "trained")
+    gym.replay_buffer.record_metrics(gym.experiment.run_name("stage/train/from"), 0, {"policy": "ab", "name": "org/base"})
+    gym.replay_buffer.record_metrics(gym.experiment.run_name("stage/train"), 0, {"iterations": 7})
+    trained = gym.experiment.policy("trained", 0)
+    version = (gym.experiment.models / "trained" / "version").read_text()
+    played: dict[str, Any] = {"source": "real", "policy_version": version, "run": gym.experiment.run_name("x/real")}
     for number, success in enumerate([True, True, False]):
         gym.replay_buffer.add(episode("t", split="test", success=success, rollout_index=number, **played))
-    away = {**played, "run": gym.run_name("y/real"), "policy_version": version}
+    away = {**played, "run": gym.experiment.run_name("y/real"), "policy_version": version}
     gym.replay_buffer.add(episode("t", split="test", **away))
     gym.replay_buffer.add(episode("t", split="test", success=False, error="ModelUnavailable: away", rollout_index=1, **away))
-    found = provenance(gym, trained)
+    found = provenance(gym.experiment, trained)
     assert found["policy_version"] == version and found["base_model"] == "org/base"
     assert found["training"]["iterations"] == 7 and found["training"]["learner"] == "grpo" and "seed" in found["training"]
-    assert found["experience_model"] == {"version": gym.experience_version}
+    assert found["experience_model"] == {"version": gym.experiment.experience_version}
     (row,) = found["evaluation"]  # of the other one an episode is missing
     assert (row["environment"], row["split"], row["successes"], row["episodes"]) == ("real", "test", 2, 3)
     assert row["interval"] == pytest.approx((0.2077, 0.9385), abs=1e-3)
-    save_model(tiny().model, own.tokenizer, gym.models / "filtered")
-    other = (gym.models / "filtered" / "version").read_text()
-    gym.replay_buffer.add(episode("t", split="test", **{**played, "run": gym.run_name("z/greedy"), "policy_version": other}))
+    save_model(tiny().model, own.tokenizer, gym.experiment.models / "filtered")
+    other = (gym.experiment.models / "filtered" / "version").read_text()
+    gym.replay_buffer.add(episode("t", split="test", **{**played, "run": gym.experiment.run_name("z/greedy"), "policy_version": other}))
     gym.export(tmp_path / "mine", policy=trained)
     card = (tmp_path / "mine" / "README.md").read_text()
     assert "| filtered imitation, no dream | real | test | greedy | 1 of 1 | 21% to 100% |" in card
@@ -327,10 +327,10 @@ def test_the_manifest_says_where_a_policy_comes_from(gym: DreamGym, tmp_path: Pa
 
 def test_the_base_policy_says_what_it_was_made_of(gym: DreamGym, tmp_path: Path) -> None:
     own = tiny(temperature=0)
-    gym.open()
-    save_model(own.model, own.tokenizer, gym.models / "base")
-    gym.replay_buffer.record_metrics(gym.run_name("stage/base/from"), 0, {"model": "org/start"})
-    gym.export(tmp_path / "mine", policy=gym.base_policy())
+    gym.experiment.open()
+    save_model(own.model, own.tokenizer, gym.experiment.models / "base")
+    gym.replay_buffer.record_metrics(gym.experiment.run_name("stage/base/from"), 0, {"model": "org/start"})
+    gym.export(tmp_path / "mine", policy=gym.experiment.base_policy())
     card = (tmp_path / "mine" / "README.md").read_text()
     assert "Trained from org/start by SFT on recorded successes of the world `agent` (seed: 0)." in card
     assert 'base_model: "org/start"' in card

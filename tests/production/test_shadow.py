@@ -17,7 +17,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
-from dreamgym_lg import ExperienceModel, ReplayBuffer, load_traces
+from dreamgym_lg import ReplayBuffer, load_traces
+from dreamgym_lg.dream.model import Model as ExperienceModel
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.production import CanaryLog, Pair, canary, shadow, wait_for_shadows
 
