@@ -317,7 +317,8 @@ def test_the_manifest_says_where_a_policy_comes_from(gym: DreamGym, tmp_path: Pa
     assert row["interval"] == pytest.approx((0.2077, 0.9385), abs=1e-3)
     save_model(tiny().model, own.tokenizer, gym.experiment.models / "filtered")
     other = (gym.experiment.models / "filtered" / "version").read_text()
-    gym.replay_buffer.add(episode("t", split="test", **{**played, "run": gym.experiment.run_name("z/greedy"), "policy_version": other}))
+    theirs = {**played, "run": gym.experiment.run_name("z/greedy"), "policy_version": other}
+    gym.replay_buffer.add(episode("t", split="test", **theirs))
     gym.export(tmp_path / "mine", policy=trained)
     card = (tmp_path / "mine" / "README.md").read_text()
     assert "| filtered imitation, no dream | real | test | greedy | 1 of 1 | 21% to 100% |" in card
