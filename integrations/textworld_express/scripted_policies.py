@@ -1,14 +1,14 @@
 """Scripted policies for TextWorld-Express: its demonstrators, and the mistakes one can make there."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
 
 from dreamgym_lg.integrations.text_games import scripted_policies
 from dreamgym_lg.integrations.text_games.scripted_policies import Mistakes, Oracle, View
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress
-from dreamgym_lg.integrations.textworld_express.text import BESIDE, CONNECTED, FETCHED, ROOM, movable_items
+from dreamgym_lg.integrations.textworld_express.text import movable_items
 from dreamgym_lg.types import Task, Trajectory
 
 _PUT = re.compile(r"You put the (.+) in the (.+)\.")
@@ -40,47 +40,14 @@ def _tidied(goals: Mapping[str, str], seen: Sequence[str], valid: Sequence[str])
     return "look around"
 
 
-def _fetched(coin: str, box: str, seen: Sequence[str], valid: Sequence[str]) -> str:
-    """The next right action of `mapreader`, whatever came before: by the map to the room `coin`, and back to the room `box`."""
-    rooms = [(found[1], BESIDE.findall(observation)) for observation in seen if (found := ROOM.match(observation))]
-    charted = [line for observation in seen for line in CONNECTED.findall(observation)]
-    for action in ("take coin", "put coin in box", *(() if charted else ("read map", "take map"))):
-        if action in valid:
-            return action
-    links = [(room, other) for room, beside in rooms for _, other in beside]
-    links += [(room, other) for room, others in charted for other in re.split(r", | and ", others)]
-    here, beside = rooms[-1]
-    taken = any(observation == "You take the coin." for observation in seen)
-    for target in [box] if taken else [coin, box]:  # a map that was put away unread is in the box
-        steps = _distances(target, links)
-        for way, room in beside:
-            if steps.get(room, len(steps)) < steps.get(here, 0):
-                return f"move {way.lower()}"
-    return "look around"
-
-
-def _distances(target: str, links: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """Moves from each room to the room `target`, as far as rooms are linked to it."""
-    around = [*links, *((other, room) for room, other in links)]
-    steps, reached = {target: 0}, [target]
-    for room in reached:
-        for other in (there for here, there in around if here == room and there not in steps):
-            steps[other] = steps[room] + 1
-            reached.append(other)
-    return steps
-
-
 def create_oracle(environment: TextWorldExpress, task: Task, rng: Random) -> Oracle:
     """The demonstrator of `task`.
 
-    `peckingorder` only needs its book, `mapreader` its map. `twc` in one room brings the items, in random order, to where the
-    gold path puts them. All three find back from any detour. Every other world is played by the gold path, which a detour may
-    break.
+    `peckingorder` only needs its book. `twc` in one room brings the items, in random order, to where the gold path puts them.
+    Both find back from any detour. Every other world is played by the gold path, which a detour may break.
     """
     if task.metadata["game"] == "peckingorder":
         return _told
-    if asked := FETCHED.match(task.instruction):
-        return partial(_fetched, *asked.groups())
     path = environment.gold_path(task)
     if task.metadata["game"] == "twc" and not any(action.startswith("move ") for action in path):
         goals = [(put[1], put[2]) for action in path if (put := re.fullmatch(r"put (.+) in (.+)", action))]

@@ -29,7 +29,7 @@ UNKNOWN_ACTION = "Unknown action: I'm not sure what you mean."
 Check = Literal["names", "state"]
 """How much `check_action` knows."""
 
-STATE_KNOWN = ("peckingorder", "twc", "coin", "mapreader")
+STATE_KNOWN = ("peckingorder", "twc")
 """Games whose observations say all that is in sight, held and open."""
 
 VARIED = ("peckingorder", "twc")
@@ -37,13 +37,6 @@ VARIED = ("peckingorder", "twc")
 
 FIXED = frozenset({"stove", "oven", "barbeque", "toilet", "bath mat", "instructions book"})
 """What rooms show like an item although nobody can take it."""
-
-FETCHED = re.compile(r"Your task is to take the coin that is located in the (.+), and put it into the box found in the (.+?)\.")
-"""The task of `mapreader`: where the coin is, and where the box."""
-CONNECTED = re.compile(r"The ([a-z ]+) connects to the ([^.]+)\.")
-"""A line of its map."""
-ROOM = re.compile(r"You are in the ([^.]+)\.")
-BESIDE = re.compile(r"[Tt]o the (North|South|East|West) you see the ([^.]+)\.")
 
 
 # --- The room in the observations -----------------------------------------------------------------------------------
@@ -112,13 +105,12 @@ def _drop(things: list[Any], found: list[Any]) -> None:
         things.remove(found[0])
 
 
-def _follow(game: str, observations: Sequence[str]) -> _Room | None:
+def _follow(observations: Sequence[str]) -> _Room | None:
     """The world after these observations; None unless they describe a room."""
     room: _Room | None = None
-    carried = ["map"] if game == "mapreader" else []
     for observation in observations:
         if (seen := _look(observation)) is not None:
-            held = room.held if room else carried
+            held = room.held if room else []
             room = _Room(dict(seen.places), list(seen.items), held, seen.fixed, seen.exits, seen.doors)
         elif room is None:
             continue
@@ -145,10 +137,6 @@ def _possible(game: str, room: _Room) -> set[str]:
     actions = {"look around", "inventory", *(f"move {way}" for way in room.exits)}
     actions |= {f"{verb} door to {way}" for way in room.doors for verb in ("open", "close")}
     actions |= {f"take {item}" for item, _ in room.items}
-    if game == "coin":  # nothing is put anywhere or opened there
-        return actions
-    if game == "mapreader":
-        actions |= {"task", *({"read map"} if "map" in room.held else ())}
     actions |= {f"put {item} in {place}" for item in room.held for place, how in room.places.items() if how != "closed"}
     if game == "peckingorder":
         return actions | {f"read {name}" for name in room.fixed if name.endswith("book")}
@@ -178,7 +166,7 @@ def check_action(game: str, action: str, observations: Sequence[str], *, check: 
     action = action.strip()
     if game == "simonsays":
         return None
-    if check == "state" and game in STATE_KNOWN and (room := _follow(game, observations)) is not None:
+    if check == "state" and game in STATE_KNOWN and (room := _follow(observations)) is not None:
         return None if action in _possible(game, room) else UNKNOWN_ACTION
     form = _FORMS.fullmatch(action)
     if form is None:

@@ -37,9 +37,6 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "proof_tasks": 64,
         "panel_tasks": 32,
     },
-    "coin": {"tasks": 5000, "policy_tokens": 16},  # many begin alike
-    "mapreader": {"episodes": {**EPISODES, "demonstration": 16}, "policy_tokens": 16},
-    "simonsays": {"episodes": {**EPISODES, "demonstration": 16}, "policy_tokens": 16},  # imitation of fewer solves next to none
     "twc": {
         "tasks": 5000,
         "episodes": {"demonstration": 60, "unfinished": 750, "unfinished_wrong": 750},  # most places are wrong for an object
@@ -101,8 +98,7 @@ class TextWorldExpressWorld(World):
 
     def create_dream(self, model: Model) -> Dream:
         """The game's own rules refuse, the experience model answers, and the game's score judges."""
-        once = self.game != "simonsays"  # which may ask for the same action again
-        return Dream([Rules(self.refusal), model], judges=[Score(completes=True, once=once)])
+        return Dream([Rules(self.refusal), model], judges=[Score(completes=True, once=True)])
 
     def refusal(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
         """The game's answer to an action that is invalid whatever the world holds; None for any other."""

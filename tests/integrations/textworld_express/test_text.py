@@ -62,7 +62,7 @@ def test_no_check_rejects_a_valid_action_and_state_knows_all_of_them(
         for seen in random_play(environment, task, rng):
             valid = environment.valid_actions()
             assert [pair for pair in product(valid, CHECKS) if check_action(game, pair[0], seen, check=pair[1])] == []
-            room = text._follow(game, seen)
+            room = text._follow(seen)
             assert room is not None and text._possible(game, room) == set(valid), seen
 
 

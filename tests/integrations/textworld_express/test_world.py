@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from dreamgym_lg.dream import Model
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experiment.worlds import load_world
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Trajectory
@@ -43,13 +43,13 @@ def test_dream_and_reality_refuse_the_same_actions() -> None:
         task, environment = world.tasks("train", limit=20)[0], world.create_environment()
         seen = [environment.reset(task)]
         for action in (*environment.valid_actions(), "take elephant", "put shelf in shelf", "take"):
-            assert world.check_action(task, action, seen) == environment.check_action(action, seen)
+            assert world.refusal(task, action, seen) == environment.check_action(action, seen)
         environment.close()
 
 
 @pytest.mark.parametrize("game", sorted(set(GAMES) - {"simonsays"}))
 def test_no_game_pays_an_action_twice_before_something_is_lost(game: str) -> None:
-    """What `pays_once` has its dreams do."""
+    """What `Score(once=True)` has its dreams do."""
     world, repeated = TextWorldExpressWorld(game, max_steps=30), 0
     for trajectory in world.collect(world.tasks("train", limit=150), {"fluent_wrong": 100, "mixture": 60}, seed=0):
         paid = set[str]()
@@ -62,12 +62,16 @@ def test_no_game_pays_an_action_twice_before_something_is_lost(game: str) -> Non
 
 
 def test_a_dreamed_game_pays_an_action_once(scripted: Any) -> None:
-    taken = ExperienceModel(scripted(reply=lambda _: "valid, fine\nreward 0.25, continues\nYou take it."))
-    for game, pays in (("twc", [0.25, 0.0]), ("simonsays", [0.25, 0.25])):
-        world = TextWorldExpressWorld(game)
-        dream = world.create_dream(taken)
-        dream.reset(world.tasks("train", limit=9)[0])
-        assert [dream.step("take it").reward for _ in pays] == pays
+    taken = Model(scripted(reply=lambda _: "valid, fine\nreward 0.25, continues\nYou take it."))
+    world = TextWorldExpressWorld("twc")
+    task = world.tasks("train", limit=9)[0]
+    dream = world.create_dream(taken).create_environment()
+    first = dream.reset(task)
+    item = movable_items(first)[0]
+    assert [dream.step(f"take {item}").reward, dream.step("inventory").reward] == [0.25, 0.25]
+    assert dream.step("inventory").reward == 0.0
+    assert [step.judged_by for step in dream.steps] == ["score"] * 3
+    assert dream.step("take elephant").info["decided_by"] == "rules"
 
 
 def test_collect_plays_as_many_episodes_of_each_kind_as_asked() -> None:
