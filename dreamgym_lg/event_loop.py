@@ -47,6 +47,22 @@ def lasting_loop(name: str) -> asyncio.AbstractEventLoop:
         return _started(name)
 
 
+def wait_in_loop(name: str, coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """What a coroutine gives that the lasting loop of this name runs, waited for here.
+
+    Raises `RuntimeError` inside that loop itself, which would wait for ever.
+    """
+    loop = lasting_loop(name)
+    try:
+        inside = asyncio.get_running_loop() is loop
+    except RuntimeError:
+        inside = False
+    if inside:
+        coroutine.close()
+        raise RuntimeError(f"synchronous code in the event loop {name!r} waits for that loop: call the async method there")
+    return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+
 @cache
 def _runner() -> asyncio.Runner:
     return asyncio.Runner()

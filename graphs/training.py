@@ -6,7 +6,7 @@ be repeated after a crash without doing its work twice.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from itertools import groupby
@@ -124,8 +124,8 @@ class Training:
 
     def rollout(self, state: TrainingState) -> TrainingState:
         graph = self.agent or create_episode_graph(self.policy, max_steps=self.max_steps).compile()
-        hosted, played = self.dream.hosted if self.dream else None, list[Trajectory]()
-        before = hosted.usage if hosted else None
+        hosted, played = self.dream.hosted if self.dream else [], list[Trajectory]()
+        before = [each.usage for each in hosted]
         playing = rollout(
             graph,
             [self.curriculum[task_id] for task_id in state["task_ids"]],
@@ -143,8 +143,9 @@ class Training:
             on_episode=played.append,
         )
         episodes = run_lasting(playing)
-        if hosted and before and played:
-            self._tell_cost(state, hosted, hosted.usage.minus(before), len(played))
+        if played:
+            spent = [(each, each.usage.minus(usage)) for each, usage in zip(hosted, before, strict=True)]
+            self._tell_cost(state, spent, len(played))
         # Here, not in the next node: a resumed run begins with the node that raised, which plays what failed again.
         check_trainable(episodes)
         if mostly_failed(episodes):
@@ -155,13 +156,13 @@ class Training:
             )
         return {}
 
-    def _tell_cost(self, state: TrainingState, hosted: Hosted, spent: Usage, played: int) -> None:
-        """Once in a process: what the rest of the run will take of the hosted experience model."""
+    def _tell_cost(self, state: TrainingState, spent: Sequence[tuple[Hosted, Usage]], played: int) -> None:
+        """Once in a process: what the rest of the run will take of each hosted model's budget."""
         left, every = state["iterations"] - state["iteration"] - 1, self.evaluate_every
         evaluations = -(-state["iterations"] // every) - state["iteration"] // every if self.evaluate is not None else 0
         episodes = left * self.num_tasks * self.num_generations + evaluations * self.evaluated
-        if episodes and not self._estimated:
-            self.say(estimate_rest(hosted, spent, played=played, left=episodes))
+        for hosted, usage in spent if episodes and not self._estimated else ():
+            self.say(estimate_rest(hosted, usage, played=played, left=episodes))
         self._estimated = True
 
     def update_policy(self, state: TrainingState) -> TrainingState:
@@ -180,8 +181,8 @@ class Training:
             self.learner.update(groups)
             self.weights_changed()
         metrics |= self.learner.metrics
-        if self.dream is not None and (hosted := self.dream.hosted) is not None:
-            metrics |= hosted.pop_metrics()
+        if self.dream is not None and (costs := [each.pop_metrics() for each in self.dream.hosted]):
+            metrics |= {name: sum(each[name] for each in costs) for name in costs[0]}
             metrics |= add_totals(self._earlier(state), metrics)
         # an outage leaves groups of one episode, which are uniform but say nothing of the policy
         uniform = bool(self.learner.metrics.get("skipped")) and not mostly_failed(ordered)

@@ -1,8 +1,8 @@
 """`Dream`: a list of responders, a user and a list of judges; and the one loop that steps them."""
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from dreamgym_lg.actions import is_answer
@@ -10,7 +10,7 @@ from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, Respon
 from dreamgym_lg.dream.returns import fits_returns
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.event_loop import lasting_loop
+from dreamgym_lg.event_loop import wait_in_loop
 from dreamgym_lg.hosted.hosted import Hosted
 from dreamgym_lg.tasks import first_observation, is_tool_task, with_tools
 from dreamgym_lg.types import Step, StepResult, Task
@@ -67,19 +67,22 @@ class Dream:
 
     def decides_by_traces(self, task: Task) -> bool:
         """Whether a judge that is no language model decides every outcome of the task (`DecidesTasks`)."""
-        return any(isinstance(judge, DecidesTasks) and judge.decides(task) for judge in self.judges)
+        before_models = takewhile(lambda judge: getattr(judge, "model", None) is None, self.judges)
+        return any(isinstance(judge, DecidesTasks) and judge.decides(task) for judge in before_models)
 
     @property
     def language_models(self) -> list[Any]:
         """The chat models behind the parts, each once."""
-        models = (getattr(part, "model", None) for part in (*self.responders, self.user, *self.judges))
-        return list({id(model): model for model in models if model is not None}.values())
+        return self._of_parts("model")
 
     @property
-    def hosted(self) -> Hosted | None:
-        """Limits and budget of the first part that asks a hosted model."""
-        parts = (getattr(part, "hosted", None) for part in (*self.responders, self.user, *self.judges))
-        return next(filter(None, parts), None)
+    def hosted(self) -> list[Hosted]:
+        """Limits and budgets of the parts that ask hosted models, each once."""
+        return self._of_parts("hosted")
+
+    def _of_parts(self, name: str) -> list[Any]:
+        values = (getattr(part, name, None) for part in (*self.responders, self.user, *self.judges))
+        return list({id(value): value for value in values if value is not None}.values())
 
     async def respond(self, episode: Episode) -> tuple[Answer, str]:
         """The first answer to the action, and the name of its responder. Raises `PredictionFailed` without one."""
@@ -123,7 +126,7 @@ class DreamEnvironment(Environment):
 
     def step(self, action: str) -> StepResult:
         """As `astep`, waited for: all synchronous episodes share one event loop, which keeps the clients' connections."""
-        return asyncio.run_coroutine_threadsafe(self.astep(action), lasting_loop("dreamgym-dream")).result()
+        return wait_in_loop("dreamgym-dream", self.astep(action))
 
     async def astep(self, action: str) -> StepResult:
         task = self._playing()

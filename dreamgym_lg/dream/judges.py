@@ -1,6 +1,5 @@
 """Judges of a tool agent's episode: the user's own check, and a language model."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,11 +8,11 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.actions import is_answer, parse_action
-from dreamgym_lg.dream.model import Model, answer_key, ask_until_read, chat_model_of, keep
+from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
+from dreamgym_lg.dream.prompter import Prompter, outgrown
 from dreamgym_lg.dream.prompts import (
     LineFormat,
-    bind_schema,
     default_format,
     encoded,
     json_object,
@@ -24,8 +23,7 @@ from dreamgym_lg.dream.prompts import (
 from dreamgym_lg.dream.recorded import References
 from dreamgym_lg.dream.trace_index import Success, TraceIndex
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.hosted.chat_model import name_of
-from dreamgym_lg.hosted.hosted import Chat, Hosted, hosted_for
+from dreamgym_lg.hosted.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.tasks import first_observation, is_tool_task
 from dreamgym_lg.types import Step, Task
@@ -46,8 +44,6 @@ SCHEMA: Mapping[str, Any] = {
     "required": ["reason", "success"],
     "additionalProperties": False,
 }
-
-_MAX_VERDICTS = 100_000
 
 
 class Verify:
@@ -87,7 +83,7 @@ class ModelJudge:
         references: A replay buffer with recorded successes, or the `References` of the same dream. Default: a `Model`'s buffer.
         instructions: The system prompt. Default: the newest of `dreamgym_lg/prompts`.
         policy: Rules that the agent has to keep to, such as its system prompt; shown to the judge.
-        hosted, retries: As of `Model`.
+        hosted, retries: As of `Model`; a `Model` that is given brings its own.
     """
 
     name = "model"
@@ -102,53 +98,39 @@ class ModelJudge:
         hosted: Hosted | None = None,
         retries: int = 1,
     ) -> None:
-        self._shared = shared = model if isinstance(model, Model) else None
-        self._own_model = None if isinstance(model, Model) else chat_model_of(model)
-        self.hosted = hosted or (shared.hosted if shared else hosted_for(self._own_model))
+        shared = model if isinstance(model, Model) else None
+        self._shares = shared is not None
+        self.prompter = model.prompter if isinstance(model, Model) else Prompter(model, hosted=hosted, retries=retries)
         source = references if references is not None else shared.replay_buffer if shared else None
         self._references = source if source is None or isinstance(source, References) else References(source)
-        self.policy, self.retries = policy, shared.retries if shared else retries
-        self._lines = isinstance(shared.prompt_format, LineFormat) if shared else default_format(self.model) == "lines"
+        form = default_format(self.model)
+        self._lines = isinstance(shared.prompt_format, LineFormat) if shared else form == "lines"
+        self._schema = SCHEMA if form == "json_schema" and not self._lines else None
         prompt = LINE_PROMPT if self._lines else JSON_PROMPT
-        self.instructions = load_prompt(prompt) if instructions is None else instructions
-        self.prompt = prompt_name(prompt, instructions)
-        self._verdicts: dict[str, Verdict] = {}
+        self.policy, self.instructions = policy, load_prompt(prompt) if instructions is None else instructions
+        self.prompt = prompt_name(prompt, f"{self.instructions}\n{policy}" if policy else instructions)
 
     @property
     def model(self) -> BaseChatModel | None:
         """The chat model that judges."""
-        return self._shared.model if self._shared else self._own_model
+        return self.prompter.model
+
+    @property
+    def hosted(self) -> Hosted | None:
+        return self.prompter.hosted
 
     @property
     def version(self) -> str:
-        """Names the model and prompt behind the verdicts."""
-        return self._shared.version if self._shared else f"{name_of(self.model)}/{self.prompt}"
+        """Names the model and prompt behind the verdicts; of a shared `Model`, its version for the usual prompt."""
+        usual = self._shares and self.prompt in (LINE_PROMPT, JSON_PROMPT)
+        return self.prompter.version if usual else f"{self.prompter.version}/{self.prompt}"
 
     async def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
-        """The verdict. Raises `PredictionFailed` after `retries` unreadable answers; what `Hosted.aask` raises."""
+        """The verdict; None for a text agent. Raises as `Model.respond`."""
         if answer is not None or not is_tool_task(episode.task):
             return None
-        messages = self.messages(episode)
-        key = answer_key(self.model, self.prompt, self.version, messages)
-        if (known := self._known(key)) is not None:
-            return known
-        verdict = await ask_until_read(self._chat(), messages, self.read, hosted=self.hosted, retries=self.retries)
-        keep(self._verdicts, key, verdict, _MAX_VERDICTS)
-        if self.hosted:
-            self.hosted.remember(key, json.dumps([verdict.success, verdict.reason]))
-        return verdict
-
-    def _known(self, key: str) -> Verdict | None:
-        if key not in self._verdicts and self.hosted and (stored := self.hosted.recall(key)) is not None:
-            success, reason = json.loads(stored)
-            keep(self._verdicts, key, Verdict(float(success), success, reason), _MAX_VERDICTS)
-        return self._verdicts.get(key)
-
-    def _chat(self) -> Chat:
-        if self.model is None:
-            raise ConfigurationError("this ModelJudge has no language model yet: it prepares training data and cannot judge")
-        structured = not self._lines and default_format(self.model) == "json_schema"
-        return bind_schema(self.model, SCHEMA) if structured else self.model
+        with outgrown(episode):
+            return await self.prompter.ask(self.messages(episode), self.read, prompt=self.prompt, schema=self._schema)
 
     def messages(self, episode: Episode) -> list[BaseMessage]:
         """The prompt: the whole episode, with its last message."""

@@ -1,44 +1,30 @@
 """The paper's reasoning experience model: a language model answers an agent's actions as the environment would (section 4)."""
 
-import asyncio
 import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property
-from hashlib import sha256
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.actions import parse_call
 from dreamgym_lg.dream.parts import Answer, Episode, Verdict
-from dreamgym_lg.dream.prompts import (
-    PromptFormat,
-    PromptFormatName,
-    Question,
-    bind_schema,
-    create_format,
-    in_hindsight,
-)
+from dreamgym_lg.dream.prompter import Prompter, keep, outgrown
+from dreamgym_lg.dream.prompts import PromptFormat, PromptFormatName, Question, create_format, in_hindsight
 from dreamgym_lg.dream.returns import fits_returns, returns_schema
-from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
-from dreamgym_lg.hosted.chat_model import load_chat_model, name_of
-from dreamgym_lg.hosted.hosted import Chat, Hosted, hosted_for
+from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.hosted.chat_model import name_of
+from dreamgym_lg.hosted.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.tasks import first_observation, is_tool_task
-from dreamgym_lg.token_recorder import unrecorded
 from dreamgym_lg.types import Prediction, Step, Task, Trajectory
 
-_MAX_ANSWERS, _MAX_DEMONSTRATIONS = 100_000, 20_000
+_MAX_DEMONSTRATIONS = 20_000
 DEFAULT_DEMONSTRATIONS = 3
 """k of the paper's top-k retrieval, where there is a replay buffer."""
 
 Context = Callable[[Task, Sequence[Step]], Sequence[str]]
 """(task, steps) -> texts already decided about the world: one for each step and one for the step to come; "" for none."""
-
-Value = TypeVar("Value")
 
 
 class Model:
@@ -85,17 +71,28 @@ class Model:
     ) -> None:
         if demonstrations and replay_buffer is None:
             raise ConfigurationError(f"demonstrations={demonstrations} needs a replay_buffer to retrieve them from")
-        self.model = chat_model_of(model)
-        self.replay_buffer, self.retries, self.context = replay_buffer, retries, context
+        self.prompter = Prompter(model, hosted=hosted, retries=retries)
+        self.replay_buffer, self.context = replay_buffer, context
         default = DEFAULT_DEMONSTRATIONS if replay_buffer is not None else 0
         self.k = default if demonstrations is None else demonstrations
-        self.hosted = hosted or hosted_for(self.model)
         self.prompt_format = create_format(prompt_format, self.model, instructions, demonstration_characters)
-        self.version = f"{name_of(self.model)}/{self.prompt_format.name}" if version is None else version
+        self.prompter.version = f"{name_of(self.model)}/{self.prompt_format.name}" if version is None else version
         self._view: Callable[[Episode], Episode | None] | None = None
-        self._answers: dict[str, Prediction] = {}
-        self._asking: dict[tuple[int, str], asyncio.Task[Any]] = {}
         self._demonstrations: dict[tuple[str, str, str], tuple[Step, ...]] = {}
+
+    @property
+    def model(self) -> BaseChatModel | None:
+        """The chat model that answers."""
+        return self.prompter.model
+
+    @property
+    def version(self) -> str:
+        """Names the model and the prompt behind the answers."""
+        return self.prompter.version
+
+    @property
+    def hosted(self) -> Hosted | None:
+        return self.prompter.hosted
 
     @property
     def retrieves(self) -> bool:
@@ -107,9 +104,7 @@ class Model:
 
         Args: `model`, the chat model that answers from now on. Default: the same object.
         """
-        self.version, self.model = version, model if model is not None else self.model
-        self.__dict__.pop("_chat", None)
-        self._answers.clear()
+        self.prompter.renew(version, model if model is not None else self.model)
         self._demonstrations.clear()
 
     def viewing(self, view: "Callable[[Episode], Episode | None]") -> "Model":
@@ -135,42 +130,16 @@ class Model:
         return answer._replace(verdict=verdict)
 
     async def predict(self, episode: Episode) -> Prediction:
-        """As `respond`, with all that the model says; the same prompt at the same time is one call."""
-        messages = self.messages(episode)
-        key = answer_key(self.model, self.prompt_format.name, self.version, messages)
-        if (known := self._known(key)) is not None:
-            return known
-        asking = (id(asyncio.get_running_loop()), key)  # a task cannot be awaited in another loop
-        if asking not in self._asking:
-            self._asking[asking] = asyncio.create_task(self._ask(key, messages, episode))
-            self._asking[asking].add_done_callback(lambda _: self._asking.pop(asking, None))
-        prediction: Prediction = await asyncio.shield(self._asking[asking])
-        return prediction
+        """As `respond`, with all that the model says."""
 
-    async def _ask(self, key: str, messages: list[BaseMessage], episode: Episode) -> Prediction:
         def read(text: str) -> Prediction:
             prediction = _consistent(self.prompt_format.read(text))
             self._check(prediction, episode)
             return prediction
 
-        with _outgrown(messages):
-            prediction = await ask_until_read(self._chat, messages, read, hosted=self.hosted, retries=self.retries)
-        keep(self._answers, key, prediction, _MAX_ANSWERS)
-        if self.hosted:
-            self.hosted.remember(key, json.dumps(prediction._asdict()))
-        return prediction
-
-    def _known(self, key: str) -> Prediction | None:
-        if key not in self._answers and self.hosted and (stored := self.hosted.recall(key)) is not None:
-            keep(self._answers, key, Prediction(**json.loads(stored)), _MAX_ANSWERS)
-        return self._answers.get(key)
-
-    @cached_property
-    def _chat(self) -> Chat:
-        if self.model is None:
-            raise ConfigurationError("this Model has no language model yet: it prepares training data and cannot answer")
-        schema = self.prompt_format.schema
-        return bind_schema(self.model, schema) if schema is not None else self.model
+        form = self.prompt_format
+        with outgrown(episode):
+            return await self.prompter.ask(self.messages(episode), read, prompt=form.name, schema=form.schema)
 
     # --- the prompt -------------------------------------------------------------------------------------------------------
 
@@ -257,65 +226,6 @@ class Model:
             f"the observation {prediction.observation[:120]!r} is no JSON {kinds.pop()}, which every recorded answer of the "
             f"tool {call.name!r} is"
         )
-
-
-def chat_model_of(model: BaseChatModel | str | None) -> BaseChatModel | None:
-    """The chat model that is given or named. Raises `ConfigurationError` for anything else."""
-    if isinstance(model, str):
-        return load_chat_model(model)
-    if model is not None and not isinstance(model, BaseChatModel):
-        raise ConfigurationError(f"{model!r} is no chat model; give one, or its name")
-    return model
-
-
-async def ask_until_read(
-    chat: Chat,
-    messages: Sequence[BaseMessage],
-    read: Callable[[str], Value],
-    *,
-    hosted: Hosted | None,
-    retries: int,
-) -> Value:
-    """The answer as `read` takes it. An answer that cannot be read is asked for again, with the reason, `retries` times."""
-    messages = list(messages)
-    for attempt in range(retries + 1):
-        with unrecorded():
-            answer = await (hosted.aask(chat, messages) if hosted else chat.ainvoke(messages))
-        try:
-            return read(answer.text)
-        except PredictionFailed as error:
-            if attempt == retries:
-                raise
-            text = answer.text or "(nothing)"  # providers refuse an empty message
-            messages += [AIMessage(text), HumanMessage(f"That could not be read: {error}. Answer again, in the form.")]
-    raise AssertionError("unreachable: the last attempt raises")
-
-
-def answer_key(model: object, prompt: str, version: str, messages: Sequence[BaseMessage]) -> str:
-    """The key under which an answer is remembered: model, prompt, version, and every text of the conversation."""
-    parts = (name_of(model), prompt, version, *(message.text for message in messages))
-    return sha256("".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "replace")).hexdigest()
-
-
-def keep(cache: dict[Any, Value], key: Any, value: Value, limit: int) -> None:
-    """Put a value into a dict that forgets its oldest beyond `limit`."""
-    if len(cache) >= limit:
-        cache.pop(next(iter(cache)), None)
-    cache[key] = value
-
-
-@contextmanager
-def _outgrown(messages: Sequence[BaseMessage]) -> Iterator[None]:
-    """Turn an episode that outgrows the model's context into `PredictionFailed`: played again it would do so again.
-
-    A first question that does not fit is the settings' fault, and stays a `ContextExceeded`.
-    """
-    try:
-        yield
-    except ContextExceeded as error:
-        if not any(isinstance(message, AIMessage) for message in messages):
-            raise
-        raise PredictionFailed(f"the dreamed episode has outgrown the experience model: {error}") from error
 
 
 def _consistent(prediction: Prediction) -> Prediction:

@@ -27,8 +27,7 @@ class Recorded:
         self.index = TraceIndex.of(traces)
 
     def respond(self, episode: Episode) -> Answer | None:
-        if not episode.steps:
-            self.index.refresh()
+        self.index.refresh(only_once=bool(episode.steps))
         if (call := self.index.call(episode.action)) is None:
             return None
         return self._repeated(episode, call) or self._recorded(episode, call)
@@ -101,10 +100,8 @@ class References:
         tools = {tool["name"] for tool in schemas(task)}
         return [
             each
-            for each in self.index.references(task)
-            if (own_traces or each.task_id != task.id)
-            and (self.conversations or each.turns < 2)
-            and (not tools or tools.issuperset(call.tool for call in each.effects))
+            for each in self.index.references(task, own_traces=own_traces)
+            if (self.conversations or each.turns < 2) and (not tools or tools.issuperset(call.tool for call in each.effects))
         ]
 
     def decides(self, task: Task) -> bool:

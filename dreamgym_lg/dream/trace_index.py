@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from functools import lru_cache, partial
 from threading import Lock
 from typing import Any, NamedTuple
@@ -81,7 +82,8 @@ class TraceIndex:
         """(task id, or `/` and an environment; call; writing calls before it) -> (answer, valid) -> votes."""
         self.successes: dict[tuple[str, ...], list[Success]] = {}
         """By task, and by instruction (`_success_keys`)."""
-        self._replay_buffer, self._tools, self._writes = replay_buffer, list(tools), writes
+        self.tools = list(tools)
+        self._replay_buffer, self._writes = replay_buffer, writes
         self._pass_through = frozenset(pass_through)
         defaults = {tool.name: _defaults(tool) for tool in tools}
         self.call = lru_cache(100_000)(partial(comparable_call, defaults=defaults))
@@ -95,8 +97,13 @@ class TraceIndex:
         """The index that is given, or a new one of a replay buffer."""
         return traces if isinstance(traces, TraceIndex) else cls(traces)
 
-    def refresh(self) -> None:
-        """Read the buffer's trajectories, if others are in it than when they were last read."""
+    def refresh(self, *, only_once: bool = False) -> None:
+        """Read the buffer's trajectories, if others are in it than when they were last read.
+
+        Args: `only_once`, do not look again once they were read.
+        """
+        if only_once and self._read is not None:
+            return
         with self._lock:
             now = self._replay_buffer.changes(self._read.newest if self._read is not None else 0)
             if self._read is None or now.real or now.held_out != self._read.held_out:
@@ -105,11 +112,14 @@ class TraceIndex:
 
     def _build(self, records: Sequence[Record]) -> None:
         traces = [[(step[0], step[1]) for step in each.steps if step[2]] for each in records if each.split == "train"]
-        self.uses = find_tool_uses(self._tools, traces, writes=self._writes)
-        self._free_text = _find_free_text(records, self.writes)
-        self.answers, self.successes = {}, {}
+        new = copy(self)
+        new.uses = find_tool_uses(self.tools, traces, writes=self._writes)
+        new._free_text = _find_free_text(records, new.writes)
+        new.answers, new.successes = {}, {}
         for record in records:
-            self._add(record)
+            new._add(record)
+        names = ("uses", "_free_text", "answers", "successes")
+        self.__dict__.update({name: getattr(new, name) for name in names})  # at once, for those who read meanwhile
 
     def _add(self, record: Record) -> None:
         calls = [self.call(step[0]) for step in record.steps]
@@ -148,12 +158,14 @@ class TraceIndex:
         free = {name for name, value in call.arguments if (call.tool, name) in self._free_text and _is_text(value)}
         return Call(call.tool, tuple((name, "..." if name in free else value) for name, value in call.arguments))
 
-    def references(self, task: Task) -> list[Success]:
-        """The recorded successes of the task: of its id, else of its instruction in the same world."""
-        for key in _success_keys(task.id, task.environment, task.instruction, task.split):
-            if key in self.successes:
-                return self.successes[key]
-        return []
+    def references(self, task: Task, *, own_traces: bool = True) -> list[Success]:
+        """The recorded successes of the task: of its id, else of its instruction in the same world.
+
+        Args: `own_traces`, False to leave out those of the task's own id.
+        """
+        keys = _success_keys(task.id, task.environment, task.instruction, task.split)
+        own, alike = (self.successes.get(key, []) for key in keys)
+        return own or alike if own_traces else [each for each in alike if each.task_id != task.id]
 
 
 def worlds_of(task_id: str, environment: str) -> tuple[str, str]:

@@ -1,9 +1,5 @@
 """The usual dream of a tool agent."""
 
-from collections.abc import Sequence
-
-from langchain_core.tools import BaseTool
-
 from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.dream.judges import ModelJudge
 from dreamgym_lg.dream.model import Model
@@ -12,16 +8,16 @@ from dreamgym_lg.dream.schemas import Schemas
 from dreamgym_lg.dream.trace_index import TraceIndex
 
 
-def usual_dream(model: Model, index: TraceIndex | None = None, *, tools: Sequence[BaseTool] = ()) -> Dream:
+def usual_dream(model: Model, index: TraceIndex | None = None) -> Dream:
     """Tools' schemas, recorded answers and then the experience model answer; recorded successes and then it judge.
 
     Args:
-        index: Of the real traces. Default: of the model's replay buffer; without one, no traces answer or judge.
-        tools: The agent's own, which validate arguments.
+        index: Of the real traces, with the agent's tools, which validate arguments. Default: of the model's replay buffer;
+            without one, no traces answer or judge.
     """
     if index is None and model.replay_buffer is not None:
         index = TraceIndex(model.replay_buffer)
     if index is None:
-        return Dream([Schemas(tools), model], judges=[ModelJudge(model)])
+        return Dream([Schemas(), model], judges=[ModelJudge(model)])
     references = References(index)
-    return Dream([Schemas(tools), Recorded(index), model], judges=[references, ModelJudge(model, references=references)])
+    return Dream([Schemas(index.tools), Recorded(index), model], judges=[references, ModelJudge(model, references=references)])
