@@ -104,7 +104,7 @@ def asked_action(messages: list[BaseMessage]) -> str:
 
 def door_world(messages: list[BaseMessage]) -> str:
     """The experience model of a world of two steps: `open door`, then `go north`; `jump` fails it."""
-    open_already = any(message.type == "ai" and "reward 0.5" in message.text for message in messages)
+    open_already = any(message.type == "ai" and "The door is open." in message.text for message in messages)
     match asked_action(messages), open_already:
         case "open door", False:
             return "valid, it brings progress\nreward 0.5, continues\nThe door is open."

@@ -1,0 +1,272 @@
+"""Recorded answers: byte for byte, behind the same writing calls, and none where records disagree or must not answer."""
+
+import json
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from orders import CANCEL, DONE, NOTE, ORDER, PAID, REFUND, REFUNDED, Says, order_task, play, plays_and_judges, trace
+
+from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.dream import Answer, Dream, Episode, Model, ModelJudge, Recorded
+from dreamgym_lg.dream.trace_index import TraceIndex
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.types import Step, Task, Trajectory
+
+READS = {"get_order", "get_user"}
+
+
+class Desk:
+    """A dream of recorded answers and a language model that answers the rest with a number of its own."""
+
+    def __init__(self, scripted: Any, buffer: ReplayBuffer) -> None:
+        self.chat = plays_and_judges(scripted)
+        self.index = _OnlyTheseRead(buffer)
+        self.dream = Dream([Recorded(self.index), Model(self.chat)], judges=[ModelJudge(self.chat)])
+
+    def play(self, of: Task, *actions: str) -> list[Any]:
+        return play(self.dream.create_environment(), of, *actions)
+
+    def decided(self, of: Task, *actions: str) -> list[tuple[str, str]]:
+        """Observation of each step, and which part decided it."""
+        return [(result.observation, result.info["decided_by"]) for result in self.play(of, *actions)]
+
+
+class _OnlyTheseRead(TraceIndex):
+    """As with `writes=`, but for tools that no trace holds yet."""
+
+    def writes(self, tool: str) -> bool:
+        return tool not in READS
+
+
+@pytest.fixture
+def desk(scripted: Any, buffer: ReplayBuffer) -> Desk:
+    return Desk(scripted, buffer)
+
+
+# --- the same call ----------------------------------------------------------------------------------------------------
+
+
+def test_a_recorded_call_is_answered_byte_for_byte_and_the_model_fills_only_the_rest(buffer: ReplayBuffer, desk: Desk) -> None:
+    buffer.add(trace(order_task(), (ORDER, PAID), (REFUND, "ok"), (ORDER, REFUNDED), DONE))
+    other = order_task("t2")
+    recorded = [(PAID, "recorded"), ("ok", "recorded"), (REFUNDED, "recorded")]
+    assert desk.decided(other, ORDER, REFUND, ORDER) == recorded and not desk.chat.asked
+    assert desk.decided(other, CANCEL, ORDER) == [("dreamed 1", "model"), ("dreamed 2", "model")], "after another write"
+    spaced = '{"name": "get_order", "arguments": {"order_id":"W-204"}}'
+    assert desk.decided(other, spaced) == [(PAID, "recorded")], "one call in another spelling"
+    assert desk.decided(replace(other, environment="another"), ORDER)[0][1] == "model"
+
+
+def test_an_error_is_answered_as_the_error_that_it_was(buffer: ReplayBuffer, desk: Desk) -> None:
+    buffer.add(trace(order_task(), (REFUND, "Error: try later", False), (ORDER, PAID), DONE))
+    failed, after = desk.play(order_task("t2"), REFUND, ORDER)
+    assert (failed.observation, failed.info["valid"]) == ("Error: try later", False)
+    assert after.observation == PAID, "a refused call has written nothing"
+
+
+def test_the_experience_model_reads_recorded_answers_as_its_own(buffer: ReplayBuffer, desk: Desk) -> None:
+    """So the prompt behind them is one that it was trained on."""
+    buffer.add(trace(order_task(), (ORDER, PAID), DONE))
+    desk.play(order_task("t2"), ORDER, REFUND)
+    (prompt,) = desk.chat.asked
+    assert prompt[2].text == f"valid, no progress yet\nreward 0, continues\n{PAID}"
+
+
+def test_an_annotation_goes_with_its_answer_and_splits_no_vote(buffer: ReplayBuffer, desk: Desk) -> None:
+    for n, reasoning in enumerate(["It is paid.", "The money is there.", "No."]):
+        episode = trace(order_task(f"t{n}"), (ORDER, "other" if n == 2 else PAID), DONE)
+        buffer.add(replace(episode, steps=[replace(episode.steps[0], reasoning=reasoning), episode.steps[1]]))
+    (result,) = desk.play(order_task("new"), ORDER)
+    assert (result.observation, result.info["reasoning"]) == (PAID, "It is paid.")
+
+
+def test_a_call_is_repeated_within_an_episode_until_something_is_written(desk: Desk) -> None:
+    first, again, written, after, again_after = desk.play(order_task(), ORDER, ORDER, REFUND, ORDER, ORDER)
+    assert first.observation == again.observation == "dreamed 1" and again.info["decided_by"] == "recorded"
+    assert after.observation == again_after.observation != first.observation
+    assert len(desk.chat.asked) == 3
+    twice = [observation for observation, _ in desk.decided(order_task("t2"), REFUND, REFUND)]
+    assert twice[0] != twice[1], "the second refund is another act"
+
+
+def test_a_refused_write_changes_no_lookup(buffer: ReplayBuffer) -> None:
+    refuses = Says(Answer("Error", valid=False))
+    refuses.respond = lambda episode: Answer("Error", valid=False) if "cancel" in episode.action else Answer("x")  # type: ignore[method-assign]
+    dream = Dream([Recorded(_OnlyTheseRead(buffer)), refuses])
+    *_, last = play(dream.create_environment(), order_task(), ORDER, CANCEL, ORDER)
+    assert last.info["decided_by"] == "recorded"
+
+
+def test_text_agents_and_messages_are_answered_by_others(buffer: ReplayBuffer) -> None:
+    buffer.add(trace(order_task(), (ORDER, PAID), DONE))
+    house = Task(id="h", instruction="leave", environment="desk")
+    buffer.add(Trajectory(task=house, steps=[Step(observation="A door.", action="go", next_observation="Out.")]))
+    recorded = Recorded(buffer)
+    for action in ("go", DONE, '{"name": "get_order", "arguments": "{"}', "", "[1]"):
+        assert recorded.respond(Episode(task=order_task("t2"), action=action)) is None
+
+
+# --- which traces -----------------------------------------------------------------------------------------------------
+
+
+def test_traces_that_contradict_each_other_answer_by_their_majority_or_not_at_all(buffer: ReplayBuffer, desk: Desk) -> None:
+    tasks, new, decided = [order_task(f"t{n}") for n in range(4)], order_task("new"), []
+    for each, answer in zip(tasks, ["a", "b", "b", "a"], strict=True):
+        buffer.add(trace(each, (ORDER, answer), DONE))
+        decided.append(desk.decided(new, ORDER)[0])
+    assert [by for _, by in decided] == ["recorded", "model", "recorded", "model"]
+    assert [observation for observation, _ in decided[::2]] == ["a", "b"]
+    assert [desk.decided(each, ORDER)[0][0] for each in tasks] == ["a", "b", "b", "a"], "a task's own traces come first"
+
+
+def test_a_failed_and_a_valid_answer_of_the_same_words_are_two(buffer: ReplayBuffer, desk: Desk) -> None:
+    buffer.add(trace(order_task("t1"), (ORDER, "gone", False), DONE))
+    buffer.add(trace(order_task("t2"), (ORDER, "gone"), DONE))
+    assert desk.decided(order_task("new"), ORDER)[0][1] == "model"
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_what_a_trace_of_an_evaluation_task_holds_answers_nothing(buffer: ReplayBuffer, desk: Desk, split: Any) -> None:
+    held_out = order_task("held out", split=split)
+    buffer.add(trace(held_out, (ORDER, PAID), DONE))
+    for each in (order_task("t2"), held_out, order_task("t3", split=split)):
+        assert desk.decided(each, ORDER)[0][1] == "model"
+
+
+def test_a_task_that_is_held_out_answers_nothing_from_then_on(buffer: ReplayBuffer, desk: Desk) -> None:
+    buffer.add(trace(order_task(), (ORDER, PAID), DONE))
+    assert desk.decided(order_task("t2"), ORDER) == [(PAID, "recorded")]
+    buffer.add_tasks([order_task(split="test")])
+    assert desk.decided(order_task("t2"), ORDER)[0][1] == "model"
+
+
+def test_failed_and_dreamed_episodes_are_no_recordings_and_new_real_ones_are(buffer: ReplayBuffer, desk: Desk) -> None:
+    buffer.add(trace(order_task(), (ORDER, "dreamed"), DONE, source="synthetic"))
+    buffer.add(trace(order_task(), (ORDER, "broken"), DONE, index=1, error="OSError: away"))
+    assert desk.decided(order_task("t2"), ORDER)[0][1] == "model"
+    buffer.add(trace(order_task(), (ORDER, PAID), DONE, index=2, source="real"))
+    assert desk.decided(order_task("t2"), ORDER) == [(PAID, "recorded")]
+
+
+def test_measured_on_its_traces_a_task_does_not_know_them(buffer: ReplayBuffer, desk: Desk) -> None:
+    buffer.add(trace(order_task(), (ORDER, PAID), (REFUND, "ok"), DONE))
+
+    def decided(*steps: Step) -> str:
+        return str(desk.dream.resume(order_task(), steps).step(ORDER).info["decided_by"])
+
+    assert decided() == "model"
+    assert desk.decided(order_task(), ORDER)[0][1] == "recorded"
+    buffer.add(trace(order_task("t2"), (ORDER, PAID), DONE))
+    assert decided() == "recorded", "what another task's trace says still counts"
+    buffer.add(trace(order_task(), (ORDER, "other"), DONE, index=1))
+    buffer.add(trace(order_task(), (ORDER, "other"), DONE, index=2))
+    assert decided() == "recorded", "and this task's have no vote"
+    assert desk.decided(order_task("t3"), ORDER)[0][1] == "model", "two to two"
+
+
+def test_recorded_answers_are_known_behind_recorded_steps_at_once(buffer: ReplayBuffer) -> None:
+    """A dream that has played nothing yet, and is resumed in the middle of an episode, has read the traces too."""
+    buffer.add(trace(order_task(), (REFUND, "ok"), (ORDER, REFUNDED), DONE))
+    behind = Step(observation="Task t2.", action=REFUND, next_observation="ok")
+    result = Dream([Recorded(buffer)]).resume(order_task("t2"), [behind]).step(ORDER)
+    assert (result.observation, result.info["decided_by"]) == (REFUNDED, "recorded")
+
+
+# --- the index --------------------------------------------------------------------------------------------------------
+
+
+def test_a_buffer_is_read_again_only_where_real_trajectories_were_added(buffer: ReplayBuffer, monkeypatch: Any) -> None:
+    reads, records = [], buffer.records
+    monkeypatch.setattr(buffer, "records", lambda: reads.append(1) or records())
+    index = TraceIndex(buffer)
+    for number, source in enumerate(["offline", "synthetic", "synthetic", "real"]):
+        buffer.add(trace(order_task(), (ORDER, PAID), DONE, index=number, source=source))
+        index.refresh()
+        index.refresh()
+    assert len(reads) == 2
+
+
+def test_an_episode_that_plays_while_the_buffer_is_read_again_misses_nothing(buffer: ReplayBuffer, monkeypatch: Any) -> None:
+    buffer.add(trace(order_task(), (ORDER, PAID), (REFUND, "ok"), DONE))
+    index = TraceIndex(buffer)
+    index.refresh()
+    add, reading, going = TraceIndex._add, threading.Event(), threading.Event()
+
+    def slowly(self: TraceIndex, record: Any) -> None:
+        reading.set()
+        assert going.wait(10)
+        add(self, record)
+
+    monkeypatch.setattr(TraceIndex, "_add", slowly)
+    buffer.add(trace(order_task("t2"), (ORDER, PAID), DONE))
+    thread = threading.Thread(target=index.refresh)
+    thread.start()
+    assert reading.wait(10)
+    behind = Step(observation="", action=ORDER, next_observation=PAID)
+    answer = Recorded(index).respond(Episode(task=order_task("t3"), steps=[behind], action=REFUND))
+    going.set()
+    thread.join()
+    assert answer is not None and answer.observation == "ok"
+
+
+def test_recorded_answers_are_those_of_a_search_through_all_traces(buffer: ReplayBuffer) -> None:
+    """Random traces and questions against the definition, written down without an index."""
+    rng = random.Random(0)
+    calls = [render_call(name, {"id": id}) for name in ("get_order", "get_user", "refund", "cancel") for id in (1, 2)]
+    written = [trace(order_task(f"t{n % 5}"), *_random_acts(rng, calls), index=n) for n in range(40)]
+    buffer.extend(written)
+    dream = Dream([Recorded(TraceIndex(buffer, writes=["refund", "cancel"])), Says(Answer("nobody knows"), "nobody")])
+    known = 0
+    for _ in range(300):
+        task, own_traces = order_task(f"t{rng.randrange(8)}"), rng.random() < 0.7
+        environment = dream.create_environment() if own_traces else dream.resume(task)
+        environment.reset(task)
+        history: list[tuple[str, str]] = []
+        for call in rng.choices(calls, k=rng.randrange(1, 5)):
+            result = environment.step(call)
+            traces = written if own_traces else [each for each in written if each.task.id != task.id]
+            assert result.observation == (_by_definition(traces, task, history, call) or "nobody knows")
+            history.append((call, result.observation))
+            known += result.info["decided_by"] == "recorded"
+    assert 200 < known < 700, "both cases were seen"
+
+
+def _random_acts(rng: random.Random, calls: Sequence[str]) -> list[tuple[str, str]]:
+    return [(call, f"{json.loads(call)['name']} {rng.choice('aaab')}") for call in rng.choices(calls, k=4)]
+
+
+def _writes(calls: Sequence[str]) -> list[str]:
+    return [call for call in calls if "refund" in call or "cancel" in call]
+
+
+def _by_definition(traces: Sequence[Trajectory], of: Task, history: Sequence[tuple[str, str]], call: str) -> str | None:
+    since = len(history)
+    while since and not _writes([history[since - 1][0]]):
+        since -= 1
+    before = [answer for earlier, answer in history[since:] if earlier == call]
+    if before and not _writes([call]):
+        return before[-1]
+    for those in ([each for each in traces if each.task.id == of.id], traces):
+        answers = [
+            step.next_observation
+            for each in those
+            for position, step in enumerate(each.steps)
+            if step.action == call
+            and _writes([s.action for s in each.steps[:position]]) == _writes([earlier for earlier, _ in history])
+        ]
+        for answer in set(answers):
+            if 2 * answers.count(answer) > len(answers):
+                return answer
+    return None
+
+
+# --- calls by what they mean ------------------------------------------------------------------------------------------
+
+
+def test_conversations_answer_calls_too(buffer: ReplayBuffer, desk: Desk) -> None:
+    buffer.add(trace(order_task(), (render_answer("Which order?"), "W-204"), (ORDER, PAID), (NOTE, "ok"), DONE))
+    assert desk.decided(order_task("t2"), ORDER, NOTE) == [(PAID, "recorded"), ("ok", "recorded")]
