@@ -25,7 +25,7 @@ from dreamgym_lg.experiment.experience_models import is_local_model
 from dreamgym_lg.hosted.chat_model import load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
-from dreamgym_lg.simulate.context import Call
+from dreamgym_lg.simulate.episode import Call
 from dreamgym_lg.simulate.object_graph import reachable
 from dreamgym_lg.tasks import schemas
 from dreamgym_lg.types import Act, Task, Trajectory

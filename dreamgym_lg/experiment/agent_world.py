@@ -23,11 +23,13 @@ from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL, load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate import Allow, SimulatedAgent
-from dreamgym_lg.simulate.agent import EpisodeOptions, ResetReal, Verify
-from dreamgym_lg.simulate.doctor import Examination, examine, simulated_tools
+from dreamgym_lg.simulate.agent import ResetReal, Verify
+from dreamgym_lg.simulate.doctor import Examination, examine
+from dreamgym_lg.simulate.episode import EpisodeOptions
 from dreamgym_lg.simulate.loading import load_agent
 from dreamgym_lg.simulate.replay import RecordedPolicy, Replayed, as_dreamed, replay
 from dreamgym_lg.simulate.return_types import with_returns
+from dreamgym_lg.simulate.tool_code import simulated_tools
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
 from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS, Isolation
 from dreamgym_lg.types import Split, StepResult, Task, Trajectory

@@ -27,7 +27,7 @@ from dreamgym_lg.production.simulation import Simulation, Verify, judged
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate import Allow, Route
 from dreamgym_lg.simulate.agent import production_episodes
-from dreamgym_lg.simulate.context import active, aiterate_in_episode, iterate_in_episode
+from dreamgym_lg.simulate.context import aiterate_in_episode, guarded_episode, iterate_in_episode
 from dreamgym_lg.simulate.static_analysis import nodes_with_own_threads
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class TrafficRouter:
         self, graph: Pregel, play: Callable[..., Iterator[Any]], input: Any, config: RunnableConfig | None = None, **more: Any
     ) -> Iterator[Any]:
         """A run of `graph`, which `play` plays."""
-        if active() is not None:  # of a dream, or of another graph's policy
+        if guarded_episode() is not None:  # of a dream, or of another graph's policy
             yield from play(input, config, **more)
             return
         run = self._watch(graph, config)
@@ -153,7 +153,7 @@ class TrafficRouter:
         **more: Any,
     ) -> AsyncIterator[Any]:
         """As `stream`; the log is read and written in other threads."""
-        if active() is not None:
+        if guarded_episode() is not None:
             async for chunk in play(input, config, **more):
                 yield chunk
             return

@@ -1,12 +1,11 @@
 """Unmodified LangGraph agents in the dream: their models answered by the policy, their tools by an environment."""
 
-from dreamgym_lg.simulate.agent import EpisodeOptions, SimulatedAgent, simulated, with_policy
-from dreamgym_lg.simulate.context import Call
+from dreamgym_lg.simulate.agent import SimulatedAgent, with_policy
+from dreamgym_lg.simulate.context import Blocked, RealAccessBlocked
 from dreamgym_lg.simulate.doctor import Examination, Part, examine
-from dreamgym_lg.simulate.episode import SimulatedEpisode
-from dreamgym_lg.simulate.guard.checks import Allow
-from dreamgym_lg.simulate.guard.guard import Blocked, RealAccessBlocked
-from dreamgym_lg.simulate.route import Route
+from dreamgym_lg.simulate.episode import Call, EpisodeOptions, Route
+from dreamgym_lg.simulate.guard_checks import Allow
+from dreamgym_lg.simulate.simulated import SimulatedEpisode, simulated
 
 __all__ = [
     "Allow",

@@ -1,4 +1,4 @@
-"""An unmodified graph as what `rollout` plays, and as what goes back to production."""
+"""Plays an unmodified graph's episodes for `rollout`, and puts a policy into a graph for production."""
 
 import asyncio
 import logging
@@ -10,20 +10,17 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
-from langgraph.types import Interrupt
 
 from dreamgym_lg.actions import render_answer, render_malformed
-from dreamgym_lg.environment import Environment, EpisodeContext
+from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import AccessBlocked, ConfigurationError, EnvironmentFailed
-from dreamgym_lg.simulate.context import ActiveEpisode, active, aiterate_in_episode, iterate_in_episode
-from dreamgym_lg.simulate.episode import Invocable, SimulatedEpisode
-from dreamgym_lg.simulate.guard.checks import Allow
-from dreamgym_lg.simulate.guard.guard import RealAccessBlocked
-from dreamgym_lg.simulate.install import install_answering
-from dreamgym_lg.simulate.route import Route, check_route
-from dreamgym_lg.simulate.static_analysis import check_tool_names, nodes_with_own_threads
+from dreamgym_lg.simulate.context import RealAccessBlocked, aiterate_in_episode, guarded_episode, iterate_in_episode
+from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, Route, check_names
+from dreamgym_lg.simulate.simulated import Invocable, SimulatedEpisode, install_answering
+from dreamgym_lg.simulate.static_analysis import nodes_with_own_threads
+from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.token_recorder import TokenRecorder
-from dreamgym_lg.types import Act, Step, StepResult, Task
+from dreamgym_lg.types import Act, Step, Task
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +38,6 @@ episode a world of its own, or take a lock.
 """
 
 
-class EpisodeOptions(TypedDict, total=False):
-    """The options of `simulated`, which says what each means."""
-
-    route: Route | None
-    pass_through: Sequence[str]
-    simulate_nodes: Sequence[str]
-    allow: Allow | None
-    respond: Callable[[Interrupt], Any]
-    recursion_limit: int | None
-
-
 class AgentInput(TypedDict):
     """What `rollout` gives an agent."""
 
@@ -66,45 +52,8 @@ class AgentState(TypedDict, total=False):
     success: bool
 
 
-def simulated(
-    graph: Invocable,
-    *,
-    policy: BaseChatModel,
-    environment: Environment,
-    task: Task | None = None,
-    **options: Unpack[EpisodeOptions],
-) -> SimulatedEpisode:
-    """Run `graph` in the dream: `with simulated(...) as episode: state = episode.invoke(payload)`, or `async with`.
-
-    Inside the block every run of the graph, by `episode.invoke` or by its own methods, has its chat models answered by
-    `policy`, its tool calls by `environment` (an action is `render_call`'s text), and nothing real touched: the guard raises
-    `RealAccessBlocked` there, and again at the block's end if it was swallowed. What the environment raises ends the block too.
-    Afterwards `episode` holds `steps`, `calls`, `blocked` and `truncated`.
-
-    Args:
-        graph: A compiled graph, or any object with `invoke` that runs one.
-        policy: The chat model that is trained; tools reach it in OpenAI's form.
-        environment: Plays the tools; one instance per concurrent episode.
-        task: What the environment is reset to; None if it has been.
-        route: The nodes whose models the policy answers for (`Route`); the others keep their production models. Default: all.
-        pass_through: Names of tools that really run, under the guard. State tools and sub-agents do by themselves.
-        simulate_nodes: Nodes of plain code that the environment answers instead.
-        allow: Hosts and paths that may be touched.
-        respond: Answers interrupts; by default everything is approved.
-        recursion_limit: Steps of the graph, at which the episode is truncated. Default: what the graph's own config says
-            (`with_config(recursion_limit=...)`), else 50; `create_agent`'s 9,999 counts as none.
-
-    Raises `ConfigurationError` for a missing environment, for unknown names, and for options outside their range.
-    """
-    if environment is None:
-        raise ConfigurationError("simulated(environment=None): a dream needs an Environment that plays the tools")
-    check_route(graph, options.get("route"))
-    check_tool_names(graph, options.get("pass_through", ()))
-    return SimulatedEpisode(graph, policy=policy, environment=environment, task=task, **options)
-
-
 class SimulatedAgent:
-    """What `rollout` plays: an unmodified graph with the policy in it, in the dream or, with `real=True`, on its own tools.
+    """Plays an unmodified graph with the policy in it, in the dream or, with `real=True`, on its own tools.
 
     The last step's reward is the episode's: the outcome, 0 to 1, of a task that the agent brought to its end. An episode
     that was cut short (recursion limit, the world's step limit, endless interrupts) has reward 0 and no success: its outcome
@@ -138,8 +87,7 @@ class SimulatedAgent:
             )
         if reset_real is not None and not real:
             raise ConfigurationError("reset_real= with real=False: a dreamed episode has no real world to reset; leave it away")
-        check_route(graph, options.get("route"))
-        check_tool_names(graph, options.get("pass_through", ()))
+        check_names(graph, options.get("route"), options.get("pass_through", ()))
         self.graph, self.policy, self.verify, self.real, self.options = graph, policy, verify, real, options
         self.reset_real, self._alone = reset_real, asyncio.Lock()
         self.payload = payload or (lambda task: {"messages": [HumanMessage(task.instruction)]})
@@ -162,8 +110,8 @@ class SimulatedAgent:
             raise ConfigurationError(
                 "this agent is simulated, so rollout needs create_environment=; with real=True and verify= its own tools run"
             )
-        world = None if self.real else context.environment
-        episode = SimulatedEpisode(self.graph, policy=self.policy, environment=world, task=task, **self.options)
+        environment = None if self.real else context.environment
+        episode = SimulatedEpisode(self.graph, policy=self.policy, environment=environment, task=task, **self.options)
         failure: Exception | None = None
         final: Any = None
         async with self._reset(task):
@@ -209,25 +157,27 @@ class SimulatedAgent:
         """
         malformed = malformed_call(final)
         answer = malformed or render_answer(final_answer(final))
-        result, reward, success, decided_by = episode.last, 0.0, False, "schema" if malformed and not self.real else ""
+        result, reward, success = episode.last, 0.0, False
+        decided_by, judged_by = "schema" if malformed and not self.real else "", ""
         if not episode.truncated and self.verify is not None:
-            result, reward = None, _verified(self.verify, task, final)
-            success, decided_by = reward >= 1, "" if self.real else "verify"
-        elif not episode.truncated and (episode.last or not malformed):
-            result = episode.last or await episode.environment.astep(answer)
+            result, reward, judged_by = None, _verified(self.verify, task, final), "verify"
+            success = reward >= 1
+        elif not episode.truncated and (result or not malformed):
+            result = result or await episode.environment.astep(answer)
             reward, success = result.reward, bool(result.info.get("success", False))
-            decided_by = str(result.info.get("decided_by", ""))
+            decided_by, judged_by = (str(result.info.get(key, "")) for key in ("decided_by", "judged_by"))
         steps = episode.steps
         last = Step(
-            observation=steps[-1].next_observation if steps else task.instruction,
+            observation=steps[-1].next_observation if steps else first_observation(task),
             action=answer,
             next_observation=result.observation if result else "",
             reward=reward,
             terminated=not episode.truncated,
             truncated=episode.truncated,
             valid=not malformed,
-            reasoning=_reasoning(result),
+            reasoning=str(result.info.get("reasoning", "")) if result else "",
             decided_by=decided_by,
+            judged_by=judged_by,
         )
         return {"steps": [*steps, last], "acts": episode.acts, "success": success}
 
@@ -237,10 +187,6 @@ def _verified(verify: Verify, task: Task, final: Any) -> float:
     if not 0 <= reward <= 1:
         raise ConfigurationError(f"verify returned {reward:g} for task {task.id}; a reward is 0 to 1, 1 a success")
     return reward
-
-
-def _reasoning(result: StepResult | None) -> str:
-    return str(result.info.get("reasoning", "")) if result else ""
 
 
 def final_answer(state: Any) -> str:
@@ -262,6 +208,9 @@ def malformed_call(state: Any) -> str:
 
 def _messages(state: Any) -> Any:
     return state.get("messages") if isinstance(state, dict) else getattr(state, "messages", state)
+
+
+# --- production ---------------------------------------------------------------------------------------------------------------
 
 
 def with_policy(
@@ -292,15 +241,15 @@ def with_policy(
     episode = production_episodes(graph, policy, route=route, pass_through=pass_through)
     return derive(
         graph,
-        lambda served, run, *args, **kwargs: iterate_in_episode(run(*args, **kwargs), active() or episode(served)),
-        lambda served, run, *args, **kwargs: aiterate_in_episode(run(*args, **kwargs), active() or episode(served)),
+        lambda served, run, *args, **kwargs: iterate_in_episode(run(*args, **kwargs), guarded_episode() or episode(served)),
+        lambda served, run, *args, **kwargs: aiterate_in_episode(run(*args, **kwargs), guarded_episode() or episode(served)),
     )
 
 
 def production_episodes(
     graph: Pregel, policy: BaseChatModel, *, route: Route | None = None, pass_through: Sequence[str] = ()
-) -> Callable[[Pregel], ActiveEpisode]:
-    """What creates the episode of one real run in which `policy` answers, given the graph that runs; see `with_policy`."""
+) -> Callable[[Pregel], AgentEpisode]:
+    """Creates the episode of one real run in which `policy` answers, given the graph that runs; see `with_policy`."""
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
             f"{type(graph).__name__} is no compiled graph; give what StateGraph.compile or create_agent returns"
@@ -309,8 +258,7 @@ def production_episodes(
         raise ConfigurationError(
             f"policy={policy!r} is no chat model: give one without bound tools; load_policy(folder) reads an exported policy"
         )
-    check_route(graph, route)
-    check_tool_names(graph, pass_through)
+    check_names(graph, route, pass_through)
     if threaded := nodes_with_own_threads(graph):
         logger.warning(
             "%s start threads of their own, which carry no context: a model asked there is not the policy; "
@@ -318,9 +266,9 @@ def production_episodes(
             ", ".join(threaded),
         )
 
-    def episode(served: Pregel) -> ActiveEpisode:
+    def episode(served: Pregel) -> AgentEpisode:
         install_answering()
-        return SimulatedEpisode(served, policy=policy, environment=None, route=route, pass_through=pass_through)
+        return AgentEpisode(served, policy=policy, environment=None, route=route, pass_through=pass_through)
 
     return episode
 
@@ -329,7 +277,7 @@ def derive(graph: Graph, stream: Callable[..., Iterator[Any]], astream: Callable
     """A graph of the same class that shares all parts of `graph` and whose runs, of whatever kind, go through two functions.
 
     Args: `stream` and `astream`, given the new graph, what `graph` runs by, and the arguments of the run. They have to leave
-    a run alone that is part of a dream (`active()`).
+    a run alone that is part of a dream (`guarded_episode()`).
     """
     kind: type[Any] = type(graph)
 

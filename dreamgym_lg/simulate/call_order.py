@@ -1,38 +1,15 @@
-"""The order of tool calls: those of one reply reach the environment in their order, and no two at once."""
+"""Keeps the order of tool calls: those of one reply reach the environment in their order, and no two at once."""
 
 import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.types import ActKind
 
 ABSENT_SECONDS = 1.0
 """How long a call waits for an earlier one of the same reply that has not begun: a person may have refused it."""
-
-
-@dataclass(kw_only=True)
-class PendingStep:
-    """A step or an act whose answer may still change: LangChain words it for the policy once the tool has returned."""
-
-    action: str
-    answer: str = ""
-    place: tuple[int, int] | None = None
-    """Of its call, as `CallOrder.place` says."""
-    valid: bool = True
-    reasoning: str = ""
-    decided_by: str = ""
-    line: str = ""
-    kind: ActKind | None = None
-    """None for a step."""
-
-    def is_before(self, other: "PendingStep") -> bool:
-        """Whether one reply asked for both, for this one first."""
-        first, second = self.place, other.place
-        return first is not None and second is not None and first[0] == second[0] and first[1] < second[1]
 
 
 class CallOrder:
@@ -44,17 +21,18 @@ class CallOrder:
         self._earlier: dict[str, tuple[str, ...]] = {}
         self._begun: set[str] = set()
         self._ended: set[str] = set()
-        self._asking = threading.Lock()
-        self._asked_on: asyncio.AbstractEventLoop | None = None
+        self._turn = threading.Lock()
+        self._turn_loop: asyncio.AbstractEventLoop | None = None
+        """The event loop on which a call has its turn."""
 
     def add_reply(self, ids: Sequence[str]) -> None:
         """The policy asked for these calls, in this order; small models use the same ids in every reply, and within one."""
         self._replies += 1
         self._begun.difference_update(ids)
         self._ended.difference_update(ids)
-        for place, asked in reversed(list(enumerate(ids))):  # of calls with one id, the first place counts
-            self._earlier[asked] = tuple(earlier for earlier in ids[:place] if earlier != asked)
-            self._places[asked] = self._replies, place
+        for place, call_id in reversed(list(enumerate(ids))):  # of calls with one id, the first place counts
+            self._earlier[call_id] = tuple(earlier for earlier in ids[:place] if earlier != call_id)
+            self._places[call_id] = self._replies, place
 
     def place(self, call_id: str | None) -> tuple[int, int] | None:
         """Number of the reply that asked for a call, and the call's number in it."""
@@ -80,57 +58,52 @@ class CallOrder:
         On an event loop's thread nothing else goes on while it waits, so it waits for no other call there. Raises
         `ConfigurationError` where it would wait for ever.
         """
-        loop = _running_loop()
-        if loop is not None and self._asked_on is loop:
+        try:
+            loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        if loop is not None and self._turn_loop is loop:
             raise ConfigurationError(
                 "a tool was called synchronously in async code while another call of the same episode waits for its answer: "
                 "call `await tool.ainvoke(...)` there, or `asyncio.to_thread`"
             )
-        free = self._is_free(call_id) if loop is None else self._asking.acquire
-        for seconds in _pauses(free):
+        for seconds in _pauses(self._turn.acquire if loop is not None else self._take_turn(call_id)):
             time.sleep(seconds)
         try:
             yield
         finally:
-            self._asking.release()
+            self._turn.release()
 
     @asynccontextmanager
     async def aturn(self, call_id: str | None) -> AsyncIterator[None]:
         """As `turn`."""
-        for seconds in _pauses(self._is_free(call_id)):
+        for seconds in _pauses(self._take_turn(call_id)):
             await asyncio.sleep(seconds)
-        self._asked_on = asyncio.get_running_loop()
+        self._turn_loop = asyncio.get_running_loop()
         try:
             yield
         finally:
-            self._asked_on = None
-            self._asking.release()
+            self._turn_loop = None
+            self._turn.release()
 
-    def _is_free(self, call_id: str | None) -> Callable[[], bool]:
+    def _take_turn(self, call_id: str | None) -> Callable[[], bool]:
         """A function that takes the turn if every earlier call of the same reply has ended, or will not come."""
         since = time.monotonic()
 
-        def free() -> bool:
+        def take() -> bool:
             waiting = [earlier for earlier in self._earlier.get(call_id or "", ()) if earlier not in self._ended]
             if any(earlier in self._begun for earlier in waiting):
                 return False
             if waiting and time.monotonic() - since < ABSENT_SECONDS:
                 return False
-            return self._asking.acquire(blocking=False)
+            return self._turn.acquire(blocking=False)
 
-        return free
+        return take
 
 
-def _pauses(free: Callable[[], bool]) -> Iterator[float]:
+def _pauses(take: Callable[[], bool]) -> Iterator[float]:
     """Seconds to wait before each further try."""
     seconds = 0.0005
-    while not free():
+    while not take():
         yield seconds
         seconds = min(2 * seconds, 0.02)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

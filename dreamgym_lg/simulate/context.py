@@ -1,25 +1,18 @@
-"""Which episode the running code belongs to, and what the patched classes ask of it.
+"""Knows the episode that the running code belongs to.
 
-One ContextVar holds the episode: LangGraph copies the context into every task and thread, so that concurrent episodes stay
-apart and production calls in between see none at all. Threads and tasks that the graph starts by itself may outlive their
-episode and be given work by others: there it holds a `Worker`, which knows whose work is at hand.
+One ContextVar holds it: LangGraph copies the context into every task and thread, so that concurrent episodes stay apart and
+production calls in between see none at all. Threads and tasks that the graph starts by itself may outlive their episode and
+be given work by others: there the variable holds a `Worker`, which knows whose work is at hand.
 """
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage
-from langchain_core.tools import BaseTool
-from langgraph.pregel import Pregel
-
 from dreamgym_lg.errors import OwnerUnknown
-from dreamgym_lg.simulate.call_order import CallOrder, PendingStep
-from dreamgym_lg.types import ActKind
 
 T = TypeVar("T")
 
@@ -28,32 +21,37 @@ class EpisodeBroken(BaseException):
     """Ends a graph whose world has failed or ended, past every `except Exception`; `cause` or `last` of the episode say why."""
 
 
-class Call(NamedTuple):
-    """A production model's call, as a route sees it."""
+class Blocked(NamedTuple):
+    """One real access that was stopped."""
 
-    node: str
-    """Name of the graph's node that made it."""
-    namespace: str
-    """LangGraph's checkpoint namespace: the path of nested graphs."""
-    agent: str
-    """`name=` of the `create_agent` that made it."""
-    model: str
-    streamed: bool
+    event: str
+    """Python's name of it, e.g. `socket.connect`."""
+    target: str
+    where: str
+    """The user's own line that led to it."""
+
+    def __str__(self) -> str:
+        return f"{self.event} of {self.target} at {self.where}"
+
+
+class RealAccessBlocked(BaseException):
+    """Raised at the place of a real access inside a dream; a `BaseException`, because users write `except Exception`."""
+
+    def __init__(self, *blocked: Blocked) -> None:
+        first = "; ".join(map(str, blocked[:3]))
+        super().__init__(f"a dreamed episode must not touch the real world: {first}; allow it with allow=, or simulate it")
+        self.blocked = blocked
 
 
 class AccessGuard(Protocol):
-    """What stands between an episode's code and the real world."""
+    """Stands between an episode's code and the real world."""
 
     def check(self, event: str, args: Sequence[Any]) -> None:
         """Raise `RealAccessBlocked` unless this audit event of Python, with its arguments, may happen."""
 
 
-class ActiveEpisode(Protocol):
-    """What the patched classes ask of the episode that the running code belongs to."""
-
-    @property
-    def policy(self) -> BaseChatModel:
-        """Answers the model calls that the episode selects."""
+class ContextEpisode(Protocol):
+    """An episode as the context, its threads and its guard know it; what answers there is `episode.Episode`."""
 
     @property
     def guard(self) -> AccessGuard | None:
@@ -61,51 +59,11 @@ class ActiveEpisode(Protocol):
 
     @property
     def owns_threads(self) -> bool:
-        """Whether threads and pool work that its code starts belong to it; in production they are left as they are."""
+        """Threads and pool work that its code starts belong to it; in production they are left as they are."""
 
     @property
     def ended(self) -> bool:
         """Its block was left: whatever of its code still runs is answered by nobody."""
-
-    @property
-    def graph(self) -> object:
-        """What runs: a graph, or an object that holds one."""
-
-    @property
-    def call_order(self) -> CallOrder: ...
-
-    def selects(self, call: Call) -> bool:
-        """Whether the policy answers this call."""
-
-    def register_tools(self, tools: Sequence[dict[str, Any]]) -> None:
-        """The policy was shown these tools (OpenAI's form)."""
-
-    def record_call(self, call: Call, messages: Sequence[BaseMessage]) -> None:
-        """The policy answered this call with these messages."""
-
-    def passes(self, tool: BaseTool) -> bool:
-        """Whether this tool's body runs."""
-
-    def runs_anyway(self, tool: BaseTool) -> bool:
-        """Whether this tool's body runs in a dream too."""
-
-    def owner_of_body(self, tool: BaseTool) -> "ActiveEpisode | None":
-        """The episode that the body of a tool that runs belongs to; None: production."""
-
-    def play(self, action: str, call_id: str | None, read: Callable[[str], T], *, line: str) -> tuple[PendingStep, T]:
-        """The environment answers an action; `read` makes of its answer what the graph gets."""
-
-    async def aplay(self, action: str, call_id: str | None, read: Callable[[str], T], *, line: str) -> tuple[PendingStep, T]:
-        """As `play`."""
-
-    def add_step(self, action: str, answer: str, call_id: str | None, *, valid: bool = True, line: str) -> PendingStep:
-        """Record a call that the environment did not answer."""
-
-    def add_act(self, kind: ActKind, text: str, call_id: str | None = None, *, line: str) -> PendingStep:
-        """Record what is no step, as it begins."""
-
-    def twin(self, graph: Pregel) -> Pregel:
-        """The graph as the episode runs it."""
 
 
 class Worker:
@@ -117,25 +75,26 @@ class Worker:
     node gave by a queue; no guard stands there, and once the episode has ended it is production's again.
     """
 
-    def __init__(self, name: str, started_at: str, owners: Sequence[ActiveEpisode | None], *, lent: bool = False) -> None:
+    def __init__(self, name: str, started_at: str, owners: Sequence[ContextEpisode | None], *, lent: bool = False) -> None:
         self.name, self.started_at, self.lent = name, started_at, lent
         self._owners = list(owners)
         """Who gave the work at hand; more than one while a batch is collected."""
         self._queues: dict[int, object] = {}
         """Those that have brought an episode's work; kept, since the id of a collected object is used again."""
-        self._asked = True
+        self._collecting = False
+        """It has taken work and has not acted on it yet."""
 
     @property
-    def owner(self) -> ActiveEpisode | None:
+    def owner(self) -> ContextEpisode | None:
         """The episode whose guard stands; None where all the work at hand is production's."""
         return None if self.lent else next((owner for owner in self._owners if owner is not None), None)
 
     @property
     def is_returned(self) -> bool:
-        """Lent, and no longer: whoever gave it the work at hand has ended."""
+        """It was lent, and whoever gave it the work at hand has ended."""
         return self.lent and all(owner is None or owner.ended for owner in self._owners)
 
-    def take(self, queue: object, owner: ActiveEpisode | None) -> None:
+    def take(self, queue: object, owner: ContextEpisode | None) -> None:
         """A queue gave it what `owner` had put there; None: production had.
 
         A queue that has brought no episode's work yet gives it none of production's either: it brings answers.
@@ -144,17 +103,17 @@ class Worker:
             self._queues[id(queue)] = queue
         elif id(queue) not in self._queues:
             return
-        collected = [] if self._asked else [other for other in self._owners if other is not owner]
-        self._owners, self._asked = [*collected, owner], False
+        others = [other for other in self._owners if other is not owner] if self._collecting else []
+        self._owners, self._collecting = [*others, owner], True
 
     def start(self, name: str, started_at: str) -> "Worker | None":
         """A thread or task that it starts for the work at hand; None: it is production's."""
-        self._asked = True
+        self._collecting = False
         return None if self._owners == [None] else Worker(name, started_at, self._owners)
 
-    def ask(self) -> ActiveEpisode | None:
+    def answering_episode(self) -> ContextEpisode | None:
         """Who answers a call for the work at hand. Raises `OwnerUnknown` if it is the work of more than one."""
-        self._asked = True
+        self._collecting = False
         if len(self._owners) > 1:
             raise OwnerUnknown(
                 f"{self.name}, started at {self.started_at}, asks a model or tool for work of more than one run at once "
@@ -164,46 +123,45 @@ class Worker:
         return self._owners[0]
 
 
-_active: ContextVar[ActiveEpisode | Worker | None] = ContextVar("dreamgym_episode", default=None)
+_current: ContextVar[ContextEpisode | Worker | None] = ContextVar("dreamgym_episode", default=None)
 
 
-def holder() -> ActiveEpisode | Worker | None:
+def context_owner() -> ContextEpisode | Worker | None:
     """The episode this code runs in or, in a thread or task that works for one, the worker that it is."""
-    found = _active.get()
-    return None if isinstance(found, Worker) and found.is_returned else found
+    owner = _current.get()
+    return None if isinstance(owner, Worker) and owner.is_returned else owner
 
 
-def lend(queue: object, owner: ActiveEpisode) -> None:
-    """This thread or task is production's, and a queue gave it what a node of `owner` had put there."""
-    worker = Worker(_running(), "in production", [owner], lent=True)
-    worker.take(queue, owner)
-    _active.set(worker)
-
-
-def active() -> ActiveEpisode | None:
+def guarded_episode() -> ContextEpisode | None:
     """The episode this code runs in; None in production, and inside the policy and the environment themselves."""
-    found = _active.get()
-    return found.owner if isinstance(found, Worker) else found
+    owner = _current.get()
+    return owner.owner if isinstance(owner, Worker) else owner
 
 
-def answering() -> ActiveEpisode | None:
-    """As `active`, where a model, a tool or a graph is called.
+def answering_episode() -> ContextEpisode | None:
+    """As `guarded_episode`, where a model, a tool or a graph is called.
 
     Raises `OwnerUnknown` where the episode has ended: the old policy would answer, perhaps to production.
     """
-    found = holder()
-    owner = found.ask() if isinstance(found, Worker) else found
-    if owner is not None and owner.ended:
-        started = f", started at {found.started_at}," if isinstance(found, Worker) else ""
-        name = found.name if isinstance(found, Worker) else _running()
+    owner = context_owner()
+    episode = owner.answering_episode() if isinstance(owner, Worker) else owner
+    if episode is not None and episode.ended:
+        who = f"{owner.name}, started at {owner.started_at}," if isinstance(owner, Worker) else _thread_or_task()
         raise OwnerUnknown(
-            f"{name}{started} asks a model or tool after the episode that it belongs to has ended, and who gave it the work is "
+            f"{who} asks a model or tool after the episode that it belongs to has ended, and who gave it the work is "
             "unknown: create it anew in every run, or give it work by a queue.Queue, an asyncio.Queue, or a pool's submit"
         )
-    return owner
+    return episode
 
 
-def _running() -> str:
+def lend(queue: object, episode: ContextEpisode) -> None:
+    """This thread or task is production's, and a queue gave it what a node of `episode` had put there."""
+    worker = Worker(_thread_or_task(), "in production", [episode], lent=True)
+    worker.take(queue, episode)
+    _current.set(worker)
+
+
+def _thread_or_task() -> str:
     try:
         task = asyncio.current_task()
     except RuntimeError:
@@ -221,12 +179,12 @@ def set_var(variable: ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(token)
 
 
-def in_episode(episode: ActiveEpisode | Worker | None) -> AbstractContextManager[None]:
-    """The block belongs to `episode`; None: to no episode, as the policy and the environment do."""
-    return set_var(_active, episode)
+def in_episode(owner: ContextEpisode | Worker | None) -> AbstractContextManager[None]:
+    """The block belongs to `owner`; None: to no episode, as the policy and the environment do."""
+    return set_var(_current, owner)
 
 
-def iterate_in_episode(source: Iterator[Any], episode: ActiveEpisode | None = None) -> Iterator[Any]:
+def iterate_in_episode(source: Iterator[Any], episode: ContextEpisode | None = None) -> Iterator[Any]:
     """The items of `source`, each made inside `episode`: a generator by itself shares its caller's context."""
     end = object()
     try:
@@ -242,7 +200,7 @@ def iterate_in_episode(source: Iterator[Any], episode: ActiveEpisode | None = No
                 source.close()
 
 
-async def aiterate_in_episode(source: AsyncIterator[Any], episode: ActiveEpisode | None = None) -> AsyncIterator[Any]:
+async def aiterate_in_episode(source: AsyncIterator[Any], episode: ContextEpisode | None = None) -> AsyncIterator[Any]:
     """As `iterate_in_episode`."""
     try:
         while True:

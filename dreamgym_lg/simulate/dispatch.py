@@ -1,4 +1,4 @@
-"""Patching methods of classes so that they ask the active episode; without one they do what they did."""
+"""Patches methods of classes so that they ask the active episode; without one they do what they did."""
 
 import functools
 import inspect
@@ -6,24 +6,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate.context import ActiveEpisode, active
+from dreamgym_lg.simulate.context import guarded_episode
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Method = Callable[..., Any]
-Handler = Callable[[ActiveEpisode, Method, Any, Args, Kwargs], Any]
+Handler = Callable[[Any, Method, Any, Args, Kwargs], Any]
 """(episode, original method, self, args, kwargs) -> what the method returns inside the episode."""
 
 
-def dispatch(
-    owner: type,
-    name: str,
-    handler: Callable[[Any, Method, Any, Args, Kwargs], Any],
-    asked: Callable[[], Any] = active,
-) -> None:
-    """Replace `owner.name` by a method that calls `handler` while an episode is active, and the original otherwise.
-
-    Args: `asked` says what is active, and is the handler's first argument; None: nothing.
+def dispatch(owner: type, name: str, handler: Handler, lookup: Callable[[], Any] = guarded_episode) -> None:
+    """Replace `owner.name` by a method that calls `handler` with what `lookup` finds, and the original if that is None.
 
     Idempotent. Outside episodes it costs one look at a ContextVar. Raises `ConfigurationError` if the installed version has
     no such method.
@@ -41,10 +34,10 @@ def dispatch(
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = asked()
-        if found is None:
+        episode = lookup()
+        if episode is None:
             return original(self, *args, **kwargs)
-        return handler(found, original, self, args, kwargs)
+        return handler(episode, original, self, args, kwargs)
 
     method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # LangChain asks for it at every call
     method.__dreamgym__ = owner, name  # type: ignore[attr-defined]
@@ -58,8 +51,6 @@ def subclasses(owner: type) -> Iterator[type]:
     while waiting:
         cls = waiting.pop()
         yield cls
-        derived: type
-        for derived in type.__subclasses__(cls):
-            if derived not in seen:
-                seen.add(derived)
-                waiting.append(derived)
+        derived: set[type] = set(type.__subclasses__(cls)) - seen
+        seen |= derived
+        waiting.extend(derived)

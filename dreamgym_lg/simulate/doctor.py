@@ -1,4 +1,4 @@
-"""`dreamgym doctor`: what an agent is made of, what a dream will simulate of it, what it cannot, and what to do about that."""
+"""Examines an agent (`dreamgym doctor`): its parts, what a dream will simulate of it, what it cannot, and what to do."""
 
 import io
 import json
@@ -20,18 +20,12 @@ from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate.commands import returns_command, state_update
-from dreamgym_lg.simulate.object_graph import (
-    body,
-    changes_state_only,
-    codes,
-    function_references,
-    reachable,
-    runs_an_agent,
-    users,
-)
+from dreamgym_lg.simulate.episode import check_names
+from dreamgym_lg.simulate.object_graph import body, codes, function_references, makes_tools, reachable, run_by
 from dreamgym_lg.simulate.return_types import UNKNOWN_UPDATE
-from dreamgym_lg.simulate.static_analysis import check_tool_names, leaves_episode, makes_tools, run_by, touched, unclear
+from dreamgym_lg.simulate.static_analysis import leaves_episode, touched, unclear
+from dreamgym_lg.simulate.tool_code import returns_command, runs_in_dream, state_update
+from dreamgym_lg.simulate.user_code import users
 from dreamgym_lg.simulate.wall.wall import Isolation
 from dreamgym_lg.tool_uses import UNKNOWN, ToolUse, find_tool_uses, trace_of
 from dreamgym_lg.types import Trajectory
@@ -47,7 +41,7 @@ _NEEDED = ("client", "sub-graph", "backend", "middleware")
 
 
 class Part(NamedTuple):
-    """One part of the agent."""
+    """One part of an agent and its fate in a dream."""
 
     kind: str
     name: str
@@ -60,7 +54,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Examination:
-    """All that was found; `problems` are the parts that cannot be simulated as they are."""
+    """The parts of an agent; `problems` are those that cannot be simulated as they are."""
 
     parts: Sequence[Part] = field(default_factory=list)
     tools: Sequence[BaseTool] = ()
@@ -109,8 +103,8 @@ def examine(
 
     Raises `ConfigurationError` if `graph` holds no graph at all, or a name given is none of its nodes or tools.
     """
-    found = list(reachable(graph))
-    graphs = [each for each in found if isinstance(each, Pregel)]
+    objects = list(reachable(graph))
+    graphs = [each for each in objects if isinstance(each, Pregel)]
     if not graphs:
         raise ConfigurationError(
             f"{type(graph).__name__} holds no compiled graph; give what StateGraph.compile or create_agent returns"
@@ -118,71 +112,54 @@ def examine(
     nodes = {name for each in graphs for name in each.nodes}
     if unknown := set(simulate_nodes) - nodes:
         raise ConfigurationError.unknown("node", sorted(unknown)[0], nodes - {"__start__"})
-    tools = {tool.name: tool for tool in found if isinstance(tool, BaseTool)}
-    check_tool_names(graph, pass_through)
-    parts = list(_models(found))
+    check_names(graph, pass_through=pass_through)
+    tools = {tool.name: tool for tool in objects if isinstance(tool, BaseTool)}
     uses = find_tool_uses(tools.values(), map(trace_of, trajectories), writes=writes)
-    for tool in tools.values():
-        parts += _tool(tool, pass_through, uses[tool.name])
-    parts += [*_backends(found), *_middleware(found), *_graphs(graphs)]
+    parts = list(_models(objects))
+    for name, tool in tools.items():
+        parts += _tool(tool, pass_through, uses[name])
+    parts += [*_backends(objects), *_middleware(objects), *_graphs(graphs)]
     for place, roots in _places(graph, graphs, simulate_nodes):
         parts += [Part("node", place, "simulated")] if roots is None else _plain_code(place, roots)
     if isinstance(get_llm_cache(), BaseCache):
         parts.append(Part("cache", "the global LLM cache", "replaced"))
-    if isolation == "process":  # its advice begins with what no guard sees
-        parts = [
-            part._replace(handling="stopped", advice=part.advice.partition(": ")[2]) if part.handling == "could leak" else part
-            for part in parts
-        ]
+    if isolation == "process":  # the wall stops it; its advice begins with what no guard sees
+        leaks = [part for part in parts if part.handling == "could leak"]
+        stopped = {part: part._replace(handling="stopped", advice=part.advice.partition(": ")[2]) for part in leaks}
+        parts = [stopped.get(part, part) for part in parts]
     return Examination(list(dict.fromkeys(parts)), list(tools.values()))
 
 
-def _models(found: Sequence[Any]) -> Iterator[Part]:
-    for each in found:
+def _models(objects: Sequence[Any]) -> Iterator[Part]:
+    for each in objects:
         if isinstance(each, BaseChatModel):
             name = f"{type(each).__name__} {each._get_ls_params().get('ls_model_name') or ''}"
             yield Part("model", name.strip(), "simulated")
 
 
-def simulated_tools(graph: Any, pass_through: Sequence[str] = ()) -> tuple[list[BaseTool], list[str]]:
-    """The tools of an agent that a dream plays, and the names of those that really run in it."""
-    tools = {tool.name: tool for tool in reachable(graph) if isinstance(tool, BaseTool)}
-    really = [name for name, tool in tools.items() if name in pass_through or _runs_by_itself(tool)]
-    return [tool for name, tool in tools.items() if name not in really], really
-
-
 _COUNTS_AS_WRITING = "counts as writing; name the tools that write in writes=[...]"
 
 
-def _use_text(use: ToolUse) -> str:
-    return _COUNTS_AS_WRITING if use == UNKNOWN else f"{'writes' if use.writes else 'reads'}: {use.why}"
-
-
-def _runs_by_itself(tool: BaseTool) -> str:
-    """Why a tool is no part of the world, so that it runs in a dream too; "" if it is one."""
-    return "a sub-agent" if runs_an_agent(tool) else "state only" if changes_state_only(tool) else ""
-
-
 def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator[Part]:
-    what = ""
-    if tool.name not in pass_through and not (what := _runs_by_itself(tool)):
-        told = _use_text(use)
+    kind = ""
+    if tool.name not in pass_through and not (kind := runs_in_dream(tool)):
+        use_text = _COUNTS_AS_WRITING if use == UNKNOWN else f"{'writes' if use.writes else 'reads'}: {use.why}"
         update = state_update(tool) if returns_command(tool) else None
         if returns_command(tool) and update is None:
-            yield Part("tool", tool.name, "not simulated", UNKNOWN_UPDATE, told)
+            yield Part("tool", tool.name, "not simulated", UNKNOWN_UPDATE, use_text)
             return
-        asked = ", ".join(update.asked) if update is not None else ""
-        advice = f"the dream also answers the state that it writes: {asked}" if asked else ""
-        yield Part("tool", tool.name, "simulated", advice, told)
+        keys = ", ".join(update.answered) if update is not None else ""
+        advice = f"the dream also answers the state that it writes: {keys}" if keys else ""
+        yield Part("tool", tool.name, "simulated", advice, use_text)
         return
-    yield Part("tool", f"{tool.name} ({what})" if what else tool.name, "passes through")
+    yield Part("tool", f"{tool.name} ({kind})" if kind else tool.name, "passes through")
     root = body(tool)
     root = types.MethodType(root, tool) if root is type(tool)._run else root
     yield from (part for part in _plain_code(f"tool {tool.name}", [root]) if part.handling != "passes through")
 
 
-def _middleware(found: Sequence[Any]) -> Iterator[Part]:
-    for each in found:
+def _middleware(objects: Sequence[Any]) -> Iterator[Part]:
+    for each in objects:
         if type(each).__name__ == "OpenAIModerationMiddleware":
             advice = "it asks OpenAI around each model call: allow that host, or build the agent without it to train it"
             yield Part("middleware", type(each).__name__, "stopped", advice)
@@ -191,9 +168,9 @@ def _middleware(found: Sequence[Any]) -> Iterator[Part]:
 _VIRTUAL = ("StateBackend", "StoreBackend", "CompositeBackend")
 
 
-def _backends(found: Sequence[Any]) -> Iterator[Part]:
+def _backends(objects: Sequence[Any]) -> Iterator[Part]:
     """Where the file tools of deepagents work, which really run: in the graph's state or store, else in the real world."""
-    for each in found:
+    for each in objects:
         name = type(each).__name__
         of_files = type(each).__module__.startswith("deepagents.backends") and name.endswith(("Backend", "Sandbox"))
         if of_files and name not in _VIRTUAL:
@@ -228,19 +205,19 @@ def _places(graph: Any, graphs: Sequence[Pregel], simulated: Sequence[str]) -> I
 
 
 def _plain_code(place: str, roots: Sequence[Any]) -> Iterator[Part]:
-    found = list(run_by(roots))
-    functions = [each for each in found if users(each)]
-    problems = [problem for each in found if (problem := _problem(each, place)) is not None]
-    if reached := sorted({name for function in functions for name in touched(function)}):
-        problems.insert(0, Part("node", place, "stopped", f"its code uses {', '.join(reached)}: {_fix(place)}"))
+    objects = list(run_by(roots))
+    functions = [each for each in objects if users(each)]
+    problems = [problem for each in objects if (problem := _problem(each, place)) is not None]
+    if names := sorted({name for function in functions for name in touched(function)}):
+        problems.insert(0, Part("node", place, "stopped", f"its code uses {', '.join(names)}: {_fix(place)}"))
     for function in functions:
         problems += _called_past_its_class(function, place)
-        yield from _made_there(function, place)
+        yield from _created_there(function, place)
         if any(each is interrupt for each in function_references(function)):  # == of a data frame is no truth
             yield Part("interrupt", f"in {place}", "answered")
-    if used := sorted({name for function in functions for name in unclear(function)}):  # it may run before what is stopped
+    if names := sorted({name for function in functions for name in unclear(function)}):  # it may run before what is stopped
         who = "let the tool be simulated" if place.startswith("tool ") else "name the node in simulate_nodes"
-        advice = f"it really runs, and uses {', '.join(used)}: if that acts on the world, decorate it as a tool, or {who}"
+        advice = f"it really runs, and uses {', '.join(names)}: if that acts on the world, decorate it as a tool, or {who}"
         problems.append(Part("code", place, "unknown", advice))
     yield from problems or [Part("code", place, "passes through")] * bool(functions)
 
@@ -257,30 +234,31 @@ def _fix(place: str) -> str:
 
 
 def _problem(each: Any, place: str) -> Part | None:
-    """What an object that plain code refers to does where no patched class is asked."""
+    """An object of plain code by which it asks a model or the world where no patched class is asked."""
     module, name = type(each).__module__, type(each).__name__
     package = module.partition(".")[0]
+    fix = _fix(place)
     if isinstance(each, BaseLLM):
         advice = "a text-completion model has no messages, so that no policy answers for it: use its chat-model class"
         return Part("model", f"{name} in {place}", "not simulated", advice)
     if isinstance(each, BaseRetriever):
-        return Part("retriever", f"{name} in {place}", _of_search(each), _fix(place))
+        return Part("retriever", f"{name} in {place}", _of_search(each), fix)
     if isinstance(each, Embeddings) and package != "langchain_core":  # those are fakes, which ask nobody
-        return Part("embeddings", f"{name} in {place}", _of_search(each), _fix(place))
+        return Part("embeddings", f"{name} in {place}", _of_search(each), fix)
     if package in ("openai", "anthropic") and hasattr(each, "base_url"):
         return Part("client", f"{package}.{name} in {place}", "stopped", "call the model through its LangChain class")
     if name == "RemoteGraph" and package == "langgraph":
         return Part("sub-graph", f"{name} in {place}", "stopped", "it runs on a server: use the graph itself instead")
     if _is_open_file(each):
-        advice = f"no guard sees what is written to an open file: {_fix(place)}"
-        return Part("file", f"{getattr(each, 'name', name)} open in {place}", "could leak", advice)
+        file = f"{getattr(each, 'name', name)} open in {place}"
+        return Part("file", file, "could leak", f"no guard sees what is written to an open file: {fix}")
     if package == "mcp" and name == "ClientSession":
-        advice = f"no guard sees what is sent in an open session: {_fix(place)}"
-        return Part("connection", f"MCP session in {place}", "could leak", advice)
+        session = f"MCP session in {place}"
+        return Part("connection", session, "could leak", f"no guard sees what is sent in an open session: {fix}")
     if package in _DRIVERS:
-        return Part("connection", f"{package}.{name} in {place}", "stopped", _fix(place))
+        return Part("connection", f"{package}.{name} in {place}", "stopped", fix)
     if _is_open_database(each) or package in _DRIVERS_IN_C or (package == "sqlalchemy" and name in _POOLS):
-        advice = f"no guard sees what is sent on an open connection: {_fix(place)}"
+        advice = f"no guard sees what is sent on an open connection: {fix}"
         return Part("connection", f"{package}.{name} in {place}", "could leak", advice)
     return None
 
@@ -290,12 +268,12 @@ _HOSTED = tuple(f"langchain_{name}" for name in ("openai", "google", "mistralai"
 
 def _of_search(each: Any) -> Handling:
     """A provider's embeddings are asked by the network; what others do, and the user's own class, nothing tells."""
-    asked = (type(found).__module__ for found in reachable(each) if isinstance(found, Embeddings))
-    return "stopped" if any(module.startswith(_HOSTED) for module in asked) else "unknown"
+    modules = [type(part).__module__ for part in reachable(each) if isinstance(part, Embeddings)]
+    return "stopped" if any(module.startswith(_HOSTED) for module in modules) else "unknown"
 
 
 def _is_open_file(each: Any) -> bool:
-    """Whether it can be written to, and is neither the terminal nor a file in memory."""
+    """Tells if it can be written to, and is neither the terminal nor a file in memory."""
     if not isinstance(each, io.IOBase) or each is sys.stdout or each is sys.stderr or each.closed or not each.writable():
         return False
     try:
@@ -305,7 +283,7 @@ def _is_open_file(each: Any) -> bool:
 
 
 def _is_open_database(each: Any) -> bool:
-    """Whether it is a database of SQLite in a file; what is in memory alone is not the world."""
+    """Tells if it is a database of SQLite in a file; what is in memory alone is not the world."""
     if not isinstance(each, sqlite3.Connection):
         return False
     try:
@@ -318,7 +296,7 @@ def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator
     """Ways by which models and tools are called and no class is asked."""
     names = {name for code in codes(function) for name in code.co_names}
     for name in sorted(names & {"func", "coroutine"}):
-        if any(isinstance(each, BaseTool) for each in _held(function)):
+        if any(isinstance(each, BaseTool) for each in _referred_objects(function)):
             call = "await tool.ainvoke(...)" if name == "coroutine" else "tool.invoke(...)"
             advice = f"it calls tool.{name}(...), which really runs the tool's own code: use {call}"
             yield Part("node", place, "not simulated", advice)
@@ -328,15 +306,15 @@ def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator
         yield Part("node", place, "not simulated", f"it {what} ({name}), where no episode is known: use {instead}")
 
 
-def _held(function: types.FunctionType) -> Iterator[Any]:
-    """What a function refers to, and what the lists and dictionaries among that hold."""
+def _referred_objects(function: types.FunctionType) -> Iterator[Any]:
+    """The objects that a function refers to, and those that the lists and dictionaries among them hold."""
     for each in function_references(function):
         yield each
         if isinstance(each, list | tuple | dict):
             yield from each.values() if isinstance(each, dict) else each
 
 
-def _made_there(function: types.FunctionType, place: str) -> Iterator[Part]:
+def _created_there(function: types.FunctionType, place: str) -> Iterator[Part]:
     """Models and tools that exist only while the graph runs: their classes are patched all the same."""
     if makes_tools(function):
         yield Part("tool", f"made in {place}", "simulated")

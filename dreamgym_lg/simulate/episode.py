@@ -1,98 +1,152 @@
-"""An episode of an unmodified graph: the policy answers for its models, an environment for its tools, and nothing real runs."""
+"""Decides who answers an episode's models and tools, asks the environment, and records what happened."""
 
-import asyncio
 import contextlib
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool
-from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
 from langgraph.types import Interrupt
 
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate.call_order import CallOrder, PendingStep
-from dreamgym_lg.simulate.context import Call, EpisodeBroken, in_episode, set_var
-from dreamgym_lg.simulate.graphs import GraphTwins
-from dreamgym_lg.simulate.guard.checks import Allow
-from dreamgym_lg.simulate.guard.frames import raising_line
-from dreamgym_lg.simulate.guard.guard import Blocked, Guard, RealAccessBlocked
-from dreamgym_lg.simulate.install import install_episode
-from dreamgym_lg.simulate.interrupts import InterruptedRun, approve
-from dreamgym_lg.simulate.object_graph import changes_state_only, runs_an_agent
+from dreamgym_lg.simulate.call_order import CallOrder
+from dreamgym_lg.simulate.context import AccessGuard, EpisodeBroken, in_episode, set_var
+from dreamgym_lg.simulate.guard_checks import Allow
+from dreamgym_lg.simulate.object_graph import makes_tools, reachable, run_by
 from dreamgym_lg.simulate.return_types import with_returns
-from dreamgym_lg.simulate.route import Route, goes_to_policy
-from dreamgym_lg.tracing import episode_tracing
+from dreamgym_lg.simulate.tool_code import runs_in_dream
+from dreamgym_lg.simulate.user_code import users
+from dreamgym_lg.tasks import first_observation
 from dreamgym_lg.types import Act, ActKind, Step, StepResult, Task
 
 T = TypeVar("T")
 
 
-class Invocable(Protocol):
-    """What an episode runs: a compiled graph, or any object whose `invoke` runs one."""
+class Call(NamedTuple):
+    """A production model's call, as a route sees it."""
 
-    def invoke(self, payload: Any, /) -> Any: ...
+    node: str
+    """Name of the graph's node that made it."""
+    namespace: str
+    """LangGraph's checkpoint namespace: the path of nested graphs."""
+    agent: str
+    """`name=` of the `create_agent` that made it."""
+    model: str
+    streamed: bool
 
 
-class SimulatedEpisode:
-    """`with simulated(graph, policy=..., environment=...) as episode:`; see `simulated` for the arguments.
+Route = Callable[[Call], bool] | Collection[str]
+"""The calls that are the policy's: a function of the `Call`, or names of nodes, of which one counts with all that it runs, a
+subgraph of its own for instance, and names of `create_agent`'s agents."""
 
-    Without an environment the tools are real: no tool is answered, no graph replaced by a twin, and no guard stands.
+
+class EpisodeOptions(TypedDict, total=False):
+    """The options of `simulated`, which says what each means."""
+
+    route: Route | None
+    pass_through: Sequence[str]
+    simulate_nodes: Sequence[str]
+    allow: Allow | None
+    respond: Callable[[Interrupt], Any]
+    recursion_limit: int | None
+
+
+def goes_to_policy(route: Route | None, call: Call) -> bool:
+    """Tells if the policy answers this call; without a route it answers all."""
+    if route is None or callable(route):
+        return route is None or bool(route(call))
+    path = (part.partition(":")[0] for part in call.namespace.split("|"))
+    return not {call.node, call.agent, *path}.isdisjoint(route)
+
+
+def check_names(graph: Any, route: Route | None = None, pass_through: Collection[str] = ()) -> None:
+    """Check the names in two of the options against the parts of `graph`.
+
+    Raises `ConfigurationError` for a name in `route` that is no node of `graph` or its subgraphs and none of its agents, and
+    for one in `pass_through` that is none of its tools, unless it makes tools while it runs.
+    """
+    parts = [] if route is None and not pass_through else list(reachable(graph))
+    graphs = [part for part in parts if isinstance(part, Pregel)]
+    if route is not None and not callable(route):
+        if isinstance(route, str) or not route:
+            raise ConfigurationError(f"route={route!r}: give a list of names of nodes, or a function of a Call")
+        nodes = {name for each in graphs for name in each.nodes} - {"__start__"}
+        nodes |= {each.name for each in graphs if each.name != "LangGraph"}
+        for name in sorted(set(route) - nodes):
+            raise ConfigurationError.unknown("node in route=:", name, nodes)
+    tools = {part.name for part in parts if isinstance(part, BaseTool)}
+    for name in sorted(set(pass_through) - tools):
+        code = run_by(part for each in graphs for node in each.nodes.values() for part in (node.bound, *node.writers))
+        if not any(makes_tools(function) for function in code if users(function)):
+            raise ConfigurationError.unknown("tool", name, tools)
+
+
+@dataclass(kw_only=True)
+class PendingStep:
+    """A step or an act whose answer may still change: LangChain words it for the policy once the tool has returned."""
+
+    action: str
+    answer: str = ""
+    place: tuple[int, int] | None = None
+    """Of its call, as `CallOrder.place` says."""
+    valid: bool = True
+    reasoning: str = ""
+    decided_by: str = ""
+    line: str = ""
+    kind: ActKind | None = None
+    """None for a step."""
+
+    def is_before(self, other: "PendingStep") -> bool:
+        """Tells if one reply asked for both, for this one first."""
+        first, second = self.place, other.place
+        return first is not None and second is not None and first[0] == second[0] and first[1] < second[1]
+
+
+class AgentEpisode:
+    """One episode as the patched classes see it, which find it by the context that their code runs in.
+
+    Without an environment the tools are real: none is answered, no graph replaced by a twin, and no guard stands.
     """
 
     def __init__(
         self,
-        graph: Invocable,
+        graph: object,
         *,
         policy: BaseChatModel,
         environment: Environment | None,
         task: Task | None = None,
         route: Route | None = None,
         pass_through: Sequence[str] = (),
-        simulate_nodes: Sequence[str] = (),
-        allow: Allow | None = None,
-        respond: Callable[[Interrupt], Any] = approve,
-        recursion_limit: int | None = None,
     ) -> None:
         if not isinstance(policy, BaseChatModel):
             raise ConfigurationError(f"policy={policy!r} is no chat model: give a BaseChatModel, without bound tools")
-        if recursion_limit is not None and (not isinstance(recursion_limit, int) or recursion_limit < 1):
-            raise ConfigurationError(f"recursion_limit={recursion_limit!r}: give the most supersteps of a run, at least 1")
         self.graph, self.task = graph, task
         self.policy: BaseChatModel = policy if policy.cache is False else copy.copy(policy)
         self.policy.cache = False  # a global LLM cache would replay what the policy said before
-        self.guard = None if environment is None else Guard(allow or Allow(), self._add_blocked)
+        self.guard: AccessGuard | None = None
+        """None where the real world may be touched."""
         self.owns_threads = False
+        """Threads and pool work that its code starts belong to it; in production they are left as they are."""
         self.ended = False
+        """Its block was left: whatever of its code still runs is answered by nobody."""
         self.call_order = CallOrder()
         self.calls: list[Call] = []
-        self.truncated = False
-        """Cut short: by the recursion limit, by the world's step limit, or since interrupts never ended."""
         self.cause: Exception | None = None
         """What the world raised, which ended the episode."""
         self.last: StepResult | None = None
         """The world's answer that ended the task before the agent did."""
-        self._environment, self._respond = environment, respond
-        self._route, self._pass_through = route, frozenset(pass_through)
-        self._twins = GraphTwins(self, recursion_limit=recursion_limit, simulate_nodes=simulate_nodes)
+        self._environment, self._route, self._pass_through = environment, route, frozenset(pass_through)
         self._pending: list[PendingStep] = []
         self._runs_anyway: dict[int, tuple[BaseTool, bool]] = {}
         self._tools: dict[str, dict[str, Any]] = {}
         self._lock = threading.RLock()  # the guard's, too: what it stops may be a finaliser's doing, at any moment
-        self._exit = contextlib.ExitStack()
-
-    @property
-    def blocked(self) -> Sequence[Blocked]:
-        """The real accesses that the guard stopped, oldest first."""
-        return self.guard.blocked if self.guard is not None else ()
 
     # --- who answers what -------------------------------------------------------------------------------------------------
 
@@ -103,35 +157,81 @@ class SimulatedEpisode:
         return self._environment
 
     def selects(self, call: Call) -> bool:
+        """Tells if the policy answers this call."""
         return goes_to_policy(self._route, call)
 
     def passes(self, tool: BaseTool) -> bool:
-        """Whether this tool really runs: without an environment, every tool does."""
+        """Tells if this tool really runs: without an environment, every tool does."""
         return self._environment is None or self.runs_anyway(tool)
 
     def runs_anyway(self, tool: BaseTool) -> bool:
-        """Whether this tool is no part of the world: named in `pass_through`, a state tool, or a sub-agent."""
+        """Tells if this tool is no part of the world: named in `pass_through`, a state tool, or a sub-agent."""
         if tool.name in self._pass_through:
             return True
         if id(tool) not in self._runs_anyway:  # the tool is kept too: the id of a collected object is used again
-            self._runs_anyway[id(tool)] = tool, changes_state_only(tool) or runs_an_agent(tool)
+            self._runs_anyway[id(tool)] = tool, bool(runs_in_dream(tool))
         return self._runs_anyway[id(tool)][1]
 
-    def owner_of_body(self, tool: BaseTool) -> "SimulatedEpisode | None":
+    def owner_of_body(self, tool: BaseTool) -> "AgentEpisode | None":
         """The episode that a running tool's body belongs to: a real tool's own models are no part of the policy."""
         return self if self.runs_anyway(tool) else None
 
     def twin(self, graph: Pregel) -> Pregel:
         """The graph as this episode runs it."""
-        return graph if self._environment is None else self._twins.twin(graph)
+        return graph
+
+    # --- the environment's answers ----------------------------------------------------------------------------------------
+
+    def play(self, action: str, call_id: str | None, read: Callable[[str], T], *, line: str) -> tuple[PendingStep, T]:
+        """The environment answers an action, in the order of calls; `read` makes of its answer what the graph gets."""
+        with self._asking_environment(), self.call_order.turn(call_id):
+            self._check_running()
+            return self._record_result(action, call_id, self.environment.step(action), read, line)
+
+    async def aplay(self, action: str, call_id: str | None, read: Callable[[str], T], *, line: str) -> tuple[PendingStep, T]:
+        """As `play`."""
+        with self._asking_environment():
+            async with self.call_order.aturn(call_id):
+                self._check_running()
+                return self._record_result(action, call_id, await self.environment.astep(action), read, line)
+
+    def _record_result(
+        self, action: str, call_id: str | None, result: StepResult, read: Callable[[str], T], line: str
+    ) -> tuple[PendingStep, T]:
+        if result.terminated or result.truncated:
+            self.last = result
+        value, info = read(result.observation), result.info
+        step = PendingStep(
+            action=action,
+            answer=result.observation,
+            place=self.call_order.place(call_id),
+            valid=bool(info.get("valid", True)),
+            reasoning=str(info.get("reasoning", "")),
+            decided_by=str(info.get("decided_by", "")),
+            line=line,
+        )
+        return self._insert(step), value
+
+    def _check_running(self) -> None:
+        if self.last is not None:
+            raise EpisodeBroken("the world has ended")
+
+    @contextlib.contextmanager
+    def _asking_environment(self) -> Iterator[None]:
+        """The block is outside the episode; what it raises ends the episode, whatever the graph catches."""
+        try:
+            with in_episode(None), set_var(var_child_runnable_config, None):
+                yield
+        except Exception as error:
+            self.cause = self.cause or error
+            raise EpisodeBroken(str(error)) from error
 
     # --- what happened ----------------------------------------------------------------------------------------------------
 
     def register_tools(self, tools: Sequence[dict[str, Any]]) -> None:
         """The policy was shown these tools (OpenAI's form): the environment is told what can be called, and what it returns."""
-        new = {tool["function"]["name"]: tool for tool in tools} if tools else {}
-        if self._environment is not None and not new.keys() <= self._tools.keys():
-            self._tools |= {tool["function"]["name"]: tool for tool in with_returns(self.graph, new.values())}
+        if self._environment is not None and not {tool["function"]["name"] for tool in tools} <= self._tools.keys():
+            self._tools |= {tool["function"]["name"]: tool for tool in with_returns(self.graph, tools)}
             with self._asking_environment():
                 self._check_running()
                 self._environment.show_tools(list(self._tools.values()))
@@ -142,38 +242,19 @@ class SimulatedEpisode:
             self.calls.append(call)
             for message in messages:
                 if isinstance(message, AIMessage):
-                    self.call_order.add_reply([asked["id"] for asked in message.tool_calls if asked["id"]])
+                    self.call_order.add_reply([tool_call["id"] for tool_call in message.tool_calls if tool_call["id"]])
 
-    def add_step(
-        self,
-        action: str,
-        answer: str,
-        call_id: str | None,
-        *,
-        valid: bool = True,
-        reasoning: str = "",
-        decided_by: str | None = None,
-        line: str,
-    ) -> PendingStep:
-        """Record a step behind all others, but before later calls of the same reply that were quicker.
-
-        Args: `decided_by`, as of a `Step`; None for a call that the environment was not asked about.
-        """
-        if decided_by is None:  # in a dream no tool's own code runs: what failed before the environment, LangChain refused
-            decided_by = "schema" if self._environment is not None and not valid else ""
+    def add_step(self, action: str, answer: str, call_id: str | None, *, valid: bool = True, line: str) -> PendingStep:
+        """Record a call that the environment was not asked about, behind all steps but later calls of the same reply."""
+        # in a dream no tool's own code runs: what failed before the environment, LangChain refused
+        decided_by = "schema" if self._environment is not None and not valid else ""
         place = self.call_order.place(call_id)
-        return self._insert(
-            PendingStep(
-                action=action, answer=answer, place=place, valid=valid, reasoning=reasoning, decided_by=decided_by, line=line
-            )
-        )
+        step = PendingStep(action=action, answer=answer, place=place, valid=valid, decided_by=decided_by, line=line)
+        return self._insert(step)
 
     def add_act(self, kind: ActKind, text: str, call_id: str | None = None, *, line: str) -> PendingStep:
         """Record what is no step, as it begins; its `answer` may be set later."""
         return self._insert(PendingStep(kind=kind, action=text, place=self.call_order.place(call_id), line=line))
-
-    def _add_blocked(self, blocked: Blocked) -> None:
-        self.add_act("blocked", f"{blocked.event} of {blocked.target}", line=blocked.where)
 
     def _insert(self, step: PendingStep) -> PendingStep:
         with self._lock:
@@ -196,139 +277,18 @@ class SimulatedEpisode:
     def steps(self) -> list[Step]:
         """What was played so far; an observation is what the policy read last. Rewards are 0: only the outcome earns."""
         steps: list[Step] = []
-        following = (self.task.observation or self.task.instruction) if self.task else ""
+        observation = first_observation(self.task) if self.task else ""
         for each in self._pending:
-            if each.kind is not None:
-                continue
-            observation, following = following, each.answer
-            steps.append(
-                Step(
+            if each.kind is None:
+                step = Step(
                     observation=observation,
                     action=each.action,
-                    next_observation=following,
+                    next_observation=each.answer,
                     valid=each.valid,
                     reasoning=each.reasoning,
                     decided_by=each.decided_by,
                     line=each.line,
                 )
-            )
+                steps.append(step)
+                observation = each.answer
         return steps
-
-    # --- the environment's answers ----------------------------------------------------------------------------------------
-
-    def play(self, action: str, call_id: str | None, read: Callable[[str], T], *, line: str) -> tuple[PendingStep, T]:
-        """The environment answers an action, in the order of calls; `read` makes of its answer what the graph gets."""
-        with self._asking_environment(), self.call_order.turn(call_id):
-            self._check_running()
-            return self._record_step(action, call_id, self.environment.step(action), read, line)
-
-    async def aplay(self, action: str, call_id: str | None, read: Callable[[str], T], *, line: str) -> tuple[PendingStep, T]:
-        """As `play`."""
-        with self._asking_environment():
-            async with self.call_order.aturn(call_id):
-                self._check_running()
-                return self._record_step(action, call_id, await self.environment.astep(action), read, line)
-
-    def _record_step(
-        self, action: str, call_id: str | None, result: StepResult, read: Callable[[str], T], line: str
-    ) -> tuple[PendingStep, T]:
-        if result.terminated or result.truncated:
-            self.last = result
-        value = read(result.observation)
-        info = result.info
-        valid, reasoning, decided_by = info.get("valid", True), info.get("reasoning", ""), info.get("decided_by", "")
-        told = {"reasoning": str(reasoning), "decided_by": str(decided_by), "line": line}
-        return self.add_step(action, result.observation, call_id, valid=bool(valid), **told), value
-
-    def _check_running(self) -> None:
-        if self.last is not None:
-            raise EpisodeBroken("the world has ended")
-
-    @contextlib.contextmanager
-    def _asking_environment(self) -> Iterator[None]:
-        """The block is outside the episode; what it raises ends the episode, whatever the graph catches."""
-        try:
-            with in_episode(None), set_var(var_child_runnable_config, None):
-                yield
-        except Exception as error:
-            self.cause = self.cause or error
-            raise EpisodeBroken(str(error)) from error
-
-    # --- running ----------------------------------------------------------------------------------------------------------
-
-    def __enter__(self) -> "SimulatedEpisode":
-        install_episode(guarded=self.guard is not None)
-        if self.task is not None and self._environment is not None:
-            self._environment.reset(self.task)
-        return self._enter()
-
-    async def __aenter__(self) -> "SimulatedEpisode":
-        install_episode(guarded=self.guard is not None)
-        if self.task is not None and self._environment is not None:
-            await self._environment.areset(self.task)
-        return self._enter()
-
-    def _enter(self) -> "SimulatedEpisode":
-        if self.guard is not None:
-            self._exit.enter_context(episode_tracing("dream"))
-        self._exit.enter_context(set_var(var_child_runnable_config, None))  # no subgraph of the run it is played in
-        self._exit.enter_context(in_episode(self))
-        self.owns_threads, self.ended = True, False
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._exit.close()
-        self.ended = True
-        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | asyncio.CancelledError):
-            return
-        if isinstance(error, Exception):  # the agent's own: what the world raised is none here
-            self.add_act("raised", f"{type(error).__name__}: {error}", line=raising_line(error))
-        if self.blocked:  # asyncio's own transports swallow it, as users do
-            raise RealAccessBlocked(*self.blocked) from error
-        if self.cause is not None:
-            raise self.cause
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
-
-    def invoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Run the graph to its end, its interrupts answered by `respond`. Reaching the recursion limit truncates the episode.
-
-        Returns the graph's last state, or its result if it is no graph but an object with `invoke`.
-        """
-        run = InterruptedRun(payload, config, self._respond)
-        with self._truncating():
-            if not isinstance(self.graph, Pregel):
-                return self.graph.invoke(payload)
-            while run.next_input():
-                for chunk in self.graph.stream(run.input, run.config, stream_mode="values", **kwargs):
-                    run.add_chunk(chunk)
-            self.truncated |= run.given_up
-        return run.state
-
-    async def ainvoke(self, payload: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """As `invoke`."""
-        run = InterruptedRun(payload, config, self._respond)
-        with self._truncating():
-            if not isinstance(self.graph, Pregel):
-                if (ainvoke := getattr(self.graph, "ainvoke", None)) is not None:
-                    return await ainvoke(payload)
-                return await asyncio.to_thread(self.graph.invoke, payload)
-            while run.next_input():
-                async for chunk in self.graph.astream(run.input, run.config, stream_mode="values", **kwargs):
-                    run.add_chunk(chunk)
-            self.truncated |= run.given_up
-        return run.state
-
-    @contextlib.contextmanager
-    def _truncating(self) -> Iterator[None]:
-        try:
-            yield
-        except GraphRecursionError:
-            self.truncated = True
-        except EpisodeBroken:
-            if self.last is None:
-                raise
-            self.truncated = self.last.truncated

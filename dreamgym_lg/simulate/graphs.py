@@ -1,8 +1,9 @@
-"""Graphs: an episode runs copies ("twins") of them that share everything but caches, checkpoints and the store.
+"""Runs copies ("twins") of graphs in an episode, which share everything but caches, checkpoints and the store.
 
 A node cache would replay old actions; a production checkpointer or store would be written to.
 """
 
+import contextlib
 import copy
 import json
 import threading
@@ -23,9 +24,10 @@ from pydantic_core import to_jsonable_python
 from dreamgym_lg.actions import render_call
 from dreamgym_lg.errors import PredictionFailed
 from dreamgym_lg.replay.hashed_words import DIMENSION, phi
-from dreamgym_lg.simulate.context import ActiveEpisode, answering
+from dreamgym_lg.simulate.context import answering_episode
 from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch, subclasses
-from dreamgym_lg.simulate.guard.frames import first_line
+from dreamgym_lg.simulate.episode import AgentEpisode
+from dreamgym_lg.simulate.user_code import first_line
 
 METHODS = (
     *("stream", "astream", "get_state", "aget_state", "get_state_history", "aget_state_history"),
@@ -43,10 +45,10 @@ def patch_graphs() -> None:
     for cls in subclasses(Pregel):
         for name in METHODS:
             if cls is Pregel or name in cls.__dict__:
-                dispatch(cls, name, _on_twin, answering)
+                dispatch(cls, name, _on_twin, answering_episode)
 
 
-def _on_twin(episode: ActiveEpisode, original: Method, graph: Pregel, args: Args, kwargs: Kwargs) -> Any:
+def _on_twin(episode: AgentEpisode, original: Method, graph: Pregel, args: Args, kwargs: Kwargs) -> Any:
     return original(episode.twin(graph), *args, **kwargs)
 
 
@@ -59,25 +61,20 @@ class GraphTwins:
         simulate_nodes: Names of nodes whose plain code the environment answers.
     """
 
-    def __init__(self, episode: ActiveEpisode, *, recursion_limit: int | None, simulate_nodes: Collection[str]) -> None:
+    def __init__(self, episode: AgentEpisode, *, recursion_limit: int | None, simulate_nodes: Collection[str]) -> None:
         self._episode, self._recursion_limit, self._simulate_nodes = episode, recursion_limit, frozenset(simulate_nodes)
         self._checkpointers: dict[int, InMemorySaver] = {}
         self._stores: dict[int, InMemoryStore] = {}
         self._twins: dict[int, tuple[Pregel, Pregel]] = {}
-        """By id of the original; both are kept, since the id of a collected object is used again."""
-        self._ids: set[int] = set()
-        """Of the twins."""
+        """By id of the original and of the twin; both are kept, since the id of a collected object is used again."""
         self._lock = threading.Lock()
 
     def twin(self, graph: Pregel) -> Pregel:
         """The twin of a graph; of a twin, itself."""
-        if id(graph) in self._ids:
-            return graph
         with self._lock:
             if id(graph) not in self._twins:
                 twin = self._create(graph)
-                self._twins[id(graph)] = graph, twin
-                self._ids.add(id(twin))
+                self._twins[id(graph)] = self._twins[id(twin)] = graph, twin
             return self._twins[id(graph)][1]
 
     def _create(self, graph: Pregel) -> Pregel:
@@ -133,21 +130,21 @@ def _copy_store(real: BaseStore) -> InMemoryStore:
     index = getattr(real, "index_config", None)
     own = InMemoryStore(index={**index, "embed": _Words(), "dims": DIMENSION} if index else None)
     if isinstance(real, InMemoryStore):
-        found = {namespace: real._vectors.get(namespace, {}) for namespace in real._data}
-        items = [(namespace, item) for namespace, kept in real._data.items() for item in kept.values()]
-        own.batch([PutOp(namespace, item.key, item.value) for namespace, item in items if item.key in found[namespace]])
-        own._data.update({namespace: dict(kept) for namespace, kept in real._data.items()})
+        indexed = [
+            PutOp(namespace, item.key, item.value)
+            for namespace, items in real._data.items()
+            for item in items.values()
+            if item.key in real._vectors.get(namespace, {})
+        ]
+        own.batch(indexed)
+        own._data.update({namespace: dict(items) for namespace, items in real._data.items()})
     return own
 
 
 def _update(name: str, answer: str) -> dict[str, Any]:
     """The state update that the environment answers for a node. Raises `PredictionFailed` if it is no JSON object."""
-    try:
+    with contextlib.suppress(ValueError):
         update = json.loads(answer)
-    except ValueError:
-        update = None
-    if not isinstance(update, dict):
-        raise PredictionFailed(
-            f"node {name!r} is simulated; its answer must be a JSON object of state keys, got {answer[:120]!r}"
-        )
-    return update
+        if isinstance(update, dict):
+            return update
+    raise PredictionFailed(f"node {name!r} is simulated; its answer must be a JSON object of state keys, got {answer[:120]!r}")

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TypeGuard, TypeVar
 
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
-from dreamgym_lg.simulate.object_graph import count_as_users
+from dreamgym_lg.simulate.user_code import count_as_users
 
 T = TypeVar("T")
 

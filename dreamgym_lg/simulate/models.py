@@ -1,18 +1,20 @@
-"""Chat models: while an episode is active, the calls that it trains are answered by its policy, whatever their class."""
+"""Lets an active episode's policy answer the calls of chat models that it trains, whatever their class."""
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables.config import ensure_config
+from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from dreamgym_lg.simulate.context import ActiveEpisode, Call, aiterate_in_episode, answering, in_episode, iterate_in_episode
+from dreamgym_lg.actions import tool_schemas
+from dreamgym_lg.simulate.context import aiterate_in_episode, answering_episode, in_episode, iterate_in_episode
 from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
-from dreamgym_lg.simulate.provider_formats import normalise
+from dreamgym_lg.simulate.episode import AgentEpisode, Call
 
 Messages = list[BaseMessage]
 
@@ -40,21 +42,17 @@ def patch_models() -> None:
 def patch_model_class(cls: type[BaseChatModel]) -> None:
     if cls is not BaseChatModel and cls.__module__.startswith("langchain_core.language_models"):
         return
-    for name in CALLS:
-        if cls is BaseChatModel or name in cls.__dict__:
-            dispatch(cls, name, _answer(name), answering)
-    for name in OWN:
-        if cls is not BaseChatModel and name in cls.__dict__:
-            dispatch(cls, name, _by_hand(name), answering)
-    for name in ENTRY_POINTS:
-        if cls is not BaseChatModel and name in cls.__dict__:
-            dispatch(cls, name, _entry_point(name), answering)
+    is_base = cls is BaseChatModel
+    for names, handler in ((CALLS, _answer), (OWN, _by_hand), (ENTRY_POINTS, _entry_point)):
+        for name in names:
+            if names is CALLS if is_base else name in cls.__dict__:
+                dispatch(cls, name, handler(name), answering_episode)
 
 
 def _entry_point(name: str) -> Handler:
     base = getattr(BaseChatModel, name)
 
-    def simulated(episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
+    def simulated(episode: AgentEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
         return (original if episode.policy is model else base)(model, *args, **kwargs)
 
     return simulated
@@ -63,48 +61,47 @@ def _entry_point(name: str) -> Handler:
 def _by_hand(name: str) -> Handler:
     """LangChain's own method stands in, by which the policy is asked."""
 
-    def generate(model: BaseChatModel, messages: Messages, **given: Any) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=model.invoke(messages, **given))])
+    def generate(model: BaseChatModel, messages: Messages, **kwargs: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=model.invoke(messages, **kwargs))])
 
-    async def agenerate(model: BaseChatModel, messages: Messages, **given: Any) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=await model.ainvoke(messages, **given))])
+    async def agenerate(model: BaseChatModel, messages: Messages, **kwargs: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=await model.ainvoke(messages, **kwargs))])
 
-    def stream(model: BaseChatModel, messages: Messages, **given: Any) -> Iterator[ChatGenerationChunk]:
-        return (ChatGenerationChunk(message=chunk) for chunk in model.stream(messages, **given))
+    def stream(model: BaseChatModel, messages: Messages, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+        return (ChatGenerationChunk(message=chunk) for chunk in model.stream(messages, **kwargs))
 
-    def astream(model: BaseChatModel, messages: Messages, **given: Any) -> AsyncIterator[ChatGenerationChunk]:
-        return (ChatGenerationChunk(message=chunk) async for chunk in model.astream(messages, **given))
+    def astream(model: BaseChatModel, messages: Messages, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        return (ChatGenerationChunk(message=chunk) async for chunk in model.astream(messages, **kwargs))
 
     ask: Method = {"_generate": generate, "_agenerate": agenerate, "_stream": stream, "_astream": astream}[name]
 
-    def simulated(episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
-        given = {**dict(zip(("messages", "stop", "run_manager"), args, strict=False)), **kwargs}
-        given.pop("run_manager", None)
-        return ask(model, **given)
+    def simulated(episode: AgentEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
+        arguments = {**dict(zip(("messages", "stop", "run_manager"), args, strict=False)), **kwargs}
+        arguments.pop("run_manager", None)
+        return ask(model, **arguments)
 
     return simulated
 
 
 def _answer(name: str) -> Handler:
     method = getattr(BaseChatModel, name)
-    ask = _STYLES.get(name, _generate)
+    call_model = _STYLES.get(name, _generate)
 
-    def simulated(episode: ActiveEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
+    def simulated(episode: AgentEpisode, original: Method, model: BaseChatModel, args: Args, kwargs: Kwargs) -> Any:
         call = _describe(model, name, args, kwargs)
         policy = episode.policy if episode.selects(call) else model
         if policy is model:  # the policy itself, or a model that production keeps
-            return ask(episode, original, model, args, kwargs, None)
-        known = {key: kwargs[key] for key in ("stop", *_CONFIGURATION, "config") if key in kwargs}
-        wanted = {key: value for key, value in kwargs.items() if key not in known}
-        given = normalise(wanted)
-        episode.register_tools(given.get("tools", ()))
-        return ask(episode, getattr(type(policy), name, method), policy, args, known | given, call)
+            return call_model(episode, original, model, args, kwargs, None)
+        kept = {key: kwargs[key] for key in ("stop", *_CONFIGURATION, "config") if key in kwargs}
+        bound = normalise({key: value for key, value in kwargs.items() if key not in kept})
+        episode.register_tools(bound.get("tools", ()))
+        return call_model(episode, getattr(type(policy), name, method), policy, args, kept | bound, call)
 
     return simulated
 
 
 def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Call:
-    """What a route may ask of a call: where in the graph it was made, and of which model."""
+    """The call as a route sees it: where in the graph it was made, and of which model."""
     config: Any = kwargs.get("config") or (args[1] if len(args) > 1 and isinstance(args[1], dict) else None)
     metadata = dict(ensure_config(config).get("metadata") or {})
     metadata |= kwargs.get("metadata") or {}
@@ -118,19 +115,19 @@ def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Ca
     )
 
 
-def _generate(episode: ActiveEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
+def _generate(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     with in_episode(None):
         result = method(model, *args, **kwargs)
     return _finish_call(episode, call, result, kwargs)
 
 
-async def _agenerate(episode: ActiveEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
+async def _agenerate(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     with in_episode(None):
         result = await method(model, *args, **kwargs)
     return _finish_call(episode, call, result, kwargs)
 
 
-def _finish_call(episode: ActiveEpisode, call: Call | None, result: Any, kwargs: Any) -> Any:
+def _finish_call(episode: AgentEpisode, call: Call | None, result: Any, kwargs: Any) -> Any:
     if call is not None:
         messages = [row[0].message for row in getattr(result, "generations", ()) if row]
         for message in messages:
@@ -139,7 +136,7 @@ def _finish_call(episode: ActiveEpisode, call: Call | None, result: Any, kwargs:
     return result
 
 
-def _stream(episode: ActiveEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
+def _stream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     chunks: list[Any] = []
     try:
         for chunk in iterate_in_episode(method(model, *args, **kwargs)):
@@ -151,7 +148,7 @@ def _stream(episode: ActiveEpisode, method: Method, model: Any, args: Args, kwar
         yield AIMessageChunk(content="", id=whole.id, additional_kwargs=parsed)
 
 
-async def _astream(episode: ActiveEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
+async def _astream(episode: AgentEpisode, method: Method, model: Any, args: Args, kwargs: Kwargs, call: Call | None) -> Any:
     chunks: list[Any] = []
     try:
         async for chunk in aiterate_in_episode(method(model, *args, **kwargs)):
@@ -163,7 +160,7 @@ async def _astream(episode: ActiveEpisode, method: Method, model: Any, args: Arg
         yield AIMessageChunk(content="", id=whole.id, additional_kwargs=parsed)
 
 
-def _finish_stream(episode: ActiveEpisode, call: Call | None, chunks: list[Any]) -> Any:
+def _finish_stream(episode: AgentEpisode, call: Call | None, chunks: list[Any]) -> Any:
     """The whole streamed message, recorded; None if it is not the policy's."""
     if call is None or not chunks:
         return None
@@ -181,3 +178,83 @@ def _parsed(message: AIMessage, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 _STYLES = {"agenerate": _agenerate, "stream": _stream, "astream": _astream, "_achat_model_stream_v3": _agenerate}
+"""How each of `CALLS` runs; the others return at once, as `generate` does."""
+
+
+# --- what production binds, in every provider's form --------------------------------------------------------------------------
+
+
+def normalise(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a production model's call, as the policy takes them.
+
+    What says how to answer is kept: `tools` (OpenAI's form), `tool_choice` (`auto`, `none`, `required` or a tool's name) and
+    `response_format` (OpenAI's json_schema form). Provider settings, which mean nothing to the policy, are dropped.
+    """
+    bound: dict[str, Any] = {}
+    config = kwargs.get("toolConfig") or {}
+    if tools := tool_schemas(kwargs.get("tools") or kwargs.get("functions") or config.get("tools") or ()):
+        bound["tools"] = tools
+        choice = _tool_choice(kwargs)
+        if choice is None and len(tools) == 1 and _noted(kwargs).get("method") == "function_calling":
+            choice = tools[0]["function"]["name"]  # not every provider can be told so
+        if choice not in (None, "auto"):
+            bound["tool_choice"] = choice
+    if schema := _response_schema(kwargs):
+        name, body = schema
+        bound["response_format"] = {"type": "json_schema", "json_schema": {"name": name, "schema": body}}
+    return bound
+
+
+def _tool_choice(kwargs: Mapping[str, Any]) -> str | None:
+    config = kwargs.get("toolConfig") or {}
+    choice = kwargs.get("tool_choice") or config.get("toolChoice")
+    if google := kwargs.get("tool_config"):
+        google = google if isinstance(google, Mapping) else google.model_dump(mode="json", exclude_none=True)
+        calling = google.get("function_calling_config") or {}
+        allowed = calling.get("allowed_function_names") or []
+        choice = allowed[0] if len(allowed) == 1 else calling.get("mode")
+    return _named(choice)
+
+
+def _named(choice: Any) -> str | None:
+    """`auto`, `none`, `required` or a name, from any provider's way to say so."""
+    if choice is None or isinstance(choice, bool):
+        return "required" if choice else None
+    if isinstance(choice, str):
+        return {"any": "required", "validated": "auto"}.get(choice.lower(), choice.lower() if choice.isupper() else choice)
+    for key in ("function", "tool"):
+        if isinstance(choice.get(key), Mapping):
+            return str(choice[key]["name"])
+    if "name" in choice:
+        return str(choice["name"])
+    kind = choice.get("type") or next(iter(choice), None)
+    return _named(str(kind)) if kind else None
+
+
+def _response_schema(kwargs: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """Name and JSON schema of the answer that production asked for.
+
+    LangChain's own note of it comes first: `with_structured_output` leaves it with every provider.
+    """
+    if _noted(kwargs).get("method") == "json_schema":
+        return _schema(kwargs["ls_structured_output_format"]["schema"])
+    formats = [kwargs.get("response_format"), (kwargs.get("output_config") or {}).get("format")]
+    formats += [kwargs.get("response_json_schema"), kwargs.get("format")]
+    return next((_schema(each) for each in formats if each is not None and not isinstance(each, str)), None)
+
+
+def _noted(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (kwargs.get("ls_structured_output_format") or {}).get("kwargs") or {}
+
+
+def _schema(response_format: Any) -> tuple[str, Any] | None:
+    if not isinstance(response_format, Mapping) or "function" in response_format:
+        function = convert_to_openai_tool(response_format)["function"]
+        return str(function["name"]), function["parameters"]
+    if response_format.get("type") in ("text", "json_object"):
+        return None
+    inner = response_format.get("json_schema") or response_format
+    schema = inner.get("schema", inner)
+    if not isinstance(schema, Mapping):
+        return _schema(schema)
+    return str(inner.get("name") or schema.get("title") or "answer"), dict(schema)

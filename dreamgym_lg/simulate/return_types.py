@@ -1,4 +1,4 @@
-"""What a tool returns: told to the world that answers in its place, and made of its answer."""
+"""Makes of the world's answer what a tool's body would return, and tells the world its structure."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -7,7 +7,7 @@ from types import UnionType
 from typing import Any, NamedTuple, NotRequired, Union, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
-from langchain_core.messages import ToolMessage
+from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 from langgraph.types import Command
@@ -16,8 +16,8 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from typing_extensions import TypedDict, is_typeddict
 
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.simulate.commands import MESSAGES, StateUpdate, returns_command, state_update
-from dreamgym_lg.simulate.object_graph import body, reachable, returned_type
+from dreamgym_lg.simulate.object_graph import body, reachable
+from dreamgym_lg.simulate.tool_code import MESSAGES, StateUpdate, returns, returns_command, state_update
 
 UNKNOWN_UPDATE = (
     "its code does not show what its Command does: write Command(update={...}) there, with literal keys and one goto, name it "
@@ -25,67 +25,86 @@ UNKNOWN_UPDATE = (
 )
 
 
-def parse_answer(tool: BaseTool, graph: object, given: Mapping[str, Any], call_id: str | None, answer: str) -> Any:
+def parse_answer(tool: BaseTool, graph: object, arguments: Mapping[str, Any], call_id: str | None, answer: str) -> Any:
     """The answer in the shape in which the tool's body returns its own.
 
-    Args: `given`, the arguments of the call; `graph`, whose state a `Command` writes.
+    Args: `arguments`, of the call; `graph`, whose state a `Command` writes.
 
     Raises `PredictionFailed` if the body promises a structure that the answer is not.
     """
     if returns_command(tool):
         if (update := state_update(tool)) is None:
             raise ConfigurationError(f"tool {tool.name!r} cannot be simulated: {UNKNOWN_UPDATE}")
-        return _command(tool, update, _known(graph).state, given, call_id, answer)
+        return _command(tool, update, _known(graph).state, arguments, call_id, answer)
     structure = _structure(tool, {})
-    value = answer if structure is None else _read(tool, structure, answer)
+    value = answer if structure is None else _validate(tool, structure, answer)
     return (value, None) if tool.response_format == "content_and_artifact" else value
 
 
 def with_returns(graph: object, tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Tools (in OpenAI's form) with the JSON schema of what they return, where the graph's own say a structure."""
-    schemas, found = _known(graph).schemas, []
-    for each in tools:
-        function = each["function"]
-        found.append(
-            {**each, "function": {**function, "returns": schemas[name]}} if (name := function["name"]) in schemas else each
-        )
-    return found
+    schemas = _known(graph).schemas
+    with_schema = []
+    for tool in tools:
+        function = tool["function"]
+        added = {"returns": schemas[function["name"]]} if function["name"] in schemas else {}
+        with_schema.append({**tool, "function": {**function, **added}})
+    return with_schema
 
 
-def _read(tool: BaseTool, structure: TypeAdapter[Any], answer: str) -> Any:
+def _validate(tool: BaseTool, structure: TypeAdapter[Any], answer: str) -> Any:
     try:
         return structure.validate_json(answer)
     except ValidationError as error:
-        kind = returned_type(tool) or f"JSON of {structure.json_schema()}"
+        kind = _returned_type(tool) or f"JSON of {structure.json_schema()}"
         raise PredictionFailed(
             f"tool {tool.name!r} returns {kind}; its dreamed answer {answer[:120]!r} is none: {error.errors()[0]['msg']}"
         ) from error
 
 
 def _command(
-    tool: BaseTool, update: StateUpdate, state: Mapping[str, Any], given: Mapping[str, Any], call_id: str | None, answer: str
+    tool: BaseTool,
+    update: StateUpdate,
+    state: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    call_id: str | None,
+    answer: str,
 ) -> Command:
-    """The tool's `Command`, with what the world says of the state. An answer without state is the message alone."""
-    values = update.values(inspect.unwrap(body(tool)), given)
+    """The tool's `Command`, with the world's answer for the state. An answer without state is the message alone."""
+    values = update.values(inspect.unwrap(body(tool)), arguments)
     if structure := _structure(tool, state):
-        needed = any(update.asked.values())
-        said = _read(tool, structure, answer) if needed or answer.lstrip().startswith("{") else {}
-        answer = said.pop(MESSAGES, answer)
-        values |= said
-    if update.answers:
+        is_needed = any(update.answered.values())
+        answered = _validate(tool, structure, answer) if is_needed or answer.lstrip().startswith("{") else {}
+        answer = answered.pop(MESSAGES, answer)
+        values |= answered
+    if update.has_message:
         values[MESSAGES] = [ToolMessage(answer, tool_call_id=call_id or "", name=tool.name)]
     return Command(update=values, goto=update.goto, graph=update.graph)
 
 
 # --- types --------------------------------------------------------------------------------------------------------------------
 
+_TEXT = (str, Any, None, type(None), inspect.Signature.empty)
+
 
 def _structure(tool: BaseTool, state: Mapping[str, Any]) -> TypeAdapter[Any] | None:
     """The structure that the world answers with; None for text, and for what has no JSON, as a data frame."""
-    kind = returned_type(tool)
+    kind = _returned_type(tool)
     if returns_command(tool):
-        kind = _state(update, state) if (update := state_update(tool)) is not None and update.asked else None
+        kind = _state_type(update, state) if (update := state_update(tool)) is not None and update.answered else None
     return None if kind is None else _adapter(kind)
+
+
+def _returned_type(tool: BaseTool) -> Any:
+    """The structure that a tool's body promises to return; None where it is text, unknown, or LangGraph's own."""
+    kind = returns(tool)
+    if kind in _TEXT or tool.response_format == "content_and_artifact":
+        return None
+    for part in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
+        part = get_origin(part) or part
+        if part is str or (isinstance(part, type) and issubclass(part, Command | BaseMessage | BaseException)):
+            return None
+    return kind
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any] | None:
@@ -95,11 +114,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any] | None:
         return None
 
 
-def _state(update: StateUpdate, types: Mapping[str, Any]) -> Any:
+def _state_type(update: StateUpdate, types: Mapping[str, Any]) -> Any:
     """Of a `Command`: the state that it writes, and the message, without which the whole answer is the message."""
-    kinds = {key: _readable(kind) if _adapter(kind := types.get(key, Any)) is not None else Any for key in update.asked}
-    fields = {key: kinds[key] if always else NotRequired[kinds[key]] for key, always in update.asked.items()}
-    return TypedDict("State", {**({MESSAGES: NotRequired[str]} if update.answers else {}), **fields})  # type: ignore[operator]
+    kinds = {key: types.get(key, Any) for key in update.answered}
+    kinds = {key: _readable(kind) if _adapter(kind) is not None else Any for key, kind in kinds.items()}
+    fields = {key: kinds[key] if in_all else NotRequired[kinds[key]] for key, in_all in update.answered.items()}
+    return TypedDict("State", {**({MESSAGES: NotRequired[str]} if update.has_message else {}), **fields})  # type: ignore[operator]
 
 
 def _readable(kind: Any) -> Any:
@@ -115,7 +135,7 @@ def _readable(kind: Any) -> Any:
 
 
 class _Known(NamedTuple):
-    """What is known of a graph's tools."""
+    """What a graph tells of its tools."""
 
     state: Mapping[str, Any]
     """The type of each key of its state, sub-graphs included."""
@@ -123,22 +143,21 @@ class _Known(NamedTuple):
     """The JSON schemas of what its tools return, by name, of those that return a structure."""
 
 
+_graphs: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
+"""Finding a graph's tools takes milliseconds."""
+
+
 def _known(graph: Any) -> _Known:
     with suppress(TypeError):  # an object of the user's that is not hashed
         if graph in _graphs:
             return _graphs[graph]
-    found = list(reachable(graph))
-    graphs = [each for each in found if isinstance(each, Pregel)]
-    channels = [channel for each in graphs for channel in each.channels.items()]
+    parts = list(reachable(graph))
+    channels = [channel for part in parts if isinstance(part, Pregel) for channel in part.channels.items()]
     known = _Known({key: getattr(channel, "UpdateType", Any) for key, channel in channels}, schemas := {})
-    for tool in found:
-        if isinstance(tool, BaseTool) and (structure := _structure(tool, known.state)) is not None:
+    for part in parts:
+        if isinstance(part, BaseTool) and (structure := _structure(part, known.state)) is not None:
             with suppress(PydanticInvalidForJsonSchema):
-                schemas[tool.name] = structure.json_schema()
+                schemas[part.name] = structure.json_schema()
     with suppress(TypeError):  # not weakly referable
         _graphs[graph] = known
     return known
-
-
-_graphs: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
-"""Finding a graph's tools takes milliseconds."""

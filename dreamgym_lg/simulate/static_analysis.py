@@ -1,119 +1,19 @@
-"""The plain code of an agent, which a dream really runs: what it refers to, and where it touches the world. Read, never run."""
+"""Reads from plain code where it touches the world, which a dream really runs; runs none of it."""
 
 import dis
-import inspect
 import sys
 import threading
 import types
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from langchain_core.caches import BaseCache
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage
-from langchain_core.tools import BaseTool, tool
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
-from langgraph.store.base import BaseStore
 
-from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate.object_graph import (
-    codes,
-    function_references,
-    of_library,
-    reachable,
-    references,
-    users,
-    users_class,
-)
+from dreamgym_lg.simulate.object_graph import codes, run_by, run_codes
+from dreamgym_lg.simulate.user_code import of_library, users
 
-_ANSWERED = (BaseTool, BaseChatModel, Pregel, BaseCheckpointSaver, BaseStore, BaseCache)
-"""What an episode answers for or replaces: what lies behind it does not run, or is looked at by itself."""
-
-_LEAVES = (str, bytes, int, float, complex, bool, type(None), BaseMessage)
-
-
-def run_by(roots: Iterable[Any], *, limit: int = 20_000) -> Iterator[Any]:
-    """The functions that run when one of `roots` is called, and the objects they refer to, each once.
-
-    Of an object of the user's class only the fields and methods count that the code names. Models, tools, graphs,
-    checkpointers and stores are yielded and not opened.
-    """
-    seen: dict[Any, Any] = {}  # kept alive: an id is used again once its object is gone
-    waiting = list(roots)
-    while waiting and len(seen) < limit:
-        found = waiting.pop()
-        # a bound method is made anew each time that it is looked up
-        key = (id(found.__self__), id(found.__func__)) if isinstance(found, types.MethodType) else id(found)
-        if key in seen or isinstance(found, _LEAVES):
-            continue
-        seen[key] = found
-        yield found
-        if not isinstance(found, (*_ANSWERED, types.ModuleType, type)):
-            waiting.extend(_run_next(found))
-
-
-def _run_next(found: Any) -> Iterator[Any]:
-    if isinstance(found, types.FunctionType):
-        for referred in function_references(found):
-            yield referred
-            if users(found) and not isinstance(referred, _ANSWERED):
-                yield from _named(found, referred)
-    elif isinstance(found, types.MethodType):
-        yield found.__func__
-        if isinstance(found.__func__, types.FunctionType):
-            yield from _named(found.__func__, found.__self__)
-    elif users_class(type(found)):
-        call = inspect.getattr_static(type(found), "__call__", None)
-        yield from [types.MethodType(call, found)] if isinstance(call, types.FunctionType) else []
-    else:
-        yield from references(found)
-
-
-def _named(function: types.FunctionType, owner: Any) -> Iterator[Any]:
-    """What the code of `function` may mean by the names it uses on `owner`: its fields, its methods bound to it."""
-    made = isinstance(owner, type)
-    if not users_class(owner if made else type(owner)) or (made and issubclass(owner, _ANSWERED)):
-        return
-    names = {name for code in _codes_run(function) for name in code.co_names}
-    for name in sorted(names | {"__init__"} if made else names):
-        value = inspect.getattr_static(owner, name, None)
-        if isinstance(value, property):
-            value = value.fget
-        elif isinstance(value, staticmethod | classmethod):
-            value = value.__func__
-        elif isinstance(value, types.MemberDescriptorType):
-            value = getattr(owner, name, None)
-        if isinstance(value, types.FunctionType):
-            yield types.MethodType(value, owner)
-        elif value is not None:
-            yield value
-
-
-def makes_tools(function: types.FunctionType) -> bool:
-    """Whether tools are made when this code runs."""
-    found = function_references(function)
-    return any(each is tool or (isinstance(each, type) and issubclass(each, BaseTool)) for each in found)
-
-
-def check_tool_names(graph: Any, names: Collection[str]) -> None:
-    """Raise `ConfigurationError` if a name is none of the tools that `graph` holds, unless it makes tools while it runs."""
-    if not names:
-        return
-    found = list(reachable(graph))
-    tools = {each.name for each in found if isinstance(each, BaseTool)}
-    unknown = sorted(set(names) - tools)
-    nodes = [node for each in found if isinstance(each, Pregel) for node in each.nodes.values()]
-    code = run_by(part for node in nodes for part in (node.bound, *node.writers))
-    if unknown and not any(makes_tools(each) for each in code if users(each)):
-        raise ConfigurationError.unknown("tool", unknown[0], tools)
-
-
-def _codes_run(function: types.FunctionType) -> list[types.CodeType]:
-    """A function's code with the functions inside of it, unless those may be the bodies of tools that it makes."""
-    return [function.__code__] if makes_tools(function) else list(codes(function))
-
+# --- what the guard stops ---------------------------------------------------------------------------------------------------
 
 _REACHING = {
     *("socket", "ssl", "requests", "httpx", "aiohttp", "websockets", "subprocess", "shutil", "tempfile"),
@@ -122,13 +22,11 @@ _REACHING = {
     *("http.client", "http.server", "botocore", "urllib3", "pycurl"),
 }
 """Modules that plain code reaches the world with; the guard sees all of them open files and connections."""
-
 _HARMLESS = (
     *("shutil.which", "shutil.get_terminal_size", "shutil.disk_usage", "tempfile.gettempdir", "socket.gethostname"),
     *("sqlite3.Connection", "sqlite3.Cursor", "sqlite3.Row"),
 )
 """Of those, what no guard stops; an open connection is a part of its own."""
-
 _OF_OS = {
     *("remove", "unlink", "rename", "renames", "replace", "rmdir", "removedirs", "mkdir", "makedirs"),
     *("truncate", "link", "symlink", "chmod", "chown", "utime", "mkfifo", "mknod", "system", "popen", "fork"),
@@ -147,40 +45,9 @@ _OF_PATHS = {"write_text", "write_bytes", "unlink", "mkdir", "rmdir", "touch", "
 
 def touched(function: types.FunctionType) -> list[str]:
     """What in a function's code touches the world where the guard stops it, as dotted names: `os.remove`, `.write_text`."""
-    found = [each for code in _codes_run(function) for each in _dotted(function, code)]
-    native_loop = any(name.startswith("uvloop.") for name, _ in found)  # its connections are none of asyncio's
-    return sorted({n for n, writes in found if _reaches(n, writes) and not (native_loop and n.startswith("asyncio."))})
-
-
-_STARTING_THREADS = (
-    *("threading.Thread", "threading.Timer", "_thread.start_new_thread", "concurrent.futures.thread."),
-    "multiprocessing.pool.ThreadPool",
-)
-
-
-def nodes_with_own_threads(graph: Pregel) -> list[str]:
-    """Names of the nodes whose own code starts threads or uses a pool, sorted; models asked there see no ContextVar."""
-    return sorted(name for name, node in graph.nodes.items() if any(map(_starts_threads, run_by([node.bound, *node.writers]))))
-
-
-def _starts_threads(found: Any) -> bool:
-    """Whether this is a thread, or code of the user's that starts one or hands its work to a pool."""
-    if not users(found):
-        return isinstance(found, threading.Thread)
-    names = (name for code in codes(found) for name, _ in _dotted(found, code))
-    return any(name.startswith(_STARTING_THREADS) or name.endswith(".run_in_executor") for name in names)
-
-
-_LEAVING = ("contextvars.Context", "_contextvars.Context", "_thread.start_new_thread")
-
-
-def leaves_episode(function: types.FunctionType) -> list[str]:
-    """What in a function's code runs other code where no episode is known: an empty context, a thread below Python's."""
-    return sorted({name for code in _codes_run(function) for name, _ in _dotted(function, code) if name.startswith(_LEAVING)})
-
-
-def _is_writing_mode(text: str) -> bool:
-    return 0 < len(text) <= 4 and set(text) <= set("rwxab+t") and bool(set(text) & set("wax+"))
+    names = list(_names(function, run_codes(function)))
+    native_loop = any(name.startswith("uvloop.") for name, _ in names)  # its connections are none of asyncio's
+    return sorted({n for n, writes in names if _reaches(n, writes) and not (native_loop and n.startswith("asyncio."))})
 
 
 def _reaches(name: str, writes: bool) -> bool:
@@ -199,12 +66,15 @@ def _reaches(name: str, writes: bool) -> bool:
     return name == "input" or (last in _OF_FILES and writes) or ("." in name and last in _OF_PATHS)
 
 
+# --- what nothing tells -----------------------------------------------------------------------------------------------------
+
 _BELOW_PYTHON = {"ctypes", "_ctypes", "cffi", "fcntl", "readline", "resource", "dbm", "shelve", "mmap", "_posixshmem"}
 """Modules that reach the system below Python, or files by others; what they do there, code does not show."""
-_UNSEEN = ("__import__", "importlib.import_module", "exec", "eval", "logging.FileHandler", "logging.handlers.")
-_UNSEEN_OF_OS = ("os.sched_set", "os.setpriority", "os.pidfd_")
+_UNSEEN = (
+    *("__import__", "importlib.import_module", "exec", "eval", "logging.FileHandler", "logging.handlers."),
+    *("os.sched_set", "os.setpriority", "os.pidfd_"),
+)
 _WRITING_ARRAYS = {"save", "savez", "savez_compressed", "savetxt", "memmap", "tofile", "dump"}
-
 _KNOWN = ("langchain", "langgraph", "deepagents", "pydantic", "typing_extensions", "numpy", "dreamgym_lg")
 """Beginnings of packages that act on nothing but what they are given, or that an episode answers for."""
 _HANDING_ON = ("queue.", "asyncio.queues.", "multiprocessing.queues.", "multiprocessing.connection.")
@@ -216,8 +86,8 @@ def unclear(function: types.FunctionType) -> list[str]:
 
     That are other packages, calls below Python, queues that others read, and changes of what is kept outside of the function.
     """
-    found = (each for code in _codes_run(function) for each in _dotted(function, code))
-    return sorted({name for name, writes in found if _is_unclear(name) and not _reaches(name, writes)})
+    names = _names(function, run_codes(function))
+    return sorted({name for name, writes in names if _is_unclear(name) and not _reaches(name, writes)})
 
 
 def _is_unclear(name: str) -> bool:
@@ -225,7 +95,7 @@ def _is_unclear(name: str) -> bool:
     last = name.rpartition(".")[2]
     if name.startswith(_HANDING_ON):
         return last.startswith(("put", "send"))
-    if root in _BELOW_PYTHON or name.startswith((*_UNSEEN, *_UNSEEN_OF_OS)):
+    if root in _BELOW_PYTHON or name.startswith(_UNSEEN):
         return True
     if root == "numpy" or last == "tofile":
         return last in _WRITING_ARRAYS
@@ -237,26 +107,60 @@ def _is_unclear(name: str) -> bool:
     return of_library(getattr(module, "__file__", None) or "")
 
 
-_MODE_FOLLOWS = 12
+# --- threads and contexts ---------------------------------------------------------------------------------------------------
+
+_STARTING_THREADS = (
+    *("threading.Thread", "threading.Timer", "_thread.start_new_thread", "concurrent.futures.thread."),
+    "multiprocessing.pool.ThreadPool",
+)
+_LEAVING = ("contextvars.Context", "_contextvars.Context", "_thread.start_new_thread")
+
+
+def leaves_episode(function: types.FunctionType) -> list[str]:
+    """What in a function's code runs other code where no episode is known: an empty context, a thread below Python's."""
+    return sorted({name for name, _ in _names(function, run_codes(function)) if name.startswith(_LEAVING)})
+
+
+def nodes_with_own_threads(graph: Pregel) -> list[str]:
+    """Names of the nodes whose own code starts threads or uses a pool, sorted; models asked there see no ContextVar."""
+    return sorted(name for name, node in graph.nodes.items() if any(map(_starts_threads, run_by([node.bound, *node.writers]))))
+
+
+def _starts_threads(value: Any) -> bool:
+    """Tells if this is a thread, or code of the user's that starts one or hands its work to a pool."""
+    if not users(value):
+        return isinstance(value, threading.Thread)
+    names = (name for name, _ in _names(value, codes(value)))
+    return any(name.startswith(_STARTING_THREADS) or name.endswith(".run_in_executor") for name in names)
+
+
+# --- names ------------------------------------------------------------------------------------------------------------------
+
+_MODE_DISTANCE = 12
 """Within so many instructions of `open` stands its mode, if it has one."""
 _WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT", "O_APPEND", "O_TRUNC"}
 
 
-def _dotted(function: types.FunctionType, code: types.CodeType) -> Iterator[tuple[str, bool]]:
+def _names(function: types.FunctionType, parts: Iterable[types.CodeType]) -> Iterator[tuple[str, bool]]:
     """The names that code uses with their attributes, and whether a mode that writes follows.
 
     A module, class or object stands there under the name of its own module.
     """
-    steps = list(dis.get_instructions(code))
-    for end, name in _chains(function, steps):
-        near = [step.argval for step in steps[end : end + _MODE_FOLLOWS] if isinstance(step.argval, str)]
-        if name == "sqlite3.connect" and ":memory:" in near and not _attaches(code):
-            continue
-        yield name, any(_is_writing_mode(text) or text in _WRITING_FLAGS for text in near)
+    for code in parts:
+        steps = list(dis.get_instructions(code))
+        for end, name in _chains(function, steps):
+            near = [step.argval for step in steps[end : end + _MODE_DISTANCE] if isinstance(step.argval, str)]
+            if name == "sqlite3.connect" and ":memory:" in near and not _attaches(code):
+                continue
+            yield name, any(_is_writing_mode(text) or text in _WRITING_FLAGS for text in near)
+
+
+def _is_writing_mode(text: str) -> bool:
+    return 0 < len(text) <= 4 and set(text) <= set("rwxab+t") and bool(set(text) & set("wax+"))
 
 
 def _attaches(code: types.CodeType) -> bool:
-    """Whether a database in memory is left for a file."""
+    """Tells if a database in memory is left for a file."""
     texts = [constant.upper() for constant in code.co_consts if isinstance(constant, str)]
     return any("ATTACH" in text or "VACUUM INTO" in text for text in texts)
 
@@ -266,23 +170,23 @@ def _chains(function: types.FunctionType, steps: Sequence[dis.Instruction]) -> I
     imported: dict[str, str] = {}
     name = package = new = ""
     for place, step in enumerate(steps):
-        given = step.argval if isinstance(step.argval, str) else ""
+        argument = step.argval if isinstance(step.argval, str) else ""
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            name += f".{given}"
+            name += f".{argument}"
             continue
         if name:
             yield place, name
         name = ""
         if step.opname == "IMPORT_NAME":
-            package, new = given, given.partition(".")[0]
+            package, new = argument, argument.partition(".")[0]
         elif step.opname == "IMPORT_FROM":
-            new = f"{package.removesuffix('.' + given)}.{given}"
+            new = f"{package.removesuffix('.' + argument)}.{argument}"
         elif step.opname.startswith("STORE_") and new:
-            imported[given], new = new, ""
+            imported[argument], new = new, ""
         elif step.opname.startswith("LOAD_FAST"):
-            name = imported.get(given, "")  # any other local variable has no name that is known
+            name = imported.get(argument, "")  # any other local variable has no name that is known
         elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
-            name = imported.get(given) or _own_name(function, given, builtin=step.opname != "LOAD_DEREF")
+            name = imported.get(argument) or _own_name(function, argument, builtin=step.opname != "LOAD_DEREF")
     if name:
         yield len(steps), name
 

@@ -1,4 +1,4 @@
-"""Tools: while an episode is active their bodies do not run; the episode's environment answers in their place.
+"""Lets an active episode's environment answer tool calls in the place of the tools' bodies.
 
 It is `_run` that is patched, which LangChain calls after its own validation and injection: a wrong argument gets the error of
 production, byte for byte, and callbacks, artifacts and error handling stay as they are.
@@ -7,7 +7,7 @@ production, byte for byte, and callbacks, artifacts and error handling stay as t
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -15,41 +15,19 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langgraph.errors import GraphBubbleUp
-from langgraph.prebuilt import ToolNode, ToolRuntime
+from langgraph.prebuilt import ToolNode
 from langgraph.types import Command
 from pydantic_core import to_jsonable_python
 
 from dreamgym_lg.actions import render_call
-from dreamgym_lg.simulate.call_order import PendingStep
-from dreamgym_lg.simulate.context import ActiveEpisode, answering, in_episode
+from dreamgym_lg.simulate.context import answering_episode, in_episode, set_var
 from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch, subclasses
-from dreamgym_lg.simulate.guard.frames import first_line, user_line
+from dreamgym_lg.simulate.episode import AgentEpisode, PendingStep
 from dreamgym_lg.simulate.object_graph import body
 from dreamgym_lg.simulate.return_types import parse_answer
+from dreamgym_lg.simulate.user_code import first_line, user_line
 
-BODIES, RUNS, ENTRY_POINTS = ("_run", "_arun"), ("run", "arun"), ("invoke", "ainvoke")
-
-
-class _Attempt:
-    """One tool call on its way to the tool's body."""
-
-    def __init__(self, call_id: str | None, *, by_node: bool = False) -> None:
-        self.call_id = call_id
-        self.by_node = by_node
-        """A tool node calls, which words the errors that the tool raises."""
-        self.tool: BaseTool | None = None
-        self.action = self.line = ""
-        self.ran = False
-        """The body was reached: let through, or answered by the environment."""
-        self.step: PendingStep | None = None
-
-    def begin(self, tool: BaseTool, given: Any) -> None:
-        """It calls `tool` with these arguments; its line is that of who calls by hand, else the tool's first."""
-        self.tool, self.action = tool, action_of(tool, given)
-        self.line = self.line or (first_line(body(tool)) if self.by_node else user_line())
-
-
-_attempt: ContextVar[_Attempt | None] = ContextVar("dreamgym_tool_call", default=None)
+ENTRY_POINTS = ("invoke", "ainvoke", "run", "arun")
 
 
 def patch_tools() -> None:
@@ -58,30 +36,30 @@ def patch_tools() -> None:
         patch_tool_class(cls)
     if (shells := sys.modules.get("langchain.agents.middleware.shell_tool")) is not None:
         dispatch(shells.ShellToolMiddleware, "_get_or_create_resources", _start_shell)
-    dispatch(ToolNode, "_run_one", _run_one, answering)
-    dispatch(ToolNode, "_arun_one", _arun_one, answering)
+    for name in ("_run_one", "_arun_one"):
+        dispatch(ToolNode, name, _recording(name, _recorded_of_node), answering_episode)
 
 
-def _start_shell(episode: ActiveEpisode, original: Method, middleware: Any, args: Args, kwargs: Kwargs) -> Any:
+def patch_tool_class(cls: type[BaseTool]) -> None:
+    for name, handler in (("_run", _body), ("_arun", _abody)):
+        if name in cls.__dict__ and not getattr(cls.__dict__[name], "__isabstractmethod__", False):
+            dispatch(cls, name, handler, answering_episode)
+    if cls is BaseTool:
+        for name in ("run", "arun"):
+            dispatch(cls, name, _recording(name, _recorded), answering_episode)
+    for name in ENTRY_POINTS:
+        if name in cls.__dict__ and not cls.__module__.startswith("langchain_core."):
+            dispatch(cls, name, _entry_point(name), answering_episode)
+    if cls in (StructuredTool, Tool):
+        dispatch(cls, "ainvoke", _ainvoke, answering_episode)
+
+
+def _start_shell(episode: AgentEpisode, original: Method, middleware: Any, args: Args, kwargs: Kwargs) -> Any:
     """LangChain starts a shell before the agent; where the environment answers the tool, none is needed."""
     return original(middleware, *args, **kwargs) if all(map(episode.passes, middleware.tools)) else None
 
 
-def patch_tool_class(cls: type[BaseTool]) -> None:
-    for name in BODIES:
-        if name in cls.__dict__ and not getattr(cls.__dict__[name], "__isabstractmethod__", False):
-            dispatch(cls, name, _abody if name == "_arun" else _body, answering)
-    if cls is BaseTool:
-        dispatch(cls, "run", _run, answering)
-        dispatch(cls, "arun", _arun, answering)
-    for name in (*ENTRY_POINTS, *RUNS):
-        if name in cls.__dict__ and not cls.__module__.startswith("langchain_core."):
-            dispatch(cls, name, _entry_point(name), answering)
-    if cls in (StructuredTool, Tool):
-        dispatch(cls, "ainvoke", _ainvoke, answering)
-
-
-def _ainvoke(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
+def _ainvoke(episode: AgentEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
     """LangChain gives a sync function's call to a thread; the environment answers on the loop, many at once."""
     return (original if episode.passes(tool) else BaseTool.ainvoke)(tool, *args, **kwargs)
 
@@ -89,29 +67,67 @@ def _ainvoke(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Arg
 def _entry_point(name: str) -> Handler:
     """A subclass's own `invoke` or `run` would do its work around the body: LangChain's stands in, unless it really runs."""
 
-    def simulated(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
+    @contextmanager
+    def recorded(episode: AgentEpisode, tool: BaseTool, args: Args, kwargs: Kwargs) -> Iterator[Any]:
+        with _recorded(episode, tool, args, kwargs) as record, in_episode(episode.owner_of_body(tool)):
+            yield record
+
+    run_recorded = _recording(name, recorded)
+
+    def simulated(episode: AgentEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
         if not episode.passes(tool):
             return getattr(BaseTool, name)(tool, *args, **kwargs)
-        with _recorded(episode, tool, args, kwargs) as record:
-            with in_episode(episode.owner_of_body(tool)):
-                result = original(tool, *args, **kwargs)
-            return record(result)
+        return run_recorded(episode, original, tool, args, kwargs)
 
-    async def asimulated(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
-        if not episode.passes(tool):
-            return await getattr(BaseTool, name)(tool, *args, **kwargs)
-        with _recorded(episode, tool, args, kwargs) as record:
-            with in_episode(episode.owner_of_body(tool)):
-                result = await original(tool, *args, **kwargs)
-            return record(result)
-
-    return asimulated if name.startswith("a") else simulated
+    return simulated
 
 
-# --- the body ---------------------------------------------------------------------------------------------------------------
+def _recording(name: str, recorded: Callable[..., AbstractContextManager[Any]]) -> Handler:
+    """Run the method inside `recorded`, which takes its result; async if the method's name begins so."""
+
+    def run(episode: AgentEpisode, original: Method, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+        with recorded(episode, owner, args, kwargs) as record:
+            return record(original(owner, *args, **kwargs))
+
+    async def arun(episode: AgentEpisode, original: Method, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+        with recorded(episode, owner, args, kwargs) as record:
+            return record(await original(owner, *args, **kwargs))
+
+    return arun if name.lstrip("_").startswith("a") else run
 
 
-def _body(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
+# --- one call -----------------------------------------------------------------------------------------------------------------
+
+
+class _Attempt:
+    """One tool call on its way to the tool's body."""
+
+    def __init__(self, call_id: str | None, *, by_node: bool = False, line: str = "") -> None:
+        self.call_id, self.by_node, self.line = call_id, by_node, line
+        """`by_node`: a tool node calls, which words the errors that the tool raises."""
+        self.tool: BaseTool | None = None
+        self.action = ""
+        self.ran = False
+        """The body was reached: let through, or answered by the environment."""
+        self.step: PendingStep | None = None
+
+    def begin(self, tool: BaseTool, arguments: Any) -> None:
+        """It calls `tool` with these arguments; its line is that of who calls by hand, else the tool's first."""
+        self.tool, self.action = tool, action_of(tool, arguments)
+        self.line = self.line or (first_line(body(tool)) if self.by_node else user_line())
+
+
+_attempt: ContextVar[_Attempt | None] = ContextVar("dreamgym_tool_call", default=None)
+
+
+def action_of(tool: BaseTool, arguments: Any) -> str:
+    """The call as an action: the arguments as the policy gave them, without what LangChain and LangGraph inject."""
+    if not isinstance(arguments, dict):
+        arguments = {next(iter(tool.args), "input"): arguments}  # a tool of one text
+    return render_call(tool.name, to_jsonable_python(tool._filter_injected_args(arguments), fallback=str))
+
+
+def _body(episode: AgentEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
     attempt = _attempt_at_body(tool, args, kwargs)
     if not episode.passes(tool):
         read = partial(parse_answer, tool, episode.graph, kwargs, attempt.call_id)
@@ -121,7 +137,7 @@ def _body(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, 
         return original(tool, *args, **kwargs)
 
 
-async def _abody(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
+async def _abody(episode: AgentEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
     attempt = _attempt_at_body(tool, args, kwargs)
     if not episode.passes(tool):
         read = partial(parse_answer, tool, episode.graph, kwargs, attempt.call_id)
@@ -136,54 +152,32 @@ def _attempt_at_body(tool: BaseTool, args: Args, kwargs: Kwargs) -> _Attempt:
     attempt = _attempt.get()
     if attempt is None or attempt.tool is not tool:
         attempt = _Attempt(None)
-        given = {key: value for key, value in kwargs.items() if key not in ("run_manager", "config")}
-        attempt.begin(tool, given if given or not args else args[0])
+        arguments = {key: value for key, value in kwargs.items() if key not in ("run_manager", "config")}
+        attempt.begin(tool, arguments if arguments or not args else args[0])
     attempt.ran = True
     return attempt
 
 
-def action_of(tool: BaseTool, given: Any) -> str:
-    """The call as an action: the arguments as the policy gave them, without what LangChain and LangGraph inject."""
-    if not isinstance(given, dict):
-        given = {next(iter(tool.args), "input"): given}  # a tool of one text
-    return render_call(tool.name, to_jsonable_python(tool._filter_injected_args(given), fallback=str))
-
-
-# --- around it --------------------------------------------------------------------------------------------------------------
-
-
-def _run(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
-    with _recorded(episode, tool, args, kwargs) as record:
-        return record(original(tool, *args, **kwargs))
-
-
-async def _arun(episode: ActiveEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
-    with _recorded(episode, tool, args, kwargs) as record:
-        return record(await original(tool, *args, **kwargs))
-
-
 @contextmanager
-def _recorded(episode: ActiveEpisode, tool: BaseTool, args: Args, kwargs: Kwargs) -> Iterator[Any]:
+def _recorded(episode: AgentEpisode, tool: BaseTool, args: Args, kwargs: Kwargs) -> Iterator[Any]:
     """Around `run` and `arun`, or a subclass's `invoke`: `record` takes the result and records the step.
 
     What fails before the body is reached was an invalid action.
     """
-    given = args[0] if args else kwargs.get("tool_input", kwargs.get("input"))
+    arguments = args[0] if args else kwargs.get("tool_input", kwargs.get("input"))
     call_id = kwargs.get("tool_call_id")
-    if isinstance(given, dict) and given.get("type") == "tool_call":
-        given, call_id = given["args"], given["id"]
+    if isinstance(arguments, dict) and arguments.get("type") == "tool_call":
+        arguments, call_id = arguments["args"], arguments["id"]
     with _current_attempt(episode, tool, call_id) as attempt:
-        attempt.begin(tool, given)
+        attempt.begin(tool, arguments)
         if attempt.step is None and episode.runs_anyway(tool):  # now, before what happens inside of it
             attempt.step = episode.add_act("passed through", attempt.action, attempt.call_id, line=attempt.line)
 
         def record(result: Any) -> Any:
-            failed = isinstance(result, ToolMessage) and result.status == "error"
             if attempt.step is not None:
                 attempt.step.answer = as_text(result)
             else:
-                told = attempt.action, as_text(result), attempt.call_id
-                attempt.step = episode.add_step(*told, valid=not failed, line=attempt.line)
+                _add_step(episode, attempt, as_text(result), valid=not _is_error(result))
             return result
 
         try:
@@ -192,15 +186,22 @@ def _recorded(episode: ActiveEpisode, tool: BaseTool, args: Args, kwargs: Kwargs
             raise
         except Exception as error:
             if attempt.step is None and not attempt.by_node:
-                told = attempt.action, str(error), attempt.call_id
-                attempt.step = episode.add_step(*told, valid=False, line=attempt.line)
+                _add_step(episode, attempt, str(error), valid=False)
             elif attempt.step is not None and episode.runs_anyway(tool):
                 attempt.step.answer = f"{type(error).__name__}: {error}"
             raise
 
 
+def _add_step(episode: AgentEpisode, attempt: _Attempt, answer: str, *, valid: bool) -> None:
+    attempt.step = episode.add_step(attempt.action, answer, attempt.call_id, valid=valid, line=attempt.line)
+
+
+def _is_error(result: Any) -> bool:
+    return isinstance(result, ToolMessage) and result.status == "error"
+
+
 @contextmanager
-def _current_attempt(episode: ActiveEpisode, tool: BaseTool, call_id: str | None) -> Iterator[_Attempt]:
+def _current_attempt(episode: AgentEpisode, tool: BaseTool, call_id: str | None) -> Iterator[_Attempt]:
     """The attempt that the tool node began, or a new one for a tool that is called by hand."""
     attempt = _attempt.get()
     begun = attempt is not None and (attempt.by_node or attempt.tool is tool) and not attempt.ran
@@ -208,40 +209,27 @@ def _current_attempt(episode: ActiveEpisode, tool: BaseTool, call_id: str | None
         yield attempt
         return
     again = attempt is not None and attempt.tool is tool and attempt.call_id == call_id  # a middleware's retry, say
-    line = attempt.line if attempt is not None and again else ""
-    attempt = _Attempt(call_id)
-    attempt.line = line
-    token = _attempt.set(attempt)
-    try:
-        with episode.call_order.running(call_id):
-            yield attempt
-    finally:
-        _attempt.reset(token)
+    attempt = _Attempt(call_id, line=attempt.line if attempt is not None and again else "")
+    with set_var(_attempt, attempt), episode.call_order.running(call_id):
+        yield attempt
 
 
-def as_text(result: Any) -> str:
-    """What the policy reads of a tool's result: LangChain writes other content than text in the same way."""
-    if isinstance(result, Command):
-        messages = result.update.get("messages", ()) if isinstance(result.update, dict) else ()
-        return next((as_text(message) for message in messages if isinstance(message, ToolMessage)), "")
-    if isinstance(result, BaseMessage):
-        return result.text
-    if isinstance(result, str):
+@contextmanager
+def _recorded_of_node(episode: AgentEpisode, node: ToolNode, args: Args, kwargs: Kwargs) -> Iterator[Callable[[Any], Any]]:
+    """Around a tool node's call: records those that it answers itself with an error, as the tool is unknown or raised."""
+    call, runtime = args[0], args[2]
+    episode.call_order.refuse(_refused(node, runtime.state))
+    attempt = _Attempt(call["id"], by_node=True)
+
+    def record(result: Any) -> Any:
+        tool = node.tools_by_name.get(call["name"])
+        if _is_error(result) and attempt.step is None and not (tool and episode.runs_anyway(tool)):
+            attempt.action = attempt.action or render_call(call["name"], call["args"])
+            _add_step(episode, attempt, result.text, valid=False)
         return result
-    try:
-        return json.dumps(result, ensure_ascii=False)
-    except Exception:
-        return str(result)
 
-
-def _run_one(episode: ActiveEpisode, original: Method, node: ToolNode, args: Args, kwargs: Kwargs) -> Any:
-    with _recorded_of_node(episode, node, args[0], args[2]) as record:
-        return record(original(node, *args, **kwargs))
-
-
-async def _arun_one(episode: ActiveEpisode, original: Method, node: ToolNode, args: Args, kwargs: Kwargs) -> Any:
-    with _recorded_of_node(episode, node, args[0], args[2]) as record:
-        return record(await original(node, *args, **kwargs))
+    with set_var(_attempt, attempt), episode.call_order.running(attempt.call_id):
+        yield record
 
 
 def _refused(node: ToolNode, state: Any) -> Iterator[str]:
@@ -255,25 +243,16 @@ def _refused(node: ToolNode, state: Any) -> Iterator[str]:
             yield message.tool_call_id
 
 
-@contextmanager
-def _recorded_of_node(
-    episode: ActiveEpisode, node: ToolNode, call: Any, runtime: ToolRuntime
-) -> Iterator[Callable[[Any], Any]]:
-    """Around a tool node's call: records those that it answers itself with an error, as the tool is unknown or raised."""
-    episode.call_order.refuse(_refused(node, runtime.state))
-    attempt = _Attempt(call["id"], by_node=True)
-    token = _attempt.set(attempt)
-
-    def record(result: Any) -> Any:
-        tool = node.tools_by_name.get(call["name"])
-        failed = isinstance(result, ToolMessage) and result.status == "error"
-        if failed and attempt.step is None and not (tool and episode.runs_anyway(tool)):
-            action = attempt.action or render_call(call["name"], call["args"])
-            episode.add_step(action, result.text, attempt.call_id, valid=False, line=attempt.line)
+def as_text(result: Any) -> str:
+    """The text that the policy reads of a tool's result: LangChain writes other content in the same way."""
+    if isinstance(result, Command):
+        messages = result.update.get("messages", ()) if isinstance(result.update, dict) else ()
+        return next((as_text(message) for message in messages if isinstance(message, ToolMessage)), "")
+    if isinstance(result, BaseMessage):
+        return result.text
+    if isinstance(result, str):
         return result
-
     try:
-        with episode.call_order.running(attempt.call_id):
-            yield record
-    finally:
-        _attempt.reset(token)
+        return json.dumps(result, ensure_ascii=False)
+    except Exception:
+        return str(result)

@@ -26,9 +26,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.simulate import simulated
-from dreamgym_lg.simulate.guard import guard
-from dreamgym_lg.simulate.install import install_episode
+from dreamgym_lg.simulate import guard, simulated
+from dreamgym_lg.simulate.simulated import install_episode
 from dreamgym_lg.types import StepResult, Task
 
 CALLS = 9

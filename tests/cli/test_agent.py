@@ -170,9 +170,9 @@ def test_a_file_of_a_package_keeps_its_relative_imports(folder: Path) -> None:
 
 
 def test_an_installed_package_of_the_user_s_is_no_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dreamgym_lg.simulate import object_graph
+    from dreamgym_lg.simulate import user_code
 
-    monkeypatch.setattr(object_graph, "LIBRARIES", (*object_graph.LIBRARIES, str(folder)))
+    monkeypatch.setattr(user_code, "LIBRARIES", (*user_code.LIBRARIES, str(folder)))
     package = folder / "installed_shop"
     package.mkdir()
     (package / "__init__.py").write_text("")

@@ -133,7 +133,7 @@ async def test_rollout_plays_it_in_both_worlds(name: str, tmp_path: Path) -> Non
     (dreamed,) = await play(dreamed_agent, Replayed(real.steps))
     assert dreamed.error is None and dreamed.success and len(world.effects) == effects and world.model_calls == 0
     assert undecided(dreamed.steps) == undecided(real.steps) and dreamed.steps[-1].terminated
-    assert dreamed.steps[-1].decided_by == "verify" and real.steps[-1].decided_by == ""
+    assert dreamed.steps[-1].judged_by == real.steps[-1].judged_by == "verify"
     (judged,) = await play(SimulatedAgent(built.graph, policy_for(world), **options), Replayed(real.steps[:-1]))
     assert undecided(judged.steps[:-1]) == undecided(real.steps[:-1]) and judged.success and judged.reward == 1.0
 

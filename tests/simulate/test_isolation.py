@@ -19,7 +19,7 @@ from zoo.policy import ScriptedPolicy, policy_for
 
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import SimulatedAgent, simulated
-from dreamgym_lg.simulate.context import active
+from dreamgym_lg.simulate.context import guarded_episode
 
 ASYNC = ("react_agent", "send_fan_out", "streams_model", "langchain_agent", "in_threads_async", "supervisor", "async_only")
 SYNC = ("closures", "thread_pool", "raw_thread", "functional_api", "supervisor_sync", "batches_model", "structured_output")
@@ -111,10 +111,10 @@ def test_a_shared_pool_keeps_nothing_of_an_episode(tmp_path: Path) -> None:
             graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
             effects = len(world.effects)
             with simulated(graph, policy=ScriptedPolicy(), environment=Answers(), task=TASK) as episode:
-                inside = pool.submit(active).result()
+                inside = pool.submit(guarded_episode).result()
                 check(episode.invoke(ask()), "policy", ["production"])
             assert inside is episode and len(world.effects) == effects
-            assert pool.submit(active).result() is None
+            assert pool.submit(guarded_episode).result() is None
             check(graph.invoke(ask()), "production", ["policy"])
             assert len(world.effects) == effects + 1
 
@@ -173,7 +173,7 @@ async def test_an_episode_inside_of_a_node_is_no_subgraph_of_it(fresh: bool, tmp
     assert [namespace for namespace, _ in chunks] == [()], "the episode's chunks are in the outer stream"
     assert {config["configurable"]["checkpoint_ns"] for config, *_ in saver.list(None)} == {""}
     assert list(inner.checkpointer.list(None)) == [] and world.effects == [] and world.model_calls == 0
-    assert active() is None
+    assert guarded_episode() is None
 
 
 async def test_production_inside_of_an_episodes_world_is_production(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from langchain_core.tools import tool
 from pydantic import BaseModel
 
-from dreamgym_lg.simulate.provider_formats import normalise
+from dreamgym_lg.simulate.models import normalise
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WANTED = {"type": "function", "function": {"name": "book", "description": "Book.", "parameters": SCHEMA}}

@@ -160,7 +160,7 @@ def test_a_name_that_is_no_node_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_call_is_named_by_its_whole_path() -> None:
-    from dreamgym_lg.simulate.route import goes_to_policy
+    from dreamgym_lg.simulate.episode import goes_to_policy
 
     call = Call("model", "team:1-2|worker:3-4|model:5", "alice", "gpt", False)
     for name, answered in {"team": True, "worker": True, "model": True, "alice": True, "tea": False, "gpt": False}.items():

@@ -13,8 +13,7 @@ from zoo.refused import REFUSED
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.agent_world import AgentWorld
-from dreamgym_lg.simulate import Allow, examine, simulated
-from dreamgym_lg.simulate.guard.guard import RealAccessBlocked
+from dreamgym_lg.simulate import Allow, RealAccessBlocked, examine, simulated
 
 EACH = pytest.mark.parametrize(("build", "said", "advice"), [pytest.param(*each, id=each[0].__name__) for each in REFUSED])
 

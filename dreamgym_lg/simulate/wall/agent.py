@@ -20,7 +20,7 @@ from langchain_core.runnables import RunnableConfig
 from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.agent import AgentInput, AgentState
-from dreamgym_lg.simulate.guard.checks import Allow
+from dreamgym_lg.simulate.guard_checks import Allow
 from dreamgym_lg.simulate.wall.wall import check_allowed, check_wall
 from dreamgym_lg.simulate.wall.worker import Worker, remove_stale_scratch
 

@@ -20,7 +20,7 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.simulate.agent import SimulatedAgent
-from dreamgym_lg.simulate.guard.guard import Allow
+from dreamgym_lg.simulate.guard_checks import Allow
 from dreamgym_lg.simulate.loading import load_agent
 from dreamgym_lg.simulate.remote_episode import (
     Message,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate.guard.guard import Allow
+from dreamgym_lg.simulate.guard_checks import Allow
 from dreamgym_lg.simulate.wall import kernel
 
 Isolation = Literal["process", "guard"]

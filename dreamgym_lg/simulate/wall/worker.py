@@ -34,7 +34,7 @@ from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import EnvironmentFailed
 from dreamgym_lg.redaction import redact_environment
 from dreamgym_lg.simulate.agent import AgentState
-from dreamgym_lg.simulate.guard.checks import Allow
+from dreamgym_lg.simulate.guard_checks import Allow
 from dreamgym_lg.simulate.remote_episode import Message, RemoteEpisode, answers_of, read_error, read_state
 from dreamgym_lg.simulate.wall.wall import start_walled
 from dreamgym_lg.tracing import episode_tracing

@@ -1,4 +1,4 @@
-"""What may not be touched: of each audit event of Python's, the file, address or process that it would touch."""
+"""Finds what an audit event of Python would touch that is not allowed: a file, an address, a process."""
 
 import mmap
 import os
@@ -18,7 +18,7 @@ _NOWHERE = (os.devnull, "/dev/tty", "/dev/stdout", "/dev/stderr")
 
 @dataclass(frozen=True)
 class Allow:
-    """What episodes may touch all the same."""
+    """The hosts and paths that episodes may touch all the same."""
 
     hosts: Sequence[str] = ()
     """`host` or `host:port`, names or addresses."""
@@ -27,9 +27,9 @@ class Allow:
     _resolved: dict[str, set[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, given in (("hosts", self.hosts), ("paths", self.paths)):
-            if isinstance(given, str | Path):
-                raise ConfigurationError(f"Allow({name}={given!r}): give a list; of a text, each letter would be allowed")
+        for name, value in (("hosts", self.hosts), ("paths", self.paths)):
+            if isinstance(value, str | Path):
+                raise ConfigurationError(f"Allow({name}={value!r}): give a list; of a text, each letter would be allowed")
 
     @cached_property
     def _roots(self) -> list[str]:
@@ -42,10 +42,10 @@ class Allow:
         return any(real == root or real.startswith(os.path.join(root, "")) for root in self._roots)
 
     def host(self, host: str, port: int | None) -> bool:
-        """Without a port it is asked whether the name may be looked up."""
+        """Tells if a host may be connected to; without a port, if its name may be looked up."""
         for allowed in self.hosts:
-            name, _, wanted = allowed.partition(":") if allowed.count(":") == 1 else (allowed, "", "")
-            if wanted and port is not None and str(port) != wanted:
+            name, _, allowed_port = allowed.partition(":") if allowed.count(":") == 1 else (allowed, "", "")
+            if allowed_port and port is not None and str(port) != allowed_port:
                 continue
             if host == name or (port is not None and self._is_address(name, host)):
                 return True
@@ -57,23 +57,23 @@ class Allow:
         if address not in known:
             with in_episode(None):
                 try:
-                    known |= {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
+                    known |= {str(address[0]) for *_, address in socket.getaddrinfo(name, None)}
                 except OSError:
                     return False
         return address in known
 
 
 Check = Callable[[Any, Allow], str | None]
-"""Of an audit event's arguments: what is forbidden, or None."""
+"""(an audit event's arguments, what is allowed) -> the target that is forbidden, or None."""
 
 
 def _path(path: Any, allow: Allow, folder: int | None = None) -> str | None:
-    """`folder` is the number of an open folder that a relative path is meant in."""
+    """The path, if it is not allowed. Args: `folder`, the number of an open folder that a relative path is meant in."""
     if path is None:
         return None
     if isinstance(path, int):
-        known = _path_of(path)
-        return None if known is None or allow.path(known) else known
+        open_path = _path_of(path)
+        return None if open_path is None or allow.path(open_path) else open_path
     text = os.fsdecode(path)
     if folder is not None and folder >= 0:
         try:
@@ -85,8 +85,8 @@ def _path(path: Any, allow: Allow, folder: int | None = None) -> str | None:
 
 def _path_of(number: int) -> str | None:
     """The path of an open file or folder that others can see; None: it has none, it is unknown, or it is the output."""
-    found = os.fstat(number)
-    if number <= 2 or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)) or not found.st_nlink:
+    status = os.fstat(number)
+    if number <= 2 or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or not status.st_nlink:
         return None
     try:
         return os.readlink(f"/proc/self/fd/{number}")
@@ -98,8 +98,8 @@ def _at(*places: tuple[int, int]) -> Check:
     """The arguments at these places are paths; the second number is where the folder's stands, 0 for nowhere."""
 
     def check(args: Any, allow: Allow) -> str | None:
-        found = (_path(args[path], allow, args[folder] if folder else None) for path, folder in places)
-        return next((path for path in found if path), None)
+        paths = (_path(args[path], allow, args[folder] if folder else None) for path, folder in places)
+        return next(filter(None, paths), None)
 
     return check
 

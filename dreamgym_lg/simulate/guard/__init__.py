@@ -1,1 +1,0 @@
-"""What stops the real world while a dreamed episode runs."""
