@@ -18,8 +18,10 @@ from test_tools import Saying
 from worlds import TASK, Answers
 from zoo.models import ScriptedModel
 
-from dreamgym_lg import Act, ReplayBuffer, Step, Trajectory, rollout
+from dreamgym_lg import ReplayBuffer, Step, Trajectory
+from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import SimulatedAgent
+from dreamgym_lg.types import Act
 
 
 @tool

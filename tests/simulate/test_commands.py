@@ -18,8 +18,8 @@ from test_tools import Saying
 from worlds import Answers, dream
 from zoo.models import ScriptedModel
 
-from dreamgym_lg import AgentWorld
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
+from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.simulate import tool_code
 from dreamgym_lg.simulate.doctor import examine
 
