@@ -20,7 +20,19 @@ from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, StateGraph
 from pydantic import Field
 
-from dreamgym_lg import DreamEnvironment, DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory, load_traces
+from dreamgym_lg import (
+    Dream,
+    DreamGym,
+    Model,
+    ModelJudge,
+    Recorded,
+    References,
+    ReplayBuffer,
+    Step,
+    Task,
+    Trajectory,
+    load_traces,
+)
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing
 
@@ -52,18 +64,17 @@ class Says(BaseChatModel):
 
 
 class World(BaseChatModel):
-    """A scripted experience model: nothing is to be noted, every room is booked, every answer with "done" in it a success."""
+    """A scripted experience model and judge: every room is booked, every answer with "done" in it a success."""
 
     @property
     def _llm_type(self) -> str:
         return "world"
 
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
-        action = next((line for line in reversed(messages[-1].text.splitlines()) if line.startswith("> ")), None)
-        text = "valid, no progress yet\nreward 0, continues\nA dreamed room." if action is not None else "(nothing)"
-        if action is not None and '"answer"' in action:
-            right = "done" in action
-            text = f"valid, it ends\nreward {int(right)}, {'success' if right else 'failure'}\n(nothing)"
+        action = [line for line in messages[-1].text.splitlines() if line.startswith("> ")][-1]
+        text = "valid, no progress yet\nreward 0, continues\nA dreamed room."
+        if '"answer"' in action:
+            text = f"it ends\n{'success' if 'done' in action else 'failure'}"
         return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
 
 
@@ -104,7 +115,8 @@ def buffer(tmp_path: Path) -> ReplayBuffer:
 
 def gym_of(agent: Agent, buffer: ReplayBuffer, **options: Any) -> DreamGym:
     out = Path(getattr(buffer, "_name", buffer)).parent / "gym"  # the first test gives a path as a buffer
-    given = {"replay_buffer": buffer, "experience_model": World(), "tasks": tasks(), "out": out, **options}
+    model = None if options.get("dream") else World()
+    given = {"replay_buffer": buffer, "experience_model": model, "tasks": tasks(), "out": out, **options}
     return DreamGym(agent.graph, **given)
 
 
@@ -193,56 +205,70 @@ def booked(task: Task, city: str, index: int = 0) -> Trajectory:
     return Trajectory(task=task, steps=[call, answer], success=True, run="traces", rollout_index=index)
 
 
-def test_traces_decide_in_the_dream_what_they_know_unless_it_is_switched_off(agent: Agent, buffer: ReplayBuffer) -> None:
+def test_traces_decide_in_the_dream_what_they_know(agent: Agent, buffer: ReplayBuffer) -> None:
     train, other, _ = tasks()
     buffer.add(booked(train, "Oslo"))
 
     def decided(task: Task, city: str, **options: Any) -> list[tuple[str, str, float]]:
-        gym = gym_of(agent, buffer, experience_model=ExperienceModel(World()), **options)
+        gym = gym_of(agent, buffer, **options)
         (episode,) = gym.evaluate(Says(city=city), tasks=[task])[1]
         (stored,) = buffer.trajectories(run=episode.run)
         assert stored.steps == tuple(episode.steps)
         shown = [step.next_observation.split(" invoking")[0] for step in stored.steps]
-        return [(text, step.decided_by, step.reward) for text, step in zip(shown, stored.steps, strict=True)]
+        by = [step.decided_by or step.judged_by for step in stored.steps]
+        return [(text, part, step.reward) for text, part, step in zip(shown, by, stored.steps, strict=True)]
 
     known, dreamed = ("A real room.", "recorded", 0), ("A dreamed room.", "model", 0)
-    assert decided(train, "Oslo") == [known, ("", "effects", 1)]
-    assert decided(train, "Rome") == [dreamed, ("", "effects", 0)]
+    assert decided(train, "Oslo") == [known, ("", "references", 1)]
+    assert decided(train, "Rome") == [dreamed, ("", "references", 0)]
+    assert decided(train, "Oslo", experience_model=Model(World())) == [known, ("", "references", 1)]
     assert decided(other, "Oslo") == [known, ("", "model", 1)]
-    assert decided(train, "Rome", checks=["recorded"]) == [dreamed, ("", "model", 1)]
-    assert decided(train, "Oslo", checks=["effects"]) == [dreamed, ("", "effects", 1)]
+    world = Model(World())
+    own = Dream([Recorded(buffer), world], judges=[ModelJudge(world)])
+    assert decided(train, "Rome", dream=own) == [dreamed, ("", "model", 1)]
+    own = Dream([world], judges=[References(buffer)])
+    assert decided(train, "Oslo", dream=own) == [dreamed, ("", "references", 1)]
     assert decided(train, "Rome", writes=[]) == [dreamed, ("", "model", 1)], "nothing is written: the answer alone counts"
     assert decided(train, "Rome", verify_dream=lambda task, state: 1) == [dreamed, ("", "verify", 1)]
-    assert decided(train, "") == [("Error", "schema", 0), ("", "effects", 0)]
+    assert decided(train, "") == [("Error", "schema", 0), ("", "references", 0)]
     assert agent.booked == []
 
 
 def test_a_folder_refuses_another_dream_and_takes_the_same_script_again(agent: Agent, buffer: ReplayBuffer) -> None:
-    """Other checks or functions were not noticed: the old result came back."""
+    """Other parts or functions were not noticed: the old result came back."""
+    world = Model(World())
 
-    def made(**options: Any) -> DreamGym:
-        return gym_of(agent, buffer, **{"checks": {"effects", "recorded"}, "payload": lambda task: task, **options})
+    def dream(*judges: Any) -> Dream:
+        return Dream([Recorded(buffer), world], judges=[*judges, ModelJudge(world)])
 
-    made().open()
-    made(checks=["recorded", "effects"], payload=lambda task: task).open()  # a set has no order, a lambda no address
-    made(tasks=tasks()[:1], verify_real=agent.verify).open()  # more may be imported, and asked of reality, later
-    with pytest.raises(ConfigurationError, match=r"made with checks=\['effects', 'recorded'\], and checks=\[\] is given: give"):
-        made(checks=()).open()
-    with pytest.raises(ConfigurationError, match=r"was made with checks=.*, and checks=\(default\) is given"):
-        made(checks=("recorded", "effects", "answers")).evaluate(Says())
+    def gym(**options: Any) -> DreamGym:
+        given = {"dream": dream(), "payload": lambda task: task, **options}
+        return gym_of(agent, buffer, **given)
+
+    gym().experiment.open()
+    gym(dream=dream(), payload=lambda task: task).experiment.open()  # a lambda has no address
+    gym(tasks=tasks()[:1], verify_real=agent.verify).experiment.open()  # more may be imported, and asked of reality, later
+    parts = r"dream=\['recorded', 'model', 'references', 'model'\] is given: give"
+    with pytest.raises(ConfigurationError, match=r"made with dream=\['recorded', 'model', 'model'\], and " + parts):
+        gym(dream=dream(References(buffer))).experiment.open()
+    with pytest.raises(ConfigurationError, match=r"was made with dream=.*, and dream=\(default\) is given"):
+        gym(dream=None).evaluate(Says())
     with pytest.raises(ConfigurationError, match="was made with payload='<lambda>', and payload='tasks' is given"):
-        made(payload=partial(tasks, 3)).open()
+        gym(payload=partial(tasks, 3)).experiment.open()
     with pytest.raises(ConfigurationError, match=r"verify_dream=\(default\), and verify_dream='verify' is given"):
-        made(verify_dream=agent.verify).check_settings()
+        gym(verify_dream=agent.verify).experiment.check_settings()
 
 
-def test_checks_and_writes_of_unknown_names_are_refused_at_once(agent: Agent, buffer: ReplayBuffer) -> None:
-    with pytest.raises(ConfigurationError, match="unknown check 'record'.*Did you mean 'recorded'"):
-        gym_of(agent, buffer, checks=["record"])
+def test_writes_of_unknown_names_are_refused_at_once(agent: Agent, buffer: ReplayBuffer) -> None:
     with pytest.raises(ConfigurationError, match="unknown tool in writes 'boook'.*Did you mean 'book'"):
         gym_of(agent, buffer, writes=["boook"])
     with pytest.raises(ConfigurationError, match="writes='book': give a list"):
         gym_of(agent, buffer, writes="book")
+
+
+def test_a_dream_beside_an_experience_model_is_refused(agent: Agent, buffer: ReplayBuffer) -> None:
+    with pytest.raises(ConfigurationError, match="dream= brings its own parts"):
+        gym_of(agent, buffer, dream=Dream([Model(World())]), experience_model=World())
 
 
 def test_the_doctor_of_a_gym_knows_its_traces(agent: Agent, buffer: ReplayBuffer) -> None:
@@ -269,10 +295,10 @@ def test_every_task_has_the_schemas_of_the_graph_in_the_dream_as_in_the_buffer(
     assert shown.pop("game") is None and all(tools == [schema] for tools in shown.values())
 
     model = Prompts()
-    gym = gym_of(agent, buffer, experience_model=ExperienceModel(model))
+    gym = gym_of(agent, buffer, experience_model=Model(model))
     gym.evaluate(Says(), tasks=[task for task in buffer.tasks() if task.environment == "traces"])
     (recorded,) = buffer.trajectories(run="traces")
-    assert model.systems == {ExperienceModel(model).prompt_format.head(recorded.task)}
+    assert model.systems == {Model(model).prompt_format.head(recorded.task)}
 
 
 class Prompts(World):
@@ -314,24 +340,24 @@ def test_unreadable_answers_in_an_evaluation_are_told(agent: Agent, buffer: Repl
     assert len(said) == 1 and said[0].startswith("1 of 2 dreamed episodes ended in an answer of the experience model")
 
 
-def test_a_dream_of_ones_own_is_not_recorded_as_the_experience_models(agent: Agent, buffer: ReplayBuffer) -> None:
-    own = ExperienceModel(World())
-    gym = gym_of(agent, buffer, create_environment=lambda: DreamEnvironment(own))
+def test_a_dream_of_ones_own_is_recorded_by_its_version(agent: Agent, buffer: ReplayBuffer) -> None:
+    own = Dream([Model(World())], judges=[ModelJudge(World())], version="mine-1")
+    gym = gym_of(agent, buffer, dream=own)
     _, (episode,) = gym.evaluate(Says())
-    assert episode.source == "synthetic" and episode.experience_version == ""
+    assert episode.source == "synthetic" and episode.experience_version == "mine-1"
 
 
 def test_a_folder_that_cannot_be_written_is_named(agent: Agent, buffer: ReplayBuffer, tmp_path: Path) -> None:
     """A full disk was a plain OSError of settings.json; here a file is where the folder should be."""
     (tmp_path / "gym").write_text("")
     with pytest.raises(ConfigurationError, match="cannot be written.*free space or permissions"):
-        gym_of(agent, buffer).run_name("train")
+        gym_of(agent, buffer).experiment.run_name("train")
 
 
 def test_an_experience_model_is_kept_and_a_chat_model_is_grounded(agent: Agent, buffer: ReplayBuffer) -> None:
-    mine = ExperienceModel(World())
-    assert gym_of(agent, buffer, experience_model=mine).experience() is mine
-    made = gym_of(agent, buffer).experience()
+    mine = Model(World())
+    assert gym_of(agent, buffer, experience_model=mine).experiment.experience() is mine
+    made = gym_of(agent, buffer).experiment.experience()
     assert made.replay_buffer is buffer and made.k == 3
 
 
@@ -461,7 +487,7 @@ def test_an_object_with_invoke_is_played_as_it_is(agent: Agent, buffer: ReplayBu
 def test_the_names_of_the_first_example_are_exported_lazily() -> None:
     statement = (
         "import dreamgym_lg, sys; assert 'dreamgym_lg.gym' not in sys.modules; "
-        "from dreamgym_lg import *; from dreamgym_lg import DreamGym, ReplayBuffer, load_traces; "
+        "from dreamgym_lg import Dream, DreamGym, Experiment, Model, ReplayBuffer, load_traces, with_policy; "
         "assert not {'torch', 'transformers', 'trl'} & set(sys.modules); print(DreamGym.__name__)"
     )
     done = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, timeout=60)

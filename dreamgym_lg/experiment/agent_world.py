@@ -67,8 +67,8 @@ class AgentWorld(World):
             Default: None, nothing is generated.
         options: `route`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
-    The folder of an experiment holds fixed `checks`, `notes`, and the names of `payload`, `verify_dream` and
-    `create_environment`: another dream needs another folder. What such a function does is not compared. `tasks` may change.
+    The folder of an experiment holds fixed the names of `payload`, `verify_dream` and of the dream's parts: another dream needs
+    another folder. What such a function does is not compared. `tasks` may change.
 
     Raises `ConfigurationError` for arguments of a wrong kind, for `process` where this machine cannot (it says what is lacking)
     or without a path, and if no dreamed episode of the graph could be right: something is not simulated, would fail each of
@@ -112,7 +112,7 @@ class AgentWorld(World):
         self.verify_dream, self.verify_real, self.reset_real = verify_dream, verify_real, reset_real
         self.writes, self.dream = writes, dream
         self._index: tuple[ReplayBuffer, TraceIndex] | None = None
-        self.arguments = _arguments({"payload": payload, "verify_dream": verify_dream, "dream": dream})
+        self.arguments = _arguments({"payload": payload, "verify_dream": verify_dream}, dream)
         self.judged_by_dream, self.needs_model = verify_dream is None, dream is None
         examined = self.examine()
         self.tools = with_returns(self.graph, tool_schemas(examined.tools))
@@ -158,9 +158,7 @@ class AgentWorld(World):
         Tools' schemas, recorded answers and then the experience model answer calls; the writing calls of recorded successes,
         then a language model judge.
         """
-        if self.dream is not None:
-            return self.dream
-        return usual_dream(model, self.index(model.replay_buffer) if model.replay_buffer is not None else None)
+        return self.dream or usual_dream(model, self.index(model.replay_buffer) if model.replay_buffer is not None else None)
 
     def index(self, replay_buffer: ReplayBuffer) -> TraceIndex:
         """The index of this buffer's real traces, with the graph's own tools."""
@@ -248,13 +246,16 @@ class AgentWorld(World):
         )
 
 
-def _arguments(parts: Mapping[str, Any]) -> dict[str, object]:
+def _arguments(functions: Mapping[str, Any], dream: Dream | None) -> dict[str, object]:
     """The functions and parts that decide how an episode is dreamed and what it earns, by name."""
-    return {
-        key: getattr(getattr(part, "func", part), "__name__", type(part).__name__)
-        for key, part in parts.items()
-        if part is not None
+    names: dict[str, object] = {
+        key: getattr(getattr(function, "func", function), "__name__", type(function).__name__)
+        for key, function in functions.items()
+        if function is not None
     }
+    if dream is not None:
+        names["dream"] = [part.name for part in (*dream.responders, dream.user, *dream.judges) if part is not None]
+    return names
 
 
 def _isolation(chosen: str | None, graph: object) -> Isolation:

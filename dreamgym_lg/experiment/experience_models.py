@@ -25,13 +25,15 @@ def load_experience_model(
     """An experience model that retrieves from a replay buffer, by the name of a hosted or local one, or from a chat model.
 
     One that an experiment trained (`runs/mine/models/experience-0`) is asked as in its training, by the settings beside it;
-    any other is prompted. A `Model` is given back as it is.
+    any other is prompted. A `Model` is given back; one without a replay buffer has this one then, and retrieves nothing from it.
 
     Args: `settings`, how many transitions are retrieved and shown, and how much of them; `context`, as of `Model`.
 
     Raises `ConfigurationError` if there is no such model, and what `load_chat_model` raises.
     """
     if isinstance(model, Model):
+        if model.replay_buffer is None:
+            model.replay_buffer = replay_buffer
         return model
     settings = settings or Settings()
     if isinstance(model, str) and is_local_model(model):

@@ -76,7 +76,7 @@ class World(ABC):
         """A real environment for one episode. Called in the event loop: it must not block."""
 
     def create_dream(self, model: Model) -> Dream:
-        """The dream of this world. Args: `model`, the experience model.
+        """The dream of this world. Args: `model`, the experience model, with the experiment's replay buffer.
 
         Default: `model` answers every action; it also judges a text agent, and a judge beside it judges a tool agent.
         """

@@ -132,9 +132,8 @@ async def _put(dream: Dream, trajectory: Trajectory, writes: Collection[str]) ->
     answered = []
     for position, step in enumerate(steps):
         last = position == len(steps) - 1
-        if by_tools and is_answer(step.action) and not last:  # a user answered it
-            continue
-        if not step.valid or last or not (by_tools or trajectory.success):
+        ends = last and is_answer(step.action) if by_tools else last or not trajectory.success
+        if ends or not step.valid:
             answered.append(_Answered(step, last, await ask(position, step.action)))
     recorded = by_tools and not trajectory.run.startswith("edited/")
     lookups = _lookups(steps, writes) if recorded else ()

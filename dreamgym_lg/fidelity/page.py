@@ -92,12 +92,10 @@ def _table(fidelity: Fidelity) -> list[tuple[str, str, list[StepRate | Mean | No
     rows: list[tuple[str, str, list[StepRate | Mean | None]]] = [
         (name, meaning, [read(one) for one in ones]) for name, read, meaning in STEP_FIGURES
     ]
-    parts = sorted({part for one in ones for part in one.reward_right_by})
-    if len(parts) > 1:  # otherwise it is the row of all
-        rows += [
-            (f"reward right, decided by {part}", f"within {CLOSE}", [one.reward_right_by.get(part) for one in ones])
-            for part in parts
-        ]
+    parts = sorted({part for one in ones for part in one.right_by_part})
+    if len(parts) > 1:
+        meaning = "words, end and reward"
+        rows += [(f"right, decided by {part}", meaning, [one.right_by_part.get(part) for one in ones]) for part in parts]
     return rows
 
 

@@ -46,8 +46,8 @@ class OneStep:
     """Of the steps that the dream calls a success, those that really were none: how a dream lies."""
     reward_right: StepRate | None
     """Rewards within CLOSE of the real one."""
-    reward_right_by: dict[str, StepRate]
-    """`reward_right` by which part decided the answer (`Step.decided_by`)."""
+    right_by_part: dict[str, StepRate]
+    """Steps right in words, end and reward, by the responder or judge that decided them."""
     reward_error: Mean | None
     """Mean |predicted - real| over readable answers: eps_R of the paper's Theorem 1, as a mean."""
     reward_bias: Mean | None
@@ -112,7 +112,7 @@ def one_step(episodes: Sequence[Sequence[Answered]]) -> OneStep:
         success_recalled=_share(episodes, _called_success, among=lambda each: each.success),
         success_false=_share(episodes, lambda each: not each.success, among=_called_success),
         reward_right=_share(episodes, _reward_is_right),
-        reward_right_by=_by_part(episodes, _reward_is_right),
+        right_by_part=_right_by_part(episodes),
         reward_error=step_mean([[abs(error) for error in each] for each in errors]),
         reward_bias=step_mean(errors),
         transition_error=_share(episodes, lambda each: not (is_right(each) and _end_agrees(each))),
@@ -133,14 +133,16 @@ def _share(
     return step_rate([[right(each) for each in episode if among(each)] for episode in episodes])
 
 
-def _by_part(episodes: Sequence[Sequence[Answered]], right: Callable[[Answered], bool]) -> dict[str, StepRate]:
-    """The share of steps that `right` is true of, by which part decided the answer."""
-    found = {}
+def _right_by_part(episodes: Sequence[Sequence[Answered]]) -> dict[str, StepRate]:
+    shares = {}
     for part in sorted({each.decided_by for episode in episodes for each in episode}):
-        share = step_rate([[right(each) for each in episode if each.decided_by == part] for episode in episodes])
-        if share is not None:
-            found[part] = share
-    return found
+        if share := _share(episodes, _is_all_right, among=lambda each, part=part: each.decided_by == part):
+            shares[part] = share
+    return shares
+
+
+def _is_all_right(each: Answered) -> bool:
+    return is_right(each) and _end_agrees(each) and _reward_is_right(each)
 
 
 def is_right(each: Answered) -> bool:

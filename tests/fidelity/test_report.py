@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 import dreamgym_lg.cli.fidelity as command
-from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.dream import Model
 from dreamgym_lg.fidelity import measure, write_fidelity
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.statistics import wilson
@@ -48,20 +48,20 @@ def text_of(html: Path) -> str:
 
 
 def test_a_dream_that_never_completes_the_task_is_found_out_at_first_sight(
-    scripted: Any, door_world: Any, tmp_path: Path
+    scripted: Any, text_dream: Any, door_world: Any, tmp_path: Path
 ) -> None:
-    experience = ExperienceModel(scripted(reply=never_done(door_world)))
+    dream = text_dream(scripted(reply=never_done(door_world)))
     real = [episode(f"t{n}", source="real", run="validate/real", iteration=30) for n in range(12)]
-    dream = [
+    dreamed = [
         Trajectory(task=each.task, steps=each.steps[:1], source="synthetic", run="validate/dream", iteration=30)
         for each in real
     ]
-    html, figures = write_fidelity(measure(experience, [*real, *dream], without=["history"]), tmp_path / "out")
+    html, figures = write_fidelity(measure(dream, [*real, *dreamed]), tmp_path / "out")
     said, read = text_of(html), json.loads(figures.read_text())
     assert "never says that the task is completed: it recognised 0 of 12 steps" in said
     assert "understates the policy in 1 of 1 comparisons" in said and "dreamed 0/12, real 12/12" in said
     assert read["conclusions"][0]["level"] == "bad" and "never says" in read["conclusions"][0]["sentence"]
-    (group,) = read["variants"][0]["groups"]
+    (group,) = read["groups"]
     one = group["one_step"]
     assert said.count("36 steps of 12 episodes") > 3 and one["exact"]["episodes"] == 12
     assert one["success_recalled"]["n"] == 12 and one["success_recalled"]["successes"] == 0
@@ -73,63 +73,68 @@ def test_a_dream_that_never_completes_the_task_is_found_out_at_first_sight(
     assert "<b>now</b>" not in html.read_text() and "<script" not in html.read_text()
 
 
-def test_a_faultless_dream_is_called_good_and_nothing_else_but_unretrieved(scripted: Any, door_world: Any) -> None:
-    found = measure(ExperienceModel(scripted(reply=door_world)), [episode(f"t{n}", source="real") for n in range(12)])
+def test_a_faultless_dream_is_called_good_and_nothing_else_but_unretrieved(
+    scripted: Any, text_dream: Any, door_world: Any
+) -> None:
+    found = measure(text_dream(scripted(reply=door_world)), [episode(f"t{n}", source="real") for n in range(12)])
     assert [each.level for each in found.conclusions if each.level != "good"] == ["watch"]
     assert "No real transition is retrieved" in found.conclusions[0].sentence and len(found.conclusions) > 3
 
 
-def test_without_a_trajectory_the_dream_is_ungrounded_and_no_number_is_made_up(scripted: Any, tmp_path: Path) -> None:
+def test_without_a_trajectory_the_dream_is_ungrounded_and_no_number_is_made_up(
+    scripted: Any, text_dream: Any, tmp_path: Path
+) -> None:
     buffer = ReplayBuffer(":memory:")
     buffer.add_tasks([Task(id="t", instruction="leave", environment="house", split="test")])
-    found = measure(ExperienceModel(scripted(reply=str), replay_buffer=buffer), [])
+    found = measure(text_dream(scripted(reply=str), replay_buffer=buffer), [])
     html, figures = write_fidelity(found, tmp_path)
     said = text_of(html)
     assert not found.grounded and "This dream is ungrounded" in said and "0.00" not in said and "nan" not in said.casefold()
     read = json.loads(figures.read_text())
-    assert read["grounded"] is False and read["variants"] == [] and read["dream_to_real"] is None
+    assert read["grounded"] is False and read["groups"] == [] and read["dream_to_real"] is None
     assert read["leaks"]["tasks_near"] is None and read["leaks"]["steps_near"] is None
     assert "One step" not in said and "<img" not in html.read_text()
 
 
-def test_failed_trajectories_are_left_out_and_counted(scripted: Any, door_world: Any) -> None:
+def test_failed_trajectories_are_left_out_and_counted(scripted: Any, text_dream: Any, door_world: Any) -> None:
     broken = [episode("t1", error="java died"), Trajectory(task=episode("t2").task)]
-    found = measure(ExperienceModel(scripted(reply=door_world)), [episode("t0"), *broken])
+    found = measure(text_dream(scripted(reply=door_world)), [episode("t0"), *broken])
     assert found.left_out == 2 and found.groups[0].of == 1
 
 
-def test_traces_without_a_first_observation_begin_with_their_first_step(scripted: Any, door_world: Any) -> None:
+def test_traces_without_a_first_observation_begin_with_their_first_step(
+    scripted: Any, text_dream: Any, door_world: Any
+) -> None:
     bare = Task(id="t", instruction="leave", environment="house")
     model = scripted(reply=door_world)
-    measure(ExperienceModel(model), [Trajectory(task=bare, steps=episode("t").steps)])
+    measure(text_dream(model), [Trajectory(task=bare, steps=episode("t").steps)])
     assert "A closed door." in "".join(message.text for message in model.asked[0])
 
 
 def test_the_command_on_anybodys_buffer(
-    scripted: Any, door_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scripted: Any, text_dream: Any, door_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "replay.db"
     with ReplayBuffer(file) as buffer:
         buffer.extend([episode("t0"), *(episode(f"t{n}", source="real", run="eval/real") for n in range(1, 4))])
     named: list[str] = []
 
-    def load_experience_model(model: str, replay_buffer: ReplayBuffer) -> ExperienceModel:
+    def load_experience_model(model: str, replay_buffer: ReplayBuffer) -> Model:
         named.append(model)
-        return ExperienceModel(scripted(reply=door_world), replay_buffer=replay_buffer, demonstrations=1)
+        return Model(scripted(reply=door_world), replay_buffer=replay_buffer, demonstrations=1)
 
     monkeypatch.setattr(command, "load_experience_model", load_experience_model)
-    options = ["--replay-buffer", str(file), "--experience-model", "test:door", "--limit", "2", "--without", "retrieval"]
+    options = ["--replay-buffer", str(file), "--experience-model", "test:door", "--limit", "2"]
     done = CliRunner().invoke(app, options)
     assert done.exit_code == 0, done.output
     assert named == ["test:door"] and "predicted rewards were right" in done.output
     read = json.loads((tmp_path / "fidelity.json").read_text())
-    groups = {group["name"]: group for group in read["variants"][0]["groups"]}
+    groups = {group["name"]: group for group in read["groups"]}
     assert groups["the policy's own actions"]["episodes"] == 2 and groups["the policy's own actions"]["of"] == 3
     low, high = wilson(1, 1)  # one episode: its three steps count as one
     assert groups["offline data"]["one_step"]["exact"] == pytest.approx(
         {"successes": 3, "n": 3, "episodes": 1, "value": 1.0, "low": low, "high": high}
     )
-    assert [variant["without"] for variant in read["variants"]] == [None, "retrieval"]
     assert read["leaks"]["steps_answered"]["successes"] == read["leaks"]["steps_answered"]["n"]  # the same world throughout
 
 
@@ -157,7 +162,7 @@ def test_the_command_on_a_finished_run(finished_run: Path, tmp_path: Path) -> No
     done = CliRunner().invoke(app, [str(finished_run), "--limit", "3", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     read = json.loads((tmp_path / "fidelity.json").read_text())
-    assert {"offline data", "the policy's own actions"} <= {group["name"] for group in read["variants"][0]["groups"]}
+    assert {"offline data", "the policy's own actions"} <= {group["name"] for group in read["groups"]}
     compared = {row["policy"].rpartition("/")[0] for row in read["comparisons"]}  # the last part names the weights
     assert compared >= {"proof/base/sampled", "proof/trained/sampled"}
     judged = read["judgement"]["false_success"]

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg.actions import render_call
-from dreamgym_lg.experience.grounding import Grounding
-from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.dream import Answer, Dream, Episode, Model, Recorded, Verify
+from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.fidelity import measure, page
 from dreamgym_lg.fidelity.records import Group
 from dreamgym_lg.fidelity.steps import reliability
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.statistics import Mean, StepRate, mean, normalised, rate, step_mean, step_rate, token_f1, wilson
-from dreamgym_lg.types import Prediction, Step, Task, Trajectory
+from dreamgym_lg.types import Step, Task, Trajectory
 
 TASK = Task(id="t0", instruction="leave the house", environment="house", observation="A closed door.")
 DANCE = Step(observation="A closed door.", action="dance", next_observation="What?", valid=False)
@@ -28,13 +28,14 @@ def recorded(*steps: Step, **fields: Any) -> Trajectory:
     return Trajectory(task=TASK, steps=steps, **fields)
 
 
-def told(scripted: Any, asked_action: Any, answers: dict[str, str]) -> ExperienceModel:
+@pytest.fixture
+def answering(scripted: Any, asked_action: Any, text_dream: Any) -> Any:
     """A dream that answers each action alike, whatever came before."""
-    return ExperienceModel(scripted(reply=lambda messages: answers[asked_action(messages)]), retries=0)
+    return lambda answers: text_dream(scripted(reply=lambda messages: answers[asked_action(messages)]), retries=0)
 
 
-def only(experience: ExperienceModel, *trajectories: Trajectory, **options: Any) -> Group:
-    (group,) = measure(experience, trajectories, **options).groups
+def only(dream: Dream, *trajectories: Trajectory, **options: Any) -> Group:
+    (group,) = measure(dream, trajectories, **options).groups
     return group
 
 
@@ -68,8 +69,8 @@ def test_figures_know_their_samples_and_none_comes_from_none() -> None:
     assert mean([1, 1, 1, 1], top=2) == pytest.approx((1.0, 4, 4, 2 * low, 2 * high))
 
 
-def test_a_faultless_dream_has_faultless_figures(scripted: Any, door_world: Any) -> None:
-    group = only(ExperienceModel(scripted(reply=door_world)), recorded(DANCE, OPEN, NORTH, success=True, source="real"))
+def test_a_faultless_dream_has_faultless_figures(scripted: Any, text_dream: Any, door_world: Any) -> None:
+    group = only(text_dream(scripted(reply=door_world)), recorded(DANCE, OPEN, NORTH, success=True, source="real"))
     one, drift = group.one_step, group.drift
     for each in (one.exact, one.normalised, one.terminated, one.success, one.success_recalled, one.reward_right):
         assert each and each.value == 1
@@ -83,14 +84,12 @@ def test_a_faultless_dream_has_faultless_figures(scripted: Any, door_world: Any)
     assert one.reward_error == Mean(0.0, 3, 1) and one.calibration_error == 0 and one.unreadable == 0
     right = [(at.number, at.forced.value, at.free.value) for at in drift.by_number if at.forced and at.free]
     assert right == [(1, 1, 1), (2, 1, 1), (3, 1, 1)]
-    assert group.name == "the policy's own actions" and (group.episodes, group.of, group.refused) == (1, 1, 0)
+    assert group.name == "the policy's own actions" and (group.episodes, group.of) == (1, 1)
 
 
-def test_every_known_fault_is_in_its_figure(scripted: Any, asked_action: Any) -> None:
+def test_every_known_fault_is_in_its_figure(answering: Any) -> None:
     """Four steps: an invalid one paid as a success, other words, a completion missed, an answer without form."""
-    experience = told(
-        scripted,
-        asked_action,
+    dream = answering(
         {
             "dance": "valid, it completes the task\nreward 1, success\nYou dance out.",
             "open door": "valid, it brings progress\nreward 0.25, continues\nthe door IS open",
@@ -99,7 +98,7 @@ def test_every_known_fault_is_in_its_figure(scripted: Any, asked_action: Any) ->
         },
     )
     jump = Step(observation="The door is open.", action="jump", next_observation="Ouch.", terminated=True)
-    group = only(experience, recorded(DANCE, OPEN, NORTH, success=True), recorded(jump))
+    group = only(dream, recorded(DANCE, OPEN, NORTH, success=True), recorded(jump))
     one = group.one_step
     shares = (getattr(one, field.name) for field in fields(one))
     names = [field.name for field in fields(one)]
@@ -137,20 +136,18 @@ def test_every_known_fault_is_in_its_figure(scripted: Any, asked_action: Any) ->
     assert one.calibration_error == pytest.approx((0.5 + 0.25 + 1) / 3)
 
 
-def test_recall_and_precision_of_invalid_actions(scripted: Any, asked_action: Any) -> None:
+def test_recall_and_precision_of_invalid_actions(answering: Any) -> None:
     no, yes = "invalid, no\nreward 0, continues\nWhat?", "valid, yes\nreward 0, continues\nFine."
     really = {"a": False, "b": True, "c": True, "d": False, "e": True}
-    experience = told(scripted, asked_action, {"a": no, "b": no, "c": no, "d": yes, "e": yes})
+    dream = answering({"a": no, "b": no, "c": no, "d": yes, "e": yes})
     steps = [Step(observation="", action=action, next_observation="o", valid=valid) for action, valid in really.items()]
-    one = only(experience, recorded(*steps)).one_step
+    one = only(dream, recorded(*steps)).one_step
     assert one.invalid_recall and (one.invalid_recall.successes, one.invalid_recall.steps) == (1, 2)  # a, not d
     assert one.invalid_precision and (one.invalid_precision.successes, one.invalid_precision.steps) == (1, 3)  # a of a, b, c
 
 
-def test_drift_counts_the_steps_after_the_dreams_own_end_as_lost(scripted: Any, asked_action: Any) -> None:
-    experience = told(
-        scripted,
-        asked_action,
+def test_drift_counts_the_steps_after_the_dreams_own_end_as_lost(answering: Any) -> None:
+    dream = answering(
         {
             "open door": "valid, it brings progress\nreward 0.5, continues\nThe door is open.",
             "dance": "valid, it fails the task\nreward 0, failure\nYou fall.",
@@ -158,7 +155,7 @@ def test_drift_counts_the_steps_after_the_dreams_own_end_as_lost(scripted: Any, 
         },
     )
     lost, kept = recorded(OPEN, DANCE, NORTH, success=True), recorded(OPEN, NORTH)
-    drift = only(experience, lost, kept).drift
+    drift = only(dream, lost, kept).drift
     at = {each.number: (each.forced, each.free) for each in drift.by_number}
     shares = {number: [(each.successes, each.episodes) for each in both if each] for number, both in at.items()}
     assert shares == {1: [(2, 2), (2, 2)], 2: [(1, 2), (1, 2)], 3: [(1, 1), (0, 1)]}
@@ -169,7 +166,7 @@ def test_drift_counts_the_steps_after_the_dreams_own_end_as_lost(scripted: Any, 
     assert drift.return_bias and drift.return_bias.value == pytest.approx((-0.5 + 0) / 2)
 
 
-def test_teacher_free_each_answer_stands_behind_the_dreams_own(scripted: Any) -> None:
+def test_teacher_free_each_answer_stands_behind_the_dreams_own(scripted: Any, text_dream: Any) -> None:
     # This dream never opens the door; told that it really is open, it knows the rest.
     def stubborn(messages: Sequence[Any]) -> str:
         really_open = any("The door is open." in message.text for message in messages)
@@ -177,33 +174,37 @@ def test_teacher_free_each_answer_stands_behind_the_dreams_own(scripted: Any) ->
             return "valid, it completes the task\nreward 0.5, success\nYou are outside."
         return "valid, no progress yet\nreward 0, continues\nThe door is stuck."
 
-    group = only(ExperienceModel(scripted(reply=stubborn)), recorded(OPEN, NORTH, success=True))
+    group = only(text_dream(scripted(reply=stubborn)), recorded(OPEN, NORTH, success=True))
     last = group.drift.by_number[-1]
     assert last.forced and last.free and (last.forced.value, last.free.value) == (1, 0)
     assert group.one_step.success_recalled and group.one_step.success_recalled.value == 1
     assert group.drift.success_recalled and group.drift.success_recalled.value == 0
 
 
-def test_what_the_check_refuses_is_never_asked(scripted: Any, door_world: Any) -> None:
+def test_what_another_part_answers_the_model_is_never_asked(scripted: Any, door_world: Any, asked_action: Any) -> None:
+    class NoDancing:
+        name = "rules"
+
+        def respond(self, episode: Episode) -> Answer | None:
+            return Answer("What?", valid=False) if episode.action == "dance" else None
+
     model = scripted(reply=door_world)
-    refuse = {"check_action": lambda task, action, seen: "What?" if action == "dance" else None}
-    group = only(ExperienceModel(model), recorded(DANCE, OPEN, NORTH, success=True), **refuse)
-    assert group.refused == 1 and group.one_step.steps == 2 and group.one_step.invalid_recall is None
-    assert [each.number for each in group.drift.by_number] == [2, 3]
-    assert "dance" not in "".join(message.text for asked in model.asked for message in asked)
+    dream = Dream([NoDancing(), Model(model, prompt_format="lines")])
+    group = only(dream, recorded(DANCE, OPEN, NORTH, success=True))
+    assert group.one_step.steps == 3 and group.one_step.invalid_recall and group.one_step.invalid_recall.value == 1
+    assert [each.number for each in group.drift.by_number] == [1, 2, 3]
+    assert "dance" not in map(asked_action, model.asked)
 
 
-def test_offline_data_and_the_policys_own_actions_are_apart(scripted: Any, asked_action: Any) -> None:
+def test_offline_data_and_the_policys_own_actions_are_apart(answering: Any) -> None:
     """The dream that closed_loop.md warns of: perfect on offline data, worthless on what the policy does."""
-    experience = told(
-        scripted,
-        asked_action,
+    dream = answering(
         {
             "open door": "valid, it brings progress\nreward 0.5, continues\nThe door is open.",
             "dance": "valid, it completes the task\nreward 0.5, success\nYou are outside.",
         },
     )
-    found = measure(experience, [recorded(OPEN), recorded(DANCE, source="real")])
+    found = measure(dream, [recorded(OPEN), recorded(DANCE, source="real")])
     by_name = {group.name: group.one_step for group in found.groups}
     assert by_name["offline data"].normalised and by_name["offline data"].normalised.value == 1
     policy = by_name["the policy's own actions"]
@@ -220,61 +221,61 @@ def test_reliability_has_a_row_for_each_value_or_for_each_tenth() -> None:
     assert reliability([]) == ()
 
 
-def test_where_nothing_was_earned_no_reward_is_praised(scripted: Any, asked_action: Any) -> None:
+def test_where_nothing_was_earned_no_reward_is_praised(answering: Any) -> None:
     answers = {"open door": "valid, no progress\nreward 0, continues\nThe door is open."}
     unpaid = Step(observation="A closed door.", action="open door", next_observation="The door is open.")
     for step, rewarded in ((unpaid, False), (OPEN, True)):
-        found = measure(told(scripted, asked_action, answers), [recorded(step)])
+        found = measure(answering(answers), [recorded(step)])
         assert found.groups[0].rewarded is rewarded
         assert any("predicted rewards" in each.sentence for each in found.conclusions) is rewarded
 
 
-def test_many_steps_of_few_episodes_make_nobody_sure(scripted: Any, asked_action: Any) -> None:
+def test_many_steps_of_few_episodes_make_nobody_sure(answering: Any) -> None:
     """With each step as a trial of its own, twenty right ones of two episodes would give [0.84, 1.00] and be called good."""
     right = {"open door": "valid, it brings progress\nreward 0.5, continues\nThe door is open."}
-    found = measure(told(scripted, asked_action, right), [recorded(*[OPEN] * 10), recorded(*[OPEN] * 10)])
+    found = measure(answering(right), [recorded(*[OPEN] * 10), recorded(*[OPEN] * 10)])
     exact = found.groups[0].one_step.exact
     assert exact and (exact.successes, exact.steps, exact.episodes) == (20, 20, 2)
     assert (exact.low, exact.high) == wilson(2, 2)
     assert all(each.level != "good" for each in found.conclusions)
 
 
-async def test_a_server_that_is_down_is_not_the_models_fault(scripted: Any) -> None:
+async def test_a_server_that_is_down_is_not_the_models_fault(scripted: Any, text_dream: Any) -> None:
     from dreamgym_lg.fidelity import ameasure
 
     def down(messages: Sequence[Any]) -> str:
         raise ConnectionError("refused")
 
     with pytest.raises(ConnectionError):
-        await ameasure(ExperienceModel(scripted(reply=down)), [recorded(OPEN)])
+        await ameasure(text_dream(scripted(reply=down)), [recorded(OPEN)])
 
 
-def test_the_limit_draws_alike_every_time(scripted: Any, door_world: Any) -> None:
+def test_the_limit_draws_alike_every_time(scripted: Any, text_dream: Any, door_world: Any) -> None:
     heard: list[tuple[str, int, int]] = []
-    experience = ExperienceModel(scripted(reply=door_world))
-    found = measure(experience, nine(), limit=4, on_progress=lambda *each: heard.append(each))
-    again = measure(ExperienceModel(scripted(reply=door_world)), nine(), limit=4)
+    dream = text_dream(scripted(reply=door_world))
+    found = measure(dream, nine(), limit=4, on_progress=lambda *each: heard.append(each))
+    again = measure(text_dream(scripted(reply=door_world)), nine(), limit=4)
     assert found.to_dict() == again.to_dict()
     assert (found.groups[0].episodes, found.groups[0].of) == (4, 9)
     assert heard == [("offline data", done, 4) for done in range(1, 5)]
 
 
 def test_no_more_is_asked_at_once_than_allowed(scripted: Any, door_world: Any) -> None:
-    class Counting(ExperienceModel):
+    class Counting(Model):
         asking = most = 0
 
-        async def apredict(self, *given: Any) -> Prediction:
+        async def respond(self, episode: Episode) -> Answer | None:
             self.asking += 1
             self.most = max(self.most, self.asking)
             try:
-                return await super().apredict(*given)
+                return await super().respond(episode)
             finally:
                 self.asking -= 1
 
     for allowed in (1, 3):
-        experience = Counting(scripted(reply=door_world))
-        measure(experience, nine(), concurrency=allowed)
-        assert experience.most == allowed
+        model = Counting(scripted(reply=door_world))
+        measure(Dream([model]), nine(), concurrency=allowed)
+        assert model.most == allowed
 
 
 def nine() -> list[Trajectory]:
@@ -282,20 +283,23 @@ def nine() -> list[Trajectory]:
     return [Trajectory(task=task, steps=[OPEN], rollout_index=n) for n, task in enumerate(tasks)]
 
 
-def test_right_rewards_are_split_by_which_part_decided(scripted: Any) -> None:
-    def call(name: str) -> str:
-        return render_call(name, {})
+def test_right_answers_and_verdicts_are_split_by_which_part_decided(scripted: Any) -> None:
+    def episode(name: str, *tools: str) -> Trajectory:
+        steps = [Step(observation="", action=render_call(tool, {}), next_observation=f"{tool} of all") for tool in tools]
+        steps.append(Step(observation="", action=render_answer("Done."), next_observation="", reward=1.0, terminated=True))
+        task = Task(id=name, instruction="look", environment="e", tools=["get_a", "get_b"])
+        return Trajectory(task=task, steps=steps, success=True)
 
-    def episode(task: str, *called: str) -> Trajectory:
-        steps = [Step(observation="", action=call(name), next_observation=f"{name} of all") for name in called]
-        return Trajectory(task=Task(id=task, instruction="look", environment="e", tools=["get_a", "get_b"]), steps=steps)
-
-    experience = ExperienceModel(scripted(reply=lambda _: "valid, fine\nreward 1, continues\nWell."))
+    model = Model(scripted(reply=lambda _: "valid, fine\nreward 1, continues\nWell."))
+    judge = Verify(lambda task, steps: 0)
     with ReplayBuffer(":memory:") as buffer:
         buffer.extend([episode("t1", "get_a"), measured := episode("t2", "get_a", "get_b")])
-        by_part = only(experience, measured, grounding=Grounding(buffer)).one_step.reward_right_by
-        assert {part: (rate.successes, rate.steps) for part, rate in by_part.items()} == {"recorded": (1, 1), "model": (0, 1)}
-        shown = [row[0] for row in page._table(measure(experience, [measured], grounding=Grounding(buffer)))]
-        assert shown[-2:] == ["reward right, decided by model", "reward right, decided by recorded"]
-    by_part = only(experience, measured).one_step.reward_right_by
-    assert {part: (rate.successes, rate.steps) for part, rate in by_part.items()} == {"model": (0, 2)}
+        dream = Dream([Recorded(TraceIndex(buffer, writes=[])), model], judges=[judge])
+        by_part = only(dream, measured).one_step.right_by_part
+        right = {part: (rate.successes, rate.steps) for part, rate in by_part.items()}
+        assert right == {"recorded": (1, 1), "model": (0, 1), "verify": (0, 1)}
+        rows = [row[0] for row in page._table(measure(dream, [measured]))]
+        assert rows[-3:] == ["right, decided by model", "right, decided by recorded", "right, decided by verify"]
+    by_part = only(Dream([model], judges=[judge]), measured).one_step.right_by_part
+    right = {part: (rate.successes, rate.steps) for part, rate in by_part.items()}
+    assert right == {"model": (0, 2), "verify": (0, 1)}
