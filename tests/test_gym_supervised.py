@@ -18,7 +18,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 
-from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Step, Task, Trajectory
+from dreamgym_lg import DreamGym, ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import imitation, supervised
@@ -166,7 +166,7 @@ def as_trained(conversations: list[Any], asked: list[Any], messages: list[BaseMe
     return str(reply)
 
 
-def dreamed(gym: DreamGym, experience: ExperienceModel, policy: BaseChatModel, task: Task) -> Trajectory:
+def dreamed(gym: DreamGym, experience: Model, policy: BaseChatModel, task: Task) -> Trajectory:
     agent = gym.world.agent(policy, real=False)
     (played,) = asyncio.run(rollout(agent, [task], lambda: gym.world.create_dream(experience), source="synthetic"))
     return played

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg import AgentWorld, Step, Task
+from dreamgym_lg import Step, Task
 from dreamgym_lg.actions import render_answer
 from dreamgym_lg.experience.predictions import Exchange, in_hindsight
+from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.evaluation import validate
 
 pytest.importorskip("langchain", reason="needs langchain")

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import torch
 
-from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, Step, StepResult, Task, Trajectory, World
-from dreamgym_lg.environment import play_action
+from dreamgym_lg import Dream, Environment, Experiment, Model, ReplayBuffer, Settings, Step, Task, Trajectory, World
+from dreamgym_lg.environment import play_action, refused
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import imitation, supervised, worlds
-from dreamgym_lg.experiment.evaluation import count_real_steps, filtered, uniform_groups, validate
+from dreamgym_lg.experiment.evaluation import count_real_steps, filtered, summarise, uniform_groups, validate
 from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.imitation import best_episodes, train_base_policy
 from dreamgym_lg.experiment.lock import only_process
@@ -33,6 +33,8 @@ from dreamgym_lg.integrations.transformers.tiny_models import create_model, crea
 from dreamgym_lg.integrations.trl.rows import reply_lengths
 from dreamgym_lg.integrations.trl.sft import save_model
 from dreamgym_lg.progress import Tenths
+from dreamgym_lg.statistics import wilson
+from dreamgym_lg.types import StepResult
 
 
 def test_a_local_experience_model_is_asked_as_it_was_trained(tmp_path: Path) -> None:
@@ -40,7 +42,7 @@ def test_a_local_experience_model_is_asked_as_it_was_trained(tmp_path: Path) -> 
     tokenizer = create_tokenizer(["valid"], vocab_size=320)
     save_model(create_model(tokenizer, hidden_size=32, layers=1, max_tokens=256), tokenizer, folder)
     experience = load_experience_model(str(folder), buffer)
-    assert experience.version.endswith("/experience-7") and experience.k == 3, "no experiment's: prompted as any other"
+    assert experience.version.endswith("/experience-lines-1") and experience.k == 3, "no experiment's: prompted as any other"
     (tmp_path / "run" / "settings.json").write_text('{"world": "agent", "retrieved": 2, "retrieved_characters": 70}')
     experience = load_experience_model(str(folder), buffer)
     form = experience.prompt_format
@@ -134,7 +136,7 @@ class Doors(World):
         for kind, count in episodes.items():
             for index in range(count):
                 action = "open" if kind == "opens" else "kick"
-                step = play_action(Door(), action, ["A closed door."]).step
+                step = play_action(Door(), action, "A closed door.").step
                 yield Trajectory(task=tasks[index], steps=[step], success=kind == "opens", rollout_index=ord(kind[0]) + index)
 
 
@@ -368,17 +370,15 @@ def test_names_in_a_shared_buffer_are_this_folders_own(work: Experiment, tmp_pat
 
 
 def test_real_validation_plays_the_real_environment_and_counts_its_steps(work: Experiment, scripted: Any) -> None:
-    from dreamgym_lg import ExperienceModel
-
     work.collect()
     flatters = scripted(reply=lambda _: "valid, it completes the task\nreward 1, success\nIt is open.")
-    experience = ExperienceModel(flatters, retries=0)
-    figures = validate(work, scripted(reply=lambda _: "kick"), experience, 1)
+    dream = Dream([Model(flatters, retries=0)])
+    figures = validate(work, scripted(reply=lambda _: "kick"), dream, 1)
     assert figures["eval_dream_successes"] == 2 and figures["eval_real_successes"] == 0
     assert figures["eval_invalid_recall"] == 0 and figures["eval_invalid_count"] == 4
     assert count_real_steps(work)["evaluation"] == 4
     work.settings = replace(work.settings, real_budget=0)
-    assert not any(name.startswith("eval_real") for name in validate(work, scripted(reply=lambda _: "kick"), experience, 2))
+    assert not any(name.startswith("eval_real") for name in validate(work, scripted(reply=lambda _: "kick"), dream, 2))
 
 
 def test_no_proof_without_a_trained_policy_or_a_held_out_task(work: Experiment) -> None:
@@ -475,6 +475,40 @@ def test_an_engine_of_ones_own_answers_for_the_policy(work: Experiment, tmp_path
     served.collect()
     episodes = served.play("validate/real", served.base_policy(), served.tasks("test"))
     assert asked == [work.models / "base"] and [episode.success for episode in episodes] == [True, True]
+
+
+def test_a_summary_counts_every_rollout_failed_ones_as_no_success() -> None:
+    def episode(*valid: bool, **fields: Any) -> Trajectory:
+        steps = [Step(observation="", action="", next_observation="", reward=float(each), valid=each) for each in valid]
+        return Trajectory(task=Task(id="t", instruction="Go.", environment="t"), steps=steps, **fields)
+
+    summary = summarise(
+        [
+            episode(False, True, success=True),
+            episode(True),
+            episode(False, error="PredictionFailed: what?"),
+            episode(error="EnvironmentFailed: java died"),
+        ]
+    )
+    assert (summary["successes"], summary["episodes"], summary["failed"]) == (1, 4, 2)
+    assert summary["interval"] == list(wilson(1, 4))
+    assert summary["invalid_action_share"] == 2 / 4 and summary["reward_mean"] == 2 / 4
+
+
+def test_a_summary_of_nothing_claims_nothing() -> None:
+    summary = summarise([])
+    assert (summary["successes"], summary["episodes"], summary["failed"]) == (0, 0, 0)
+    assert summary["interval"] == [0.0, 1.0] and summary["invalid_action_share"] == summary["reward_mean"] == 0.0
+
+
+def test_actions_that_the_worlds_own_rules_refuse_are_no_real_steps(work: Experiment) -> None:
+    class Strict(Door):
+        def step(self, action: str) -> StepResult:
+            return refused("No such word.") if action == "xyzzy" else super().step(action)
+
+    steps = [play_action(Strict(), action, "A closed door.").step for action in ("xyzzy", "kick", "open")]
+    work.replay_buffer.add(Trajectory(task=work.world.tasks("test")[0], steps=steps, source="real", run="validate/real"))
+    assert count_real_steps(work)["evaluation"] == 2
 
 
 def test_variations_are_compared_with_tasks_drawn_uniformly_for_the_same_policies() -> None:

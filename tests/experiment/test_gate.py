@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, Step, StepResult, Task, Trajectory, World
+from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, Step, Task, Trajectory, World
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
 from dreamgym_lg.experience.edits import edited_successes
@@ -18,6 +18,7 @@ from dreamgym_lg.experiment.evaluation import validate
 from dreamgym_lg.experiment.training import create_curriculum
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.statistics import Rate, wilson
+from dreamgym_lg.types import StepResult
 
 ANSWER = render_answer("It is refunded.")
 

@@ -188,7 +188,9 @@ def test_what_would_leak_past_the_guard_is_no_reason_to_refuse_a_wall(app: Path,
 
 RUN = """
 import asyncio
-from dreamgym_lg import Environment, StepResult, Task, rollout
+from dreamgym_lg import Environment, Task
+from dreamgym_lg.types import StepResult
+from dreamgym_lg.rollout import rollout
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from langchain_core.language_models import FakeListChatModel
 {before}

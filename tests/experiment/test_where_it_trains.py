@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg import Environment, ExperienceModel, Experiment, Settings, StepResult, Task, World
+from dreamgym_lg import Environment, Experiment, Settings, Task, World
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.evaluation import count_real_steps
 from dreamgym_lg.production.provenance import provenance
 from dreamgym_lg.report.proof import _title
+from dreamgym_lg.types import StepResult
 
 pytest.importorskip("trl")
 from peft import LoraConfig  # noqa: E402
@@ -108,7 +109,7 @@ def make(tmp_path: Path, scripted: Any) -> Make:
             Settings(evaluate_tasks=0, real_budget=0, policy_tokens=policy_tokens),
             create_learner=Counts,
             engine=lambda _: Turns(),
-            **{"experience_model": ExperienceModel(dream, retries=0), **options},
+            **{"experience_model": Model(dream, retries=0), **options},
         )
         if not (work.out / "settings.json").exists():
             work.collect()
@@ -201,7 +202,7 @@ def test_what_an_ended_training_cannot_use_is_said(make: Make, scripted: Any) ->
     work.train(iterations=2, **NUMBERS)
     assert not any("tasks=" in each for each in said), "it went on with them"
     said.clear()
-    other = ExperienceModel(scripted(reply=str), version="other")
+    other = Model(scripted(reply=str), version="other")
     unused = {"servers": "http://gpu:8000", "report_to": "tensorboard"}
     make(say=said.append, experience_model=other).train(iterations=2, **unused, **NUMBERS)
     assert "has ended and makes no use of servers='http://gpu:8000', report_to=('tensorboard',)" in said[0]

@@ -18,7 +18,7 @@ pytest.importorskip("trl")
 
 from starlette.testclient import TestClient
 
-from dreamgym_lg import DreamGym, ExperienceModel, ReplayBuffer, Task, load_traces
+from dreamgym_lg import DreamGym, ReplayBuffer, Task, load_traces
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.errors import EpisodesMissing
 from dreamgym_lg.experiment.evaluation import shown_episodes
@@ -163,7 +163,7 @@ def test_no_secret_is_written_anywhere(
     gym = DreamGym(
         f"{tmp_path / 'my_app.py'}:graph",
         replay_buffer=buffer,
-        experience_model=ExperienceModel(chat_model(server, api_key=SECRET["openai"]), replay_buffer=buffer, hosted=hosted),
+        experience_model=Model(chat_model(server, api_key=SECRET["openai"]), replay_buffer=buffer, hosted=hosted),
         tasks=[*buffer.tasks(split="train"), task("Oslo")],
         verify_real=lambda task, state: float("booked" in state["messages"][-1].text),
         out=out,
