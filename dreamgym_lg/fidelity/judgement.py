@@ -31,7 +31,7 @@ class Judgement:
     false_success: Rate | None = None
     """Of the episodes that must not be rewarded, those that the dream rewards."""
     false_failure: Rate | None = None
-    """Of the recorded successes, those that the dream does not reward."""
+    """Of the recorded successes, those whose last step the dream does not reward."""
     invalid_recall: Rate | None = None
     """Of the really invalid actions, those that the dream refuses."""
     same_lookup: Rate | None = None
@@ -64,8 +64,12 @@ class _Answered(NamedTuple):
     result: StepResult | None
 
     @property
-    def rewarded(self) -> bool:
+    def succeeds(self) -> bool:
         return self.result is not None and bool(self.result.info.get("success"))
+
+    @property
+    def rewarded(self) -> bool:
+        return self.result is not None and (self.succeeds or self.result.reward > 0)
 
 
 class _Lookup(NamedTuple):
@@ -88,8 +92,8 @@ class _Case(NamedTuple):
     lookups: list[tuple[_Lookup, StepResult | None]]
 
     @property
-    def rewarded(self) -> bool:
-        return any(each.rewarded for each in self.answered)
+    def succeeds(self) -> bool:
+        return any(each.succeeds for each in self.answered)
 
 
 async def ajudge(
@@ -190,13 +194,13 @@ def _judged(cases: Sequence[_Case], version: str) -> Judgement:
     after = [[_shows(*lookup) for lookup in each.lookups if lookup[0].before is not None] for each in cases]
     return Judgement(
         version=version,
-        false_success=_over_tasks(wrong, lambda each: each.rewarded),
+        false_success=_over_tasks(wrong, lambda each: each.succeeds),
         false_failure=_over_tasks(right, lambda each: not each.answered[-1].rewarded),
         invalid_recall=_clustered(invalid),
         same_lookup=_clustered(same),
         lookup_after_write=_clustered(after),
-        by_kind={kind: rate for kind, of in sorted(kinds.items()) if (rate := _over_tasks(of, lambda each: each.rewarded))},
-        by_judge={name: rate for name, of in sorted(judges.items()) if (rate := _over_tasks(of, lambda each: each.rewarded))},
+        by_kind={kind: rate for kind, of in sorted(kinds.items()) if (rate := _over_tasks(of, lambda each: each.succeeds))},
+        by_judge={name: rate for name, of in sorted(judges.items()) if (rate := _over_tasks(of, lambda each: each.succeeds))},
     )
 
 

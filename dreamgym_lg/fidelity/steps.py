@@ -134,11 +134,12 @@ def _share(
 
 
 def _right_by_part(episodes: Sequence[Sequence[Answered]]) -> dict[str, StepRate]:
-    shares = {}
-    for part in sorted({each.decided_by for episode in episodes for each in episode}):
-        if share := _share(episodes, _is_all_right, among=lambda each, part=part: each.decided_by == part):
-            shares[part] = share
-    return shares
+    parts = sorted({each.decided_by for episode in episodes for each in episode})
+    shares = {
+        part: _share([[each for each in episode if each.decided_by == part] for episode in episodes], _is_all_right)
+        for part in parts
+    }
+    return {part: share for part, share in shares.items() if share is not None}
 
 
 def _is_all_right(each: Answered) -> bool:
