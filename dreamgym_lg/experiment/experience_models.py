@@ -25,7 +25,7 @@ def load_experience_model(
     """An experience model that retrieves from a replay buffer, by the name of a hosted or local one, or from a chat model.
 
     One that an experiment trained (`runs/mine/models/experience-0`) is asked as in its training, by the settings beside it;
-    any other is prompted. A `Model` is given back; one without a replay buffer has this one then, and retrieves nothing from it.
+    any other is prompted. A `Model` is given back; one without a replay buffer gets this one, and retrieves nothing from it.
 
     Args: `settings`, how many transitions are retrieved and shown, and how much of them; `context`, as of `Model`.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg import Environment, Experiment, Settings, Task, World
+from dreamgym_lg import Environment, Experiment, Model, Settings, Task, World
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.evaluation import count_real_steps
 from dreamgym_lg.production.provenance import provenance

@@ -18,7 +18,7 @@ pytest.importorskip("trl")
 
 from starlette.testclient import TestClient
 
-from dreamgym_lg import DreamGym, ReplayBuffer, Task, load_traces
+from dreamgym_lg import DreamGym, Model, ReplayBuffer, Task, load_traces
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.errors import EpisodesMissing
 from dreamgym_lg.experiment.evaluation import shown_episodes
