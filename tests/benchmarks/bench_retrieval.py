@@ -143,7 +143,7 @@ def main() -> None:
             for part in ("fill", "ask"):
                 command = [sys.executable, __file__, str(size), "--kind", given.kind, "--part", part, f"{folder}/replay.db"]
                 result |= json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-            result["disk_mib"] = sum(file.stat().st_size for file in Path(folder, "replay.db.index").glob("*")) / 2**20
+            result["disk_mib"] = sum(file.stat().st_size for file in Path(folder).glob("*.npz")) / 2**20
         results.append(result)
         print({name: round(value, 3) for name, value in result.items()}, flush=True)
     if given.out:

@@ -11,28 +11,32 @@ from langchain_core.embeddings import Embeddings
 
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.hashed_words import ACTION_SHARE, DIMENSION, phi
-from dreamgym_lg.replay.step_index import IndexedStep, StepIndex
+from dreamgym_lg.replay.retrieval import StepIndex
 from dreamgym_lg.types import Step, Task, Trajectory
 
 KITCHEN = "You are in the kitchen. There is a fridge, a stove and a closed cupboard."
 GARDEN = "You are in the garden. There is an apple tree and a path to the north."
 
 
-def step(id: int, observation: str, action: str, next_observation: str = "", task_id: str = "t") -> IndexedStep:
-    return IndexedStep(id, task_id, observation, action, next_observation)
+Indexed = tuple[int, str, str, str, str]
+"""Id, task, observation, action, next observation."""
 
 
-def index_of(*steps: IndexedStep) -> StepIndex:
+def step(id: int, observation: str, action: str, next_observation: str = "", task_id: str = "t") -> Indexed:
+    return id, task_id, observation, action, next_observation
+
+
+def index_of(*steps: Indexed) -> StepIndex:
     index = StepIndex()
     index.add(steps)
     return index
 
 
 def search(index: StepIndex, observation: str, action: str, k: int = 3, exclude_task: str | None = None) -> list[int]:
-    return index.nearest(index.queries([(observation, action)]), k, exclude_task=exclude_task)[0]
+    return index.nearest(phi([(observation, action)]), k, exclude_task=exclude_task)[0]
 
 
-def random_steps(count: int, rng: random.Random) -> list[IndexedStep]:
+def random_steps(count: int, rng: random.Random) -> list[Indexed]:
     """Few words, few tasks: equal keys, equal contents and equal vectors of unequal texts all occur."""
     words = ["key", "Key", "door", "lamp", "north", "open"]
 
@@ -42,16 +46,16 @@ def random_steps(count: int, rng: random.Random) -> list[IndexedStep]:
     return [step(id, text(5), text(2), rng.choice("xy"), f"t{rng.randrange(4)}") for id in range(1, count + 1)]
 
 
-def brute_force(steps: list[IndexedStep], query: tuple[str, str], k: int, exclude_task: str | None) -> list[int]:
+def brute_force(steps: list[Indexed], query: tuple[str, str], k: int, exclude_task: str | None) -> list[int]:
     vector = phi([query])[0].astype(np.float64)
     if not vector.any():
         return []
-    first: dict[tuple[str, str, str], IndexedStep] = {}
-    for each in steps:
-        if each.task_id != exclude_task:
-            first.setdefault((each.observation, each.action, each.next_observation), each)
-    keys = phi([(each.observation, each.action) for each in first.values()]).astype(np.float64)
-    scores = {each.id: float((key * vector).sum()) for each, key in zip(first.values(), keys, strict=True)}
+    first: dict[tuple[str, ...], int] = {}
+    for id, task, *content in steps:
+        if task != exclude_task:
+            first.setdefault(tuple(content), id)
+    keys = phi([(observation, action) for observation, action, _ in first]).astype(np.float64)
+    scores = {id: float((key * vector).sum()) for id, key in zip(first.values(), keys, strict=True)}
     return sorted(scores, key=lambda id: (-scores[id], id))[:k]
 
 
@@ -73,8 +77,8 @@ def test_top_k_equals_brute_force(seed: int) -> None:
     index = StepIndex()
     for start in range(0, 200, 7):
         index.add(steps[start : start + 7])
-    assert len(index) == len({(each.observation, each.action) for each in steps}) < 200
-    for query in [(each.observation, each.action) for each in random_steps(15, rng)]:
+    assert len(index) == len({each[2:4] for each in steps}) < 200
+    for query in [each[2:4] for each in random_steps(15, rng)]:
         for k, excluded in ((1, None), (5, "t1"), (5, "unknown"), (40, None), (1000, "t0")):
             assert search(index, *query, k, excluded) == brute_force(steps, query, k, excluded)
 
@@ -82,11 +86,11 @@ def test_top_k_equals_brute_force(seed: int) -> None:
 def test_many_queries_at_once_find_what_each_finds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(0)
     index = index_of(*random_steps(200, rng))
-    queries = [(each.observation, each.action) for each in random_steps(30, rng)]
+    queries = [each[2:4] for each in random_steps(30, rng)]
     alone = [search(index, *query, 5) for query in queries]
-    assert index.nearest(index.queries(queries), 5) == alone
-    monkeypatch.setattr("dreamgym_lg.replay.step_index._SCORES_AT_ONCE", 7 * len(index))
-    assert index.nearest(index.queries(queries), 5) == alone
+    assert index.nearest(phi(queries), 5) == alone
+    monkeypatch.setattr("dreamgym_lg.replay.retrieval._SCORES_AT_ONCE", 7 * len(index))
+    assert index.nearest(phi(queries), 5) == alone
 
 
 def test_the_same_content_is_given_once_and_different_outcomes_each() -> None:
@@ -129,7 +133,6 @@ def test_phi_is_a_unit_vector_whose_halves_weigh_as_stated() -> None:
     assert float(vectors[0] @ vectors[1]) == pytest.approx(ACTION_SHARE, abs=0.15)
     assert float(vectors[0] @ vectors[2]) == pytest.approx(1 - ACTION_SHARE, abs=0.15)
     assert phi([]).shape == (0, DIMENSION)
-    assert phi([(KITCHEN, "open")], dimension=64).shape == (1, 64)
 
 
 def test_words_count_whatever_their_case_and_their_order_counts_too() -> None:
@@ -144,7 +147,7 @@ def test_languages_without_spaces_are_read_by_character() -> None:
 
 
 def test_a_row_does_not_depend_on_what_it_is_computed_with() -> None:
-    pairs = [(each.observation, each.action) for each in random_steps(50, random.Random(0))]
+    pairs = [each[2:4] for each in random_steps(50, random.Random(0))]
     assert np.array_equal(phi(pairs), np.concatenate([phi([pair]) for pair in pairs]))
 
 
