@@ -29,24 +29,16 @@ def test_the_measurement_runs_on_a_cpu(bench: Any) -> None:
     assert found.measured_update is None and found.estimated_update > 4 * found.parameters
 
 
-def test_both_engines_of_the_process_are_measured_on_a_cpu(bench: Any) -> None:
-    shape = bench.SHAPES["tiny"]
-    ours, continuous = bench.measure_engines(shape, torch.device("cpu"), dtype=torch.float32)
-    assert (ours.engine, continuous.engine) == ("LocalEngine", "ContinuousEngine")
-    assert ours.tokens_per_second > 0 and continuous.tokens_per_second > 0
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_continuous_batching_on_a_gpu_says_what_the_model_does(bench: Any, dtype: Any) -> None:
+def test_the_engine_on_a_gpu_says_what_the_model_does(bench: Any, dtype: Any) -> None:
     """Replies are within bfloat16's rounding of a plain pass, before and after the weights have changed."""
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-    from dreamgym_lg.integrations.transformers.continuous import ContinuousEngine
 
     shape, device = bench.SHAPES["tiny"], torch.device("cuda")
     model, tokenizer = bench.create(shape, device, dtype)
-    policy = LocalChatModel(model=model, tokenizer=tokenizer, engine=ContinuousEngine(model, tokenizer))
+    policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=shape.reply)
     for _ in range(2):
         for segment in (each for episode in bench.asyncio.run(bench.play_all(policy, shape)) for each in episode.segments):
             ids = torch.tensor([segment.token_ids], device=device)
@@ -58,17 +50,6 @@ def test_continuous_batching_on_a_gpu_says_what_the_model_does(bench: Any, dtype
         with torch.no_grad():
             model.lm_head.weight.mul_(2)
         policy.weights_changed()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("shape", ["half", "seven"])
-def test_engines_on_a_gpu_are_compared(bench: Any, shape: str, record_property: Any) -> None:
-    """What it measured is printed (`-s`) and in the report."""
-    found = bench.measure_engines(bench.SHAPES[shape], torch.device("cuda"), dtype=torch.bfloat16)
-    print(found)
-    record_property("figures", str(found))
-    assert all(each.tokens_per_second > 0 for each in found)
 
 
 @pytest.mark.gpu

@@ -9,7 +9,6 @@ except ImportError as error:
     raise MissingDependency.extra("transformers", "train") from error
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.continuous import ContinuousEngine
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 
-__all__ = ["ContinuousEngine", "LocalChatModel", "LocalEngine"]
+__all__ = ["LocalChatModel", "LocalEngine"]

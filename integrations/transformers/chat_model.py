@@ -26,7 +26,6 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.transformers.continuous import ContinuousEngine
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.engine_process import ProcessEngine
 from dreamgym_lg.integrations.transformers.loading import HUB_OPTIONS, MODEL_OPTIONS, load_model, load_tokenizer
@@ -181,7 +180,7 @@ class LocalChatModel(TrainablePolicy):
         return self.model_copy(update={"temperature": temperature})
 
     def free_memory(self) -> None:
-        if isinstance(self.engine, LocalEngine | ContinuousEngine):  # any other has a process, and so a memory, of its own
+        if isinstance(self.engine, LocalEngine):  # any other has a process, and so a memory, of its own
             self.engine.clear()
 
     def weights_changed(self) -> None:

@@ -1,7 +1,6 @@
 """One GPU and a model of Qwen2.5-7B's shape, with random weights and LoRA: rollouts, an update, memory against the estimate.
 
 Episodes are conversations of several turns, played all at once by `LocalChatModel`; then their groups update the adapters.
-Then episodes with replies of many lengths are played by each engine of this process: our batches, continuous batching.
 `tests/test_gpu.py` runs the same (`pytest -m gpu`), and a tiny shape on the CPU in every run of the tests.
 
 Run: python tests/benchmarks/bench_gpu.py [--shape tiny|half|seven] [--out gpu.json]
@@ -21,7 +20,6 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.continuous import ContinuousEngine
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.tiny_models import create_tokenizer
 from dreamgym_lg.integrations.trl.adapters import default_adapters
@@ -81,24 +79,12 @@ class Figures:
     measured_rollout: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineFigures:
-    """Of one engine: seconds of the rollout, sampled tokens a second, peak of allocated bytes (None on the CPU)."""
-
-    engine: str
-    attention: str
-    seconds: float
-    tokens_per_second: float
-    measured_rollout: int | None
-
-
-async def play(policy: LocalChatModel, shape: Shape, index: int, *, varied: bool = False) -> Trajectory:
-    """An episode: the policy replies, and is told more, `turns` times. Args: `varied`: replies of 1/8 to twice the length."""
+async def play(policy: LocalChatModel, shape: Shape, index: int) -> Trajectory:
+    """An episode: the policy replies, and is told more, `turns` times."""
     messages: list[BaseMessage] = [HumanMessage(f"{TEXT} {index % 8}")]
     with TokenRecorder(seed=index) as recorder:
         for turn in range(shape.turns):
-            most = max(1, shape.reply * (1 + (5 * index + 3 * turn) % 16) // 8) if varied else shape.reply
-            reply = await policy.ainvoke(messages, max_new_tokens=most)
+            reply = await policy.ainvoke(messages)
             messages += [AIMessage(reply.text), HumanMessage(f"{TEXT} {turn}")]
     step = Step(observation="o", action="a", next_observation="p", reward=float(index % 2))
     task = Task(id=str(index // 8), instruction="i", environment="e")
@@ -106,8 +92,8 @@ async def play(policy: LocalChatModel, shape: Shape, index: int, *, varied: bool
     return Trajectory(task=task, steps=(step,), source="synthetic", success=False, rollout_index=index, segments=segments)
 
 
-async def play_all(policy: LocalChatModel, shape: Shape, *, varied: bool = False) -> list[Trajectory]:
-    return list(await asyncio.gather(*(play(policy, shape, index, varied=varied) for index in range(shape.episodes))))
+async def play_all(policy: LocalChatModel, shape: Shape) -> list[Trajectory]:
+    return list(await asyncio.gather(*(play(policy, shape, index) for index in range(shape.episodes))))
 
 
 class Passes:
@@ -139,33 +125,6 @@ def create(shape: Shape, device: torch.device, dtype: torch.dtype) -> tuple[Any,
     config = Qwen2Config(**{**shape.model.to_dict(), "eos_token_id": None, "pad_token_id": tokenizer.pad_token_id})
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype), tokenizer
-
-
-def measure_engines(shape: Shape, device: torch.device, *, dtype: torch.dtype) -> list[EngineFigures]:
-    """The same episodes by each engine, one after the other; replies of many lengths, as those of agents are."""
-    model, tokenizer = create(shape, device, dtype)
-    figures, on_gpu = [], device.type == "cuda"
-    tokens = shape.episodes * 2048 if not on_gpu else None
-    for engine in (LocalEngine(model, tokenizer), ContinuousEngine(model, tokenizer, cached_tokens=tokens)):
-        policy = LocalChatModel(model=model, tokenizer=tokenizer, engine=engine)
-        asyncio.run(play_all(policy, replace(shape, turns=1), varied=True))  # kernels are chosen, graphs captured
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats(device)
-        begun = time.perf_counter()
-        episodes = asyncio.run(play_all(policy, shape, varied=True))
-        seconds, attention = time.perf_counter() - begun, model.config._attn_implementation
-        sampled = sum(segment.trainable for each in episodes for segment in each.segments)
-        figures.append(
-            EngineFigures(
-                engine=type(engine).__name__,
-                attention=attention,
-                seconds=seconds,
-                tokens_per_second=sampled / seconds,
-                measured_rollout=torch.cuda.max_memory_allocated(device) if on_gpu else None,
-            )
-        )
-        policy.free_memory()
-    return figures
 
 
 def measure(shape: Shape, device: torch.device, *, dtype: torch.dtype) -> Figures:
@@ -234,8 +193,7 @@ def main() -> None:
     name = given.shape or ("seven" if device.type == "cuda" else "tiny")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     found = asdict(measure(SHAPES[name], device, dtype=dtype))
-    engines = [asdict(each) for each in measure_engines(SHAPES[name], device, dtype=dtype)]
-    text = json.dumps({"shape": name, **found, "engines": engines}, indent=1)
+    text = json.dumps({"shape": name, **found}, indent=1)
     print(text)
     if given.out is not None:
         given.out.write_text(text + "\n")

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ContextExceeded
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.continuous import ContinuousEngine
 from dreamgym_lg.integrations.transformers.requests import Engine, Request
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.vllm import ServedEngine
@@ -42,7 +41,7 @@ def here(folder: Path) -> LocalChatModel:
     return LocalChatModel.from_path(folder, max_new_tokens=12)
 
 
-ENGINES = ["in process", "continuous", pytest.param("own process", marks=pytest.mark.slow), "served"]
+ENGINES = ["in process", pytest.param("own process", marks=pytest.mark.slow), "served"]
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -53,20 +52,14 @@ def policy(request: pytest.FixtureRequest, folder: Path, here: LocalChatModel) -
         server = VLLMServer(here.model, here.tokenizer).start()
         yield here.model_copy(update={"engine": ServedEngine(server.url, here.tokenizer, model=here.model)})
         server.stop()
-    elif request.param == "continuous":
-        own = LocalChatModel.from_path(folder, max_new_tokens=12)  # no other engine may compute with its model
-        engine = ContinuousEngine(own.model, own.tokenizer, cached_tokens=16_384)
-        yield own.model_copy(update={"engine": engine})
-        engine.clear()
     else:
         yield LocalChatModel.from_path(folder, max_new_tokens=12)
 
 
 @pytest.fixture
 def both(policy: LocalChatModel, here: LocalChatModel) -> list[LocalChatModel]:
-    """The engine in process and the other, so that they say the same: a continuous batch knows no seeds."""
-    seeded = not isinstance(policy.engine, ContinuousEngine)
-    return [each.with_temperature(1.0 if seeded else 0.0) for each in (here, policy)]
+    """The engine in process and the other."""
+    return [here, policy]
 
 
 async def test_it_is_an_engine(policy: LocalChatModel) -> None:
@@ -89,9 +82,8 @@ async def test_segments_are_those_of_the_engine_in_process(
     ours, theirs = [await converse_all(each.with_temperature(temperature), 12, turns=3) for each in (here, policy)]
     for mine, other in zip(ours, theirs, strict=True):
         (segment,), (same,) = mine.segments(), other.segments()
-        if temperature == 0 or not isinstance(policy.engine, ContinuousEngine):
-            assert (segment.token_ids, segment.sampled) == (same.token_ids, same.sampled)
-            assert segment.logprobs == pytest.approx(same.logprobs, abs=1e-4)
+        assert (segment.token_ids, segment.sampled) == (same.token_ids, same.sampled)
+        assert segment.logprobs == pytest.approx(same.logprobs, abs=1e-4)
         assert same.temperature == temperature
         assert forward_error(here.with_temperature(temperature), same) < 1e-4
 

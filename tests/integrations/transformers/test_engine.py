@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -22,9 +21,8 @@ from dreamgym_lg.errors import ContextExceeded
 from dreamgym_lg.integrations.transformers import engine as transformers_engine
 from dreamgym_lg.integrations.transformers import prefix_cache as transformers_cache
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.continuous import ContinuousEngine
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
-from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Request
+from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.transformers.tool_format import to_entry
 from dreamgym_lg.token_recorder import TokenRecorder
@@ -319,14 +317,11 @@ async def test_what_conversations_begin_with_is_read_once(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("create", [LocalEngine, partial(ContinuousEngine, cached_tokens=16_384)], ids=["ours", "continuous"])
-def test_what_is_sampled_has_the_models_distribution(
-    tokenizer: PreTrainedTokenizerFast, opening: Any, create: Callable[..., Engine]
-) -> None:
+def test_what_is_sampled_has_the_models_distribution(tokenizer: PreTrainedTokenizerFast, opening: Any) -> None:
     model = create_model(tokenizer, hidden_size=32, layers=1)
     with torch.no_grad():
         model.lm_head.weight.mul_(2)  # far from uniform, as a trained model is
-    engine = create(model, tokenizer)
+    engine = LocalEngine(model, tokenizer)
     conversation = [to_entry(message) for message in opening(0)]
     drawn: Counter[int] = Counter()
     logprobs: dict[int, float] = {}
