@@ -43,7 +43,10 @@ class Pipes:
             self._writer.flush()
 
     def receive(self) -> Any:
-        """Raises `EOFError` where the other process has ended, and `pickle.UnpicklingError` where it did so in a message."""
+        """The next message. Raises `EOFError` where the other process has ended.
+
+        `pickle.UnpicklingError`: it ended within a message.
+        """
         return pickle.load(self._reader)
 
 
@@ -135,7 +138,7 @@ class Child:
 
 
 def portable(error: BaseException) -> BaseException:
-    """The error, or its text where it cannot be pickled and read again: that would end the reader."""
+    """The error; a `RuntimeError` with its text where it cannot be pickled and read again."""
     try:
         same: BaseException = pickle.loads(pickle.dumps(error))
         return same

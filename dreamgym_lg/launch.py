@@ -1,4 +1,4 @@
-"""What `torchrun` or `accelerate launch` told this process: which of the processes of a training it is.
+"""The rank of this process among those of `torchrun` or `accelerate launch`.
 
 Rank 0 plays, records and trains; the other ranks only take their share of its updates.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dreamgym_lg.errors import ConfigurationError
 
-_TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 class Launch(NamedTuple):
@@ -39,8 +39,8 @@ def launched() -> Launch | None:
                 "`accelerate launch --multi_gpu`; a model that is too large for one GPU is trained with lora=True"
             )
     _keep_own_gpu(int(os.environ.get("LOCAL_RANK", 0)))
-    told = {name: int(os.environ.pop(name, 0)) for name in _TOLD}
-    return Launch(told["RANK"], told["WORLD_SIZE"]) if told["WORLD_SIZE"] > 1 else None
+    values = {name: int(os.environ.pop(name, 0)) for name in _VARIABLES}
+    return Launch(values["RANK"], values["WORLD_SIZE"]) if values["WORLD_SIZE"] > 1 else None
 
 
 def _keep_own_gpu(local_rank: int) -> None:

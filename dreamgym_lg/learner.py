@@ -1,6 +1,6 @@
-"""What trains a policy, and how much each token of an episode counts in its loss.
+"""The learner protocol, and credit: the weight and advantage of each token in the loss.
 
-A learner is given groups (the episodes of one task) and turns them into rows by its credit. Pure Python: no torch.
+A learner gets groups (the episodes of one task) and turns them into rows by its credit. Pure Python: no torch.
 """
 
 import math
@@ -19,31 +19,31 @@ Groups = Sequence[Sequence[Trajectory]]
 
 
 class Learner(Protocol):
-    """Trains the policy on recorded episodes, durably, e.g. `integrations.trl.grpo.GRPOLearner`."""
+    """Trains the policy on recorded episodes, durably, e.g. `integrations.trl.learners.GRPOLearner`."""
 
     @property
     def iteration(self) -> int:
-        """How many iterations' updates are in the weights; after a restart, in those that were saved."""
+        """Number of iterations in the weights; after a restart, in those that were saved."""
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """What the last update returned, also after a restart."""
+        """The metrics of the last update, also after a restart."""
 
     def update(self, groups: Groups) -> Mapping[str, float]:
-        """Train on one iteration's groups and return metrics: `skipped` is 1 where the groups taught nothing.
+        """Train on one iteration's groups and return metrics.
 
-        What is not saved is asked for again after a crash.
+        `skipped` is 1 where the groups taught nothing. An update that was not saved is repeated after a crash.
         """
 
     def close(self) -> None:
-        """End what runs beside the caller."""
+        """End its threads."""
 
 
 class TrainingRow(NamedTuple):
-    """One segment with what its tokens count in the loss of an iteration.
+    """One segment with the weight and advantages of its tokens in an iteration's loss.
 
     The loss is the sum over all sampled tokens of all rows of `weight * loss(token, advantage)`, the KL term included. Of the
-    sequences, which have one number per token of the segment, those of tokens that were given, not sampled, are not used.
+    sequences, which have one number per token of the segment, those of tokens that were read, not sampled, are not used.
     """
 
     segment: Segment
@@ -51,13 +51,13 @@ class TrainingRow(NamedTuple):
     weight: float
     """Of each sampled token, greater than 0."""
     values: Sequence[float] = ()
-    """What a critic expected of the episode before the token was sampled; empty without a critic."""
+    """A critic's expected reward before the token was sampled; empty without a critic."""
     returns: Sequence[float] = ()
-    """What the critic should have expected there; empty without a critic."""
+    """The critic's target there; empty without a critic."""
 
 
 class Credit(Protocol):
-    """Turns an iteration's groups into training rows: who earned what, and how much it counts."""
+    """Turns an iteration's groups into training rows."""
 
     def __call__(self, groups: Groups) -> list[TrainingRow]: ...
 
@@ -75,7 +75,7 @@ def group_advantages(rewards: Sequence[float]) -> list[float]:
 
 
 def leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
-    """Each reward minus the mean of the group's others (RLOO), in a group of at least 2; zeros for a uniform group."""
+    """Each reward minus the mean of the group's others (RLOO), at least 2; zeros for a uniform group."""
     total, others = sum(rewards), len(rewards) - 1
     return [reward - (total - reward) / others for reward in rewards]
 
@@ -87,7 +87,7 @@ def group_credit(
     normalise: Normalisation = "episodes",
     length: int = 1,
 ) -> list[TrainingRow]:
-    """The rows of group-relative learning: a reply has its episode's advantage over those that had earned as much.
+    """The rows of GRPO and RLOO: replies with their episode's advantage among comparable ones.
 
     A reply cannot have earned what was earned before it. So its episode is compared with those of the group that also replied
     when they had earned just as much (without this, the useless last replies of the better failures are reinforced). Where all
@@ -115,18 +115,18 @@ def group_credit(
 def _progress_advantages(
     group: Sequence[Trajectory], advantages: Callable[[Sequence[float]], Sequence[float]]
 ) -> list[list[float]]:
-    """Of each reply of each episode, among the episodes with a reply before which they had earned as much."""
+    """The advantages of each episode's replies, each among episodes that once had earned as much."""
     earned = [_earned_before(episode) for episode in group]
-    found: dict[float, dict[int, float]] = {}
+    by_level: dict[float, dict[int, float]] = {}
     for level in {level for levels in earned for level in levels}:
         reached = [number for number, levels in enumerate(earned) if level in levels]
         compared = advantages([group[number].reward for number in reached]) if len(reached) > 1 else [0.0]
-        found[level] = dict(zip(reached, compared, strict=True))
-    return [[found[level][number] for level in levels] for number, levels in enumerate(earned)]
+        by_level[level] = dict(zip(reached, compared, strict=True))
+    return [[by_level[level][number] for level in levels] for number, levels in enumerate(earned)]
 
 
 def _earned_before(episode: Trajectory) -> list[float]:
-    """What an episode had earned before each of its replies, to six digits; 0 for all where that is not known.
+    """The reward before each reply of an episode, to six digits; 0 for all where it is unknown.
 
     It is known where there are as many replies as steps, in the order of the segments: in one, or each in one of its own.
     """
@@ -143,7 +143,7 @@ def _replies(segment: Segment) -> list[range]:
 
 
 def success_credit(groups: Groups) -> list[TrainingRow]:
-    """The rows of rejection-sampling fine-tuning: every token of a success has advantage 1 and the same weight."""
+    """The rows of RFT: tokens of successes, all with advantage 1 and one weight."""
     successes = [episode for episode in _usable(groups) if episode.success]
     return _rows([(e, [1.0] * sum(len(_replies(s)) for s in trainable_segments(e))) for e in successes], "tokens", 1)
 
@@ -161,10 +161,10 @@ def _rows(credited: Sequence[tuple[Trajectory, Sequence[float]]], normalise: Nor
         tokens = {"episodes": len(credited) * _sampled_tokens(episode), "tokens": all_tokens, "length": len(credited) * length}
         left = iter(advantages)
         for segment in trainable_segments(episode):
-            given = [0.0] * len(segment.token_ids)
+            per_token = [0.0] * len(segment.token_ids)
             for reply in _replies(segment):
-                given[reply.start : reply.stop] = [next(left)] * len(reply)
-            rows.append(TrainingRow(segment, given, 1 / tokens[normalise]))
+                per_token[reply.start : reply.stop] = [next(left)] * len(reply)
+            rows.append(TrainingRow(segment, per_token, 1 / tokens[normalise]))
     return rows
 
 
@@ -180,7 +180,7 @@ def _sampled_tokens(episode: Trajectory) -> int:
 # --- a critic -------------------------------------------------------------------------------------------------------------
 
 Critic = Callable[[Sequence[Segment]], Sequence[Sequence[float]]]
-"""What is expected of an episode before each token of its segments: one number per token."""
+"""The expected reward before each token of each segment: one number per token."""
 
 
 def gae(rewards: Sequence[float], values: Sequence[float], *, gamma: float, gae_lambda: float) -> list[float]:
@@ -197,9 +197,9 @@ def gae(rewards: Sequence[float], values: Sequence[float], *, gamma: float, gae_
 
 
 def gae_credit(groups: Groups, *, critic: Critic, gamma: float = 1.0, gae_lambda: float = 1.0) -> list[TrainingRow]:
-    """The rows of PPO: an action is a sampled token, and an episode all its sampled tokens, segment after segment.
+    """The rows of PPO: each sampled token is an action of its episode.
 
-    What was given carries no action: from the last token of a reply the estimate goes on to the first of the next, also in
+    Tokens that were read are no actions: from the last token of a reply the estimate goes on to the first of the next, also in
     another segment (they are in the order in which they began). The last token earns the episode's reward; nothing is expected
     after it, also where a step limit cut the episode short. Advantages are normalised over all tokens (mean 0, deviation 1),
     each of which weighs the same. No row where all episodes earned the same: that would blow up the critic's errors alone.
@@ -237,20 +237,21 @@ class Pair(NamedTuple):
 
 
 def preference_pairs(groups: Groups) -> list[Pair]:
-    """In every group the best episode with the worst, the second best with the second worst, as long as they differ."""
-    found = []
+    """Pairs of every group: best and worst, second best and second worst, if they differ."""
+    pairs = list[tuple[Trajectory, Trajectory]]()
     for group in groups:
         best = sorted(_usable([group]), key=lambda episode: -episode.reward)
-        pairs = zip(best[: len(best) // 2], reversed(best), strict=False)
-        found += [(chosen, rejected) for chosen, rejected in pairs if chosen.reward > rejected.reward]
-    return [Pair(chosen, rejected, 1 / len(found)) for chosen, rejected in found]
+        candidates = zip(best[: len(best) // 2], reversed(best), strict=False)
+        pairs += [(chosen, rejected) for chosen, rejected in candidates if chosen.reward > rejected.reward]
+    return [Pair(chosen, rejected, 1 / len(pairs)) for chosen, rejected in pairs]
 
 
 def preference_credit(pairs: Sequence[Pair], margins: Sequence[float], *, beta: float) -> list[TrainingRow]:
-    """The rows whose log-likelihood has the gradient of the DPO loss, `-log sigmoid(beta margin)` weighed over the pairs.
+    """The rows of DPO, whose log-likelihood has the gradient of its loss.
 
-    That is `beta sigmoid(-beta margin)` for each token of the chosen episode and its negative for one of the rejected, so
-    neither the two episodes nor the segments of one need share a forward pass.
+    The loss is `-log sigmoid(beta margin)`, weighed over the pairs. Its gradient is that of `beta sigmoid(-beta margin)` times
+    the log-likelihood of each token of the chosen episode, and the negative for the rejected one, so neither the two episodes
+    nor the segments of one need share a forward pass.
 
     Args: `margins`, by how much more than the reference's the policy's log-probability of the chosen tokens exceeds that of the
         rejected ones, of each pair (Rafailov et al. 2023, equation 7).

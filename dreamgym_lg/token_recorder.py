@@ -1,4 +1,4 @@
-"""The policy's side channel: which tokens were sampled, with what probability, in which episode.
+"""The policy's side channel: sampled tokens and their probabilities, by episode.
 
 The policy is any `BaseChatModel`; one that can be trained reports every call to the recorder of the running episode. Token
 ids never travel in messages: those end up in checkpoints and streams, and text re-encoded is not what was sampled.
@@ -18,7 +18,7 @@ from dreamgym_lg.types import Segment
 
 
 class TrainablePolicy(BaseChatModel):
-    """A chat model whose weights a learner can change, and which reports what it samples to the `TokenRecorder`.
+    """A chat model that a learner can train; it reports its tokens to the `TokenRecorder`.
 
     `integrations.transformers.chat_model.LocalChatModel` is one. A base class, because a protocol cannot ask for a chat model.
     """
@@ -43,8 +43,8 @@ class TokenCall(NamedTuple):
 
     run_id: UUID | None
     """LangChain's id of the call, by which a trace and its tokens are joined."""
-    given_ids: Sequence[int]
-    """What the policy read."""
+    prompt_ids: Sequence[int]
+    """Tokens that the policy read."""
     sampled_ids: Sequence[int]
     logprobs: Sequence[float]
     """Natural log-probability of each sampled token under the distribution it was drawn from."""
@@ -53,11 +53,11 @@ class TokenCall(NamedTuple):
     policy_version: str = ""
     """Of the weights that sampled them, as the server of the policy names them."""
     guided: bool = False
-    """Whether tokens that fit no tool's schema were left out."""
+    """True where tokens that fit no tool's schema were left out."""
 
 
 class Capture(NamedTuple):
-    """What an episode gives to train on, and what of it is lost."""
+    """The trainable tokens of an episode, and the calls without any."""
 
     trainable_tokens: int
     segments: int
@@ -75,7 +75,7 @@ _current: ContextVar["TokenRecorder | None"] = ContextVar("dreamgym_token_record
 
 
 class TokenRecorder:
-    """Collects the policy calls made inside `with recorder:`, also from tasks and threads that copy the context.
+    """Collects the policy's calls inside `with recorder:`, also of tasks and threads with its context.
 
     `seed` fixes the sampling of an episode: call n draws from (seed, n), whatever else runs beside it.
     """
@@ -111,10 +111,10 @@ class TokenRecorder:
             self._drawn += 1
             return (self._seed * 1_000_003 + self._drawn) % 2**63
 
-    def capture(self, asked: int | None = None) -> Capture:
-        """What was recorded; `asked` is how often the policy answered, if somebody else counted."""
+    def capture(self, answers: int = 0) -> Capture:
+        """The recorded tokens in figures. Args: `answers`, of the policy, by another count."""
         segments = self.segments()
-        silent, empty = max((asked or 0) - len(self.calls), 0), sum(not call.sampled_ids for call in self.calls)
+        silent, empty = max(answers - len(self.calls), 0), sum(not call.sampled_ids for call in self.calls)
         reasons = {"the policy reports no tokens (is it a LocalChatModel?)": silent, "its reply was empty": empty}
         tokens = sum(segment.trainable for segment in segments)
         dropped = {reason: count for reason, count in reasons.items() if count}
@@ -123,7 +123,7 @@ class TokenRecorder:
     def segments(self) -> list[Segment]:
         """The recorded calls, merged by exact token prefix.
 
-        A call whose given tokens begin with everything an earlier segment holds continues that segment (the longest such
+        A call whose prompt tokens begin with everything an earlier segment holds continues that segment (the longest such
         one of its temperature and policy version, guided or not); any other call begins a new segment. No token is ever
         re-encoded.
         """
@@ -133,15 +133,15 @@ class TokenRecorder:
         for call in calls:
             if not call.sampled_ids:
                 continue
-            given = list(call.given_ids)
+            prompt = list(call.prompt_ids)
             drawn = call.temperature, call.policy_version, call.guided
-            fits = [row for row in open_rows if row[0] == drawn and given[: len(row[1])] == row[1]]
+            fits = [row for row in open_rows if row[0] == drawn and prompt[: len(row[1])] == row[1]]
             if fits:
                 _, ids, sampled, logprobs = max(fits, key=lambda row: len(row[1]))
             else:
                 ids, sampled, logprobs = [], [], []
                 open_rows.append((drawn, ids, sampled, logprobs))
-            new = given[len(ids) :] + list(call.sampled_ids)
+            new = prompt[len(ids) :] + list(call.sampled_ids)
             ids += new
             sampled += [0] * (len(new) - len(call.sampled_ids)) + [1] * len(call.sampled_ids)
             logprobs += [0.0] * (len(new) - len(call.sampled_ids)) + list(call.logprobs)
@@ -160,7 +160,7 @@ class TokenRecorder:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Calls inside belong to no episode: whoever plays the world must not be trained as if it were the policy."""
+    """Calls inside belong to no episode: a world's model is not trained as the policy."""
     token = _current.set(None)
     try:
         yield

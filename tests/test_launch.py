@@ -83,7 +83,7 @@ def test_other_ranks_leave_folder_and_replay_buffer_to_the_first(tell: Tell, tmp
         out=tmp_path / "run",
         verify_dream=lambda task, state: 1.0,
     )
-    gym.collect()
+    gym.prepare()
     gym.train_experience()
     gym.train_base()
     with pytest.raises(ConfigurationError, match="several processes run this script"):

@@ -91,7 +91,7 @@ def test_any_agent_keeps_every_sampled_token_exactly_once_behind_what_it_read(se
     found = segments(*calls)
     assert sum(s.trainable for s in found) == sum(len(each.sampled_ids) for each in calls)
     assert all(len(s.token_ids) == len(s.sampled) == len(s.logprobs) for s in found)
-    for given, sampled in ((list(each.given_ids), list(each.sampled_ids)) for each in calls if each.sampled_ids):
+    for given, sampled in ((list(each.prompt_ids), list(each.sampled_ids)) for each in calls if each.sampled_ids):
         whole, end = given + sampled, len(given) + len(sampled)
         assert any(s.token_ids[:end] == whole and s.sampled[len(given) : end] == [1] * len(sampled) for s in found)
 
@@ -179,7 +179,7 @@ def test_a_capture_says_what_was_dropped_and_why() -> None:
     recorder.record(TokenCall(None, [1, 2], [3, 4], [-0.1, -0.2], 1.0))
     recorder.record(TokenCall(None, [1, 2, 3, 4, 5], [], [], 1.0))
     recorder.record(TokenCall(None, [1, 2, 3, 4, 5], [6], [-0.3], 1.0))
-    capture = recorder.capture(asked=5)
+    capture = recorder.capture(answers=5)
     assert capture == (3, 1, 5, {"the policy reports no tokens (is it a LocalChatModel?)": 2, "its reply was empty": 1})
     assert str(capture).startswith("3 trainable tokens in 1 segments from 5 calls; 2 calls dropped because the policy")
     assert TokenRecorder().capture().dropped == {}

@@ -75,7 +75,7 @@ def serve_learner(
         learner = create_learner(base_policy(), work.models / "policy", told)
         if not isinstance(learner, PolicyLearner):
             raise ConfigurationError(f"{type(learner).__name__} trains in one process: start the script without a launcher")
-        learner.serve()
+        learner.run_worker_rank()
     raise SystemExit(0)
 
 

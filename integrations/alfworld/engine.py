@@ -16,7 +16,7 @@ from textworld.logic import Rule
 
 from dreamgym_lg.child_process import Pipes
 from dreamgym_lg.errors import EnvironmentFailed
-from dreamgym_lg.integrations.alfworld.engine_process import Shown
+from dreamgym_lg.integrations.alfworld.engine_process import GameState
 
 
 class Engine:
@@ -25,16 +25,16 @@ class Engine:
     def __init__(self) -> None:
         self._game = AlfredDemangler(PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True)))
 
-    def start(self, game: Mapping[str, Any]) -> Shown:
+    def start(self, game: Mapping[str, Any]) -> GameState:
         self._game.load(game)
-        return _shown(self._game.reset())
+        return _state(self._game.reset())
 
-    def step(self, action: str) -> Shown:
-        return _shown(self._game.step(action)[0])
+    def step(self, action: str) -> GameState:
+        return _state(self._game.step(action)[0])
 
 
-def _shown(state: Mapping[str, Any]) -> Shown:
-    return Shown(str(state["feedback"]), bool(state["won"]), list(state["admissible_commands"]))
+def _state(state: Mapping[str, Any]) -> GameState:
+    return GameState(str(state["feedback"]), bool(state["won"]), list(state["admissible_commands"]))
 
 
 def main(requests: BinaryIO, replies: BinaryIO) -> None:
@@ -55,7 +55,7 @@ def main(requests: BinaryIO, replies: BinaryIO) -> None:
             idle += [playing.pop(number)] if number in playing else []
             continue
         engine = playing.pop(number, None) or (idle.pop() if idle else Engine())
-        reply: Shown | EnvironmentFailed
+        reply: GameState | EnvironmentFailed
         try:
             reply = engine.step(message) if isinstance(message, str) else engine.start(message)
             playing[number] = engine

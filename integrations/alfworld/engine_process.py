@@ -1,6 +1,6 @@
-"""The process that plays ALFWorld's games for all environments of this one: its engine keeps about 0.9 MB of every game.
+"""The process that plays ALFWorld's games for all environments of this one.
 
-It ends with this process, or when it has been renewed and no game is left in it.
+Its engine keeps about 0.9 MB of every game. It ends with this process, or once it has been replaced and holds no game.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ if find_spec("alfworld") is None or find_spec("textworld") is None:
     raise MissingDependency.extra("alfworld", "alfworld")
 
 RENEWED_AFTER = 500
-"""Games loaded, the same one again included, after which the next is loaded into a new process."""
+"""Number of games loaded into a process before a new one is started."""
 
 
-class Shown(NamedTuple):
-    """What a game shows after it was loaded or after an action."""
+class GameState(NamedTuple):
+    """The state of a game after it was loaded or after an action."""
 
     text: str
     won: bool
@@ -37,13 +37,13 @@ class _Worker:
         )
         self.loaded = 0
 
-    def ask(self, number: int, message: Mapping[str, Any] | str) -> Shown:
-        """What the game of this number shows. Raises `EnvironmentFailed`, and then the game is lost."""
+    def ask(self, number: int, message: Mapping[str, Any] | str) -> GameState:
+        """The state of the game of this number. Raises `EnvironmentFailed`, and then the game is lost."""
         try:
-            shown: Shown = self.child.ask((number, message))
+            state: GameState = self.child.ask((number, message))
         except ProcessLost as error:
             raise EnvironmentFailed(str(error)) from error
-        return shown
+        return state
 
     def close(self, number: int) -> None:
         with contextlib.suppress(ProcessLost):
@@ -66,16 +66,16 @@ def _choose() -> _Worker:
 
 
 class Game:
-    """A game in the process that plays it; `shown` is what it shows now."""
+    """A game in the process that plays it, and its `state`."""
 
     def __init__(self, game: Mapping[str, Any]) -> None:
-        """Load `game`, what a `game.tw-pddl` holds. Raises `EnvironmentFailed` if the engine cannot."""
+        """Load `game`, the contents of a `game.tw-pddl`. Raises `EnvironmentFailed` if the engine cannot."""
         self._worker, self._number = _choose(), next(_NUMBERS)
-        self.shown = self._worker.ask(self._number, game)
+        self.state = self._worker.ask(self._number, game)
 
     def step(self, action: str) -> None:
         """Raises `EnvironmentFailed` if the engine breaks; the game cannot be played on then."""
-        self.shown = self._worker.ask(self._number, action)
+        self.state = self._worker.ask(self._number, action)
 
     def close(self) -> None:
         """Leave the engine to other games."""

@@ -44,7 +44,7 @@ class ALFWorld(TextGame):
         except EnvironmentFailed as error:
             raise EnvironmentFailed(f"ALFWorld cannot build {task.id}: {error}") from error
         self._steps, self._over = 0, False
-        return self.begin(without_frame(self._game.shown.text))
+        return self.begin(without_frame(self._game.state.text))
 
     def play(self, action: str) -> StepResult:
         if self._over or self._game is None:
@@ -53,23 +53,23 @@ class ALFWorld(TextGame):
         # engine fail now, the episode has ended.
         game, self._game, self._over = self._game, None, True
         action = action.strip()
-        valid = action in game.shown.admissible
+        valid = action in game.state.admissible
         try:
             game.step(action)
         except EnvironmentFailed as error:
             raise EnvironmentFailed(f"ALFWorld failed in {action!r}: {error}") from error
         self._game = game
         self._steps += 1
-        success = game.shown.won
+        success = game.state.won
         truncated = not success and self._steps >= self.max_steps
         self._over = success or truncated
-        return StepResult(one_line(game.shown.text), float(success), success, truncated, {"success": success, "valid": valid})
+        return StepResult(one_line(game.state.text), float(success), success, truncated, {"success": success, "valid": valid})
 
     def check_action(self, action: str, observations: Sequence[str]) -> str | None:
         return check_action(action, observations, check=self.check)
 
     def valid_actions(self) -> list[str]:
-        return self._game.shown.admissible if self._game is not None else []
+        return self._game.state.admissible if self._game is not None else []
 
     def close(self) -> None:
         game, self._game, self._over = self._game, None, True

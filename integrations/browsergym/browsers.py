@@ -16,11 +16,11 @@ from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, ProcessLos
 
 _CHILD = Path(__file__).with_name("child.py")
 _ANSWER_SECONDS = 180.0
-"""After so long without an answer a page is taken to hang for ever: real sites need a minute at times."""
+"""Seconds without an answer after which a page is taken to hang; real sites may need a minute."""
 
 
 class Browsers:
-    """The browsers of a process: no more than `count` episodes play at once, the others wait for their turn.
+    """The browsers of a process: at most `count` episodes play at once, others wait.
 
     Playwright is bound to one thread and BrowserGym to one browser a process, so every browser lives in a process of its own,
     about 350 MB in all with Debian's `chromium-headless-shell`. One is started when it is first needed (two seconds) and kept
@@ -78,7 +78,7 @@ class Seat:
         self._asking = self._left = False
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What the browser's process answers; one that fails is ended, and the next request starts another.
+        """The answer of the browser's process; one that fails is ended, and the next request starts another.
 
         Raises `MissingDependency` if there is no browser or the benchmark's package is missing, else `EnvironmentFailed`.
         """
@@ -101,7 +101,7 @@ class Seat:
                     self._browsers._give_back(self._worker)
 
     def leave(self) -> None:
-        """Give the browser back: at once or, as a cancelled episode leaves its thread behind in `ask`, when it has answered."""
+        """Give the browser back: at once, or once `ask` in another thread has returned."""
         with self._lock:
             left, self._left = self._left, True
             if not left and not self._asking:

@@ -1,4 +1,4 @@
-"""The worker process: one browser, kept from episode to episode, that plays BrowserGym tasks one after the other.
+"""The worker process: one browser that plays BrowserGym tasks one after the other.
 
 Run as a file by `browsers` (`child_process.Child`); it imports nothing of this library, which would take it a second more to
 start. It plays in its main thread, to which Playwright is bound. A second thread reads the requests, so that the process ends
@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-"""What is looked for on PATH where Playwright has no browser of its own. The first one takes half of the others' memory."""
+"""Looked for on PATH where Playwright has no browser of its own. The first takes half of the others' memory."""
 OPTIONS = ["--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
-"""For a browser of the system: a container has no graphics card and a small /dev/shm."""
+"""For the system's browser in a container, without graphics card and with a small /dev/shm."""
 NO_BROWSER = (
     "BrowserGym needs Chromium: there is neither Playwright's own nor one on PATH; run `playwright install chromium`, or on "
     "Debian and Ubuntu `apt-get install chromium-headless-shell` (or `chromium`)"
 )
 NO_CLOCK = {"episode_max_time": 2_000_000_000}
-"""Milliseconds: MiniWoB++'s own limit would end an episode by the speed of the machine and of the policy."""
+"""In milliseconds. MiniWoB++'s own limit would depend on the machine's and policy's speed."""
 
 
 class Missing(Exception):
@@ -35,15 +35,15 @@ class Missing(Exception):
 
 
 def find_browser(own: str) -> str:
-    """Path of the browser to launch: `own`, that of Playwright, if it is there, else the first of `BROWSERS` on PATH."""
-    found = own if os.path.exists(own) else next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
+    """Path of the browser to launch: Playwright's `own` if it exists, else one of `BROWSERS`."""
+    path = own if os.path.exists(own) else next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if path is None:
         raise Missing(NO_BROWSER)
-    return found
+    return path
 
 
 class KeptBrowser:
-    """In the place of Playwright's: BrowserGym launches and closes a browser for each episode."""
+    """Replaces Playwright's browser type, by which BrowserGym would launch one for each episode."""
 
     def __init__(self, playwright: Any) -> None:
         self.selectors, self.chromium = playwright.selectors, self
@@ -66,7 +66,7 @@ class KeptBrowser:
 
 
 class Messages:
-    """In the place of BrowserGym's chat, which shows its messages in a browser of its own."""
+    """Replaces BrowserGym's chat, which opens a browser of its own."""
 
     def __init__(self, **ignored: Any) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -146,9 +146,10 @@ def _locate_miniwob() -> None:
 
 
 def _as_text(observation: Mapping[str, Any]) -> str:
-    """The accessibility tree of the page in front, and the tabs where there are several or the page has an address.
+    """The accessibility tree of the page in front, and the list of tabs.
 
-    Everything that a page says is quoted there by `repr`, so that it cannot begin a line.
+    Tabs are listed where there are several or the page has an address. The page's own words are quoted by `repr`, so that they
+    cannot begin a line.
     """
     import playwright.sync_api as api
     from browsergym.core import observation as extract
@@ -182,16 +183,17 @@ def _as_text(observation: Mapping[str, Any]) -> str:
 
 
 def _without_repetition(text: str) -> str:
-    """A tree without the lines that say nothing: empty texts, texts that repeat the line before, and wrappers without a name.
+    """A tree without uninformative lines: empty or repeated texts, wrappers without a name.
 
     Of a wrapper the texts within stay; a paragraph stays where it holds text itself.
     """
     lines, kept = text.split("\n"), list[str]()
     for line, after in zip(lines, [*lines[1:], ""], strict=True):
-        said = line.strip()
-        if said.startswith("StaticText ") and (said == "StaticText ''" or (kept and said[len("StaticText ") :] in kept[-1])):
+        content = line.strip()
+        static = content.startswith("StaticText ")
+        if static and (content == "StaticText ''" or (kept and content.removeprefix("StaticText ") in kept[-1])):
             continue
-        bare = said.partition("] ")[2]
+        bare = content.partition("] ")[2]
         if bare == "LabelText ''" or (bare == "paragraph ''" and not after.strip().startswith("StaticText")):
             continue
         kept.append(line)

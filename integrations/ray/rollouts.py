@@ -1,4 +1,4 @@
-"""`RayRollouts`: episodes in Ray actors, on this machine or a cluster, whose policy answers in this process, the driver.
+"""`RayRollouts`: episodes in Ray actors, whose policy answers in this process, the driver.
 
 An actor has the agent and, of real episodes, their environment. What it asks of the policy (`simulate.remote_episode`) comes
 back here, where the calls of all actors become one batch of a local model, or go on to a server. `TokenRecorder` and replay
@@ -49,13 +49,13 @@ except ImportError as error:
 
 _LOST = (RayActorError, NodeDiedError, ObjectLostError, OutOfMemoryError)
 START_TIMEOUT = 60.0
-"""Seconds to wait for all actors before the first episodes are played by those that have started."""
-_MOST_CALLS = 100_000
+"""Seconds to wait for all actors; then those that have started play."""
+_MAX_CALLS = 100_000
 """Calls of an actor at once: its episodes and the answers to them."""
 
 
 class _Actor:
-    """What runs in an actor: its own copy of the world, and the episodes that it is told to play.
+    """The code of an actor: its own copy of the world, and its episodes.
 
     They are played in another thread than the calls of Ray, so that one that waits for an answer gets it.
     """
@@ -65,7 +65,7 @@ class _Actor:
         self._failure: ConfigurationError | None = None
         try:
             self._world = create_world()
-        except Exception as error:  # raised here, it would be told as the death of an actor
+        except Exception as error:  # raised here, it would be reported as the death of an actor
             self._failure = ConfigurationError(f"create_world failed in a Ray actor: {type(error).__name__}: {error}")
 
     def started(self) -> None:
@@ -95,9 +95,9 @@ class _Actor:
             del self._parents[number]
 
     def answer(self, order: bytes) -> None:
-        _, number, *given = pickle.loads(order)
+        _, number, *answer = pickle.loads(order)
         if number in self._parents:  # else the episode has ended
-            self._parents[number].answer(*given)
+            self._parents[number].answer(*answer)
 
     def _create(self, parent: Parent, world: "_Identity", first: str | None) -> tuple[Agent, Environment]:
         if self._failure is not None:
@@ -113,13 +113,13 @@ class _Actor:
 
 
 class _Identity(NamedTuple):
-    """What a world says of itself."""
+    """A world's name and arguments."""
 
     name: str
     arguments: Mapping[str, object]
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{name}={given!r}' for name, given in self.arguments.items())})"
+        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
 
     @classmethod
     def of(cls, world: World) -> "_Identity":
@@ -155,9 +155,9 @@ class RayRollouts:
     def __init__(self, create_world: Callable[[], World], *, num_actors: int, **options: Any) -> None:
         if num_actors < 1:
             raise ConfigurationError(f"num_actors={num_actors}: at least 1")
-        given = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "max_concurrency": _MOST_CALLS, **options}
+        defaults = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "max_concurrency": _MAX_CALLS}
         try:
-            self._remote = ray.remote(_Actor).options(**given)
+            self._remote = ray.remote(_Actor).options(**{**defaults, **options})
         except (ValueError, TypeError) as error:
             raise ConfigurationError(f"Ray refuses the options {options} of its actors: {error}") from error
         self._create_world, self._num_actors = create_world, num_actors
@@ -165,7 +165,7 @@ class RayRollouts:
         self._patient_until: float | None = None
 
     def agent(self, world: World, policy: BaseChatModel, *, real: bool) -> Agent:
-        """What `rollout` plays: the world's agent, in the actors. Real episodes take no `create_environment`: it is there."""
+        """The world's agent, in the actors. Real episodes take no `create_environment`: it is there."""
         return _RayAgent(self, _Identity.of(world), policy, real)
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class RayRollouts:
             member.playing -= 1
 
     async def _least_busy(self) -> _Member:
-        """Waits for actors to start: for all of them at first, and later, as long as there is one, for none."""
+        """Waits for all actors at first; later for none as long as there is one."""
         while True:
             members = self._fill()
             starting = [member for member in members if not member.started.done()]

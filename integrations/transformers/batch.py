@@ -1,4 +1,4 @@
-"""One batch of the engine: calls that decode together, token by token; and the model as it decodes them."""
+"""One batch of the engine: calls that decode together, token by token."""
 
 import math
 import time
@@ -16,12 +16,19 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.guide import Guides, mask
 from dreamgym_lg.integrations.transformers.loading import cache_argument
-from dreamgym_lg.integrations.transformers.prefix_cache import BLOCK, Beginnings, KeyValues, Prefix, PrefixCache, with_room
+from dreamgym_lg.integrations.transformers.prefix_cache import (
+    BLOCK,
+    KeyValues,
+    Prefix,
+    PrefixCache,
+    SharedPromptBlocks,
+    with_room,
+)
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.transformers.tool_parsing import safe_length
 
 PASSES = 10_000
-"""Forward passes of a model whose times are remembered."""
+"""Number of forward passes whose times are remembered."""
 
 BROKEN_WEIGHTS = "the model's output is NaN: its weights are broken; was the learning rate too high?"
 
@@ -33,7 +40,7 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None
 
 
 class Decoder:
-    """A causal language model with its tokenizer, as batches decode with it.
+    """A causal language model with its tokenizer, for batches.
 
     Float32 weights on a GPU, which a policy in training has, compute in bfloat16 by autocast, as TRL's trainers do.
 
@@ -73,7 +80,7 @@ class Decoder:
         return torch.bfloat16 if autocast else self.model.dtype
 
     def autocast(self) -> torch.autocast:
-        """For the whole of a batch: the weights are cast once, at its first pass, and the copies dropped at its end.
+        """Autocast for a whole batch, so that the weights are cast once.
 
         Nothing may train meanwhile: the copies are the process's, and have no gradient.
         """
@@ -89,9 +96,9 @@ class Decoder:
         return logits
 
     def read(self, ids: list[int], buffer: torch.Tensor, known: int) -> None:
-        """Read the tokens behind the first `known` ones of a conversation, whose keys and values are in the buffer.
+        """Write keys and values of `ids` into the buffer, behind those of `known` tokens.
 
-        Theirs are written behind those. Args: `buffer`, [layers, 2, heads, tokens or more, head size].
+        Args: `buffer`, [layers, 2, heads, tokens or more, head size].
         """
         device, cache = self.model.device, DynamicCache()
         cache.layers = [_BufferLayer(layer[:, None], known) for layer in buffer]
@@ -99,7 +106,8 @@ class Decoder:
         self.forward(cache, input_ids=torch.tensor([ids], device=device), position_ids=positions)
 
     def buffer(self, size: int) -> torch.Tensor:
-        """Memory for the keys and values of one batch, the same every time: fresh memory costs more than what it is for."""
+        """Memory for the keys and values of one batch, [size]."""
+        # the same every time: fresh memory costs more than the copies into it
         dtype, device = self.compute_dtype, self.model.device
         if self._buffer.numel() < size or (dtype, device) != (self._buffer.dtype, self._buffer.device):
             self._buffer = torch.empty(size, dtype=dtype, device=device)
@@ -111,7 +119,8 @@ class Decoder:
 
 
 def _check_attention(config: PreTrainedConfig, max_tokens: int) -> None:
-    """A batch has gaps between its tokens, which a window would count: attention has to be full."""
+    """Raise `ConfigurationError` where attention is not full."""
+    # a batch has gaps between its tokens, which a window would count
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or (["sliding_attention"] if window else ["full_attention"]))
     if window is not None and window >= 2 * max_tokens:
@@ -124,15 +133,15 @@ def _check_attention(config: PreTrainedConfig, max_tokens: int) -> None:
 
 
 class _BufferLayer(DynamicLayer):
-    """One layer's cache inside a buffer of fixed length: appending writes in place instead of copying everything."""
+    """One layer's cache inside a buffer of fixed length, to which appending writes in place."""
 
     def __init__(self, buffer: torch.Tensor, filled: int) -> None:
         super().__init__()
         self.buffer = buffer
         self.dtype, self.device, self.is_initialized = buffer.dtype, buffer.device, True
-        self._show(filled)
+        self._set_filled(filled)
 
-    def _show(self, filled: int) -> None:
+    def _set_filled(self, filled: int) -> None:
         self.filled = filled
         self.keys, self.values = self.buffer[0, :, :, :filled], self.buffer[1, :, :, :filled]
 
@@ -145,7 +154,7 @@ class _BufferLayer(DynamicLayer):
         end = self.filled + key_states.shape[-2]
         self.buffer[0, :, :, self.filled : end] = key_states
         self.buffer[1, :, :, self.filled : end] = value_states
-        self._show(end)
+        self._set_filled(end)
         return self.keys, self.values
 
 
@@ -162,21 +171,21 @@ class Row:
     random: Random | None
     """None takes the most likely token."""
     matcher: Any = None
-    """Of `guide.Guides`: which tokens may come next; None: every one."""
+    """Of `guide.Guides`: restricts the next token; None: any token."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    shown: str = ""
+    streamed: str = ""
 
     @property
     def known(self) -> int:
         return 0 if self.prefix is None else self.prefix.known
 
 
-def read_ahead(decoder: Decoder, beginnings: Beginnings, row: Row, room: int) -> int:
-    """Read most of a long new text before the batch does, in which all rows are as long as the longest.
+def read_ahead(decoder: Decoder, prompts: SharedPromptBlocks, row: Row, room: int) -> int:
+    """Read most of a long new text alone; in the batch all rows are padded to the longest.
 
-    What conversations have begun with before is not read again. Args: `room`, bytes that its keys and values may take, which
-    are the batch's as well for a while. Returns how many they take; 0 where nothing is read.
+    Known beginnings of conversations are not read again. Args: `room`, bytes that the keys and values may take, beside those
+    of the batch. Returns how many they take; 0 where nothing is read.
     """
     end = (len(row.ids) - 1) // BLOCK * BLOCK  # the batch reads one token at least
     shape = (decoder.layers, 2, decoder.heads, with_room(len(row.ids)), decoder.head_size)
@@ -188,40 +197,43 @@ def read_ahead(decoder: Decoder, beginnings: Beginnings, row: Row, room: int) ->
     if row.prefix is not None and row.prefix.cached is not None:
         buffer[..., :known, :] = row.prefix.cached.buffer[..., :known, :]
     elif first:
-        known = beginnings.fill(row.ids[:end], buffer)
+        known = prompts.fill(row.ids[:end], buffer)
     if known < end:
         decoder.read(row.ids[known:end], buffer, known)
     if first:
-        beginnings.keep(row.ids[:end], buffer)
+        prompts.keep(row.ids[:end], buffer)
     row.prefix = Prefix("", row.ids[:end], KeyValues(buffer, end), end)
     return size
 
 
-def show(request: Request, shown: str, text: str, *, over: bool) -> str:
-    """Stream the new text, except what may still change: half a character, the beginning of a stop string, a tool call.
+def stream_settled_text(request: Request, streamed: str, text: str, *, over: bool) -> str:
+    """Stream the new text that cannot change any more; returns all that has been streamed.
 
-    Returns what has been shown by now.
+    Half a character, the beginning of a stop string and a tool call may still change.
     """
-    sure = len(text)
+    settled = len(text)
     if not over:
         starts = (n for stop in request.stop for n in range(1, len(stop)) if text.endswith(stop[:n]))
-        sure = len(shown) if text.endswith("�") else sure - max(starts, default=0)
+        settled = len(streamed) if text.endswith("�") else settled - max(starts, default=0)
     if request.tool_names is not None:
-        sure = min(sure, safe_length(text))
-    if request.on_text is None or sure <= len(shown):
-        return shown
-    request.on_text(text[len(shown) : sure])
-    return text[:sure]
+        settled = min(settled, safe_length(text))
+    if request.on_text is None or settled <= len(streamed):
+        return streamed
+    request.on_text(text[len(streamed) : settled])
+    return text[:settled]
 
 
 class Batch:
-    """Rows that decode together. Positions: [pad | known tokens | pad | new tokens | sampled tokens], pads masked out."""
+    """Rows that decode together.
+
+    Positions: [pad | known tokens | pad | new tokens | sampled tokens], pads masked out.
+    """
 
     def __init__(self, decoder: Decoder, prefixes: PrefixCache, rows: list[Row]) -> None:
         self.decoder, self.prefixes, self.rows = decoder, prefixes, rows
         known, new = max(row.known for row in rows), max(len(row.ids) - row.known for row in rows)
-        self.known, self.given = known, known + new
-        self.filled = self.given
+        self.known, self.prompt_end = known, known + new
+        self.filled = self.prompt_end
         length = self.filled + max(row.request.max_new_tokens for row in rows)
         shape = (decoder.layers, 2, len(rows), decoder.heads, length, decoder.head_size)
         self.buffer = decoder.buffer(math.prod(shape)).view(shape)
@@ -235,7 +247,7 @@ class Batch:
                 own[..., known - row.known : known, :] = row.prefix.cached.buffer[..., : row.known, :]
             # what is masked out has to be finite; all else is written before it is read
             own[..., : known - row.known, :] = 0
-            own[..., known : self.given - chunk, :] = 0
+            own[..., known : self.prompt_end - chunk, :] = 0
             self.mask[i, known - row.known : known] = 1
             self.mask[i, self.filled - chunk : self.filled] = 1
             self.ids[i, new - chunk :] = torch.tensor(row.ids[row.known :])
@@ -300,10 +312,10 @@ class Batch:
             return False
         text, cut = request.reply(self.decoder.tokenizer, row.sampled)
         over = ended or cut or len(row.sampled) >= request.max_new_tokens
-        row.shown = show(request, row.shown, text, over=over)
+        row.streamed = stream_settled_text(request, row.streamed, text, over=over)
         if not over:
             return False
-        own, new = self.buffer[:, :, i], self.given - (len(row.ids) - row.known)
+        own, new = self.buffer[:, :, i], self.prompt_end - (len(row.ids) - row.known)
         end = self.decoder.tokenizer.decode(row.sampled[-1:]) if ended else ""
         self.prefixes.keep(
             request,

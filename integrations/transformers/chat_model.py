@@ -1,7 +1,7 @@
-"""`LocalChatModel`: any Hugging Face causal language model as a LangChain chat model, made for many episodes at once.
+"""`LocalChatModel`: a Hugging Face causal language model as a LangChain chat model.
 
-Concurrent calls become one batch, a growing conversation keeps its key-value cache (`engine.py` does both), and every sampled
-token reaches the episode's `TokenRecorder` as it was sampled.
+It is made for many episodes at once: concurrent calls become one batch, a growing conversation keeps its key-value cache
+(`engine.py` does both), and every sampled token reaches the episode's `TokenRecorder`.
 """
 
 import asyncio
@@ -51,18 +51,18 @@ _ELSEWHERE = {
     **dict.fromkeys(("top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "num_beams"), _FULL_DISTRIBUTION),
     **dict.fromkeys((*HUB_OPTIONS, *MODEL_OPTIONS, "device", "dtype", "own_process"), _LOADING),
 }
-"""What other libraries call an argument, or take as one, and what to do here."""
+"""Advice about names of arguments in other libraries."""
 _RENDERING = {
     "tools": "which are given by bind_tools",
-    "messages": "which is what the model is asked",
+    "messages": "which is the prompt",
     "add_generation_prompt": "which is always so: the model replies",
     "chat_template": "which is the tokenizer's: set tokenizer.chat_template",
 }
-"""Variables of chat templates that are given already."""
+"""Variables of chat templates that are set already."""
 
 
 class LocalChatModel(TrainablePolicy):
-    """A Hugging Face causal language model as a LangChain chat model that records every token it samples.
+    """A local causal language model as a chat model that records every token it samples.
 
     ```python
     policy = LocalChatModel.from_path("Qwen/Qwen2.5-0.5B-Instruct")
@@ -90,11 +90,12 @@ class LocalChatModel(TrainablePolicy):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables of the model's chat template, e.g. Qwen3's `{"enable_thinking": False}`."""
     guided: bool | Literal["train"] = False
-    """Whether tool calls are held to the schemas of the tools (extra `guided`), with an engine of this process or one of its
-    own. What is drawn so has other probabilities than a learner gives it: `True` plays, and training refuses it; `train` lets
-    it train all the same. `Segment.guided` tells."""
+    """Holds tool calls to the schemas of the tools (extra `guided`).
+
+    A `ServedEngine` cannot. Such tokens have other probabilities than a learner computes: `True` plays, and training refuses
+    it; `train` lets it train all the same. `Segment.guided` records it."""
     streaming: bool = False
-    """Whether `invoke` tells callbacks each piece of text as it comes, as `stream` does."""
+    """True: `invoke` passes each piece of text to callbacks as it comes, as `stream` does."""
     _tools: ToolDialect = PrivateAttr()
 
     @classmethod
@@ -161,7 +162,7 @@ class LocalChatModel(TrainablePolicy):
 
     @property
     def model_name(self) -> str:
-        """What LangChain's `create_agent` asks for the name of a model by; without one it would read `model`, which is none."""
+        """The model's name for LangChain's `create_agent`, which would read `model` instead."""
         return self.name_or_path or self._llm_type
 
     @property
@@ -184,7 +185,7 @@ class LocalChatModel(TrainablePolicy):
             self.engine.clear()
 
     def weights_changed(self) -> None:
-        """Drop every cached key and value; called after the model's weights have changed."""
+        """Drop every cached key and value."""
         self.engine.clear()
 
     def bind_tools(
@@ -214,7 +215,7 @@ class LocalChatModel(TrainablePolicy):
         method: str = "function_calling",
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
-        """Answers that fit a schema: `function_calling` by a forced tool call, `json_schema` and `json_mode` as JSON text.
+        """Answers that fit a schema: by a forced tool call, or as JSON text.
 
         Nothing but the first characters is forced: an answer that does not fit raises `OutputParserException`, and with
         `include_raw` it has `parsed` None.
@@ -252,7 +253,7 @@ class LocalChatModel(TrainablePolicy):
             raise ConfigurationError(f"{engine} guides no tool calls: leave out guided=, or take another engine")
         if recorder is not None:
             run_id = run_manager.run_id if run_manager else None
-            tokens = generated.given_ids, generated.sampled_ids, generated.logprobs
+            tokens = generated.prompt_ids, generated.sampled_ids, generated.logprobs
             version, guided = generated.policy_version, generated.guided
             recorder.record(TokenCall(run_id, *tokens, request.temperature, version, guided))
         return AIMessage(
@@ -330,9 +331,9 @@ class LocalChatModel(TrainablePolicy):
         yield _last_chunk(self._finish(request, future.result(), run_manager), streamed)
 
 
-def _check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+def _check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Raises `ConfigurationError` for a name that would be ignored."""
-    for name in given:
+    for name in names:
         if name not in known:
             if name in _ELSEWHERE:
                 raise ConfigurationError(f"{name} is no {kind}: {_ELSEWHERE[name]}")
@@ -344,7 +345,7 @@ def _result(message: AIMessage) -> ChatResult:
 
 
 def _last_chunk(message: AIMessage, streamed: int) -> ChatGenerationChunk:
-    """What has not been streamed: text that might have become a tool call, the calls, and what is known only now."""
+    """The rest of a streamed reply: text that was held back, calls, metadata."""
     chunks = [
         tool_call_chunk(name=call["name"], args=json.dumps(call["args"], ensure_ascii=False), id=call["id"], index=i)
         for i, call in enumerate(message.tool_calls)

@@ -1,7 +1,7 @@
-"""`LocalEngine`: generates a model's replies in this process, by micro-batching, a prefix cache, and seeded sampling.
+"""`LocalEngine`: generates a model's replies in this process.
 
 One thread per model takes all calls that wait, runs them as one batch and keeps, per conversation, the keys and values of
-every token already read. The next call of that conversation forwards only what is new.
+every token already read. The next call of that conversation forwards new tokens alone. Sampling is seeded per call.
 """
 
 import itertools
@@ -19,17 +19,18 @@ from transformers import PreTrainedTokenizerBase
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.batch import Batch, Decoder, Row, read_ahead
-from dreamgym_lg.integrations.transformers.prefix_cache import CACHED_BYTES, Beginnings, PrefixCache
+from dreamgym_lg.integrations.transformers.prefix_cache import CACHED_BYTES, PrefixCache, SharedPromptBlocks
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 
 IDLE_SECONDS = 0.0005
-"""A batch is closed when no further call has come for this long; ten times as long while it is smaller than the batch
-before, whose callers are probably on their way."""
+"""A batch is closed when no further call has come for this long.
 
-_Asked = tuple[Request, Future[Generated]]
+Ten times as long while it is smaller than the batch before, whose callers are probably on their way."""
+
+_Call = tuple[Request, Future[Generated]]
 
 _one_batch_at_a_time = threading.Lock()
-"""Models that take turns get whole batches: while one answers, the calls to the other gather. Episodes stay in step."""
+"""Models of this process take turns: while one answers, the calls to the other gather."""
 
 
 class LocalEngine:
@@ -47,7 +48,7 @@ class LocalEngine:
             raise ConfigurationError(f"max_batch_size={max_batch_size}: a batch holds one call or more")
         self.max_batch_size = max_batch_size
         self.prefixes = PrefixCache()
-        self._beginnings = Beginnings()
+        self._prompts = SharedPromptBlocks()
         self._decoder = Decoder(model, tokenizer)
         self._seeds = itertools.count()
         self._waiting: _Waiting = queue.SimpleQueue()
@@ -72,19 +73,19 @@ class LocalEngine:
         return future
 
     def clear(self) -> None:
-        """Forget every cached key and value, and give their memory back: the weights that made them have changed."""
+        """Forget every cached key and value, and give their memory back."""
         with _one_batch_at_a_time:
             self.prefixes.clear()
-            self._beginnings.clear()
+            self._prompts.clear()
             self._decoder.free_buffer()
 
     @torch.inference_mode()
-    def answer(self, asked: Sequence[_Asked]) -> None:
-        """Answer, as one batch, every request or set its exception."""
+    def answer(self, calls: Sequence[_Call]) -> None:
+        """Answer every call, as one batch, or set its exception."""
         rows = []
-        for request, future in asked:
+        for request, future in calls:
             if not future.set_running_or_notify_cancel():
-                continue  # who asked has gone
+                continue  # the caller has gone
             try:
                 rows.append(self._row(request, future))
             except Exception as error:
@@ -97,7 +98,7 @@ class LocalEngine:
                 with self._decoder.autocast():
                     room = CACHED_BYTES
                     for row in rows:
-                        room -= read_ahead(self._decoder, self._beginnings, row, room)
+                        room -= read_ahead(self._decoder, self._prompts, row, room)
                     Batch(self._decoder, self.prefixes, rows).run()
             finally:
                 if training:  # else a trainer may have begun since the last answer was given
@@ -110,7 +111,7 @@ class LocalEngine:
         return Row(request, future, text, ids, prefix, Random(seed) if request.temperature > 0 else None, matcher)
 
 
-_Waiting = queue.SimpleQueue[tuple[LocalEngine, _Asked] | None]
+_Waiting = queue.SimpleQueue[tuple[LocalEngine, _Call] | None]
 
 
 def _serve(waiting: _Waiting) -> None:
@@ -118,29 +119,29 @@ def _serve(waiting: _Waiting) -> None:
     expected = 0
     while (item := waiting.get()) is not None:
         engine, first = item
-        asked = [first]
+        calls = [first]
         with _one_batch_at_a_time:
-            _gather(waiting, asked, expected, engine.max_batch_size)
-            expected = len(asked)
+            _gather(waiting, calls, expected, engine.max_batch_size)
+            expected = len(calls)
             try:
-                engine.answer(asked)
+                engine.answer(calls)
             except BaseException as error:  # a waiting episode must hear of it, whatever it is
-                for _, future in asked:
+                for _, future in calls:
                     if not future.done():
                         future.set_exception(error)
-        del engine, item, first, asked
+        del engine, item, first, calls
 
 
-def _gather(waiting: _Waiting, asked: list[_Asked], expected: int, most: int) -> None:
+def _gather(waiting: _Waiting, calls: list[_Call], expected: int, most: int) -> None:
     """Add the calls that come until none has come for a while."""
     idle = 0
-    while len(asked) < most:
+    while len(calls) < most:
         if not waiting.empty():
             item = waiting.get()
-            assert item is not None, "it ends no engine that is asked"
-            asked.append(item[1])
+            assert item is not None, "an engine with a caller is not ended"
+            calls.append(item[1])
             idle = 0
-        elif idle < (1 if len(asked) >= expected else 10):
+        elif idle < (1 if len(calls) >= expected else 10):
             # no get(timeout=...): a thread that is held up past so short a time waits for ever there (CPython 3.11)
             time.sleep(IDLE_SECONDS)
             idle += 1

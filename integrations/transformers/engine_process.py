@@ -1,4 +1,4 @@
-"""`ProcessEngine`: a model in a process of its own, which computes while this process does instead of taking turns with it."""
+"""`ProcessEngine`: a model in a process of its own, computing beside this one."""
 
 import contextlib
 import gc
@@ -25,7 +25,7 @@ from dreamgym_lg.integrations.transformers.requests import Generated, Request
 _Waiting = dict[int, tuple[Request, "Future[Generated]"]]
 
 _MEMORY_SETTINGS = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
-"""Settings of glibc: keys and values of all lengths come and go, and what is freed is not kept in pieces of no use."""
+"""Settings of glibc by which freed keys and values return to the system."""
 
 
 class ProcessEngine:
@@ -57,7 +57,7 @@ class ProcessEngine:
         Thread(target=_read, args=(self._child, self._waiting, self.passes), name="dreamgym-engine", daemon=True).start()
 
     def submit(self, request: Request) -> "Future[Generated]":
-        """Ask for a reply; returns at once."""
+        """Request a reply; returns at once."""
         future: Future[Generated] = Future()
         number, streamed = next(self._numbers), request.on_text is not None
         pickled = pickle.dumps(replace(request, on_text=None))
@@ -84,7 +84,7 @@ def _read(child: Child, waiting: _Waiting, passes: deque[tuple[float, float]]) -
                 passes.extend(value)
             elif kind == "text":
                 on_text = waiting[number][0].on_text
-                assert on_text is not None, "no text is sent to who did not ask for it"
+                assert on_text is not None, "text is streamed on request alone"
                 on_text(value)
             elif (future := waiting.pop(number)[1]).set_running_or_notify_cancel():
                 future.set_exception(value) if kind == "error" else future.set_result(value)

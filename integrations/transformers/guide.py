@@ -1,4 +1,4 @@
-"""Guided decoding: calls whose tool exists and whose arguments fit its schema, by llguidance.
+"""Guided decoding by llguidance: calls whose tool exists and whose arguments fit its schema.
 
 Text stays free, up to the marker that begins a call. From there on, only tokens are drawn that go on with a call of a tool that
 was given, in the format of the model's chat template, with another call or the end. What is drawn then has other probabilities
@@ -29,15 +29,15 @@ class Tag(NamedTuple):
 
 
 class Guide(NamedTuple):
-    """What a reply is held to: whatever begins with `trigger` goes on as one of the tags."""
+    """The grammar of a reply: a `trigger` goes on as one of the tags."""
 
     trigger: str
-    """With which the `begin` of every tag begins."""
+    """The beginning of every tag's `begin`."""
     tags: Sequence[Tag]
 
     @classmethod
     def of(cls, functions: Sequence[dict[str, Any]], before: str, after: str) -> "Guide":
-        """For calls that a template writes as `before`, the tool's name, `after` with `{}` in the place of the arguments."""
+        """For calls in the form `before`, the tool's name, `after` with `{}` for the arguments."""
         opened, _, end = after.partition("{}")
         marker = next((marker for marker in MARKERS if marker in before), before)
         trigger = before[: before.index(marker) + len(marker)].lstrip()
@@ -58,7 +58,10 @@ class Guides:
         self._words = llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocabulary, eos_token=sorted(ends))
 
     def matcher(self, guide: Guide, forced: str) -> Any:
-        """What follows one reply, that begins with the text `forced`. Raises `ConfigurationError` for an impossible schema."""
+        """Follows one reply, which begins with `forced`, token by token.
+
+        Raises `ConfigurationError` for an impossible schema.
+        """
         grammar = _lark(guide, self._special(guide.trigger))
         if error := self._library.LLMatcher.validate_grammar(grammar, self._words):
             raise ConfigurationError(f"no call can be guided to the schemas of these tools: {error}; leave out guided=")

@@ -1,4 +1,4 @@
-"""Load a causal language model and its tokenizer from a folder or the Hugging Face hub."""
+"""Load a causal language model and its tokenizer from a folder or the hub."""
 
 from inspect import signature
 from pathlib import Path
@@ -63,14 +63,15 @@ def load_model(
 
 
 def generates_bfloat16() -> bool:
-    """Whether models run on a CPU (there is no GPU) that generates text faster in bfloat16 than in float32: one with AMX."""
+    """True on a machine without a GPU whose CPU generates faster in bfloat16 (AMX)."""
     return _has_instructions("amx_bf16")
 
 
 def trains_bfloat16() -> bool:
-    """Whether models run on a CPU (there is no GPU) that trains faster with bfloat16 autocast: one with AMX or AVX512_BF16.
+    """True on a machine without a GPU whose CPU trains faster with bfloat16 autocast.
 
-    With AVX512_BF16 alone, a supervised step of the demo takes a fifth less time, and generating a sixth more (AMD Zen 5).
+    It has AMX or AVX512_BF16. With the latter alone, a supervised step takes a fifth less time, and generating a sixth more
+    (AMD Zen 5).
     """
     return _has_instructions("amx_bf16", "avx512_bf16")
 

@@ -1,4 +1,4 @@
-"""The conversations an engine remembers: their tokens as they were sampled, and the keys and values of those."""
+"""The conversations of an engine: their tokens as sampled, with keys and values."""
 
 from array import array
 from collections import Counter, OrderedDict
@@ -15,36 +15,38 @@ from dreamgym_lg.integrations.transformers.requests import Request
 from dreamgym_lg.integrations.transformers.tool_format import render
 
 CACHED_BYTES = 1 << 30
-"""Keys and values that a model keeps over all conversations; the least recently used go first and are read anew."""
+"""Bytes of keys and values kept over all conversations; the least recently used go first."""
 
 SHARED_BYTES = CACHED_BYTES // 4
-"""Keys and values of what conversations begin with, beside those: the least recently used go first."""
+"""Bytes of keys and values of shared prompts, beside those."""
 
 BLOCK = 32
-"""Tokens that are shared, or not, as one."""
+"""Tokens of a shared block."""
 
 TOKENS_ONLY = 10_000
-"""Conversations beyond that whose tokens alone are remembered."""
+"""Number of conversations whose tokens alone are remembered."""
 
 _Key = tuple[Any, ...]
 
 
 def with_room(tokens: int) -> int:
-    """Tokens that a buffer for so many has room for, with the next steps; twice as many would be most of what is kept."""
+    """The length of a buffer for so many tokens, with room for the next steps."""
+    # not twice as many, as lists grow: that would be most of the memory
     return tokens + max(tokens // 4, 16)
 
 
 @dataclass(slots=True)
 class KeyValues:
-    """Keys and values, [layers, 2, heads, tokens, head size], with room to grow: a conversation is written once, in place."""
+    """Keys and values of a conversation, with room to write further ones in place."""
 
     buffer: torch.Tensor
+    """[layers, 2, heads, tokens and room, head size]"""
     filled: int
 
 
 @dataclass(slots=True, frozen=True)
 class Prefix:
-    """A conversation as far as it was read: its rendered text, its tokens, and the keys and values of those."""
+    """A conversation so far: its rendered text, its tokens, their keys and values."""
 
     text: str
     ids: list[int]
@@ -65,7 +67,7 @@ class PrefixCache:
         self._tokens_only: OrderedDict[_Key, Prefix] = OrderedDict()
 
     def find(self, request: Request, text: str) -> Prefix | None:
-        """The conversation up to the last reply that was sampled here, if `text` begins with it.
+        """The conversation up to its last sampled reply, if `text` begins with it.
 
         A later reply may be another than was sampled: a dream corrects what its experience model gets wrong.
         """
@@ -101,10 +103,10 @@ class PrefixCache:
         sampled: list[int],
         ended: bool,
     ) -> tuple[str, bool]:
-        """As `keep`, without keys and values, which another has. Returns what `Request.reply` does.
+        """As `keep`, without keys and values, which a server has. Returns as `Request.reply`.
 
         Args:
-            text: The conversation that was asked, rendered.
+            text: The prompt, rendered.
             ids: Its tokens.
             sampled: The tokens of the reply, with its end token if it has `ended` by one.
         """
@@ -130,7 +132,7 @@ class PrefixCache:
         """Remember an answered conversation and its keys and values; forget the oldest beyond the budget.
 
         Args:
-            before: What was remembered of it when it was asked.
+            before: Its prefix before this reply.
             reply: The text that a template makes of the reply.
             text: The whole conversation, rendered. Special tokens sampled inside the reply are in `ids` alone.
             ids: Its tokens.
@@ -170,7 +172,7 @@ class PrefixCache:
             self.cached_bytes -= prefix.cached.buffer.nbytes
 
     def _drop_keys(self, key: _Key) -> None:
-        """Keep the tokens without keys and values: to encode the text again could give others, and split the segment."""
+        """Keep the tokens alone; encoding the text again could give others, and split the segment."""
         prefix = self.prefixes[key]
         self._forget(key)
         self._remember(key, prefix.text, prefix.ids)
@@ -182,8 +184,8 @@ class PrefixCache:
             self._tokens_only.popitem(last=False)
 
 
-class Beginnings:
-    """Keys and values of what conversations began with, by tokens: instructions, tools, a group's first message.
+class SharedPromptBlocks:
+    """Keys and values of prompts, by their tokens: instructions, tools, a group's first message.
 
     In blocks of `BLOCK` tokens, each known by all tokens up to its end. Not thread-safe, as `PrefixCache`.
     """
@@ -193,7 +195,7 @@ class Beginnings:
         self.bytes = 0
 
     def fill(self, ids: Sequence[int], buffer: torch.Tensor) -> int:
-        """Write what is known of these tokens into a buffer; returns for how many of them.
+        """Write the known blocks of these tokens into a buffer; returns the number of tokens.
 
         Args: `buffer`, [layers, 2, heads, tokens or more, head size].
         """
@@ -221,7 +223,7 @@ class Beginnings:
 
 
 def _named_blocks(ids: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-    """Where each whole block ends, and its name: a hash of all tokens up to there."""
+    """Each whole block's end and name, a hash of all tokens up to there."""
     digest = blake2b(digest_size=16)
     for end in range(BLOCK, len(ids) + 1, BLOCK):
         digest.update(array("q", ids[end - BLOCK : end]).tobytes())
@@ -229,7 +231,7 @@ def _named_blocks(ids: Sequence[int]) -> Iterator[tuple[int, bytes]]:
 
 
 def check_length(request: Request, ids: Sequence[int], max_tokens: int) -> None:
-    """Raise `ContextExceeded` if these tokens and the longest reply to them are more than the model takes."""
+    """Raise `ContextExceeded` if these tokens and the longest reply exceed the model's context."""
     if len(ids) + request.max_new_tokens > max_tokens:
         raise ContextExceeded(
             f"the conversation has {len(ids)} tokens and may grow by {request.max_new_tokens}; the model takes "
@@ -238,6 +240,6 @@ def check_length(request: Request, ids: Sequence[int], max_tokens: int) -> None:
 
 
 def _key(owner: int | None, conversation: Sequence[dict[str, Any]]) -> _Key:
-    """Names a conversation up to its last reply, which is as far as it has been read before."""
+    """Names a conversation up to its last reply."""
     end = max((i + 1 for i, message in enumerate(conversation) if message["role"] == "assistant"), default=0)
     return owner, *((message["role"], message.get("sampled") or message["content"]) for message in conversation[:end])

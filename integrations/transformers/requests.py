@@ -1,4 +1,4 @@
-"""What is asked of a language model and what it answers, token by token; and the protocol of whatever answers."""
+"""Request, reply and engine protocol."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.transformers.guide import Guide
 
 ToolChoice = str | bool | dict[str, Any] | None
-"""Which tool a reply has to call, as OpenAI and LangChain write it; `LocalChatModel.bind_tools` says what each value means."""
+"""The tool that a reply has to call, as OpenAI and LangChain write it (`LocalChatModel.bind_tools`)."""
 
 ResponseFormat = dict[str, Any] | type | None
-"""What a reply has to look like: OpenAI's `response_format`, or a pydantic class or other schema."""
+"""The form of a reply: OpenAI's `response_format`, a pydantic class or another schema."""
 
 
 @dataclass(slots=True)
@@ -39,9 +39,9 @@ class Request:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the chat template."""
     guide: "Guide | None" = None
-    """What tool calls in the reply are held to; None: nothing, the model's own distribution."""
+    """The grammar of tool calls in the reply; None: the model's own distribution."""
     splices: Mapping[str, str] = field(default_factory=dict)
-    """Rendered text to replace by what was sampled there."""
+    """Sampled text by the placeholder that the template renders in its place."""
     forced: str = ""
     """The beginning of the reply, given and not sampled."""
     skipped_ids: frozenset[int] | None = None
@@ -65,8 +65,8 @@ class Generated:
     """The reply, with the exact tokens read and sampled."""
 
     text: str
-    """The whole reply, what was forced included."""
-    given_ids: list[int]
+    """The whole reply, its forced beginning included."""
+    prompt_ids: list[int]
     sampled_ids: list[int]
     logprobs: list[float]
     """Natural log-probability of each sampled token at the request's temperature (at 0: at temperature 1)."""
@@ -75,25 +75,25 @@ class Generated:
     policy_version: str = ""
     """Of the weights that sampled it, as the server names them; "" in process."""
     guided: bool = False
-    """Whether the engine held it to the request's guide."""
+    """True where the engine held it to the request's guide."""
 
     @property
     def usage(self) -> UsageMetadata:
         """The token counts, as LangChain reports them."""
-        given, sampled = len(self.given_ids), len(self.sampled_ids)
-        return UsageMetadata(input_tokens=given, output_tokens=sampled, total_tokens=given + sampled)
+        prompt, sampled = len(self.prompt_ids), len(self.sampled_ids)
+        return UsageMetadata(input_tokens=prompt, output_tokens=sampled, total_tokens=prompt + sampled)
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Generates the replies of one model: in this process, in a process of its own, or on a server. Thread-safe."""
+    """Generates a model's replies: in this process, in another, or on a server. Thread-safe."""
 
     @property
     def ends(self) -> frozenset[int]:
         """The tokens that end a reply."""
 
     def submit(self, request: Request) -> "Future[Generated]":
-        """Ask for a reply; returns at once. What goes wrong is the future's exception."""
+        """Request a reply; returns at once. Failures are the future's exception."""
 
     def clear(self) -> None:
-        """Forget every cached key and value: the weights that made them have changed."""
+        """Forget every cached key and value; called when the weights have changed."""

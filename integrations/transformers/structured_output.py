@@ -28,7 +28,7 @@ def to_response_format(schema: dict[str, Any] | type, method: str) -> dict[str, 
 
 
 def json_parser(schema: dict[str, Any] | type) -> Runnable[AIMessage, Any]:
-    """A pydantic class gives its instances, any other schema gives dicts; a broken or cut answer raises, it is not mended."""
+    """Instances of a pydantic class, dicts for other schemas; a broken or cut answer raises."""
 
     def read(message: AIMessage) -> Any:
         parsed = message.additional_kwargs.get("parsed")

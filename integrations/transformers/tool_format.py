@@ -1,4 +1,4 @@
-"""Tools in a conversation: what the chat template is given, what of a reply is forced, and what was sampled for a call.
+"""Tools in a conversation: their text in the prompt, forced beginnings of replies, sampled calls.
 
 A sampled tool call is never written again from its parsed arguments: key order and spaces would differ, and the tokens with
 them. The template writes a placeholder in its place, which is replaced by the sampled text.
@@ -42,11 +42,11 @@ RESULT_HEAD, RESULT_TAIL = "<tool_response>\n", "\n</tool_response>"
 
 Message = dict[str, Any]
 Tool = dict[str, Any] | type | Callable[..., Any] | BaseTool
-"""What `convert_to_openai_tool` takes."""
+"""The argument of `convert_to_openai_tool`."""
 
 
 class CallFormat(NamedTuple):
-    """How a template writes a call without arguments: `before`, the tool's name, `after`."""
+    """A template's text of a call without arguments: `before`, the tool's name, `after`."""
 
     before: str
     after: str
@@ -56,7 +56,7 @@ HERMES = CallFormat(CALL_HEAD, f"{CALL_MIDDLE}{{}}{CALL_TAIL}")
 
 
 def has_calls(message: BaseMessage) -> bool:
-    """Whether the message needs more than its role and text to be rendered."""
+    """True for a message that needs more than its role and text to be rendered."""
     return isinstance(message, ToolMessage) or (
         isinstance(message, AIMessage) and bool(message.tool_calls or message.invalid_tool_calls)
     )
@@ -81,7 +81,7 @@ class ToolDialect:
 
     @cached_property
     def _skipped_ids(self) -> frozenset[int] | None:
-        """The special tokens that are no part of a call; None if that is all of them."""
+        """The special tokens that are no part of a call; None: all of them."""
         special = {id: token.content for id, token in self._tokenizer.added_tokens_decoder.items() if token.special}
         skipped = frozenset(id for id, content in special.items() if content not in MARKERS)
         return None if len(skipped) == len(special) else skipped
@@ -123,11 +123,11 @@ class ToolDialect:
         request.conversation = _with_sections(write(request, messages), sections)
 
     def read(self, request: Request, generated: Generated) -> dict[str, Any]:
-        """The fields of the `AIMessage` that says what was sampled: content, tool calls, what was parsed."""
+        """The fields of the `AIMessage` of a sampled reply: content, tool calls, parsed JSON."""
         fields: dict[str, Any] = {"content": generated.text}
         if request.tool_names is not None:
             reply = parse_reply(generated.text, request.tool_names)
-            tokens = hash((*generated.given_ids, -1, *generated.sampled_ids))
+            tokens = hash((*generated.prompt_ids, -1, *generated.sampled_ids))
             salt = uuid4() if request.seed is None else request.seed, tokens
             calls = [tool_call(name=call.name, args=call.arguments, id=_id(salt, i)) for i, call in enumerate(reply.calls)]
             bad = [
@@ -244,20 +244,20 @@ def _apply(
 
 
 def _probe(tokenizer: PreTrainedTokenizerBase, ends: Iterable[str]) -> CallFormat | None:
-    """Render a call and see what stands around its name."""
+    """Find the text around a call's name by rendering one."""
     name, id = "\ue000", "000000000"  # Mistral's templates take ids of nine letters and digits only
     tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
     call = {"type": "function", "id": id, "function": {"name": name, "arguments": {}}}
-    asked: list[Message] = [{"role": "user", "content": "?"}]
-    answered: list[Message] = [
+    question: list[Message] = [{"role": "user", "content": "?"}]
+    answers: list[Message] = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "!", "name": name, "tool_call_id": id},
     ]
     try:
-        begun = _apply(tokenizer, asked, [tool])
-        if begun == _apply(tokenizer, asked, None):
+        begun = _apply(tokenizer, question, [tool])
+        if begun == _apply(tokenizer, question, None):
             return None
-        whole = _apply(tokenizer, [*asked, *answered], [tool], prompt=False)
+        whole = _apply(tokenizer, [*question, *answers], [tool], prompt=False)
     except Exception:  # a template is a program: what it makes of roles it does not know is anything
         return None
     before, _, after = whole.removeprefix(begun).partition(name)
@@ -294,10 +294,10 @@ def _called(messages: Sequence[BaseMessage]) -> dict[str, str]:
 
 
 def _fingerprint(message: AIMessage) -> str:
-    """What identifies a message and what it says: a copy or a checkpoint has the same, an edited message has not."""
+    """Identifies a message by its content, which a copy keeps and an edit changes."""
     calls = [*message.tool_calls, *message.invalid_tool_calls]
-    said = [message.text, *((call["id"], call["name"], call["args"]) for call in calls)]
-    return json.dumps(said, sort_keys=True, default=str)
+    content = [message.text, *((call["id"], call["name"], call["args"]) for call in calls)]
+    return json.dumps(content, sort_keys=True, default=str)
 
 
 def _id(salt: Any, number: int) -> str:
@@ -322,7 +322,7 @@ def _chosen(choice: ToolChoice, names: frozenset[str]) -> str | None:
         return "none"
     if choice is True or choice in ("any", "required"):
         if not names:
-            raise ConfigurationError("a tool call is asked for, but no tools are given: pass tools or leave out tool_choice")
+            raise ConfigurationError("tool_choice demands a call, but no tools are given: pass tools or leave out tool_choice")
         return "any"
     if choice not in names:
         raise ConfigurationError.unknown("tool", str(choice), names)

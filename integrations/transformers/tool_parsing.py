@@ -21,10 +21,10 @@ class Call(NamedTuple):
 
 
 class InvalidCall(NamedTuple):
-    """What was meant as a tool call and cannot be read as one."""
+    """A malformed tool call."""
 
     name: str | None
-    """The tool's name, where it can be told."""
+    """The tool's name, where it is readable."""
     text: str
     """As it was sampled, with its marker. It never begins like JSON: merging a stream's chunks, LangChain would complete a
     broken object and make a call of it. Llama's calls have no marker and lack their first brace here."""
@@ -41,7 +41,7 @@ class Reply(NamedTuple):
 
 
 def parse_reply(text: str, names: frozenset[str]) -> Reply:
-    """The calls in a reply: after a marker any call, without one only a JSON object that names one of `names`."""
+    """The calls in a reply: any after a marker; without one, a JSON object that names one of `names`."""
     start, marker = min(((at, marker) for marker in MARKERS if (at := text.find(marker)) >= 0), default=(-1, ""))
     if not marker:
         bare = _BARE.match(text)
@@ -50,9 +50,9 @@ def parse_reply(text: str, names: frozenset[str]) -> Reply:
         start = text.index("{")
     read = {OPEN: _hermes, MISTRAL: _mistral, LLAMA: _llama, "": _llama}[marker]
     reply = Reply(text[:start], [], [])
-    for raw, found in read(text[start:]):
+    for raw, value in read(text[start:]):
         try:
-            reply.calls.append(_call(found))
+            reply.calls.append(_call(value))
         except ValueError as error:
             name = _NAME.search(raw)
             reply.invalid.append(InvalidCall(name and name[1], raw.removeprefix("{"), str(error)))
@@ -60,13 +60,13 @@ def parse_reply(text: str, names: frozenset[str]) -> Reply:
 
 
 def safe_length(text: str) -> int:
-    """How much of a reply that is still being sampled is text and not, perhaps, the beginning of a call."""
+    """The length of an unfinished reply's text that cannot be the beginning of a call."""
     begin = len(text) - len(text.lstrip())
     if text.startswith("{", begin):
         return begin
-    found = min((at for marker in MARKERS if (at := text.find(marker)) >= 0), default=-1)
-    if found >= 0:
-        return found
+    first = min((at for marker in MARKERS if (at := text.find(marker)) >= 0), default=-1)
+    if first >= 0:
+        return first
     return len(text) - max((n for marker in MARKERS for n in range(1, len(marker)) if text.endswith(marker[:n])), default=0)
 
 
@@ -74,21 +74,21 @@ def _hermes(text: str) -> Iterator[tuple[str, Any]]:
     """`<tool_call>` JSON `</tool_call>`, one after the other; the last one may lack its end."""
     start = 0
     while start >= 0:
-        found, end = _decode(text, start + len(OPEN))
+        value, end = _decode(text, start + len(OPEN))
         stop = min((at for tag in (OPEN, CLOSE) if (at := text.find(tag, end)) >= 0), default=len(text))
-        if not isinstance(found, ValueError) and text[end:stop].strip():
-            found = ValueError(f"{text[end:stop].strip()[:40]!r} follows the JSON object")
-        yield text[start:stop], found
+        if not isinstance(value, ValueError) and text[end:stop].strip():
+            value = ValueError(f"{text[end:stop].strip()[:40]!r} follows the JSON object")
+        yield text[start:stop], value
         start = text.find(OPEN, stop)
 
 
 def _mistral(text: str) -> Iterator[tuple[str, Any]]:
     """`[TOOL_CALLS]` and a JSON list of calls."""
-    found, _ = _decode(text, len(MISTRAL))
-    if not isinstance(found, list) or not found:
-        yield text, found
+    calls, _ = _decode(text, len(MISTRAL))
+    if not isinstance(calls, list) or not calls:
+        yield text, calls
         return
-    for call in found:
+    for call in calls:
         yield MISTRAL + json.dumps(call, ensure_ascii=False), call
 
 
@@ -96,16 +96,16 @@ def _llama(text: str) -> Iterator[tuple[str, Any]]:
     """JSON objects, separated by semicolons, after `<|python_tag|>` or without it."""
     start, marked = 0, text.startswith(LLAMA)
     while True:
-        found, end = _decode(text, start + (len(LLAMA) if marked else 0))
-        yield text[start:] if isinstance(found, ValueError) else text[start:end], found
+        value, end = _decode(text, start + (len(LLAMA) if marked else 0))
+        yield text[start:] if isinstance(value, ValueError) else text[start:end], value
         rest = text[end:].lstrip(" \n;")
         start, marked = len(text) - len(rest), rest.startswith(LLAMA)
-        if isinstance(found, ValueError) or not rest.startswith((LLAMA, "{")):
+        if isinstance(value, ValueError) or not rest.startswith((LLAMA, "{")):
             return
 
 
 def _decode(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value at this place and where it ends; a `ValueError` in its place if there is none."""
+    """The JSON value at this place, or a `ValueError` in its place, and its end."""
     begin = at + len(text[at:]) - len(text[at:].lstrip())
     try:
         return _decoder.raw_decode(text, begin)
@@ -115,19 +115,19 @@ def _decode(text: str, at: int) -> tuple[Any, int]:
         return ValueError(str(error)), at
 
 
-def _call(found: Any) -> Call:
-    if isinstance(found, ValueError):
-        raise found
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+def _call(value: Any) -> Call:
+    if isinstance(value, ValueError):
+        raise value
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError('no JSON object with a "name"')
-    arguments = found.get("arguments", found.get("parameters"))
+    arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, str):  # JSON inside JSON, as OpenAI has it
         arguments, _ = _decode(arguments, 0)
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
         raise ValueError(f'the "arguments" are no JSON object: {str(arguments)[:40]}')
-    return Call(found["name"], arguments)
+    return Call(value["name"], arguments)
 
 
 def _refuse(constant: str) -> Any:

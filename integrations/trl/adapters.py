@@ -16,17 +16,17 @@ try:
 except ImportError as error:
     raise MissingDependency.extra("peft", "train") from error
 
-FASTER = 10
-"""The default learning rate of adapters by that of whole weights (Schulman 2025, "LoRA Without Regret")."""
+ADAPTER_RATE_FACTOR = 10
+"""Default learning rate of adapters over that of whole weights (Schulman 2025, "LoRA Without Regret")."""
 
 
 def default_adapters() -> LoraConfig:
-    """Rank 16, alpha 32, on every linear layer but the output's; no dropout: sampled and trained probabilities are the same."""
+    """Rank 16, alpha 32, on every linear layer but the output's; no dropout, which would change probabilities in training."""
     return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def check_adapters(model: PreTrainedModel, peft_config: LoraConfig | None) -> None:
-    """Raise `ConfigurationError` for adapters that the model has already, and for what is more than adapters.
+    """Raise `ConfigurationError` where the model cannot get these adapters, or has others already.
 
     Those that an earlier learner of this process left are taken out if new ones are given: those of the checkpoint follow.
     """
@@ -50,9 +50,9 @@ def check_adapters(model: PreTrainedModel, peft_config: LoraConfig | None) -> No
         raise ConfigurationError(f"peft_config={peft_config!r} is no peft.LoraConfig; give one, or lora=True for the default")
     whole = {"modules_to_save": None, "bias": "none", "trainable_token_indices": None}
     for name, harmless in whole.items():
-        if (given := getattr(peft_config, name)) != harmless:
+        if (value := getattr(peft_config, name)) != harmless:
             raise ConfigurationError(
-                f"peft_config has {name}={given!r}, which trains weights of the model itself; the reference policy and the "
+                f"peft_config has {name}={value!r}, which trains weights of the model itself; the reference policy and the "
                 "export know adapters alone: leave it out"
             )
     if earlier := _layers(model):
@@ -62,9 +62,9 @@ def check_adapters(model: PreTrainedModel, peft_config: LoraConfig | None) -> No
 
 
 def merged_weights(model: PreTrainedModel) -> dict[str, torch.Tensor] | None:
-    """The state dict of a model with its adapters added to its weights, in their dtype; None for one without adapters.
+    """The state dict with adapters added to the weights, in their dtype; None without adapters.
 
-    The model stays as it is. Only one layer at a time is copied before it is changed.
+    The model stays as it is. One layer at a time is copied before it is changed.
     """
     if not (adapted := _layers(model)):
         return None

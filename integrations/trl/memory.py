@@ -1,4 +1,4 @@
-"""How much memory a training needs, known from the model's configuration before anything is loaded."""
+"""The memory that a training needs, estimated from the model's configuration."""
 
 import os
 from copy import deepcopy
@@ -25,7 +25,7 @@ class MemoryEstimate:
     weights: int
     """The policy's, with adapters."""
     copies: int
-    """In bfloat16, of the float32 matrices: autocast makes them, of frozen ones only where the backward pass needs them."""
+    """Autocast's bfloat16 copies of float32 matrices; of frozen ones those that the backward pass needs."""
     reference: int
     """Of the KL term's own copy of the weights; adapters need none."""
     gradients: int
@@ -38,12 +38,12 @@ class MemoryEstimate:
 
     @property
     def update(self) -> int:
-        """What is in memory at once while the policy is trained."""
+        """Peak while the policy is trained."""
         return self.weights + self.copies + self.reference + self.gradients + self.optimizer + self.activations
 
     @property
     def rollout(self) -> int:
-        """What is in memory at once while the policy plays."""
+        """Peak while the policy plays."""
         return self.weights + self.copies + self.reference + self.optimizer + self.cache
 
     @property
@@ -66,7 +66,7 @@ def estimate_memory(
     autocast: bool = True,
     checkpointing: bool = True,
 ) -> MemoryEstimate:
-    """What training a dense decoder (Llama, Qwen, Mistral, Gemma) needs, without loading its weights.
+    """Estimate the memory to train a dense decoder (Llama, Qwen, Mistral, Gemma); loads no weights.
 
     Args:
         model: Its configuration (`AutoConfig.from_pretrained(name)`), or the model itself.
@@ -112,7 +112,7 @@ def _activations(
     checkpointing: bool,
     lora: bool,
 ) -> int:
-    """What autograd keeps of a pass: each count is of numbers a token, in one layer, as PyTorch's hooks show them."""
+    """Bytes that autograd keeps of a pass; counts are numbers a token and layer, as PyTorch's hooks show them."""
     heads, head_size = _heads(text)
     layers, hidden = text.num_hidden_layers, text.hidden_size
     wide = getattr(text, "intermediate_size", None) or 4 * hidden
@@ -129,7 +129,7 @@ def _activations(
 
 
 def check_memory(estimate: MemoryEstimate, device: torch.device, *, micro_batch_tokens: int, lora: bool) -> None:
-    """Raise `ConfigurationError` where an update cannot fit on the device, with what would make it fit."""
+    """Raise `ConfigurationError` where an update cannot fit on the device, with advice."""
     room = _room(device)
     if estimate.update <= room:
         return
@@ -148,7 +148,7 @@ def check_memory(estimate: MemoryEstimate, device: torch.device, *, micro_batch_
 
 
 def _room(device: torch.device) -> int:
-    """Bytes that this process can have on the device, those it has already included."""
+    """Bytes that this process can have on the device, its present ones included."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

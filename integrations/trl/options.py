@@ -1,4 +1,4 @@
-"""Which of TRL's options a user may set, and the precision that a model is trained in."""
+"""The options of TRL that a user may set, and the precision of a training."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
@@ -9,16 +9,6 @@ from transformers import PreTrainedModel, TrainingArguments
 from trl import GRPOConfig
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.learner import Normalisation
-
-LOSS_TYPES: Mapping[str, Normalisation] = {
-    "grpo": "episodes",
-    "dapo": "tokens",
-    "bnpo": "tokens",
-    "cispo": "tokens",
-    "dr_grpo": "length",
-}
-"""TRL's `loss_type`s that `GRPOLearner` has, and what their weights amount to (`group_credit`)."""
 
 STEP = frozenset(
     (
@@ -28,14 +18,14 @@ STEP = frozenset(
         *("report_to", "run_name", "save_total_limit"),
     )
 )
-"""Those of `GRPOConfig` that every learner passes on."""
+"""Options of `GRPOConfig` that every learner passes on."""
 CLIPPING = frozenset(
     (
         *("delta", "epsilon", "epsilon_high", "use_bias_correction_kl"),
         *("vllm_importance_sampling_correction", "vllm_importance_sampling_clip_max"),
     )
 )
-"""Those that concern the ratio to the probability that a token was sampled with."""
+"""Options of `GRPOConfig` about the ratio to the probability that a token was sampled with."""
 
 _OWN = frozenset(("beta", "learning_rate", "micro_batch_tokens", "peft_config", "save_every", "seed", "temperature", "updates"))
 
@@ -72,7 +62,7 @@ _ADVICE: Mapping[str, str] = {
 
 def check_options(
     kind: str,
-    given: Collection[str],
+    names: Collection[str],
     *,
     known: Collection[str],
     advice: Mapping[str, str],
@@ -85,7 +75,7 @@ def check_options(
         advice: What to do instead, for options of TRL that are set already or would have no effect.
         config: TRL's own class: an option of it without advice is refused as untried, any other as unknown.
     """
-    for name in sorted(set(given) - set(known)):
+    for name in sorted(set(names) - set(known)):
         if name in advice:
             raise ConfigurationError(f"{kind} does not take {name}: {advice[name]}")
         if name in {field.name for field in fields(config)}:
@@ -107,16 +97,19 @@ def check_learner(
     temperature: float,
     config: Mapping[str, object],
 ) -> None:
-    """Raise `ConfigurationError` for what the learner of class `kind`, which takes its `own` options, cannot be given."""
+    """Raise `ConfigurationError` for arguments that a learner does not take.
+
+    Args: `kind`, its class; `own`, its options besides `_OWN`.
+    """
     check_options(kind, config, known={*own, *_OWN}, advice=_ADVICE, config=GRPOConfig)
     if config.get("vllm_importance_sampling_correction") and updates > 1:
         raise ConfigurationError(
             f"updates={updates} with vllm_importance_sampling_correction: its weights are of the policy before the update, "
             "from which only the first step begins; give updates=1, or leave it out: tokens are clipped by that ratio then"
         )
-    for name, given in (("updates", updates), ("micro_batch_tokens", micro_batch_tokens), ("save_every", save_every)):
-        if given < 1:
-            raise ConfigurationError(f"{name}={given}: it has to be at least 1")
+    for name, number in (("updates", updates), ("micro_batch_tokens", micro_batch_tokens), ("save_every", save_every)):
+        if number < 1:
+            raise ConfigurationError(f"{name}={number}: it has to be at least 1")
     if temperature <= 0:
         raise ConfigurationError(
             f"temperature={temperature}: a policy that always takes the most likely token cannot be trained; "
@@ -127,33 +120,17 @@ def check_learner(
         raise ConfigurationError(f"warmup_steps={warmup}: a share of a run whose length is not known; give a number of steps")
 
 
-def check_loss_type(loss_type: str, config: Mapping[str, object]) -> None:
-    """Raise `ConfigurationError` for a loss type that `GRPOLearner` does not have, and for a constant that is another one's."""
-    if loss_type in ("luspo", "sapo", "vespo"):
-        raise ConfigurationError(
-            f"loss_type={loss_type!r} has a mean or a ratio per row inside TRL, and an episode may be several rows; "
-            f"give one of {', '.join(LOSS_TYPES)}"
-        )
-    if loss_type not in LOSS_TYPES:
-        raise ConfigurationError.unknown("loss_type", loss_type, LOSS_TYPES)
-    if "max_completion_length" in config and loss_type != "dr_grpo":
-        raise ConfigurationError(
-            f"max_completion_length is the constant of loss_type='dr_grpo' and has no effect with {loss_type!r}; how much the "
-            "policy says at most is its own max_new_tokens"
-        )
-
-
-SMALL = 50_000_000
-"""Parameters up to which a model is trained at the rates of models from scratch."""
+FROM_SCRATCH_MAX_PARAMETERS = 50_000_000
+"""Size up to which a model is trained at the rates of models from scratch."""
 
 
 def default_rate(model: PreTrainedModel, *, small: float, large: float) -> float:
     """The learning rate for a model of this size where none is given."""
-    return small if model.num_parameters() <= SMALL else large
+    return small if model.num_parameters() <= FROM_SCRATCH_MAX_PARAMETERS else large
 
 
 def check_reference(model: PreTrainedModel, beta: float) -> None:
-    """Raise `ConfigurationError` where the KL term (`beta` above 0) has no reference policy to be computed against."""
+    """Raise `ConfigurationError` where the KL term (`beta` above 0) has no reference policy."""
     if beta and not model.config._name_or_path:
         raise ConfigurationError(
             f"beta={beta} needs the reference policy's weights, and this model was made in memory: save it and load it "
@@ -162,7 +139,7 @@ def check_reference(model: PreTrainedModel, beta: float) -> None:
 
 
 def precision(model: PreTrainedModel, options: Mapping[str, object], *, frozen: bool = False) -> dict[str, object]:
-    """The arguments that train float32 weights on the model's device: on a GPU, bf16 autocast and checkpointed activations.
+    """The arguments that train float32 weights where the model is; on a GPU with autocast and checkpointed activations.
 
     Raises `ConfigurationError` for trainable weights of fewer bits, to which AdamW's small steps are lost by rounding (at a
     learning rate of 1e-6, 98 % of the bf16 weights do not move in five updates), and for a GPU that is not the first visible.

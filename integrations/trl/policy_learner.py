@@ -1,20 +1,13 @@
-"""`PolicyLearner`: what all learners share, the long training of a `PolicyTrainer` and its checkpoints.
-
-One `train()` stays alive for the whole run, in a thread of its own: called anew per iteration it would reset optimiser and
-schedule. `PolicyLearner.update` hands it an iteration's rows and returns when their optimiser steps are done and saved.
-"""
+"""`PolicyLearner`, the base of all learners: updates that survive a crash."""
 
 import json
 import logging
 import queue
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
-
-import torch
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency, NothingToTrain, writing
 from dreamgym_lg.learner import Credit, Groups, TrainingRow
@@ -23,23 +16,22 @@ from dreamgym_lg.types import Trajectory
 try:
     from datasets import IterableDataset
     from peft import LoraConfig
-    from transformers import (
-        PreTrainedModel,
-        PreTrainedTokenizerBase,
-        PrinterCallback,
-        TrainerCallback,
-        TrainerControl,
-        TrainerState,
-        TrainingArguments,
-    )
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
     from trl import GRPOConfig
 except ImportError as error:
     raise MissingDependency.extra("trl", "train") from error
 
-from dreamgym_lg.integrations.trl.adapters import FASTER, check_adapters
+from dreamgym_lg.integrations.trl.adapters import ADAPTER_RATE_FACTOR, check_adapters
+from dreamgym_lg.integrations.trl.long_training import LongTraining, Result
 from dreamgym_lg.integrations.trl.memory import check_memory, estimate_memory
-from dreamgym_lg.integrations.trl.options import SMALL, check_learner, check_reference, default_rate, precision
-from dreamgym_lg.integrations.trl.policy_trainer import PolicyTrainer, Stopped, Update
+from dreamgym_lg.integrations.trl.options import (
+    FROM_SCRATCH_MAX_PARAMETERS,
+    check_learner,
+    check_reference,
+    default_rate,
+    precision,
+)
+from dreamgym_lg.integrations.trl.policy_trainer import OptimizerStep, PolicyTrainer
 from dreamgym_lg.integrations.trl.ranks import join_ranks
 
 logger = logging.getLogger(__name__)
@@ -59,48 +51,12 @@ _SETTINGS: Mapping[str, Any] = {
     "vllm_importance_sampling_correction": False,
 }
 
-
-_LAST_WORD = 10.0
+_END_SECONDS = 10.0
 """Seconds that a trainer's thread has to end; where another process has died, it may wait for that."""
-
-_Result = tuple[str | None, dict[str, float]]
-"""The checkpoint written after an iteration, if one was, and the iteration's metrics."""
-
-
-class _Results(TrainerCallback):
-    """Reports the metrics of an iteration's optimiser steps at its end, once they are saved if they are."""
-
-    trainer: PolicyTrainer
-
-    def __init__(self, done: "queue.SimpleQueue[_Result | BaseException]") -> None:
-        self.done = done
-        self.logs: list[dict[str, float]] = []
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: object,
-    ) -> None:
-        self.logs.append(logs or {})
-        if self.trainer.ends_iteration and not control.should_save:
-            self.report(None)
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self.report(f"checkpoint-{state.global_step}")
-
-    def report(self, checkpoint: str | None) -> None:
-        names = {name for logs in self.logs for name in logs}
-        shown = {name: [logs[name] for logs in self.logs if isinstance(logs.get(name), (int, float))] for name in names}
-        self.logs = []
-        metrics = {name: sum(values) / len(values) for name, values in shown.items() if values}
-        self.done.put((checkpoint, metrics))
 
 
 class PolicyLearner:
-    """Trains a local policy on groups of recorded episodes, resumable after any crash; the base of all learners here.
+    """Trains a local policy on groups of recorded episodes, resumable after any crash.
 
     On a GPU, weights are float32 and passes are computed under bf16 autocast; the model's device is the one trained on. An
     episode's weight in the loss, KL term included, does not depend on its number of segments (`dreamgym_lg.learner`).
@@ -126,7 +82,7 @@ class PolicyLearner:
     """
 
     OPTIONS: ClassVar[frozenset[str]]
-    """What it takes besides the arguments above."""
+    """Further arguments, of `GRPOConfig` or its own."""
     BETA: ClassVar[float] = 0.02
     LARGE_RATE: ClassVar[float] = 1e-6
     trainer: ClassVar[type[PolicyTrainer]] = PolicyTrainer
@@ -159,21 +115,19 @@ class PolicyLearner:
         self._updates, self._save_every = updates, save_every
         self._tokenizer, self._micro_batch_tokens, self._peft_config = tokenizer, micro_batch_tokens, peft_config
         if learning_rate is None:
-            learning_rate = default_rate(model, small=2e-4, large=self.LARGE_RATE) * (FASTER if peft_config else 1)
-        given = {"learning_rate": learning_rate, "beta": beta, "temperature": temperature, "seed": seed, **self.loss}
-        self._done: queue.SimpleQueue[_Result | BaseException] = queue.SimpleQueue()
+            learning_rate = default_rate(model, small=2e-4, large=self.LARGE_RATE) * (ADAPTER_RATE_FACTOR if peft_config else 1)
+        own = {"learning_rate": learning_rate, "beta": beta, "temperature": temperature, "seed": seed, **self.loss}
         self._ranks = join_ranks(model.device)
-        self._serves = self._ranks is not None and self._ranks.rank > 0
-        self._leads = not self._serves
-        self._trainer = self._create_trainer({**given, **config})
+        self._is_worker = self._ranks is not None and self._ranks.rank > 0
+        self._is_leader = not self._is_worker
+        self._trainer = self._create_trainer({**own, **config})
+        self._training = LongTraining(self._trainer, self.path)
         self._progress, self._all_saved = self._read_progress(), True
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
-        if self._progress["checkpoint"] and not self._serves:
-            self._start()
+        if self._progress["checkpoint"] and self._is_leader:
+            self._training.start(self._progress["checkpoint"])
 
     def _create_trainer(self, config: dict[str, Any]) -> PolicyTrainer:
-        if self._serves:
+        if self._is_worker:
             config = {**config, "report_to": "none"}
         args = _arguments(self.model, self.path, config, frozen=self._peft_config is not None)
         self._check_memory(args)
@@ -183,18 +137,16 @@ class PolicyLearner:
             args=args,
             processing_class=self._tokenizer,
             train_dataset=IterableDataset.from_generator(_prompts),
-            callbacks=[results := _Results(self._done)],
             peft_config=deepcopy(self._peft_config),  # PEFT writes into it which layers it has found
         )
-        results.trainer = trainer
         trainer.remove_callback(PrinterCallback)
         trainer.feed, trainer.micro_batch_tokens = queue.SimpleQueue(), self._micro_batch_tokens
         trainer.ranks = self._ranks
-        trainer.use_vllm = trainer.vllm_importance_sampling_correction  # what TRL asks besides; it generates nothing here
+        trainer.use_vllm = trainer.vllm_importance_sampling_correction  # without it TRL ignores the correction
         return trainer
 
     def _check_memory(self, args: GRPOConfig) -> None:
-        """Say what an update needs, and raise `ConfigurationError` if the device has less. Nothing more is loaded before."""
+        """Log the memory that an update needs; raise `ConfigurationError` if the device has less."""
         estimate = estimate_memory(
             self.model,
             dtype=self.model.dtype,
@@ -204,45 +156,45 @@ class PolicyLearner:
             autocast=args.bf16 or args.fp16,
             checkpointing=bool(args.activation_checkpointing),
         )
-        if self.model.device.type == "cuda" or self.model.num_parameters() > SMALL:
+        if self.model.device.type == "cuda" or self.model.num_parameters() > FROM_SCRATCH_MAX_PARAMETERS:
             logger.warning("an update on %s needs %s", self.model.device, estimate)
         lora = self._peft_config is not None
         check_memory(estimate, self.model.device, micro_batch_tokens=self._micro_batch_tokens, lora=lora)
 
     def _parts(self, groups: Groups) -> Sequence[Any]:
-        """What the optimiser steps of an iteration divide among themselves; empty where there is nothing to learn."""
+        """The rows (of DPO: pairs) that the optimiser steps of an iteration share; empty: nothing to learn."""
         return self._credit(groups)
 
     def _rows(self, parts: Sequence[Any]) -> Sequence[TrainingRow]:
-        """The rows of one optimiser step, made of its share of the parts when its turn has come."""
+        """The rows of one optimiser step, of its share of the parts; called when its turn has come."""
         return parts
 
     @property
     def iteration(self) -> int:
-        """How many iterations' updates are in the weights (skipped ones included); after a restart, in the last checkpoint."""
+        """Number of iterations in the weights, skipped ones included; after a restart, in the last checkpoint."""
         return int(self._progress["iteration"])
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the last update returned, also after a restart."""
+        """The metrics of the last update, also after a restart."""
         return dict(self._progress.get("metrics", {}))
 
     def update(self, groups: Groups) -> dict[str, float]:
-        """One iteration: train on the groups, save if it is the turn (`save_every`), return the metrics.
+        """Train on an iteration's groups, save every `save_every` iterations, return the metrics.
 
-        They are means over its passes and optimiser steps, in which tokens weigh as in the loss (`kl`, `entropy`, ...).
+        Metrics are means over its passes and optimiser steps, in which tokens weigh as in the loss (`kl`, `entropy`, ...).
         Groups that teach nothing leave the weights as they are (`skipped` is 1). Raises `NothingToTrain` if no episode
         holds a trainable token, `ConfigurationError` for tokens sampled at another temperature, and whatever the trainer
         raised; after that, `RuntimeError`: the weights are in an unknown state, a new learner on the same path goes on from
         the last checkpoint.
         """
-        if self._serves:
-            raise ConfigurationError("rank 0 alone gives episodes to its learner; on every other rank call serve()")
-        if self._failure is not None:
+        if self._is_worker:
+            raise ConfigurationError("rank 0 alone gives episodes to its learner; on every other rank call run_worker_rank()")
+        if (failure := self._training.failure) is not None:
             raise RuntimeError(
-                f"training stopped after iteration {self.iteration} ({type(self._failure).__name__}: {self._failure}); "
+                f"training stopped after iteration {self.iteration} ({type(failure).__name__}: {failure}); "
                 f"load the policy anew and make a new {type(self).__name__} on {self.path}: it goes on from the last checkpoint"
-            ) from self._failure
+            ) from failure
         tokens = sum(s.trainable for group in groups for trajectory in group for s in trajectory.segments)
         if not tokens:
             causes = {trajectory.error for group in groups for trajectory in group if trajectory.error}
@@ -255,9 +207,9 @@ class PolicyLearner:
         metrics: dict[str, float] = {"trainable_tokens": float(tokens), "skipped": float(not parts)}
         checkpoint = self._progress["checkpoint"]
         if parts:
-            if self._thread is None:
-                self._start()
-            saved, logs = self._step(parts, save=(self.iteration + 1) % self._save_every == 0)
+            if not self._training.is_running:
+                self._training.start(checkpoint)
+            saved, logs = self._run(parts, save=(self.iteration + 1) % self._save_every == 0)
             checkpoint, self._all_saved = saved or checkpoint, saved is not None
             metrics |= logs
         self._progress = {"iteration": self.iteration + 1, "checkpoint": checkpoint, "metrics": metrics}
@@ -265,88 +217,43 @@ class PolicyLearner:
             self._write_progress()
         return metrics
 
-    def _step(self, parts: Sequence[Any], *, save: bool) -> _Result:
-        """All optimiser steps of an iteration."""
-        steps = min(self._updates, len(parts))
-        for i in range(steps):
-            last = i == steps - 1
-            rows = partial(self._rows, parts[i::steps])
-            self._trainer.feed.put(Update(rows, steps, first=i == 0, last=last, save=last and save))
-        return self._result()
+    def _run(self, parts: Sequence[Any], *, save: bool) -> Result:
+        """Take all optimiser steps of an iteration."""
+        number = min(self._updates, len(parts))
+        return self._training.run(
+            OptimizerStep(
+                partial(self._rows, parts[i::number]), number, first=i == 0, last=i == number - 1, save=save and i == number - 1
+            )
+            for i in range(number)
+        )
 
-    def serve(self) -> None:
-        """On a rank above 0, take a share of every update of rank 0's learner, until that is closed.
+    def run_worker_rank(self) -> None:
+        """Take a share of rank 0's updates, on another rank, until its learner is closed.
 
         Raises `ProcessLost` when another process of the training has died, and whatever the trainer raised.
         """
-        self._train(threading.Event())
-        while not self._done.empty():
-            self._result()
+        self._training.run_here(self._progress["checkpoint"])
 
     def close(self) -> None:
-        """End the trainer's thread, and the other ranks' `serve`; nothing more is saved."""
-        leads, self._leads = self._leads, False
-        if self._ranks is not None and leads and self._thread is None:
+        """End the trainer's thread, and `run_worker_rank` on the other ranks; nothing more is saved."""
+        was_leader, self._is_leader = self._is_leader, False
+        if self._ranks is not None and was_leader and not self._training.is_running:
             self._ranks.broadcast((None, None))  # as the trainer does at its end
-        if self._thread is not None:
-            self._trainer.feed.put(None)
-            self._thread.join(None if self._ranks is None else _LAST_WORD)
-            self._thread = None
+        if self._training.is_running:
+            self._training.end(timeout=None if self._ranks is None else _END_SECONDS)
             self._progress = self._read_progress()  # another update would go on from there
-
-    def _result(self) -> _Result:
-        result = self._done.get()
-        if isinstance(result, BaseException):
-            self._failure = result
-            raise result
-        return result
-
-    def _start(self) -> None:
-        """Begin the one long `train()`; returns once a resumed checkpoint's weights are in place."""
-        ready = threading.Event()
-
-        class Ready(TrainerCallback):
-            def on_train_begin(self, *_: object, **__: object) -> None:
-                ready.set()
-
-        self._trainer.add_callback(Ready())
-        self._thread = threading.Thread(target=self._train, args=(ready,), name="dreamgym-learner", daemon=True)
-        self._thread.start()
-        ready.wait()
-        if not self._done.empty():  # it ended before it began
-            self._result()
-
-    def _train(self, ready: threading.Event) -> None:
-        checkpoint = self._progress["checkpoint"]
-        try:
-            if self.model.device.type == "cuda":
-                torch.cuda.set_device(self.model.device)  # each thread has its own current device
-            self._trainer.train(resume_from_checkpoint=str(self.path / checkpoint) if checkpoint else None)
-            self._done.put(RuntimeError(f"the trainer ended by itself at step {self._trainer.state.global_step}"))
-        except Stopped:
-            pass
-        except torch.OutOfMemoryError as error:
-            error.add_note(
-                f"micro_batch_tokens={self._micro_batch_tokens}: so many tokens are in one pass; fewer need less memory, for "
-                "the same gradient"
-            )
-            self._done.put(error)
-        except BaseException as error:
-            self._done.put(error)
-        finally:
-            ready.set()
 
     def _check_temperature(self, episodes: Sequence[Trajectory]) -> None:
         played = [segment for episode in episodes if episode.error is None for segment in episode.segments]
         others = {segment.temperature for segment in played if segment.trainable} - {self.temperature}
         if not others:
             return
-        found = ", ".join(sorted("an unknown one" if other is None else str(other) for other in others))
+        sampled_at = ", ".join(sorted("an unknown one" if other is None else str(other) for other in others))
         raise ConfigurationError(
-            f"tokens were sampled at temperature {found}, and the learner computes their probabilities at {self.temperature}: "
-            f"those are others. Make both the same: {type(self).__name__}(..., temperature=policy.temperature), and no "
-            "temperature bound in the agent's own code. Greedy (0) replies cannot be trained on at all. Episodes stored "
-            "already stay as they were sampled: begin the training in a new folder"
+            f"tokens were sampled at temperature {sampled_at}, and the learner computes their probabilities at "
+            f"{self.temperature}: those are others. Make both the same: {type(self).__name__}(..., "
+            "temperature=policy.temperature), and no temperature bound in the agent's own code. Greedy (0) replies cannot be "
+            "trained on at all. Episodes stored already stay as they were sampled: begin the training in a new folder"
         )
 
     @property
@@ -359,7 +266,7 @@ class PolicyLearner:
         return dict(json.loads(self._progress_file.read_text()))
 
     def _write_progress(self) -> None:
-        """The one moment at which an update counts: a crash before it repeats the update from the checkpoint before."""
+        """Make the update count: a crash before this moment repeats it from the checkpoint before."""
         draft = self._progress_file.with_suffix(".tmp")
         with writing(self._progress_file):
             draft.write_text(json.dumps(self._progress))
@@ -383,7 +290,7 @@ def _arguments(model: PreTrainedModel, path: Path, config: Mapping[str, Any], *,
 
 
 def _prompts() -> Iterator[dict[str, str]]:
-    """The trainer insists on prompts; the rows bring their own."""
+    """Endless empty prompts, without which TRL does not train; the rows bring their own."""
     while True:
         yield {"prompt": ""}
 

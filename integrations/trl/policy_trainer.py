@@ -31,8 +31,8 @@ class Stopped(Exception):
     """Ends the trainer's thread."""
 
 
-class Update(NamedTuple):
-    """What one optimiser step is made of."""
+class OptimizerStep(NamedTuple):
+    """One optimiser step of an iteration."""
 
     rows: Callable[[], Sequence[TrainingRow]]
     """Called with the weights of the steps before in place."""
@@ -42,7 +42,7 @@ class Update(NamedTuple):
     """The first of its iteration: the weights are those that the episodes were sampled with."""
     last: bool
     save: bool
-    """Whether a checkpoint follows."""
+    """True: a checkpoint follows."""
 
 
 def _share(rows: Sequence[TrainingRow], ranks: Ranks) -> list[TrainingRow]:
@@ -56,88 +56,88 @@ def _weight(rows: Sequence[TrainingRow]) -> float:
 
 
 def backbone(model: PreTrainedModel) -> PreTrainedModel:
-    """The part of a model, or of one with adapters, whose last hidden states its head projects."""
+    """The decoder without its head, also of a model with adapters."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    found: PreTrainedModel = inner.base_model  # `get_decoder()` is the head of some
-    return found
+    decoder: PreTrainedModel = inner.base_model  # `get_decoder()` is the head of some
+    return decoder
 
 
 def _score(model: PreTrainedModel, labels: torch.Tensor, **inputs: Any) -> Any:
-    """What `model` says of the labelled tokens (not -100), by TRL's fused head; 0 for the others.
+    """The outputs of TRL's fused head for the labelled tokens (not -100); 0 for the others.
 
     Where there is no Triton, TRL projects every token into the vocabulary. Most are observations: here only the hidden states
     before labelled tokens reach the head.
     """
-    wanted = labels[:, 1:] != -100
+    labelled = labels[:, 1:] != -100
 
     def pack(_: object, __: object, output: Any) -> Any:
-        output.last_hidden_state = output.last_hidden_state[:, :-1][wanted][None]
+        output.last_hidden_state = output.last_hidden_state[:, :-1][labelled][None]
         return output
 
     hook = backbone(model).register_forward_hook(pack)
     try:
-        found = model(**inputs, shift_labels=labels[:, 1:][wanted][None])
+        outputs = model(**inputs, shift_labels=labels[:, 1:][labelled][None])
     finally:
         hook.remove()
-    for name in {"log_probs", "entropy"} & found.keys():
-        found[name] = found[name].new_zeros(wanted.shape).masked_scatter(wanted, found[name])
-    return found
+    for name in {"log_probs", "entropy"} & outputs.keys():
+        outputs[name] = outputs[name].new_zeros(labelled.shape).masked_scatter(labelled, outputs[name])
+    return outputs
 
 
 class PolicyTrainer(GRPOTrainer):
-    """Takes rows from a queue where TRL would generate and score, and splits them into forward passes itself."""
+    """TRL's trainer, which takes rows from a queue and splits them into passes itself."""
 
-    feed: "queue.SimpleQueue[Update | None]"
+    feed: "queue.SimpleQueue[OptimizerStep | None]"
     micro_batch_tokens: int
     ends_iteration: bool = False
-    """Whether the optimiser step at hand is the last of its iteration."""
+    """True in the last optimiser step of an iteration."""
     ranks: Ranks | None = None
     """The processes that share the rows of an optimiser step, which rank 0 has; None: this one alone."""
     _joined = False
     _measures = False
     _inputs: dict[str, torch.Tensor] | None = None
     _scored: torch.Tensor | None = None
-    """Which tokens of the completions at hand have a weight, [rows, tokens]; None: all."""
+    """True for the tokens of the completions at hand that have a weight, [rows, tokens]; None: all."""
 
     def training_step(
         self, model: PreTrainedModel, inputs: object, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         if self.ranks is None:
-            if (update := self.feed.get()) is None:
+            if (step := self.feed.get()) is None:
                 raise Stopped
-            rows = mine = update.rows()
+            rows = mine = step.rows()
         else:
-            update, rows = self._receive(self.ranks)
+            step, rows = self._receive(self.ranks)
             mine = _share(rows, self.ranks)
-        self.control.should_save, self.ends_iteration, self._measures = update.save, update.last, update.first
+        self.control.should_save, self.ends_iteration, self._measures = step.save, step.last, step.first
         parts = [[mine[i] for i in part] for part in self.passes([row.segment for row in mine])]
         passes = len(parts) if self.ranks is None else sum(self.ranks.gather(len(parts)))
         # not Trainer's accumulation: that has a fixed number of passes, to which rows would have to be added
         self._step, self.current_gradient_accumulation_steps = 0, len(parts)
         loss = torch.zeros((), device=self.accelerator.device)
         for part in parts:
-            loss += super().training_step(model, self._batch(part, update.scale * len(parts)), None)
+            loss += super().training_step(model, self._batch(part, step.scale * len(parts)), None)
             self._weigh_metrics(_weight(part) / _weight(rows) * passes)
         if self.ranks is not None:
             self._add_up(self.ranks, loss)
         return loss
 
-    def _receive(self, ranks: Ranks) -> tuple[Update, Sequence[TrainingRow]]:
-        """The next optimiser step's rows, as rank 0 has them; with the first, its weights."""
-        update, rows = None, None
-        if ranks.rank == 0 and (update := self.feed.get()) is not None:
-            rows = update.rows()
-            update = update._replace(rows=tuple)  # a function of this process: what it gives is sent beside it
-        update, rows = ranks.broadcast((update, rows))
-        if update is None:
+    def _receive(self, ranks: Ranks) -> tuple[OptimizerStep, Sequence[TrainingRow]]:
+        """The next optimiser step of rank 0 and its rows; with the first, its weights."""
+        step, rows = None, None
+        if ranks.rank == 0 and (step := self.feed.get()) is not None:
+            rows = step.rows()
+            step = step._replace(rows=tuple)  # a function of this process: its rows are sent beside it
+        step, rows = ranks.broadcast((step, rows))
+        if step is None:
             raise Stopped
         if not self._joined:
-            ranks.copy(self.model.parameters())
+            ranks.broadcast_from_rank0(self.model.parameters())
             self._joined = True
-        return update._replace(save=update.save and ranks.rank == 0), rows
+        return step._replace(save=step.save and ranks.rank == 0), rows
 
     def _add_up(self, ranks: Ranks, loss: torch.Tensor) -> None:
-        """The loss, its gradients and, on rank 0, the metrics of all ranks in place of the own share's."""
+        """Make loss and gradients those of all ranks and, on rank 0, the metrics."""
         ranks.add_up([loss])
         ranks.add_up_gradients(each for each in self.model.parameters() if each.requires_grad)
         _, *others = ranks.gather(dict(self._metrics["train"]))
@@ -150,11 +150,11 @@ class PolicyTrainer(GRPOTrainer):
             super()._save_checkpoint(model, trial)
 
     def passes(self, segments: Sequence[Segment]) -> list[list[int]]:
-        """Which segments share a forward pass."""
+        """Split segments, by their numbers, into forward passes."""
         return split_passes([len(segment.token_ids) for segment in segments], self.micro_batch_tokens)
 
     def _weigh_metrics(self, share: float) -> None:
-        """TRL takes the mean over passes of each pass's own means: with this, tokens weigh as in the loss."""
+        """Weigh a pass's metrics by its tokens' weights: TRL takes the mean over passes."""
         for name, values in self._metrics["train"].items():
             if name in ("kl", "entropy", "value_loss", "cispo_clip_ratio") or name.startswith(("clip_ratio/", "sampling/")):
                 values[-1] *= 1.0 if name.endswith(("_min", "_max")) else share
@@ -163,18 +163,18 @@ class PolicyTrainer(GRPOTrainer):
         return inputs
 
     def _batch(self, rows: Sequence[TrainingRow], scale: float = 1.0) -> dict[str, torch.Tensor]:
-        """Inputs of `_compute_loss`: with one pass and its loss types `dapo` or `cispo`, `scale` times the weighted sum."""
+        """Inputs that make TRL's `dapo` and `cispo` loss `scale` times the weighted sum."""
         prompts, completions, masks, logprobs, advantages = [], [], [], [], []
         largest = 1 / min(row.weight for row in rows)
         first = min(list(row.segment.sampled).index(1) for row in rows)  # prompts of one length need no padding
-        for segment, given, weight, *_ in rows:
+        for segment, advantage, weight, *_ in rows:
             prompts.append(torch.tensor(segment.token_ids[:first]))
             completions.append(torch.tensor(segment.token_ids[first:]))
             # TRL divides the sum under its mask by the number of items: weights in the mask give the weighted sum. None is
             # below 1, so that the lower bounds of TRL's denominators do not come in
             masks.append(torch.tensor(segment.sampled[first:]) * (weight * largest * scale))
             logprobs.append(torch.tensor(segment.logprobs[first:]))
-            advantages.append(torch.tensor(given[first:]))
+            advantages.append(torch.tensor(advantage[first:]))
         token = self._tokenizer.pad_token_id
         output = {
             "prompt_ids": torch.stack(prompts),
@@ -196,7 +196,7 @@ class PolicyTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: PreTrainedModel, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, **options: Any
     ) -> Any:
-        """As TRL's, what all rows begin with computed once; 0 for tokens that nobody learns from (`_scored`)."""
+        """As TRL's, with the rows' common beginning computed once; 0 for tokens without a weight (`_scored`)."""
         before = 0 if self.aux_loss_enabled else input_ids.size(1) - logits_to_keep - 1  # a router's loss is of whole rows
         with self.accelerator.autocast():
             prefix = shared_prefix(model, input_ids, before=before)
@@ -210,10 +210,10 @@ class PolicyTrainer(GRPOTrainer):
             return _score(model, labels, **inputs, attention_mask=whole, **{prefix.argument: prefix.past})
 
         ids, mask = input_ids[:, prefix.length :], attention_mask[:, prefix.length :]
-        found = super()._get_per_token_logps_and_entropies(after_prefix, ids, mask, logits_to_keep, **options)
+        outputs = super()._get_per_token_logps_and_entropies(after_prefix, ids, mask, logits_to_keep, **options)
         if self._inputs is not None:
-            self._compare(self._inputs, found[0].detach())
-        return found
+            self._compare(self._inputs, outputs[0].detach())
+        return outputs
 
     def _compute_loss(self, model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         self._inputs, self._scored = inputs, inputs["tool_mask"] != 0
@@ -223,7 +223,7 @@ class PolicyTrainer(GRPOTrainer):
             self._inputs = self._scored = None
 
     def _compare(self, inputs: dict[str, torch.Tensor], log_probs: torch.Tensor) -> None:
-        """How far the trainer's probabilities are from those sampled with, and importance weights for it, by TRL's names."""
+        """Log how far probabilities are from those sampled with, and set importance weights for it."""
         more, mask = log_probs - inputs["sampling_per_token_logps"], inputs["tool_mask"]
         figures = {"sampling_logp_difference/mean": more.abs()}
         if self.vllm_importance_sampling_correction:
@@ -235,7 +235,7 @@ class PolicyTrainer(GRPOTrainer):
 
     @torch.no_grad()
     def log_probs(self, model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Of the tokens of a batch from its `completion_ids` on, at the policy's temperature; 0 where they have no weight."""
+        """Of a batch's completion tokens, [rows, tokens], at the policy's temperature; 0 where they have no weight."""
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         self._scored = batch["tool_mask"] != 0
@@ -253,10 +253,10 @@ class PolicyTrainer(GRPOTrainer):
 
 
 class LikelihoodTrainer(PolicyTrainer):
-    """The loss of a token is its negative log-likelihood times its advantage: no ratio to how probable it was when sampled."""
+    """The loss of a token is its negative log-likelihood times its advantage, without a ratio."""
 
     LOSS: ClassVar[Mapping[str, Any]] = {"loss_type": "cispo", "epsilon_high": 1.0}
-    """Of `GRPOConfig`: with a ratio of 1, which needs no clipping, TRL's `cispo` is that loss."""
+    """Of `GRPOConfig`: with a ratio of 1, TRL's `cispo` is that loss."""
 
     def _batch(self, rows: Sequence[TrainingRow], scale: float = 1.0) -> dict[str, torch.Tensor]:
         batch = super()._batch(rows, scale)

@@ -26,12 +26,12 @@ from dreamgym_lg.learner import TrainingRow, gae_credit
 from dreamgym_lg.types import Segment
 
 _FILE = "value_head.pt"
-_FASTER = 10
-"""The critic's learning rate by the policy's: the paper's 1e-5 by 1e-6."""
+_CRITIC_RATE_FACTOR = 10
+"""The critic's learning rate over the policy's (1e-5 over 1e-6 in the paper)."""
 
 
 def clipped_value_loss(values: torch.Tensor, before: torch.Tensor, returns: torch.Tensor, clip: float) -> torch.Tensor:
-    """`max((v - R)^2, (clip(v, v_before +- clip) - R)^2) / 2` of each value, all of one shape."""
+    """`max((v - R)^2, (clip(v, v_before +- clip) - R)^2) / 2`, elementwise."""
     near = before + (values - before).clamp(-clip, clip)
     return torch.max((values - returns) ** 2, (near - returns) ** 2) / 2
 
@@ -42,8 +42,8 @@ class _PPOTrainer(PolicyTrainer):
 
     @torch.no_grad()
     def values(self, segments: Sequence[Segment]) -> list[list[float]]:
-        """A `Critic`: before the first token of a segment, where it has seen nothing, it expects 0."""
-        found: list[list[float]] = [[] for _ in segments]
+        """The expected reward before each token of each segment (a `Critic`); 0 before the first."""
+        expected: list[list[float]] = [[] for _ in segments]
         self.model.eval()
         for rows in self.passes(segments):
             part = [torch.tensor(segments[i].token_ids) for i in rows]
@@ -53,11 +53,11 @@ class _PPOTrainer(PolicyTrainer):
                 hidden = backbone(self.model)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
                 values = self._heads(hidden).tolist()
             for i, row, one in zip(rows, values, part, strict=True):
-                found[i] = [0.0, *row[: len(one) - 1]]
-        return found
+                expected[i] = [0.0, *row[: len(one) - 1]]
+        return expected
 
     def _heads(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(rows, tokens): what is expected after each token of (rows, tokens, size) last hidden states."""
+        """The expected reward after each token, (rows, tokens), of (rows, tokens, size) last hidden states."""
         head = self.model.value_head
         return head(hidden.to(head.weight.dtype)).squeeze(-1).float()
 
@@ -70,16 +70,16 @@ class _PPOTrainer(PolicyTrainer):
         return batch
 
     def _compute_loss(self, model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """TRL's loss and the critic's, whose hidden states are those that TRL's was computed from."""
-        seen: list[torch.Tensor] = []
-        hook = backbone(self.model).register_forward_hook(lambda _, __, output: seen.append(output.last_hidden_state))
+        """TRL's loss plus the critic's, of the same hidden states."""
+        hidden: list[torch.Tensor] = []
+        hook = backbone(self.model).register_forward_hook(lambda _, __, output: hidden.append(output.last_hidden_state))
         try:
             loss = super()._compute_loss(model, inputs)
         finally:
             hook.remove()
         kept = inputs["completion_ids"].size(1)
         with self.accelerator.autocast():
-            values = self._heads(seen[-1][:, -kept - 1 : -1])
+            values = self._heads(hidden[-1][:, -kept - 1 : -1])
         losses = clipped_value_loss(values, inputs["values"], inputs["returns"], self.value_clip)
         weighed = (losses * inputs["tool_mask"]).sum()
         self._metrics["train"]["value_loss"].append((weighed / inputs["tool_mask"].sum()).item())
@@ -92,7 +92,9 @@ class _PPOTrainer(PolicyTrainer):
             head = list(self.model.value_head.parameters())
             for group in optimizer.param_groups:
                 group["params"] = [each for each in group["params"] if not any(each is own for own in head)]
-            optimizer.add_param_group({"params": head, "lr": _FASTER * self.args.learning_rate, "weight_decay": 0.0})
+            optimizer.add_param_group(
+                {"params": head, "lr": _CRITIC_RATE_FACTOR * self.args.learning_rate, "weight_decay": 0.0}
+            )
         return optimizer
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
@@ -137,14 +139,14 @@ class PPOLearner(PolicyLearner):
         value_clip: float = 0.2,
         **options: Any,
     ) -> None:
-        for name, given, right in (
+        for name, value, valid in (
             ("gamma", gamma, 0 < gamma <= 1),
             ("gae_lambda", gae_lambda, 0 <= gae_lambda <= 1),
             ("value_coef", value_coef, value_coef >= 0),
             ("value_clip", value_clip, value_clip > 0),
         ):
-            if not right:
-                raise ConfigurationError(f"{name}={given} is outside of its range; see PPOLearner's docstring")
+            if not valid:
+                raise ConfigurationError(f"{name}={value} is outside of its range; see PPOLearner's docstring")
         self._coef, self._clip = value_coef, value_clip
         self._credit = partial(gae_credit, critic=self._values, gamma=gamma, gae_lambda=gae_lambda)
         super().__init__(model, tokenizer, path, **options)

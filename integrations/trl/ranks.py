@@ -1,4 +1,4 @@
-"""What the processes of one training say to each other: rows of an update from rank 0, and gradients added up.
+"""The processes of one training: rows come from rank 0, gradients are added up.
 
 Not by accelerate's DDP: TRL's trainer would gather metrics of equally many rows at each forward pass, and a pass has as many as
 fit; the beginning that rows share is a forward pass more, and a critic is outside of the wrapper. So each process has a trainer
@@ -41,12 +41,12 @@ class Ranks:
         self._group = self._waited(lambda: ProcessGroupGloo(cpu, self.rank, self.size, _PATIENCE))
 
     def close(self) -> None:
-        """On rank 0, give the others None, with which they end."""
+        """On rank 0, broadcast None, with which the others end."""
         self.broadcast(None)
         self._closed = True
 
     def broadcast(self, value: object = None, *, source: int = 0) -> Any:
-        """The value that rank `source` gives. Raises `ConfigurationError` once closed."""
+        """The value of rank `source`, on every rank. Raises `ConfigurationError` once closed."""
         if self._closed:
             raise ConfigurationError("the other processes of this launch have ended with its first training: launch anew")
         message = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
@@ -58,11 +58,11 @@ class Ranks:
         return pickle.loads(message.numpy().tobytes())
 
     def gather(self, value: object) -> list[Any]:
-        """What each rank gives, in their order."""
+        """The values of all ranks, in their order."""
         return [self.broadcast(value, source=source) for source in range(self.size)]
 
     @torch.no_grad()
-    def copy(self, tensors: Iterable[torch.Tensor]) -> None:
+    def broadcast_from_rank0(self, tensors: Iterable[torch.Tensor]) -> None:
         """Make the tensors those of rank 0."""
         for tensor in tensors:
             own = tensor.contiguous()
@@ -76,13 +76,13 @@ class Ranks:
 
     def add_up_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """As `add_up`, of the gradients of those parameters that have one on any rank."""
-        found = list(parameters)
-        used = torch.tensor([int(each.grad is not None) for each in found])
+        parameters = list(parameters)
+        used = torch.tensor([int(each.grad is not None) for each in parameters])
         self.add_up([used])
-        for each, count in zip(found, used.tolist(), strict=True):
+        for each, count in zip(parameters, used.tolist(), strict=True):
             if count and each.grad is None:
                 each.grad = torch.zeros_like(each)
-        self.add_up(each.grad for each in found if each.grad is not None)
+        self.add_up(each.grad for each in parameters if each.grad is not None)
 
     def _of(self, tensor: torch.Tensor) -> Any:
         return self._gpu_group if tensor.is_cuda else self._group
@@ -139,7 +139,7 @@ def _join() -> Ranks | None:
 
 
 def _explain_end() -> None:
-    """When the launcher ends rank 0 since another process has died, say so and that nothing is lost."""
+    """Explain the SIGTERM by which a launcher ends rank 0 after another rank has died."""
 
     def end(*_: Any) -> None:
         raise SystemExit(

@@ -1,4 +1,4 @@
-"""An engine that says what was recorded, in place of a model: the exact tokens of a rollout that acts so."""
+"""An engine that replies with recorded actions, for the exact tokens of such a policy."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 class RecordedEngine:
     """Replies with the actions of the running `replay`, for `LocalChatModel(engine=...)`: nothing is generated.
 
-    What a `TokenRecorder` takes down is what it would have of a model that samples these replies: prompts rendered and
-    encoded as `LocalEngine` does, the tokens of earlier replies as they were "sampled".
+    A `TokenRecorder` gets what it would get from a model that samples these replies: prompts rendered and encoded as
+    `LocalEngine` does, the tokens of earlier replies as they were "sampled".
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -32,8 +32,8 @@ class RecordedEngine:
         self._end = int(tokenizer.eos_token_id)
         self._dialect = ToolDialect(tokenizer, self.ends)
         self._owner: int | None = None
-        self._read: dict[str, list[int]] = {}
-        """The tokens of what the owner's conversations have been so far, by their text."""
+        self._known: dict[str, list[int]] = {}
+        """The tokens of the owner's conversations so far, by their text."""
 
     @property
     def ends(self) -> frozenset[int]:
@@ -50,7 +50,7 @@ class RecordedEngine:
 
     def clear(self) -> None:
         """Forget the conversations."""
-        self._read.clear()
+        self._known.clear()
 
     def _reply(self, request: Request) -> Generated:
         if request.owner != self._owner:
@@ -59,8 +59,8 @@ class RecordedEngine:
         text, reply = render(self.tokenizer, request), self._dialect.reply(Script.current().next_action())
         if not reply.startswith(request.forced):
             raise ConfigurationError(f"the recorded reply {reply[:80]!r} does not begin with {request.forced!r}, as it has to")
-        before = max((known for known in self._read if text.startswith(known)), key=len, default="")
-        given = [*self._read.get(before, ()), *self._encode(text[len(before) :])]
+        known = max((prefix for prefix in self._known if text.startswith(prefix)), key=len, default="")
+        prompt_ids = [*self._known.get(known, ()), *self._encode(text[len(known) :])]
         sampled = [*self._encode(reply[len(request.forced) :]), self._end]
         if len(sampled) > request.max_new_tokens:
             raise ConfigurationError(
@@ -68,8 +68,8 @@ class RecordedEngine:
                 "raise policy_tokens"
             )
         end = self.tokenizer.decode([self._end])
-        self._read[text + reply[len(request.forced) :] + end] = given + sampled
-        return Generated(reply, given, sampled, [0.0] * len(sampled), "stop")
+        self._known[text + reply[len(request.forced) :] + end] = prompt_ids + sampled
+        return Generated(reply, prompt_ids, sampled, [0.0] * len(sampled), "stop")
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -83,9 +83,9 @@ def replayed_rows(
     max_new_tokens: int,
     say: Callable[[str], str] = str,
 ) -> list[TokenizedConversation]:
-    """The tokens that rollouts of an agent would record if its policy acted as in these episodes.
+    """Supervised rows: the tokens of rollouts whose policy acts as in these episodes.
 
-    What does not replay is left out, and a warning says how much. Args: `say`, as of `replay`.
+    Episodes that do not replay are left out, and a warning says how many. Args: `say`, as of `replay`.
 
     Raises `ConfigurationError` if nothing replays.
     """
@@ -96,11 +96,11 @@ def replayed_rows(
 
     replayed = run_lasting(replay_all())
     misfits = [each.misfit for each in replayed if each.misfit is not None]
-    told = f"{len(misfits)} of {len(recorded)} recorded successes do not replay in the graph as it is now: {misfits[:1]}"
+    text = f"{len(misfits)} of {len(recorded)} recorded successes do not replay in the graph as it is now: {misfits[:1]}"
     if len(misfits) == len(recorded):
-        raise ConfigurationError(f"{told}; there is nothing to fine-tune a policy on: record traces with this graph")
+        raise ConfigurationError(f"{text}; there is nothing to fine-tune a policy on: record traces with this graph")
     if misfits:
-        logger.warning("%s; they are left out", told)
+        logger.warning("%s; they are left out", text)
     segments = (segment for each in replayed if each.misfit is None for segment in each.segments)
     return [
         {

@@ -1,4 +1,4 @@
-"""The rows of supervised training: conversations as tokens, with what is learned of them and how much it weighs."""
+"""The rows of supervised training: conversations as tokens, with labels and loss weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -28,10 +28,8 @@ class TokenizedConversation(TypedDict):
     """The loss weight of each token; 1 without it."""
 
 
-def tokenize(
-    tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Conversation], *, everything: bool = False
-) -> list[TokenizedConversation]:
-    """Conversations as training rows: `labels` hold the assistant's replies, or all tokens with `everything` (pretraining).
+def tokenize(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Conversation]) -> list[TokenizedConversation]:
+    """Conversations as training rows, whose labels are the assistant's replies.
 
     A chat template without `{% generation %}` marks is replaced by TRL's training version of it, where TRL has one.
     """
@@ -42,20 +40,20 @@ def tokenize(
         list(conversations), chat_template=template, return_dict=True, return_assistant_tokens_mask=True
     )
     return [
-        {"input_ids": ids, "labels": [x if learned or everything else -100 for x, learned in zip(ids, mask, strict=True)]}
+        {"input_ids": ids, "labels": [x if learned else -100 for x, learned in zip(ids, mask, strict=True)]}
         for ids, mask in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True)
     ]
 
 
 def reply_lengths(row: TokenizedConversation) -> list[int]:
-    """The length of each learned stretch of a conversation in tokens, the token that ends a reply included."""
+    """The length of each reply in tokens, its end token included."""
     return [len(list(part)) for learned, part in groupby(row["labels"], lambda label: label != -100) if learned]
 
 
 def weigh_first_lines(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[TokenizedConversation], *, lines: int, weight: float
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[TokenizedConversation], *, weight: float, lines: int = 2
 ) -> list[TokenizedConversation]:
-    """The rows with `weight` on the first `lines` lines of every reply and 1 elsewhere; rows with weights keep theirs."""
+    """The rows with `weight` on each reply's first lines and 1 elsewhere; rows with weights keep theirs."""
     breaks = {id for token, id in tokenizer.get_vocab().items() if "\n" in tokenizer.convert_tokens_to_string([token])}
     weighed: list[TokenizedConversation] = []
     for row in rows:
@@ -73,20 +71,8 @@ def weigh_first_lines(
     return weighed
 
 
-def only_last_reply(rows: Sequence[TokenizedConversation]) -> list[TokenizedConversation]:
-    """The rows with nothing learned but the last reply."""
-    cut: list[TokenizedConversation] = []
-    for row in rows:
-        learned = [label != -100 for label in row["labels"]]
-        end = len(learned) - learned[::-1].index(True) if any(learned) else 0
-        begin = max((place + 1 for place in range(end) if not learned[place]), default=0)
-        labels = [label if begin <= place < end else -100 for place, label in enumerate(row["labels"])]
-        cut.append({**row, "labels": labels})
-    return cut
-
-
 def padded(length: int, longest: int | None = None) -> int:
-    """The length in tokens that rows are padded to: a multiple of 64, but no more than a model takes.
+    """The length that rows are padded to: a multiple of 64, at most `longest`.
 
     On a CPU each new length costs the compilation of its kernels (oneDNN).
     """
@@ -95,7 +81,7 @@ def padded(length: int, longest: int | None = None) -> int:
 
 
 def split_passes(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Which rows share a forward and backward pass: rows of like length, the longest first.
+    """Split rows, by their numbers, into passes of rows of like length, the longest first.
 
     Args:
         lengths: Of the rows, in tokens.
@@ -113,7 +99,7 @@ def split_passes(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 def create_collator(
     pad_id: int, longest: int | None = None
 ) -> Callable[[list[TokenizedConversation]], dict[str, torch.Tensor]]:
-    """A data collator: rows of tokens padded on the right to one batch, as long as `padded` says; `longest` is the model's."""
+    """A data collator that pads rows on the right, to the length that `padded` says."""
 
     def collate(rows: list[TokenizedConversation]) -> dict[str, torch.Tensor]:
         def pad(values: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:

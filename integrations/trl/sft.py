@@ -25,9 +25,6 @@ try:
         PreTrainedTokenizerBase,
         PrinterCallback,
         TrainerCallback,
-        TrainerControl,
-        TrainerState,
-        TrainingArguments,
     )
     from transformers.modeling_outputs import CausalLMOutputWithPast
     from trl import SFTConfig, SFTTrainer
@@ -36,14 +33,12 @@ except ImportError as error:
 
 from dreamgym_lg.integrations.transformers.loading import trains_bfloat16
 from dreamgym_lg.integrations.trl.adapters import merged_weights
-from dreamgym_lg.integrations.trl.options import SMALL, check_options, default_rate, precision
+from dreamgym_lg.integrations.trl.options import FROM_SCRATCH_MAX_PARAMETERS, check_options, default_rate, precision
 from dreamgym_lg.integrations.trl.rows import (
-    Conversation,
     TokenizedConversation,
     create_collator,
     padded,
     split_passes,
-    tokenize,
     weigh_first_lines,
 )
 from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix
@@ -51,13 +46,13 @@ from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix
 logger = logging.getLogger(__name__)
 
 
-class HeldOut:
-    """Ends a training once the loss on rows that it does not see has stopped falling, and keeps the best weights.
+class EarlyStopping:
+    """Ends a training once the held-out loss has stopped falling; keeps the best weights.
 
     Args:
-        rows: What is not trained on, weighed as what is.
-        every: Optimiser steps between two looks.
-        patience: Looks without a lower loss after which training ends.
+        rows: Not trained on, with weights.
+        every: Optimiser steps between two measurements.
+        patience: Measurements without a lower loss after which training ends.
     """
 
     def __init__(
@@ -67,11 +62,11 @@ class HeldOut:
         self.pad_id = tokenizer.pad_token_id
         self.every, self.patience = every, patience
         self.losses: dict[int, float] = {}
-        """By the step after which it was measured."""
+        """By optimiser step."""
         self._best: dict[str, torch.Tensor] = {}
 
     def __call__(self, model: PreTrainedModel, step: int) -> bool:
-        """Whether the training should end after this step."""
+        """True where the training should end after this step."""
         if step % self.every:
             return False
         self.losses[step] = self.loss(model)
@@ -101,9 +96,10 @@ class HeldOut:
 
 
 def weighted_loss(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, CausalLMOutputWithPast]:
-    """The weighted mean of the learned tokens' losses (`total`: over what weight; default: theirs), and the model's outputs.
+    """The weighted mean of the learned tokens' losses, and the model's outputs.
 
-    The outputs are those of the positions at which some row's next token is learned: logits are what costs most.
+    `inputs["total"]` divides the weighted sum; default: the sum of the weights. The outputs are those of the positions at which
+    some row's next token is learned: logits cost most.
     """
     labels, weights = inputs["labels"][:, 1:], inputs["weights"][:, 1:]
     kept = (labels != -100).any(dim=0).nonzero()[:, 0]
@@ -117,7 +113,7 @@ def weighted_loss(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) ->
 
 
 class _WeightedTrainer(SFTTrainer):
-    """Adds a weight per token to the loss: what an answer is judged by counts more than what it describes."""
+    """TRL's trainer with a loss weight per token."""
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "weights"]
@@ -138,7 +134,7 @@ class _WeightedTrainer(SFTTrainer):
         inputs: dict[str, torch.Tensor],
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """One batch in passes of `_TOKENS_A_PASS` tokens, whose gradients add up: it needs the memory of one pass."""
+        """One batch in passes of `_TOKENS_A_PASS` tokens, whose gradients add up."""
         total, losses = _total_weight(inputs), []
         lengths = [padded(length) for length in inputs["attention_mask"].sum(dim=1).tolist()]
         for rows in split_passes(lengths, _TOKENS_A_PASS):
@@ -158,23 +154,21 @@ def _total_weight(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 class _Progress(TrainerCallback):
-    def __init__(self, report: Callable[[int, float], None], until: Callable[[int], bool] | None) -> None:
-        self.report, self.until = report, until
+    """Keeps and reports the loss of each step; ends the training where `until` says so."""
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        if self.until is not None and self.until(state.global_step):
+    def __init__(self, on_step: Callable[[int, float], None] | None, until: Callable[[int], bool] | None) -> None:
+        self.losses: list[float] = []
+        self._on_step, self._until = on_step, until
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
+        if self._until is not None and self._until(state.global_step):
             control.should_training_stop = True
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: object,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: object) -> None:
         if logs and "loss" in logs:
-            self.report(state.global_step, logs["loss"])
+            self.losses.append(logs["loss"])
+            if self._on_step is not None:
+                self._on_step(state.global_step, logs["loss"])
 
 
 _SETTINGS: Mapping[str, Any] = {
@@ -203,7 +197,7 @@ _ADVICE: Mapping[str, str] = {
     "dataset_kwargs": "the rows are tokenized already",
     "remove_unused_columns": "the rows' weights are needed",
 }
-"""What of TRL's `SFTConfig` is not taken, and what to do instead."""
+"""Options of TRL's `SFTConfig` that are not taken, and what to do instead."""
 
 
 def train_sft(
@@ -221,34 +215,33 @@ def train_sft(
 ) -> float:
     """Train `model` in place for `steps` optimiser steps; returns the mean loss of the last tenth.
 
-    `until` is asked after every step, with its number, and ends the training early.
     Rows are drawn in random order: sorted by length, they would be sorted by what an agent does in them. The model is trained
-    where it is, under bf16 autocast on a GPU or, without one, on a CPU with AMX (`bf16=False`: none). `config` goes to TRL's
-    `SFTConfig`. Raises `NothingToTrain` if no row has a label, `ConfigurationError` for an option that is unknown or set
-    already and for a model whose weights are in half precision.
+    where it is, under bf16 autocast on a GPU or, without one, on a CPU with AMX or AVX512_BF16 (`bf16=False`: none).
+
+    Args:
+        on_step: `on_step(step, loss)`, called after every step.
+        until: `until(step)`, called after every step; True ends the training early.
+        config: Further arguments of TRL's `SFTConfig`.
+
+    Raises `NothingToTrain` if no row has a label, `ConfigurationError` for an option that is unknown or set already and for a
+    model whose weights are in half precision.
     """
     taken = {field.name for field in fields(SFTConfig)} - set(_ADVICE)
     check_options("train_sft", config, known=taken, advice=_ADVICE, config=SFTConfig)
     usable = [{"weights": [1.0] * len(row["labels"]), **row} for row in rows if any(x != -100 for x in row["labels"])]
     if not usable:
         raise NothingToTrain(f"none of the {len(rows)} rows has a token to learn: check the labels")
-    losses: list[float] = []
-
-    def note(step: int, loss: float) -> None:
-        losses.append(loss)
-        if on_step is not None:
-            on_step(step, loss)
-
+    progress = _Progress(on_step, until)
     with tempfile.TemporaryDirectory() as folder:
-        given = {"max_steps": steps, "learning_rate": learning_rate, "seed": seed, "output_dir": folder, **config}
-        given["per_device_train_batch_size"] = min(batch_size, len(usable))
+        options = {"max_steps": steps, "learning_rate": learning_rate, "seed": seed, "output_dir": folder, **config}
+        options["per_device_train_batch_size"] = min(batch_size, len(usable))
         trainer = _WeightedTrainer(
             model=model,
-            args=_arguments(model, given),
+            args=_arguments(model, options),
             train_dataset=Dataset.from_list(usable),
             data_collator=create_collator(tokenizer.pad_token_id, _longest(model)),
             processing_class=tokenizer,
-            callbacks=[_Progress(note, until)],
+            callbacks=[progress],
         )
         trainer.remove_callback(PrinterCallback)
         try:
@@ -257,7 +250,7 @@ def train_sft(
             trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
             model._is_accelerate_prepared = False
     model.eval()
-    last = losses[-max(1, len(losses) // 10) :]
+    last = progress.losses[-max(1, len(progress.losses) // 10) :]
     return sum(last) / len(last)
 
 
@@ -274,31 +267,31 @@ def _arguments(model: PreTrainedModel, config: Mapping[str, Any]) -> SFTConfig:
 def fine_tune(
     start: str | Path,
     to: Path,
-    conversations: Sequence[Conversation] | Sequence[TokenizedConversation],
+    rows: Sequence[TokenizedConversation],
     *,
     steps: int,
     learning_rate: float | None = None,
     slower: float = 1.0,
     batch_size: int = 24,
-    everything: bool = False,
     first_lines_weight: float = 1.0,
     seed: int = 0,
-    on_step: Callable[[int, float], None] | None = None,
     until: Callable[[PreTrainedModel, PreTrainedTokenizerBase, int], bool] | None = None,
     held_out: Sequence[TokenizedConversation] = (),
-    **config: Any,
+    **options: Any,
 ) -> float:
-    """Fine-tune the model at `start` on conversations drawn in random order, and write it to `to`; returns the loss.
+    """Fine-tune the model at `start` on rows drawn in random order; returns the loss.
 
-    It is loaded in float32, on the first GPU where there is one. The folder `to` is either whole or not there.
+    The model is loaded in float32, on the first GPU where there is one, and written to the folder `to`, which is either whole
+    or not there.
 
     Args:
-        conversations: Messages, or rows of this model's tokens (`tokenize`).
+        rows: Conversations as tokens of this model (`tokenize`).
         learning_rate: Default: 7e-4 for a model of up to 50 M parameters, 1e-5 for a larger one.
-        slower: What the learning rate is divided by, where a training goes on from weights made from such data.
+        slower: Divides the learning rate, where a training goes on from weights made from such data.
         first_lines_weight: The loss weight of every reply's first two lines, in rows that have no weights.
         until: `until(model, tokenizer, step)` may end it early.
-        held_out: Rows whose loss ends it once it has stopped falling; the weights with the lowest are kept (`HeldOut`).
+        held_out: Rows whose loss ends it once it has stopped falling; the weights with the lowest are kept (`EarlyStopping`).
+        options: Of `train_sft`.
 
     Raises `ConfigurationError` for a learning rate that suits small models alone, and what `train_sft` raises.
     """
@@ -308,41 +301,29 @@ def fine_tune(
     learning_rate = (default_rate(model, small=7e-4, large=1e-5) if learning_rate is None else learning_rate) / slower
     _check_learning_rate(model, learning_rate)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    order: list[Conversation | TokenizedConversation] = list(conversations)
-    Random(seed).shuffle(order)
-    rows = _rows(tokenizer, order[: batch_size * steps], everything)
-    rows = _within_context(model, weigh_first_lines(tokenizer, rows, lines=2, weight=first_lines_weight))
-    watched = HeldOut(tokenizer, weigh_first_lines(tokenizer, held_out, lines=2, weight=first_lines_weight))
+    drawn = list(rows)
+    Random(seed).shuffle(drawn)
+    watched = EarlyStopping(tokenizer, weigh_first_lines(tokenizer, held_out, weight=first_lines_weight))
     ends = [partial(until, model, tokenizer)] if until else []
     ends += [partial(watched, model)] if held_out else []
     loss = train_sft(
         model,
         tokenizer,
-        rows,
+        _within_context(model, weigh_first_lines(tokenizer, drawn[: batch_size * steps], weight=first_lines_weight)),
         steps=steps,
         batch_size=batch_size,
         learning_rate=learning_rate,
         seed=seed,
-        on_step=on_step,
         until=(lambda step: any([end(step) for end in ends])) if ends else None,
-        **config,
+        **options,
     )
     watched.restore(model)
     save_model(model, tokenizer, to)
     return loss
 
 
-def _rows(
-    tokenizer: PreTrainedTokenizerBase, given: Sequence[Conversation | TokenizedConversation], everything: bool
-) -> list[TokenizedConversation]:
-    """What is given as rows: conversations are tokenized."""
-    rows = [each for each in given if isinstance(each, dict)]
-    talks = [each for each in given if not isinstance(each, dict)]
-    return [*rows, *(tokenize(tokenizer, talks, everything=everything) if talks else ())]
-
-
 def _longest(model: PreTrainedModel) -> int | None:
-    """How many tokens the model takes; None where its configuration does not say."""
+    """The model's context in tokens; None where its configuration does not say."""
     return getattr(model.config, "max_position_embeddings", None)
 
 
@@ -361,7 +342,7 @@ def _within_context(model: PreTrainedModel, rows: Sequence[TokenizedConversation
 
 
 def _check_learning_rate(model: PreTrainedModel, learning_rate: float) -> None:
-    if (parameters := model.num_parameters()) > SMALL and learning_rate > 1e-4:
+    if (parameters := model.num_parameters()) > FROM_SCRATCH_MAX_PARAMETERS and learning_rate > 1e-4:
         raise ConfigurationError(
             f"a learning rate of {learning_rate:g} for a model of {parameters // 10**6} M parameters would undo what it was "
             "pretrained for: give 1e-5 or so (Settings.supervised_learning_rate)"
@@ -369,7 +350,7 @@ def _check_learning_rate(model: PreTrainedModel, learning_rate: float) -> None:
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """Write a model folder, tokenizer and chat template with it, that is either whole or not there; adapters are merged.
+    """Write a model folder with tokenizer and chat template, whole or not at all; adapters are merged.
 
     Its file `version` names these weights: each time they are written it is another one. Raises `ConfigurationError` where the
     disk does not take them.

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning in a process of its own, which computes while this process does something else."""
+"""Supervised fine-tuning in a process of its own, while this one does something else."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +19,13 @@ def fine_tune_beside(
     on_end: Callable[[], None] | None = None,
     **options: Any,
 ) -> float:
-    """`fine_tune` in a process of its own, while this one does something else, each on half of the threads.
+    """`fine_tune` in a child process while this one calls `meanwhile`, on half the threads each.
 
-    A small model hardly gains by more of them. With a GPU, which they would have to share, or one thread, nothing is done
-    meanwhile, and the model is trained in this process.
+    A small model hardly gains by more of them. With a GPU, which they would have to share, or one thread, `meanwhile` is not
+    called, and the model is trained in this process.
 
     Args:
-        meanwhile: What this process does, where it is called at all; None: nothing. What it raises ends the training.
+        meanwhile: None: the model is trained in this process. What it raises ends the training.
         args, options: Of `fine_tune`; they have to be picklable.
         on_step: As of `fine_tune`; called by another thread.
         on_end: Called by that thread as soon as the model is written, unless it is trained in this process.

@@ -1,4 +1,4 @@
-"""`ServedEngine`: replies of a local policy from vLLM servers, token ids in, token ids and log-probabilities out.
+"""`ServedEngine`: replies of a local policy from vLLM servers, as token ids and log-probabilities.
 
 The conversation is rendered and encoded here as `LocalEngine` does, earlier replies as the tokens that were sampled, and sent
 to `/v1/completions`. After each update the servers get the new weights, before anything is sampled from them.
@@ -35,7 +35,7 @@ BACKOFF = (0.5, 30.0)
 """First and longest upper bound of the random wait between two tries, in seconds."""
 
 LARGEST_GAP = 0.1
-"""Nats by which the servers' log-probabilities may differ from the policy's, in the mean. In bfloat16 they do by some 0.002."""
+"""Largest mean difference to the policy's log-probabilities, in nats; in bfloat16 it is some 0.002."""
 
 _PROBE = Request([{"role": "user", "content": "Tell me something."}], temperature=0.5, max_new_tokens=16, seed=0)
 
@@ -47,7 +47,7 @@ _WHOLE_DISTRIBUTION = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Else a server takes those of the model's generation settings, which cut the distribution."""
+"""Without these, the model's generation settings would cut the distribution."""
 
 
 class ServedEngine:
@@ -115,7 +115,7 @@ class ServedEngine:
         return self._sync.version
 
     def submit(self, request: Request) -> "Future[Generated]":
-        """Ask for a reply; returns at once.
+        """Request a reply; returns at once.
 
         Its exceptions: `ServersUnavailable` if no server answers, `ModelUnavailable` if they answer others alone,
         `ConfigurationError` for servers of another model or without token ids, `ContextExceeded`.
@@ -212,7 +212,7 @@ class ServedEngine:
             server.under_way -= 1
 
     def _choose(self, owner: int | None, begins: bool) -> Server:
-        """The one that has the episode's keys and values, else the one with the least to do; not one that has just failed."""
+        """The server with the episode's keys and values, else the least busy; none that just failed."""
         now = time.monotonic()
         before = self._chosen.pop(owner, None) if owner is not None else None
         if before is None or begins or before.avoided_until > now:
@@ -240,7 +240,7 @@ class ServedEngine:
         return await server.post("/v1/completions", body)
 
     async def _retried(self, call: Any) -> Any:
-        """What a call gives in one of the attempts."""
+        """The result of a call, tried again where another try may succeed."""
         begun = time.monotonic()
         retrying = AsyncRetrying(
             stop=stop_after_attempt(self._attempts),
@@ -255,11 +255,11 @@ class ServedEngine:
         try:
             return await retrying(once)
         except Unanswered as error:
-            told = f"no reply in {self._attempts} attempts, the last: {error}"
+            text = f"no reply in {self._attempts} attempts, the last: {error}"
             if any(server.answered > begun for server in self.servers):
-                raise ModelUnavailable(f"{told}. Other calls were answered meanwhile") from error
+                raise ModelUnavailable(f"{text}. Other calls were answered meanwhile") from error
             raise ServersUnavailable(
-                f"{told}. Start the servers ({', '.join(server.url for server in self.servers)}) and run the same command "
+                f"{text}. Start the servers ({', '.join(server.url for server in self.servers)}) and run the same command "
                 "again: it goes on where it was"
             ) from error
 
@@ -276,7 +276,7 @@ def _read(server: Server, ids: Sequence[int], answer: Any) -> tuple[list[int], l
     """Tokens, log-probabilities and finish reason. Raises `ConfigurationError` for an answer without them."""
     try:
         choice = answer["choices"][0]
-        sampled, given, reason = choice.get("token_ids"), choice.get("prompt_token_ids"), choice["finish_reason"]
+        sampled, prompt, reason = choice.get("token_ids"), choice.get("prompt_token_ids"), choice["finish_reason"]
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise Unanswered(f"{server.url} answered what cannot be read: {str(answer)[:300]}") from error
@@ -286,7 +286,7 @@ def _read(server: Server, ids: Sequence[int], answer: Any) -> tuple[list[int], l
         raise ConfigurationError(
             f"{server.url} returns no token ids with their log-probabilities: it has to be vLLM 0.10.2 or later"
         )
-    if given is not None and given != list(ids):
+    if prompt is not None and prompt != list(ids):
         raise ConfigurationError(f"{server.url} read other tokens than it was sent, so that a reply cannot be trained on")
     return sampled, logprobs, reason
 

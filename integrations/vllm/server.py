@@ -1,4 +1,4 @@
-"""A vLLM server as its client sees it: what it serves, what it holds, and whether it may have restarted."""
+"""A vLLM server as its client sees it: its models, its weights, its restarts."""
 
 import asyncio
 import math
@@ -13,22 +13,22 @@ from pydantic_core import from_json, to_json
 from dreamgym_lg.errors import ConfigurationError
 
 RESTART_SECONDS = 2.0
-"""No server restarts as fast: one that has answered since is the one that it was."""
+"""No server restarts faster: one that answered since then has not restarted."""
 
 AVOIDED_SECONDS = 5.0
-"""For so long others are asked in place of a server that has failed."""
+"""Seconds for which other servers are preferred to one that has failed."""
 
 KEPT_SECONDS = 4.0
-"""An idle connection is closed after this time; vLLM does so after 5."""
+"""Seconds after which an idle connection is closed; vLLM closes it after 5."""
 
 _QUICK = aiohttp.ClientTimeout(total=30.0, sock_connect=10.0)
-"""For what asks a server about itself."""
+"""Timeout of requests about the server itself."""
 
 _TRANSIENT = (408, 409, 425, 429)
 
 
 class Unanswered(Exception):
-    """A server was away, overloaded or too slow, or its answer was cut off: another try may succeed."""
+    """No usable answer from a server, which another try may bring."""
 
 
 class Refused(Exception):
@@ -60,25 +60,25 @@ class Server:
         self.url = url.rstrip("/").removesuffix("/v1")
         if not self.url.startswith(("http://", "https://")):
             raise ConfigurationError(f"server {url!r} is no address; give e.g. 'http://localhost:8000'")
-        self.wanted, self.model, self.max_tokens = model, model or "", 0
+        self.requested, self.model, self.max_tokens = model, model or "", 0
         self.adapters: set[str] = set()
-        """Names of the LoRA adapters that it has told of."""
+        """Names of the LoRA adapters that it lists."""
         self.under_way = 0
         """Calls for replies, from its choice on."""
         self.avoided_until = 0.0
         self.answered = -math.inf
         """When it answered last."""
         self.doubted = True
-        """Whether a call has failed since it was last asked what it serves."""
+        """True once a call has failed since the last `describe`."""
         self.held: str | None = None
-        """The version of the policy's weights that it had when it was last asked."""
+        """The version of the policy's weights that it was last known to have."""
         self.checked = False
-        """Whether its log-probabilities have been compared with the policy's."""
+        """True once its log-probabilities have been compared with the policy's."""
         self.lock = asyncio.Lock()
         self.session: aiohttp.ClientSession
 
     def is_confirmed(self, version: str) -> bool:
-        """Whether it surely has these weights: it had them, and neither failed since nor was silent long enough to restart."""
+        """True if it surely has these weights: it had them and cannot have restarted since."""
         fresh = time.monotonic() - self.answered < RESTART_SECONDS
         return self.checked and not self.doubted and self.held == version and fresh
 
@@ -90,7 +90,7 @@ class Server:
         return await self._ask(self.session.post(self.url + path, data=to_json(body), headers=headers))
 
     async def describe(self) -> None:
-        """Ask what it serves. Raises `ConfigurationError` if that is not the model wanted."""
+        """Read the list of its models. Raises `ConfigurationError` if the policy's is not there."""
         self.doubted = False
         listed = await self.get("/v1/models")
         cards = listed.get("data", ()) if isinstance(listed, dict) else ()
@@ -98,13 +98,13 @@ class Server:
         if not base:
             raise ConfigurationError(f"{self.url} lists no model at /v1/models: is it a vLLM server?")
         self.adapters = {card["id"] for card in cards if card.get("parent")}
-        if self.wanted is not None and self.wanted not in base:
-            raise ConfigurationError.unknown(f"model of {self.url}", self.wanted, base)
-        self.model = self.wanted or next(iter(base))  # further ones are other names of the same
+        if self.requested is not None and self.requested not in base:
+            raise ConfigurationError.unknown(f"model of {self.url}", self.requested, base)
+        self.model = self.requested or next(iter(base))  # further ones are other names of the same
         self.max_tokens = base[self.model].get("max_model_len") or 1 << 30
 
     async def _ask(self, request: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> Any:
-        """What it answers: JSON if it is any, else text. Raises `Unanswered` or `Refused`."""
+        """The answer, JSON or text. Raises `Unanswered` or `Refused`."""
         try:
             async with request as response:
                 raw = await response.read()

@@ -1,4 +1,4 @@
-"""How vLLM servers get the weights of a policy in training: its LoRA adapters by name, or all weights by vLLM's transfer."""
+"""A trained policy's weights for vLLM servers: LoRA adapters by name, or all weights."""
 
 import asyncio
 import contextlib
@@ -64,7 +64,7 @@ class NoSync:
 
 
 class AdapterSync:
-    """LoRA adapters, loaded under a name made of their contents: a server without them cannot answer to it.
+    """LoRA adapters, loaded by servers under a name made of their contents.
 
     Args:
         model: With adapters in its layers, as a learner puts them there.
@@ -173,7 +173,9 @@ async def _instance(server: Server) -> str:
 
 
 class TRLTransfer:
-    """TRL's transfer of weights into a vLLM server, over NCCL: for a policy on a GPU. It needs vLLM in this environment, too.
+    """TRL's transfer of a GPU policy's weights to a vLLM server, over NCCL.
+
+    It needs vLLM in this environment, too.
 
     Args:
         url: Of the server.

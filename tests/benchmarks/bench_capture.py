@@ -35,7 +35,7 @@ def main() -> None:
             recorder = play(policy, calls, window)
             segments = recorder.segments()
             merged = sum(len(segment.token_ids) for segment in segments)
-            single = sum(len(call.given_ids) + len(call.sampled_ids) for call in recorder.calls)
+            single = sum(len(call.prompt_ids) + len(call.sampled_ids) for call in recorder.calls)
             print(f"{calls:>5}{name:>14}{len(segments):>10}{merged:>8}{single:>18}{1 - merged / single:>8.0%}")
 
 

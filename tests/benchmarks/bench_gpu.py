@@ -23,7 +23,7 @@ from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.tiny_models import create_tokenizer
 from dreamgym_lg.integrations.trl.adapters import default_adapters
-from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+from dreamgym_lg.integrations.trl.learners import GRPOLearner
 from dreamgym_lg.integrations.trl.memory import estimate_memory
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Step, Task, Trajectory

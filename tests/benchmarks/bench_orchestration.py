@@ -35,7 +35,7 @@ from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.graphs.episode import create_episode_graph, read_action
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
-from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+from dreamgym_lg.integrations.trl.learners import GRPOLearner
 from dreamgym_lg.integrations.trl.rows import tokenize
 from dreamgym_lg.integrations.trl.sft import save_model, train_sft
 from dreamgym_lg.replay.buffer import ReplayBuffer

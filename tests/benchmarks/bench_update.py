@@ -23,7 +23,7 @@ from trl.trainer.utils import pad
 
 from dreamgym_lg.integrations.transformers.loading import load_model, load_tokenizer
 from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
-from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+from dreamgym_lg.integrations.trl.learners import GRPOLearner
 from dreamgym_lg.learner import group_advantages
 from dreamgym_lg.types import Segment, Step, Task, Trajectory
 

@@ -59,6 +59,7 @@ class Served(NamedTuple):
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The same tiny model, trained until it knows the houses by heart, and untrained."""
     from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+    from dreamgym_lg.integrations.trl.rows import tokenize
     from dreamgym_lg.integrations.trl.sft import fine_tune, save_model
 
     roles, asked = {"human": "user", "ai": "assistant"}, ExperienceModel(None, instructions="")
@@ -69,7 +70,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     tokenizer.response_template = RESPONSE_TEMPLATE
     folder = tmp_path_factory.mktemp("served")
     save_model(create_model(tokenizer, hidden_size=64, layers=2), tokenizer, folder / "untrained")
-    loss = fine_tune(folder / "untrained", folder / "trained", conversations, steps=80, batch_size=8, learning_rate=1e-2)
+    rows = tokenize(tokenizer, conversations)
+    loss = fine_tune(folder / "untrained", folder / "trained", rows, steps=80, batch_size=8, learning_rate=1e-2)
     assert loss < 0.01, "the model has not learned its few answers, so nothing below could pass"
     return folder / "trained", folder / "untrained"
 

@@ -117,7 +117,7 @@ async def test_calls_of_tools_are_read_and_forced_alike(both: list[LocalChatMode
             mine, other = [await each.ainvoke("Where is the apple?", seed=5) for each in bound]
         assert mine.content == other.content and mine.tool_calls == other.tool_calls
         first, second = recorder.calls
-        assert first.given_ids == second.given_ids and first.sampled_ids == second.sampled_ids
+        assert first.prompt_ids == second.prompt_ids and first.sampled_ids == second.sampled_ids
 
 
 async def test_a_stream_gives_the_whole_reply(both: list[LocalChatModel], opening: Callable[[int], list[BaseMessage]]) -> None:

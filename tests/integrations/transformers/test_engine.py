@@ -276,7 +276,7 @@ async def test_a_turn_forwards_only_what_is_new(policy: LocalChatModel, opening:
         messages += [await policy.ainvoke(messages), HumanMessage("hm " * 80)]
         second = sum(lengths)
         await policy.ainvoke(messages)
-    read = [len(call.given_ids) + len(call.sampled_ids) - 1 for call in recorder.calls]
+    read = [len(call.prompt_ids) + len(call.sampled_ids) - 1 for call in recorder.calls]
     assert read[0] > 60
     assert read[2] - read[1] > 80, "long enough to be read ahead of the batch"
     assert [first, second, sum(lengths)] == read
@@ -292,10 +292,10 @@ async def test_what_conversations_begin_with_is_read_once(
 
     with counted_tokens(policy.model) as lengths:
         first = await told("in the kitchen", 1)
-        alone, shared = sum(lengths), len(first.calls[0].given_ids) // transformers_cache.BLOCK * transformers_cache.BLOCK
+        alone, shared = sum(lengths), len(first.calls[0].prompt_ids) // transformers_cache.BLOCK * transformers_cache.BLOCK
         second = await told("on the table", 2)
-    own = len(second.calls[0].given_ids) + len(second.calls[0].sampled_ids) - 1
-    assert alone == len(first.calls[0].given_ids) + len(first.calls[0].sampled_ids) - 1
+    own = len(second.calls[0].prompt_ids) + len(second.calls[0].sampled_ids) - 1
+    assert alone == len(first.calls[0].prompt_ids) + len(first.calls[0].sampled_ids) - 1
     assert shared > 64
     assert own - shared <= sum(lengths) - alone <= own - shared + transformers_cache.BLOCK
     assert max(forward_error(policy, each.segments()[0]) for each in (first, second)) < 1e-4
@@ -305,14 +305,14 @@ async def test_what_conversations_begin_with_is_read_once(
     monkeypatch.setattr(transformers_cache, "SHARED_BYTES", 100_000)
     third = await told("the fridge", 3)
     assert forward_error(policy, third.segments()[0]) < 1e-4
-    assert 0 < engine._beginnings.bytes <= 100_000, "the least recently used are forgotten"
+    assert 0 < engine._prompts.bytes <= 100_000, "the least recently used are forgotten"
     policy.weights_changed()
-    assert not engine._beginnings.bytes, "they were made by other weights"
+    assert not engine._prompts.bytes, "they were made by other weights"
 
     monkeypatch.setattr(transformers_engine, "CACHED_BYTES", 1000)
     with counted_tokens(policy.model) as lengths:
         fourth = await told("in the box", 4)
-    assert max(lengths) == len(fourth.calls[0].given_ids), "where memory is short the batch reads it"
+    assert max(lengths) == len(fourth.calls[0].prompt_ids), "where memory is short the batch reads it"
     assert forward_error(policy, fourth.segments()[0]) < 1e-4
 
 

@@ -83,7 +83,7 @@ async def test_greedy_answers_are_those_of_generate(policy: LocalChatModel, conv
     greedy = policy.with_temperature(0)
     for recorder in await converse_all(greedy, 6, turns=2):
         for call in recorder.calls:
-            given = torch.tensor([call.given_ids])
+            given = torch.tensor([call.prompt_ids])
             out = policy.model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=12, do_sample=False)
             assert out[0, given.shape[1] :].tolist() == call.sampled_ids
             assert call.temperature == 0

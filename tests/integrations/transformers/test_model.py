@@ -48,7 +48,7 @@ def test_usage_and_metadata(policy: LocalChatModel, opening: Callable[[int], lis
         reply = policy.invoke(opening(2))
     (call,) = recorder.calls
     assert call.run_id is not None and str(call.run_id) in str(reply.id)
-    given, sampled = len(call.given_ids), len(call.sampled_ids)
+    given, sampled = len(call.prompt_ids), len(call.sampled_ids)
     assert reply.usage_metadata == {"input_tokens": given, "output_tokens": sampled, "total_tokens": given + sampled}
     assert reply.response_metadata["model_name"] == "tiny"
     assert policy.engine.passes and all(start < end for start, end in policy.engine.passes)

@@ -75,7 +75,7 @@ def test_a_templates_own_variables_reach_it(of_template: Make, steer: Steer) -> 
     for given in ({}, {"enable_thinking": False}):
         with TokenRecorder(seed=0) as recorder:
             policy.model_copy(update={"chat_template_kwargs": given}).invoke("take the apple")
-        read.append(policy.tokenizer.decode(recorder.calls[0].given_ids))
+        read.append(policy.tokenizer.decode(recorder.calls[0].prompt_ids))
     assert read[0].endswith("assistant\n") and read[1] == read[0] + "<think>\n\n</think>\n\n"
 
 

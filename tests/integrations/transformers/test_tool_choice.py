@@ -77,7 +77,7 @@ def test_a_forced_call_is_given_and_not_sampled(
     assert reply.text == ""
     (call,) = recorder.calls
     forced = f"{before}look{middle}" if named else before
-    assert policy.tokenizer.decode(call.given_ids).endswith(forced)
+    assert policy.tokenizer.decode(call.prompt_ids).endswith(forced)
     assert policy.tokenizer.decode(call.sampled_ids[:-1]) == whole[len(forced) :]
     (segment,) = recorder.segments()
     assert segment.trainable == len(call.sampled_ids)
@@ -90,7 +90,7 @@ def test_an_unforced_reply_begins_as_it_likes(choice: Any, of_template: Make, st
     steer(lambda _: said)
     with TokenRecorder() as recorder:
         reply = policy.bind_tools([look], tool_choice=choice).invoke("Hello")
-    given = policy.tokenizer.decode(recorder.calls[0].given_ids)
+    given = policy.tokenizer.decode(recorder.calls[0].prompt_ids)
     assert given.endswith("<|assistant|>") and "look(place)" in given, "the tools are read of in any case"
     assert (reply.text, len(reply.tool_calls)) == ((said, 0) if choice == "none" else ("Hm. ", 1))
 
@@ -184,7 +184,7 @@ def test_a_json_reply_is_parsed_where_it_can_be(of_template: Make, steer: Steer)
     steer(lambda _: '{"item": "apple"}')
     with TokenRecorder() as recorder:
         reply = policy.invoke("What?", response_format=form)
-    given = policy.tokenizer.decode(recorder.calls[0].given_ids)
+    given = policy.tokenizer.decode(recorder.calls[0].prompt_ids)
     assert json.dumps(Answer.model_json_schema()) in given and given.endswith("<|assistant|>{")
     assert json.loads(reply.text) == reply.additional_kwargs["parsed"] == {"item": "apple"}
     streamed = list(policy.stream("What?", response_format=form))
@@ -194,7 +194,7 @@ def test_a_json_reply_is_parsed_where_it_can_be(of_template: Make, steer: Steer)
     assert "parsed" not in policy.invoke("What?", response_format=form).additional_kwargs
     with TokenRecorder() as recorder:
         policy.invoke("What?", response_format=Answer)
-    given = policy.tokenizer.decode(recorder.calls[0].given_ids)
+    given = policy.tokenizer.decode(recorder.calls[0].prompt_ids)
     assert '{"title": "Answer"' in given and given.endswith("<|assistant|>{")
     with pytest.raises(ConfigurationError, match="unknown type of response_format 'yaml'"):
         policy.invoke("What?", response_format={"type": "yaml"})

@@ -138,7 +138,7 @@ async def test_an_edited_call_is_written_as_it_was_edited(
         results = [ToolMessage("Nothing.", tool_call_id=call["id"]) for call in first.tool_calls]
         await model.ainvoke([HumanMessage("Look."), first, *results])
     sampled, edited = recorder.segments()
-    given = policy.tokenizer.decode(recorder.calls[1].given_ids)
+    given = policy.tokenizer.decode(recorder.calls[1].prompt_ids)
     assert '{"name": "look", "arguments": {"times": 0, "place": "drawer"}}' in given
     assert max(forward_error(policy, sampled), forward_error(policy, edited)) < 1e-4
 
@@ -159,7 +159,7 @@ async def test_a_trimmed_history_reads_the_calls_as_they_were_sampled(
         await model.ainvoke([messages[0], *messages[last:]])
     segments = recorder.segments()
     assert len(segments) == 2
-    assert odd_call(family, 1) in policy.tokenizer.decode(recorder.calls[-1].given_ids)
+    assert odd_call(family, 1) in policy.tokenizer.decode(recorder.calls[-1].prompt_ids)
     assert max(forward_error(policy, segment) for segment in segments) < 1e-4
 
 
@@ -175,8 +175,8 @@ async def test_a_template_that_writes_old_calls_otherwise_has_its_way(
     steer(two_looks("from scratch"))
     with TokenRecorder(seed=0) as recorder:
         await create_agent(policy, [look]).ainvoke({"messages": [HumanMessage("Look.")]})
-    assert odd_call("from scratch", 0) in policy.tokenizer.decode(recorder.calls[1].given_ids)
-    last = policy.tokenizer.decode(recorder.calls[-1].given_ids)
+    assert odd_call("from scratch", 0) in policy.tokenizer.decode(recorder.calls[1].prompt_ids)
+    last = policy.tokenizer.decode(recorder.calls[-1].prompt_ids)
     assert '{"name": "kool", "arguments": {"times": 0, "place": "box"}}' in last and "\ue000" not in last
     assert len(recorder.segments()) > 1
 
@@ -189,7 +189,7 @@ async def test_a_call_of_another_model_is_written_by_the_template(of_template: M
     with TokenRecorder() as recorder:
         await policy.bind_tools([look]).ainvoke(history)
         await policy.ainvoke(history)
-    told, untold = (policy.tokenizer.decode(call.given_ids) for call in recorder.calls)
+    told, untold = (policy.tokenizer.decode(call.prompt_ids) for call in recorder.calls)
     turns = (
         '<|user|>Look.<|end|><|assistant|>Yes.\n<tool_call>\n{"name": "look", "arguments": {"place": "größte Kiste"}}\n'
         "</tool_call><|end|><|user|><tool_response>\nNothing.\n</tool_response><|end|><|assistant|>"
@@ -213,7 +213,7 @@ def test_tools_join_the_system_message(family: str, shown: str, of_template: Mak
     steer(lambda _: "Good.")
     with TokenRecorder() as recorder:
         policy.bind_tools([look, wait]).invoke([SystemMessage("Be brief."), HumanMessage("Look.")])
-    given = policy.tokenizer.decode(recorder.calls[0].given_ids)
+    given = policy.tokenizer.decode(recorder.calls[0].prompt_ids)
     assert given.startswith(f"<|system|>Be brief.\n\n{shown}") and given.count("<|system|>") == 1
     assert "Look at a place." in given and "Do nothing." in given
     assert given.endswith("<|end|><|user|>Look.<|end|><|assistant|>")

@@ -12,7 +12,7 @@ from peft import LoraConfig
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
-from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+from dreamgym_lg.integrations.trl.learners import GRPOLearner
 from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
 from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.types import Segment, Step, Task, Trajectory

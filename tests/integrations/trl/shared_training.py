@@ -11,7 +11,7 @@ import torch
 from grpo_parts import WORDS, adapters, cut, groups_of, learner_of, model_of, trained, trajectory
 
 from dreamgym_lg.integrations.transformers.tiny_models import create_tokenizer
-from dreamgym_lg.integrations.trl.dpo import DPOLearner
+from dreamgym_lg.integrations.trl.learners import DPOLearner
 from dreamgym_lg.integrations.trl.ppo import PPOLearner
 from dreamgym_lg.types import Trajectory
 

@@ -25,8 +25,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import _ChunkedLogProbFunction, pad, use_adapter
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.trl.learners import LEARNERS
-from dreamgym_lg.integrations.trl.options import LOSS_TYPES
+from dreamgym_lg.integrations.trl.learners import LEARNERS, LOSS_TYPES
 from dreamgym_lg.integrations.trl.rows import split_passes
 from dreamgym_lg.learner import LearnerName, group_advantages
 from dreamgym_lg.types import Trajectory

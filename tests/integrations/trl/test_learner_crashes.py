@@ -20,8 +20,7 @@ from dreamgym_lg.experiment.workspace import policy_version
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.trl.adapters import default_adapters
-from dreamgym_lg.integrations.trl.dpo import DPOLearner
-from dreamgym_lg.integrations.trl.grpo import GRPOLearner
+from dreamgym_lg.integrations.trl.learners import DPOLearner, GRPOLearner
 from dreamgym_lg.integrations.trl.ppo import PPOLearner
 from dreamgym_lg.integrations.trl.sft import save_model
 

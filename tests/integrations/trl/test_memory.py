@@ -161,6 +161,6 @@ def test_what_an_update_needs_is_said_of_large_models(
     with caplog.at_level(logging.WARNING, logger=policy_learner.logger.name):
         learner_of(model_of(tokenizer), tokenizer, tmp_path)
         assert not caplog.records
-        monkeypatch.setattr(policy_learner, "SMALL", 1000)
+        monkeypatch.setattr(policy_learner, "FROM_SCRATCH_MAX_PARAMETERS", 1000)
         learner_of(model_of(tokenizer), tokenizer, tmp_path)
     assert "an update on cpu needs" in caplog.text and "weights" in caplog.text

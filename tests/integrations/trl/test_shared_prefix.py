@@ -12,9 +12,9 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.trl import shared_prefix as module
 from dreamgym_lg.integrations.trl.sft import train_sft
-from dreamgym_lg.integrations.trl.shared_prefix import LEAST, shared_prefix
+from dreamgym_lg.integrations.trl.shared_prefix import MIN_SHARED_TOKENS, shared_prefix
 
-SHARED = list(range(10, 10 + 2 * LEAST))
+SHARED = list(range(10, 10 + 2 * MIN_SHARED_TOKENS))
 
 
 def tokens_computed(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -53,7 +53,7 @@ def test_grpo_computes_a_shared_beginning_once_and_its_gradient_is_the_same(
     computed = tokens_computed(model, monkeypatch)
     once = gradient()
     few, _ = sum(computed), computed.clear()
-    monkeypatch.setattr(module, "LEAST", 10**6)
+    monkeypatch.setattr(module, "MIN_SHARED_TOKENS", 10**6)
     assert torch.allclose(once, gradient(), atol=1e-5)
     assert sum(computed) - few == 3 * len(SHARED)
 
@@ -75,7 +75,7 @@ def test_supervised_training_on_a_shared_beginning_ends_in_the_same_weights(
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     once = trained()
-    monkeypatch.setattr(module, "LEAST", 10**6)
+    monkeypatch.setattr(module, "MIN_SHARED_TOKENS", 10**6)
     assert torch.allclose(once, trained(), atol=1e-4)
 
 
@@ -85,12 +85,12 @@ def test_what_is_shared_ends_before_the_first_token_that_is_needed_and_at_the_fi
     model = model_of(tokenizer)
     ids = torch.tensor([[*SHARED, 7, 8], [*SHARED, 9, 8]])
     assert shared_prefix(model, ids, before=10**6).length == len(SHARED)
-    assert shared_prefix(model, ids, before=LEAST).length == LEAST
-    assert shared_prefix(model, ids, before=LEAST - 1).past is None
-    assert shared_prefix(model, ids[:1], before=LEAST).past is None
+    assert shared_prefix(model, ids, before=MIN_SHARED_TOKENS).length == MIN_SHARED_TOKENS
+    assert shared_prefix(model, ids, before=MIN_SHARED_TOKENS - 1).past is None
+    assert shared_prefix(model, ids[:1], before=MIN_SHARED_TOKENS).past is None
     assert shared_prefix(model, ids, before=10**6, least=len(SHARED) + 1).past is None
     model.train().activation_checkpointing_enable()
-    assert shared_prefix(model, ids, before=LEAST).past is None
+    assert shared_prefix(model, ids, before=MIN_SHARED_TOKENS).past is None
 
 
 def test_a_model_whose_forward_accelerate_has_unwrapped_still_takes_the_shared_beginning(

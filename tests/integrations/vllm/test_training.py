@@ -13,11 +13,12 @@ from langchain_core.tools import tool
 from typer.testing import CliRunner
 from vllm_server import VLLMServer
 
-from dreamgym_lg import DreamGym, Environment, Experiment, ReplayBuffer, Settings, StepResult, Task, World
+from dreamgym_lg import DreamGym, Environment, Experiment, ReplayBuffer, Settings, Task, World
 from dreamgym_lg.cli import experiment
 from dreamgym_lg.cli.app import app
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.token_recorder import TokenRecorder
+from dreamgym_lg.types import StepResult
 
 TASKS = [Task(id=id, instruction=f"Book room {id}.", environment="rooms", split="train") for id in "abc"]
 

@@ -178,7 +178,7 @@ class VLLMServer:
             "finish_reason": said.finish_reason,
         }
         if self.token_ids and body.get("return_token_ids"):
-            choice |= {"token_ids": said.sampled_ids, "prompt_token_ids": said.given_ids}
+            choice |= {"token_ids": said.sampled_ids, "prompt_token_ids": said.prompt_ids}
         return {"id": "cmpl-1", "object": "text_completion", "model": body["model"], "choices": [choice]}
 
 
@@ -188,8 +188,8 @@ def _error(status: int, message: str, kind: str) -> Response:
 
 @torch.no_grad()
 def _at_one(model: Any, said: Generated) -> list[float]:
-    tokens = torch.tensor([said.given_ids + said.sampled_ids])
-    logits = model(input_ids=tokens).logits[0, len(said.given_ids) - 1 : -1].float()
+    tokens = torch.tensor([said.prompt_ids + said.sampled_ids])
+    logits = model(input_ids=tokens).logits[0, len(said.prompt_ids) - 1 : -1].float()
     return list(torch.log_softmax(logits, -1).gather(1, torch.tensor(said.sampled_ids)[:, None])[:, 0].tolist())
 
 
