@@ -118,16 +118,16 @@ class PolicyLearner:
             learning_rate = default_rate(model, small=2e-4, large=self.LARGE_RATE) * (ADAPTER_RATE_FACTOR if peft_config else 1)
         own = {"learning_rate": learning_rate, "beta": beta, "temperature": temperature, "seed": seed, **self.loss}
         self._ranks = join_ranks(model.device)
-        self._is_worker = self._ranks is not None and self._ranks.rank > 0
-        self._is_leader = not self._is_worker
+        self.is_worker = self._ranks is not None and self._ranks.rank > 0
+        self.is_leader = not self.is_worker
         self._trainer = self._create_trainer({**own, **config})
         self._training = LongTraining(self._trainer, self.path)
         self._progress, self._all_saved = self._read_progress(), True
-        if self._progress["checkpoint"] and self._is_leader:
+        if self._progress["checkpoint"] and self.is_leader:
             self._training.start(self._progress["checkpoint"])
 
     def _create_trainer(self, config: dict[str, Any]) -> PolicyTrainer:
-        if self._is_worker:
+        if self.is_worker:
             config = {**config, "report_to": "none"}
         args = _arguments(self.model, self.path, config, frozen=self._peft_config is not None)
         self._check_memory(args)
@@ -188,7 +188,7 @@ class PolicyLearner:
         raised; after that, `RuntimeError`: the weights are in an unknown state, a new learner on the same path goes on from
         the last checkpoint.
         """
-        if self._is_worker:
+        if self.is_worker:
             raise ConfigurationError("rank 0 alone gives episodes to its learner; on every other rank call run_worker_rank()")
         if (failure := self._training.failure) is not None:
             raise RuntimeError(
@@ -236,7 +236,7 @@ class PolicyLearner:
 
     def close(self) -> None:
         """End the trainer's thread, and `run_worker_rank` on the other ranks; nothing more is saved."""
-        was_leader, self._is_leader = self._is_leader, False
+        was_leader, self.is_leader = self.is_leader, False
         if self._ranks is not None and was_leader and not self._training.is_running:
             self._ranks.broadcast((None, None))  # as the trainer does at its end
         if self._training.is_running:

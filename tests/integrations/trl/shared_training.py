@@ -46,8 +46,8 @@ def main(folder: Path) -> None:
         groups = [episodes(model, i) for i in range(2)]
         # by Adam's usual epsilon, what is rounding alone moves weights as much as a gradient does
         learner = learner_of(model, tokenizer, folder / name, adam_epsilon=1e-6, **options)
-        if learner._serves:
-            learner.serve()
+        if learner.is_worker:
+            learner.run_worker_rank()
             continue
         before = trained(learner)
         metrics = [learner.update(each) for each in groups]
