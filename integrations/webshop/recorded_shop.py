@@ -31,6 +31,9 @@ _PRICE = re.compile(r"(.*?) (\$[\d-]+)")
 """A result's title and price, in the short form of a page."""
 
 
+RETRIEVED = "a page made of what other recorded pages show"
+
+
 class Place(NamedTuple):
     """Where an episode is in the shop, as its actions alone tell it."""
 
@@ -92,8 +95,7 @@ def purchase(episode: Episode) -> Episode | None:
         return None
     chosen = ", ".join(place_of(episode.steps).chosen) or "nothing"
     text = f"{' '.join(item.title.split())}\nprice: {item.price_tag}\nchosen: {chosen}"
-    metadata = {**episode.task.metadata, "observation": text}
-    return replace(episode, task=replace(episode.task, metadata=metadata), steps=())
+    return replace(episode, task=replace(episode.task, observation=text), steps=())
 
 
 def as_taught(trajectory: Trajectory) -> Trajectory | None:
@@ -203,8 +205,9 @@ class RecordedShop:
         if not _is_clickable(episode.action, screen):
             return Answer(SAME_PAGE if self._compact else screen, False, "invalid, it cannot be clicked")
         goal = place.after(episode.action)
-        text = f"{self._head(task)}{self._page(goal, screen, own)}" if goal.page != Place() else first_observation(task)
-        return Answer(SAME_PAGE if self._compact and text == screen else text)
+        body, source = self._page(goal, screen, own)
+        text = f"{self._head(task)}{body}" if goal.page != Place() else first_observation(task)
+        return Answer(SAME_PAGE if self._compact and text == screen else text, reasoning=f"valid, {source}")
 
     def decides(self, task: Task) -> bool:
         """Whether a recorded success decides every purchase for this task."""
@@ -220,18 +223,18 @@ class RecordedShop:
         same = any(each.asin == place.asin and sorted(each.chosen) == sorted(place.chosen) for each in right)
         return _purchased(float(same), "a recorded success of this instruction") if right else None
 
-    def _page(self, place: Place, screen: str, own: str) -> str:
-        """The text of a page behind the instruction. Args: `screen`, the page before it."""
+    def _page(self, place: Place, screen: str, own: str) -> tuple[str, str]:
+        """The text of a page behind the instruction, and its source. Args: `screen`, the page before it."""
         recorded = self._of_others(place.page, own)
         if recorded is not None or place.page == Place():
-            return recorded or ""
+            return recorded or "", "a recorded page"
         if not place.asin:
-            return self._results(place, own)
+            return self._results(place, own), RETRIEVED
         if place.sub_page:
-            return self._joined([BACK, PREVIOUS])
+            return self._joined([BACK, PREVIOUS]), RETRIEVED
         title, price = _title_and_price(results_on(screen).get(place.asin) or self._entries[place.asin])
         buttons = ["Description", "Features", "Reviews", BUY]
-        return self._joined([BACK, PREVIOUS, title, f"Price: {price}", "Rating: N.A.", *buttons])
+        return self._joined([BACK, PREVIOUS, title, f"Price: {price}", "Rating: N.A.", *buttons]), RETRIEVED
 
     def _of_others(self, page: Place, own: str) -> str | None:
         return next((text for id, text in self._pages.get(page, {}).items() if id != own), None)
@@ -266,7 +269,7 @@ def _is_clickable(action: str, screen: str) -> bool:
 
 
 def _purchased(paid: float, reason: str) -> Answer:
-    return Answer("", verdict=Verdict(paid, paid == 1, reason))
+    return Answer("", reasoning=f"valid, {reason}", verdict=Verdict(paid, paid == 1, reason))
 
 
 def _title_and_price(texts: Sequence[str]) -> tuple[str, str]:

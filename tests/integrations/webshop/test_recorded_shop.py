@@ -10,14 +10,15 @@ import pytest
 
 pytest.importorskip("rapidfuzz", reason="WebShop needs: pip install 'dreamgym-lg[webshop]'")
 
+from dreamgym_lg.dream import Dream, Model
+from dreamgym_lg.dream.dream import DreamEnvironment
+from dreamgym_lg.dream.training_data import responder_conversation
 from dreamgym_lg.environment import check_environment, play_action
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experience.training_data import recorded_exchanges, to_conversation
-from dreamgym_lg.fidelity import measure_verdicts
+from dreamgym_lg.fidelity.replay import measure_agreement
 from dreamgym_lg.integrations.webshop.data import load_tasks
 from dreamgym_lg.integrations.webshop.environment import WebShopEnvironment
 from dreamgym_lg.integrations.webshop.pages import SAME_PAGE, compact, item_on
+from dreamgym_lg.integrations.webshop.recorded_shop import RETRIEVED
 from dreamgym_lg.integrations.webshop.world import WebShop
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import StepResult, Task, Trajectory
@@ -43,7 +44,7 @@ class Setting:
         with closing(self.world.create_environment()) as environment:
             seen, steps, success = [environment.reset(task)], [], False
             for action in actions:
-                step, success, _ = play_action(environment, action, seen)
+                step, success = play_action(environment, action, seen[-1])
                 steps.append(step)
                 seen.append(step.next_observation)
         return Trajectory(task=task, steps=steps, source="offline", success=success, run="offline")
@@ -53,11 +54,11 @@ class Setting:
         assert self.buffer.add(played)
         return played
 
-    def dream(self, model: Any) -> DreamEnvironment:
-        experience = ExperienceModel(model, replay_buffer=self.buffer, instructions="", shown=self.world.shown)
-        dream = self.world.create_dream(experience)
-        assert isinstance(dream, DreamEnvironment)
-        return dream
+    def model(self, model: Any) -> Model:
+        return Model(model, replay_buffer=self.buffer, demonstrations=0, instructions="")
+
+    def dream(self, model: Any) -> Dream:
+        return self.world.create_dream(self.model(model))
 
 
 @pytest.fixture(params=[False, True], ids=["official", "short"])
@@ -65,9 +66,17 @@ def setting(shop: Path, request: pytest.FixtureRequest) -> Setting:
     return Setting(shop, short=request.param)
 
 
-def results(dream: DreamEnvironment, task: Task, actions: Sequence[str]) -> list[StepResult]:
-    dream.reset(task)
-    return [dream.step(action) for action in actions]
+def results(dream: Dream, task: Task, actions: Sequence[str]) -> list[StepResult]:
+    environment = dream.create_environment()
+    environment.reset(task)
+    return [environment.step(action) for action in actions]
+
+
+def sources(found: Sequence[StepResult]) -> set[tuple[str, str]]:
+    return {(each.info["decided_by"], each.info["reasoning"]) for each in found}
+
+
+PAGE, MADE = ("recorded", "valid, a recorded page"), ("recorded", f"valid, {RETRIEVED}")
 
 
 def never(_: Any) -> str:
@@ -81,17 +90,17 @@ def test_recorded_pages_come_back_to_the_letter_in_the_words_of_another_task(set
         real = setting.play(other, actions[:-1] if actions is RED else actions)
         found = results(setting.dream(scripted(reply=never)), other, [step.action for step in real.steps])
         assert [result.observation for result in found] == [step.next_observation for step in real.steps]
-        assert {result.info["decided_by"] for result in found} == {"recorded"} and all(r.info["valid"] for r in found)
+        assert sources(found) == {PAGE} and all(result.info["valid"] for result in found)
         assert sum(result.reward for result in found) == 0
 
 
 def test_a_click_that_no_page_takes_is_invalid(setting: Setting, scripted: Any) -> None:
     setting.record(task := setting.task("shirts"), RED)
-    dream = setting.dream(scripted(reply=never))
+    dream: DreamEnvironment = setting.dream(scripted(reply=never)).create_environment()
     page = dream.reset(task)
     for action in SHIRTS:
         page = dream.step(action).observation
-    assert dream.check_action("click[green]", [page]) is not None
+    assert dream.step("click[green]").info["decided_by"] == "rules"
     item = item_on(page)
     assert item is not None
     answer = dream.step(f"click[{item.title.lower()}]")
@@ -103,11 +112,11 @@ def test_a_new_search_finds_among_recorded_products_alone(setting: Setting, scri
     setting.record(setting.task("lamps"), LAMP)
     dream = setting.dream(scripted(reply=never))
     found, opened = results(dream, setting.task("boxes"), ["search[cotton shirt linen watch]", "click[b000000001]"])
-    assert found.info["decided_by"] == "retrieved" and "Page 1 (Total results: 1)" in found.observation
+    assert sources([found]) == {MADE} and "Page 1 (Total results: 1)" in found.observation
     assert "b000000001" in found.observation.lower(), "its page is recorded"
     assert "b000000002" not in found.observation.lower(), "the linen shirt was among results, and never opened"
     assert "b000000005" not in found.observation.lower(), "no trace shows the watch"
-    assert opened.info["decided_by"] == "recorded" and "navy blue" in opened.observation
+    assert sources([opened]) == {PAGE} and "navy blue" in opened.observation
 
 
 def test_a_product_that_was_never_opened_shows_what_its_result_showed(setting: Setting, scripted: Any) -> None:
@@ -117,7 +126,7 @@ def test_a_product_that_was_never_opened_shows_what_its_result_showed(setting: S
     )
     item = item_on(opened.observation)
     assert item is not None and item.title == "Linen Shirt" and item.price_tag.startswith("$20") and not item.choices
-    assert opened.info["decided_by"] == sub.info["decided_by"] == "retrieved"
+    assert sources([opened, sub]) == {MADE}
 
 
 def test_a_purchase_pays_what_was_recorded_for_the_same_instruction_product_and_values(setting: Setting, scripted: Any) -> None:
@@ -130,10 +139,8 @@ def test_a_purchase_pays_what_was_recorded_for_the_same_instruction_product_and_
     assert model.asked == []
     (*_, judged) = results(setting.dream(model), other, [*SHIRTS, "click[red]", "click[large | tall]", "click[buy now]"])
     assert (judged.reward, judged.info["success"], judged.info["decided_by"]) == (0.5, False, "model")
-    dream = setting.dream(model)
-    exchanges = recorded_exchanges(dream.experience, recorded)
-    dream.resume(task, exchanges[:-1])
-    assert dream.step("click[buy now]").info["decided_by"] == "model", "measured on its own trace, it does not confirm itself"
+    resumed = setting.dream(model).resume(task, recorded.steps[:-1])
+    assert resumed.step("click[buy now]").info["decided_by"] == "model", "measured on its own trace, it does not confirm itself"
 
 
 def test_a_recorded_success_decides_every_purchase_for_its_instruction(setting: Setting, scripted: Any) -> None:
@@ -146,15 +153,17 @@ def test_a_recorded_success_decides_every_purchase_for_its_instruction(setting: 
         (*_, judged) = results(setting.dream(scripted(reply=never)), task, bought)
         real = setting.play(task, bought)
         assert (judged.info["success"], judged.reward) == (real.success, float(real.success)), actions
-        assert judged.info["decided_by"] == "reference"
-    assert setting.world.judged_by_traces([task, other, setting.task("boxes")], setting.buffer) == [task]
+        assert sources([judged]) == {("recorded", "valid, a recorded success of this instruction")}
+        assert judged.info["judged_by"] == "score"
+    dream = setting.dream(scripted(reply=never))
+    assert [dream.decides_by_traces(each) for each in (task, other, setting.task("boxes"))] == [True, False, False]
 
 
 def test_traces_of_evaluation_tasks_show_nothing(setting: Setting, scripted: Any) -> None:
     held_out = replace(setting.task("shirts"), split="test")
     setting.record(held_out, RED)
     (found,) = results(setting.dream(scripted(reply=never)), setting.task("boxes"), ["search[shirts]"])
-    assert found.info["decided_by"] == "retrieved" and "(Total results: 0)" in found.observation
+    assert sources([found]) == {MADE} and "(Total results: 0)" in found.observation
 
 
 def test_the_model_is_shown_title_price_and_choices_and_no_other_text_of_the_shop(
@@ -175,18 +184,19 @@ def test_the_model_is_shown_title_price_and_choices_and_no_other_text_of_the_sho
     (prompt,) = model.asked
     assert [message.text for message in prompt] == [
         task.instruction,
-        "Linen reward 1\nprice: $20.0\nchosen: nothing\nnow, with a score of 0:\n> click[buy now]\nwords just named: none",
+        "Linen reward 1\nprice: $20.0\nchosen: nothing\nnow, with a score of 0:\n> click[buy now]",
     ]
 
 
 async def test_only_purchases_are_trained_on_and_measured(setting: Setting, scripted: Any) -> None:
     bought, looked = setting.record(setting.task("shirts"), RED), setting.record(setting.task("lamps"), LAMP)
-    experience = setting.dream(scripted(reply=lambda _: HALF)).experience
-    assert to_conversation(experience, looked, setting.world.check_action) == []
-    *_, question, answer = to_conversation(experience, bought, setting.world.check_action)
+    (taught,) = setting.world.as_taught([bought, looked])
+    model = setting.model(scripted(reply=lambda _: HALF))
+    *_, question, answer = responder_conversation(model, taught)
     assert "chosen: red, large | tall" in question.text and answer.text.startswith("valid, it ")
-    verdicts = await measure_verdicts(experience, [bought, looked], check_action=setting.world.check_action)
-    assert (verdicts.valid, verdicts.invalid) == (1, 0)
+    agreement = await measure_agreement(setting.dream(model.model), [bought, looked])
+    assert (agreement.valid, agreement.invalid) == (len(bought.steps) + len(looked.steps), 0)
+    assert len(model.model.asked) == 1  # type: ignore[union-attr]
 
 
 # --- The short form --------------------------------------------------------------------------------------------------
@@ -201,7 +211,7 @@ def test_the_short_form_takes_the_same_actions_and_pays_the_same(small: Path) ->
         environment = WebShopEnvironment(small, compact=True)
         seen = [environment.reset(recorded.task)]
         for step in recorded.steps:
-            short, *_ = play_action(environment, step.action, seen)
+            short, _ = play_action(environment, step.action, seen[-1])
             assert (short.valid, short.reward, short.terminated) == (step.valid, step.reward, step.terminated), step.action
             assert short.next_observation in (compact(step.next_observation), SAME_PAGE) or step.terminated
             seen.append(short.next_observation)
