@@ -1,4 +1,4 @@
-"""`CanaryLog`: which side served which thread, what came of it, and whether the canary goes on, in one SQLite file."""
+"""`CanaryLog`: who served which thread, the outcomes, and the canary's end, in one SQLite file."""
 
 import json
 import logging
@@ -20,11 +20,11 @@ Side = Literal["policy", "production"]
 SIDES: tuple[Side, Side] = ("policy", "production")
 
 Status = Literal["compared", "interrupted", "resumed", "unanswered", "blocked", "failed"]
-"""What came of the simulated side of a run: it was compared, or why not. `interrupted`, `resumed`: the real run stopped for a
-person, or went on after that. `unanswered`: no record holds the answer to one of its calls. `blocked`: the guard stopped it.
-`failed`: it raised, or its input could not be copied."""
+"""Result of a simulated side: compared, or why not. `interrupted`, `resumed`: the real run stopped for a person, or went on
+after that. `unanswered`: no record answers one of its calls. `blocked`: by the guard. `failed`: it raised, or its input could
+not be copied."""
 
-APPLICATION_ID, _VERSION = 0x44476361, 1
+APPLICATION_ID, FORMAT = 0x44476361, 1
 """`DGca` in the file's header, and the format of the tables."""
 MOST_TRIALS_IN_BLOCK, _BLOCKS_WAITING = 9, 20
 _BUSY_SECONDS = 5.0
@@ -62,7 +62,7 @@ class Pair(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What came of one side's threads."""
+    """One side's threads."""
 
     threads: int
     runs: int
@@ -115,11 +115,10 @@ class CanaryLog:
         with self._transaction() as db:
             known = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
             if known == [0, 0] and not db.execute("SELECT 1 FROM sqlite_master").fetchone():
-                for statement in _TABLES.split(";"):
+                pragmas = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT}"
+                for statement in (_TABLES + pragmas).split(";"):
                     db.execute(statement)
-                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                db.execute(f"PRAGMA user_version = {_VERSION}")
-            elif known != [APPLICATION_ID, _VERSION]:
+            elif known != [APPLICATION_ID, FORMAT]:
                 raise CanaryLogError(f"{self.path} is no canary log of this release: name another file")
         with suppress(sqlite3.OperationalError):  # another process does so at this moment; it lasts
             self._connected().execute("PRAGMA journal_mode = WAL")
@@ -127,30 +126,27 @@ class CanaryLog:
     # --- the user's side --------------------------------------------------------------------------------------------------
 
     def record_outcome(self, thread_id: str, success: bool, *, name: str | None = None) -> bool:
-        """Say how a thread has ended. The first outcome counts: False, and nothing changed, if there is one, and for a thread
-        that began after the canary's end.
+        """Record how a thread has ended; once whole blocks of outcomes say so, this ends the canary.
 
-        Once whole blocks of outcomes say so, it ends the canary. Record the outcomes of both sides by the same rule.
-
-        Args: `name`, of the canary; needed if the log holds several.
+        Record the outcomes of both sides by the same rule. The first outcome of a thread counts: False, and nothing changed,
+        if there is one, and for a thread that began after the canary's end. Args: `name`, needed if the log holds several.
 
         Raises `ConfigurationError` for an unknown name, and for a thread that a running canary has not served.
         """
         with self._transaction() as db:
             name = self._name(db, name)
-            found = db.execute("SELECT success FROM threads WHERE canary = ? AND thread = ?", (name, str(thread_id))).fetchone()
-            (ended,) = db.execute("SELECT ended FROM canaries WHERE name = ?", (name,)).fetchone()
-            if found is None and ended is None:
+            row = db.execute("SELECT success FROM threads WHERE canary = ? AND thread = ?", (name, str(thread_id))).fetchone()
+            if row is None and db.execute("SELECT ended FROM canaries WHERE name = ?", (name,)).fetchone() == (None,):
                 raise ConfigurationError(
                     f"thread {thread_id!r} was not served by canary {name!r}: give the thread_id of the runs' configurable"
                 )
-            if found is None or found[0] is not None:
+            if row != (None,):
                 return False
             self._set_outcome(db, name, str(thread_id), bool(success))
         return True
 
     def stop(self, reason: str = "stopped by hand", *, name: str | None = None) -> None:
-        """End a canary for good: from the next run on, production serves every thread."""
+        """End a canary for good: production serves every thread from the next run on."""
         with self._transaction() as db:
             self._end(db, self._name(db, name), reason)
 
@@ -163,41 +159,38 @@ class CanaryLog:
         """A canary as it is now. Args: `name`, needed if the log holds several."""
         with self._transaction() as db:
             name = self._name(db, name)
-            columns = "policy_version, share, alpha, started, ended, reason, better"
-            row = db.execute(f"SELECT {columns} FROM canaries WHERE name = ?", (name,)).fetchone()
+            row = db.execute(f"SELECT {', '.join(CanaryState._fields[:8])} FROM canaries WHERE name = ?", (name,)).fetchone()
             tested = _tested(db, name)
             served = {side: _served(db, name, side) for side in SIDES}
         evidence = sequential_evidence(tested["policy"], tested["production"])
-        return CanaryState._make((name, *row, served, tested, evidence))
+        return CanaryState._make((*row, served, tested, evidence))
 
     def pairs(self, name: str | None = None) -> tuple[list[Pair], int]:
-        """What was simulated, oldest first, and how many runs were not since too many waited."""
+        """The simulated sides, oldest first, and the number of runs without one since too many waited."""
         with self._transaction() as db:
             name = self._name(db, name)
             rows = db.execute(f"SELECT {', '.join(Pair._fields)} FROM pairs WHERE canary = ? ORDER BY id", (name,)).fetchall()
             dropped: int = db.execute("SELECT dropped FROM canaries WHERE name = ?", (name,)).fetchone()[0]
         return [_pair(row) for row in rows], dropped
 
-    # --- what the traffic router tells ------------------------------------------------------------------------------------
+    # --- the traffic router's side ----------------------------------------------------------------------------------------
 
     def begin(self, name: str, *, policy_version: str, share: float, alpha: float) -> None:
         """Start a canary, or go on with it; a new share counts from now on. Raises `ConfigurationError` for another alpha."""
         ratio = (1 - share) / share if 0 < share < 1 else 1.0
-        block = (
-            (1, min(max(int(ratio), 1), MOST_TRIALS_IN_BLOCK)) if ratio >= 1 else (min(int(1 / ratio), MOST_TRIALS_IN_BLOCK), 1)
-        )
-        given = alpha, policy_version, share > 0
+        larger = min(max(int(max(ratio, 1 / ratio)), 1), MOST_TRIALS_IN_BLOCK)
+        block = (1, larger) if ratio >= 1 else (larger, 1)
+        entry = alpha, policy_version, share > 0
         with self._transaction() as db:
             known = db.execute("SELECT alpha, policy_version, share > 0 FROM canaries WHERE name = ?", (name,)).fetchone()
             if known is None:
-                values = (name, policy_version, share, alpha, *block, _now())
                 columns = "name, policy_version, share, alpha, block_policy, block_production, started"
+                values = (name, policy_version, share, alpha, *block, _now())
                 db.execute(f"INSERT INTO canaries ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-            elif known != given:
-                before, now = map(_described, (known, given))
+            elif known != entry:
                 raise ConfigurationError(
-                    f"{name!r} of {self.path} was begun as {before}, and is given as {now}: the outcomes of one say nothing of "
-                    "the other; give another name="
+                    f"{name!r} of {self.path} was begun as {_described(*known)}, and is given as {_described(*entry)}: the "
+                    "outcomes of one say nothing of the other; give another name="
                 )
             else:
                 db.execute("UPDATE canaries SET share = ? WHERE name = ?", (share, name))
@@ -207,34 +200,33 @@ class CanaryLog:
 
         Threads that begin after the canary's end are not entered.
         """
+        key = (name, thread)
         with self._transaction() as db:
             share, ended = db.execute("SELECT share, ended FROM canaries WHERE name = ?", (name,)).fetchone()
-            key, off = (name, thread), switched_off or ended is not None
-            found = db.execute("SELECT side, taken_back FROM threads WHERE canary = ? AND thread = ?", key).fetchone()
-            side: Side = "policy" if not off and draw(name, thread) < share else "production"
-            if found is None and ended is None:
-                sql = "INSERT INTO threads (canary, thread, side, counted, runs) VALUES (?, ?, ?, ?, 1)"
-                db.execute(sql, (*key, side, not off))
-            if found is None:
+            off = switched_off or ended is not None
+            row = db.execute("SELECT side, taken_back FROM threads WHERE canary = ? AND thread = ?", key).fetchone()
+            if row is None:
+                side: Side = "policy" if not off and draw(name, thread) < share else "production"
+                if ended is None:
+                    sql = "INSERT INTO threads (canary, thread, side, counted, runs) VALUES (?, ?, ?, ?, 1)"
+                    db.execute(sql, (*key, side, not off))
                 return side
-            side, taken_back = found
+            side, taken_back = row
             if side == "policy" and off and not taken_back:  # for good: to go to and fro helps nobody
-                sql = (
-                    "UPDATE threads SET taken_back = 1, counted = counted AND place IS NOT NULL WHERE canary = ? AND thread = ?"
-                )
-                db.execute(sql, key)
+                changes = "taken_back = 1, counted = counted AND place IS NOT NULL"
+                db.execute(f"UPDATE threads SET {changes} WHERE canary = ? AND thread = ?", key)
                 taken_back = True
             db.execute("UPDATE threads SET runs = runs + 1 WHERE canary = ? AND thread = ?", key)
             return "production" if taken_back else side
 
     def add_error(self, name: str, thread: str) -> None:
-        """A run raised: the thread has failed, unless its outcome was recorded before."""
+        """Count a run that raised: its thread has failed, unless its outcome was recorded before."""
         with self._transaction() as db:
             db.execute("UPDATE threads SET errors = errors + 1 WHERE canary = ? AND thread = ?", (name, thread))
             self._set_outcome(db, name, thread, False)
 
     def add_pair(self, name: str, pair: Pair, *, dropped: int = 0) -> None:
-        """Store what was simulated, and that so many runs before it were not."""
+        """Store a simulated side, and the number of runs before it that were dropped."""
         with self._transaction() as db:
             marks = ", ".join("?" * (1 + len(Pair._fields)))
             values = (name, *pair[:-1], json.dumps(pair.details))
@@ -247,19 +239,16 @@ class CanaryLog:
         place = "(SELECT coalesce(max(place), 0) + 1 FROM threads WHERE canary = ?1)"
         sql = f"UPDATE threads SET success = ?3, place = {place} WHERE canary = ?1 AND thread = ?2 AND success IS NULL"
         db.execute(sql, (name, thread, success))
-        block = db.execute(
-            "SELECT block_policy, block_production FROM canaries WHERE name = ? AND ended IS NULL", (name,)
-        ).fetchone()
-        if block is not None and _take_block(db, name, dict(zip(SIDES, block, strict=True))):
-            self._decide(db, name)
+        sql = "SELECT alpha, block_policy, block_production FROM canaries WHERE name = ? AND ended IS NULL"
+        if (row := db.execute(sql, (name,)).fetchone()) and _take_block(db, name, dict(zip(SIDES, row[1:], strict=True))):
+            self._decide(db, name, row[0])
 
-    def _decide(self, db: sqlite3.Connection, name: str) -> None:
+    def _decide(self, db: sqlite3.Connection, name: str, alpha: float) -> None:
         tested = _tested(db, name)
         evidence = sequential_evidence(tested["policy"], tested["production"])
-        (alpha,) = db.execute("SELECT alpha FROM canaries WHERE name = ?", (name,)).fetchone()
         if evidence.worse >= 1 / alpha:
-            told = (f"{side} {successes} of {outcomes}" for side, (successes, outcomes) in tested.items())
-            self._end(db, name, f"the policy is proven worse than production (alpha {alpha:g}): {', '.join(told)} succeeded")
+            counts = ", ".join(f"{side} {successes} of {outcomes}" for side, (successes, outcomes) in tested.items())
+            self._end(db, name, f"the policy is proven worse than production (alpha {alpha:g}): {counts} succeeded")
             return
         sql = "UPDATE canaries SET better = ? WHERE name = ? AND better IS NULL"
         if evidence.better >= 1 / alpha and db.execute(sql, (_now(), name)).rowcount:
@@ -321,22 +310,21 @@ def _take_block(db: sqlite3.Connection, name: str, block: Mapping[Side, int]) ->
 
     Of a side that is more than `_BLOCKS_WAITING` blocks ahead the oldest are left out: a block is of one time.
     """
-    waiting = {}
+    oldest = dict[Side, list[int]]()
     for side, size in block.items():
-        sql = (
-            "SELECT number FROM threads WHERE canary = ? AND side = ? AND place IS NOT NULL AND tested IS NULL AND counted "
-            "ORDER BY place DESC"
-        )
-        numbers = [number for (number,) in db.execute(sql, (name, side))]
-        for number in numbers[size * _BLOCKS_WAITING :]:
-            db.execute("UPDATE threads SET tested = 0 WHERE number = ?", (number,))
-        waiting[side] = numbers[: size * _BLOCKS_WAITING]
-    if any(len(waiting[side]) < size for side, size in block.items()):
+        sql = "canary = ? AND side = ? AND place IS NOT NULL AND tested IS NULL AND counted ORDER BY place DESC"
+        numbers = [number for (number,) in db.execute(f"SELECT number FROM threads WHERE {sql}", (name, side))]
+        _mark(db, numbers[size * _BLOCKS_WAITING :], tested=False)
+        oldest[side] = numbers[: size * _BLOCKS_WAITING][-size:]
+    if any(len(oldest[side]) < size for side, size in block.items()):
         return False
-    for side, size in block.items():
-        for number in waiting[side][-size:]:
-            db.execute("UPDATE threads SET tested = 1 WHERE number = ?", (number,))
+    for numbers in oldest.values():
+        _mark(db, numbers, tested=True)
     return True
+
+
+def _mark(db: sqlite3.Connection, numbers: Sequence[int], *, tested: bool) -> None:
+    db.executemany("UPDATE threads SET tested = ? WHERE number = ?", [(tested, number) for number in numbers])
 
 
 def _tested(db: sqlite3.Connection, name: str) -> dict[Side, tuple[int, int]]:
@@ -359,8 +347,7 @@ def _pair(row: Sequence[Any]) -> Pair:
     return Pair._make((thread, chosen, status, *(None if flag is None else bool(flag) for flag in flags), json.loads(details)))
 
 
-def _described(entry: tuple[float, str, bool]) -> str:
-    alpha, policy_version, serves = entry
+def _described(alpha: float, policy_version: str, serves: bool) -> str:
     return f"{'a canary' if serves else 'a shadow'} of policy {policy_version!r} with alpha={alpha:g}"
 
 
