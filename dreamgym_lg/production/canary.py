@@ -1,8 +1,8 @@
-"""`shadow` and `canary`: a graph for production that also shows how a trained policy does there."""
+"""`shadow` and `canary`: graphs for production that show how a policy does there."""
 
 import os
 from collections.abc import Sequence
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
 from langchain_core.language_models import BaseChatModel
@@ -56,9 +56,8 @@ def shadow(
     """
     _check_share("share", share)
     name = name or f"shadow of {policy_version(policy)}"
-    router = TrafficRouter(graph, policy, log=log, name=name, route=route, pass_through=pass_through, verify=verify)
-    router.simulate(share, simulation)
-    return _routed(graph, router)
+    router = TrafficRouter(graph, policy, log=log, name=name, verify=verify, route=route, pass_through=pass_through)
+    return _routed(graph, router, share, simulation)
 
 
 def canary(
@@ -101,15 +100,11 @@ def canary(
     _check_share("shadow", shadow, least=True)
     if not 0 < alpha < 1:
         raise ConfigurationError(f"alpha={alpha!r}: give the probability of a wrong end, between 0 and 1, e.g. 0.05")
-    router = TrafficRouter(
-        graph, policy, log=log, name=name, route=route, pass_through=pass_through, verify=verify,
-        share=share, alpha=alpha, kill_switch=kill_switch,
-    )  # fmt: skip
-    if shadow:
-        router.simulate(shadow, simulation)
-    elif simulation:
+    if simulation and not shadow:
         raise ConfigurationError(f"{', '.join(simulation)} is of the simulated sides, and shadow=0 simulates none")
-    return _routed(graph, router)
+    options: dict[str, Any] = {"share": share, "alpha": alpha, "kill_switch": kill_switch, "verify": verify}
+    router = TrafficRouter(graph, policy, log=log, name=name, route=route, pass_through=pass_through, **options)
+    return _routed(graph, router, shadow, simulation)
 
 
 def wait_for_shadows(graph: Pregel, timeout: float | None = None) -> bool:
@@ -123,7 +118,9 @@ def wait_for_shadows(graph: Pregel, timeout: float | None = None) -> bool:
     return router.shadows is None or router.shadows.wait(timeout)
 
 
-def _routed(graph: Graph, router: TrafficRouter) -> Graph:
+def _routed(graph: Graph, router: TrafficRouter, simulated: float, simulation: SimulationOptions) -> Graph:
+    if simulated:
+        router.simulate(simulated, simulation)
     router.begin()
     derived = derive(graph, router.stream, router.astream)
     _routers[type(derived)] = router

@@ -1,4 +1,4 @@
-"""`TrafficRouter`: sends each run of a graph to production or to the policy, and tells the log and the simulated sides."""
+"""`TrafficRouter`: sends each run of a graph to production or to the policy."""
 
 import asyncio
 import logging
@@ -22,10 +22,10 @@ from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.workspace import policy_version
 from dreamgym_lg.production.log import CanaryLog, Side, draw
 from dreamgym_lg.production.recorder import Recorder
-from dreamgym_lg.production.shadows import Shadows, Snapshot, is_langgraphs
+from dreamgym_lg.production.shadows import Shadows, is_langgraphs
 from dreamgym_lg.production.simulation import Simulation, Verify, judged
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.simulate import Allow, Route
+from dreamgym_lg.simulate import Allow
 from dreamgym_lg.simulate.agent import production_episodes
 from dreamgym_lg.simulate.context import aiterate_in_episode, guarded_episode, iterate_in_episode
 from dreamgym_lg.simulate.static_analysis import nodes_with_own_threads
@@ -56,15 +56,12 @@ class _Run(NamedTuple):
     thread: str
     """Its `thread_id`; of a run without one, an id of its own."""
     config: RunnableConfig
-    """What is configurable: the graph's own, the run's, and that of a run around it."""
+    """The configurable values: the graph's own, the run's, and those of a run around it."""
     recorder: Recorder
-    side: Side
-    snapshot: Snapshot | None
-    """None: its other side is not simulated."""
 
 
 class TrafficRouter:
-    """Plays the runs of one graph, each on the side that it is sent to. Args: as of `canary`."""
+    """Plays the runs of one graph, each on its side. Args: as of `canary`; `options`, `route` and `pass_through`."""
 
     shadows: Shadows | None = None
 
@@ -75,16 +72,14 @@ class TrafficRouter:
         *,
         log: CanaryLog | str | os.PathLike[str],
         name: str | None,
-        route: Route | None,
-        pass_through: Sequence[str],
         verify: Verify | None,
         share: float = 0.0,
         alpha: float = 0.05,
         kill_switch: KillSwitch | None = None,
+        **options: Any,
     ) -> None:
-        self._episodes = production_episodes(graph, policy, route=route, pass_through=pass_through)
-        self._graph, self._policy = graph, policy
-        self._options: dict[str, Any] = {"route": route, "pass_through": pass_through}
+        self._episodes = production_episodes(graph, policy, **options)
+        self._graph, self._policy, self._options = graph, policy, options
         self._share, self._verify, self._kill_switch, self._simulated = share, verify, kill_switch, 0.0
         self._log = log if isinstance(log, CanaryLog) else CanaryLog(log)
         version = policy_version(policy)
@@ -101,11 +96,10 @@ class TrafficRouter:
                 f"the nodes {', '.join(threaded)} hand work to threads of their own: a simulated side could end those of "
                 "production, and what production does there is not seen; use a canary without shadow="
             )
-        given: dict[str, Any] = dict(options)
-        most_waiting = given.pop("most_waiting", 100)
-        buffer: ReplayBuffer = given.pop("replay_buffer", None) or ReplayBuffer(":memory:")
-        model: Model | None = given.pop("experience_model", None)
-        world = AgentWorld(self._graph, isolation="guard", **self._options, **given)
+        others: dict[str, Any] = dict(options)
+        most_waiting, model = others.pop("most_waiting", 100), others.pop("experience_model", None)
+        buffer = others.pop("replay_buffer", None) or ReplayBuffer(":memory:")
+        world = AgentWorld(self._graph, isolation="guard", **self._options, **others)
         stored = {task.environment for task in buffer.tasks(origin="real")}
         index = world.index(buffer)
         index.refresh()  # a name in writes= that no tool has is said now
@@ -133,16 +127,16 @@ class TrafficRouter:
         if guarded_episode() is not None:  # of a dream, or of another graph's policy
             yield from play(input, config, **more)
             return
-        run = self._watch(graph, config)
-        run = run._replace(side=self._choose(run))
-        if self.shadows is not None and self._is_simulated(run):
-            run = run._replace(snapshot=self.shadows.snapshot(graph, input, run.config, more))
+        run = _watched(graph, config)
+        side, snapshot = self._choose(run), None
+        if shadows := self._simulates(run):
+            snapshot = shadows.snapshot(graph, input, run.config, more)
         chunks = play(input, _listened(config, run.recorder), **more)
         with self._errors_counted(run):
-            yield from chunks if run.side == "production" else iterate_in_episode(chunks, self._episodes(graph))
+            yield from chunks if side == "production" else iterate_in_episode(chunks, self._episodes(graph))
         success = self._record_outcome(run, input)
-        if self.shadows is not None and run.snapshot is not None:
-            self.shadows.submit(run.snapshot, run.side, run.recorder, success)
+        if shadows and snapshot:
+            shadows.submit(snapshot, side, run.recorder, success)
 
     async def astream(
         self,
@@ -157,33 +151,24 @@ class TrafficRouter:
             async for chunk in play(input, config, **more):
                 yield chunk
             return
-        run = self._watch(graph, config)
-        run = run._replace(side=await asyncio.to_thread(self._choose, run))
-        if self.shadows is not None and self._is_simulated(run):
-            run = run._replace(snapshot=await self.shadows.asnapshot(graph, input, run.config, more))
+        run = _watched(graph, config)
+        side, snapshot = await asyncio.to_thread(self._choose, run), None
+        if shadows := self._simulates(run):
+            snapshot = await shadows.asnapshot(graph, input, run.config, more)
         chunks: Any = play(input, _listened(config, run.recorder), **more)
-        if run.side == "policy":
+        if side == "policy":
             chunks = aiterate_in_episode(chunks, self._episodes(graph))
         with self._errors_counted(run):
             async with aclosing(chunks):
                 async for chunk in chunks:
                     yield chunk
         success = await asyncio.to_thread(self._record_outcome, run, input)
-        if self.shadows is not None and run.snapshot is not None:
-            self.shadows.submit(run.snapshot, run.side, run.recorder, success)
+        if shadows and snapshot:
+            shadows.submit(snapshot, side, run.recorder, success)
 
-    def _watch(self, graph: Pregel, config: RunnableConfig | None) -> _Run:
-        outer, *own = (
-            (each or {}).get("configurable") or {} for each in (var_child_runnable_config.get(), graph.config, config)
-        )
-        given = {**own[0], **own[1]}
-        thread = given.get("thread_id", outer.get("thread_id"))
-        merged = {**{key: value for key, value in outer.items() if not is_langgraphs(key)}, **given}
-        key = uuid4().hex if thread is None else str(thread)
-        return _Run(key, {"configurable": merged}, Recorder(), "production", None)
-
-    def _is_simulated(self, run: _Run) -> bool:
-        return draw(f"{self._name}/simulated", run.thread) < self._simulated
+    def _simulates(self, run: _Run) -> Shadows | None:
+        """The shadows, for a run whose other side is simulated."""
+        return self.shadows if draw(f"{self._name}/simulated", run.thread) < self._simulated else None
 
     def _choose(self, run: _Run) -> Side:
         if not self._share:
@@ -212,7 +197,7 @@ class TrafficRouter:
             raise
         except Exception:
             if self._share:
-                with _never_raising():
+                with _failures_logged():
                     self._log.add_error(self._name, run.thread)
             raise
 
@@ -221,25 +206,35 @@ class TrafficRouter:
             return None
         success = judged(self._verify, given, run.recorder.state)
         if self._share and success is not None:
-            with _never_raising():
+            with _failures_logged():
                 self._log.record_outcome(run.thread, success, name=self._name)
         return success
 
 
+def _watched(graph: Pregel, config: RunnableConfig | None) -> _Run:
+    outer, own, given = (
+        (each or {}).get("configurable") or {} for each in (var_child_runnable_config.get(), graph.config, config)
+    )
+    own = {**own, **given}
+    thread = own.get("thread_id", outer.get("thread_id"))
+    merged = {**{key: value for key, value in outer.items() if not is_langgraphs(key)}, **own}
+    return _Run(uuid4().hex if thread is None else str(thread), {"configurable": merged}, Recorder())
+
+
 def _listened(config: RunnableConfig | None, recorder: Recorder) -> RunnableConfig:
     """The run's own config, with one more listener; LangGraph merges it with the others."""
-    given: RunnableConfig = {} if config is None else config
-    callbacks = given.get("callbacks") or []
-    if isinstance(callbacks, BaseCallbackManager):
-        callbacks = callbacks.copy()
-        callbacks.add_handler(recorder)
-        return {**given, "callbacks": callbacks}
-    return {**given, "callbacks": [*callbacks, recorder]}
+    own: RunnableConfig = config or {}
+    callbacks = own.get("callbacks") or []
+    if not isinstance(callbacks, BaseCallbackManager):
+        return {**own, "callbacks": [*callbacks, recorder]}
+    callbacks = callbacks.copy()
+    callbacks.add_handler(recorder)
+    return {**own, "callbacks": callbacks}
 
 
 @contextmanager
-def _never_raising() -> Iterator[None]:
-    """What the log cannot take is said, and is no concern of the run."""
+def _failures_logged() -> Iterator[None]:
+    """A failure of the log is a warning, and no concern of the run."""
     try:
         yield
     except (CanaryLogError, ConfigurationError) as error:
