@@ -11,71 +11,45 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from dreamgym_lg.cli.console import console, errors_shown
+from dreamgym_lg.cli.console import console, errors_shown, say
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.wall.wall import Isolation
 
 if TYPE_CHECKING:
     from dreamgym_lg.simulate.doctor import Examination
-    from dreamgym_lg.traces import Rejected
 
-Agent = Annotated[
-    str,
-    typer.Argument(
-        metavar="AGENT",
-        help="FILE.py:NAME or package.module:NAME of a graph, of an object with invoke, or of a function that creates one.",
-    ),
-]
+AGENT_HELP = "FILE.py:NAME or package.module:NAME of a graph, of an object with invoke, or of a function that creates one."
+ISOLATION_HELP = (
+    "What keeps it from the real world: process, a wall of the kernel, or guard. Default: process where possible."
+)
+SOURCE_HELP = "Conversations, LangSmith runs or OpenTelemetry spans as JSON (Lines), or a SqliteSaver's file."
+HELD_OUT_HELP = "Share of the tasks to keep for evaluation, one at least: never trained on, never retrieved."
+REWARDS_HELP = "JSON object of rewards: by the thread of a SqliteSaver's file, a LangSmith or OpenTelemetry trace, a row's id."
+RANGE_HELP = "Of the recorded rewards, which are scaled to 0 to 1."
+
+Agent = Annotated[str, typer.Argument(metavar="AGENT", help=AGENT_HELP)]
 PassThrough = Annotated[list[str] | None, typer.Option(help="A tool that really runs; may be repeated.")]
-SimulateNode = Annotated[
-    list[str] | None, typer.Option(help="A node of plain code for which the dream answers; may be repeated.")
-]
-Writes = Annotated[
-    list[str] | None, typer.Option(help="A tool that changes the world; may be repeated. Default: found in tools and traces.")
-]
+SimulateNode = Annotated[list[str] | None, typer.Option(help="A node of plain code that the dream plays; may be repeated.")]
+Writes = Annotated[list[str] | None, typer.Option(help="A tool that changes the world; may be repeated. Default: found out.")]
 Traces = Annotated[
     Path | None, typer.Option("--replay-buffer", help="Real traces, which show which tools write.", exists=True, dir_okay=False)
 ]
-Isolated = Annotated[
-    Isolation | None,
-    typer.Option(
-        help="What keeps it from the real world: process, a wall of the kernel, or guard. Default: process where it can be had."
-    ),
-]
+Isolated = Annotated[Isolation | None, typer.Option(help=ISOLATION_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the parts as JSON.")]
 
-Source = Annotated[
-    Path,
-    typer.Argument(
-        metavar="TRACES", help="Conversations, LangSmith runs or OpenTelemetry spans as JSON (Lines), or a SqliteSaver's file."
-    ),
-]
+Source = Annotated[Path, typer.Argument(metavar="TRACES", help=SOURCE_HELP)]
 To = Annotated[Path, typer.Option(help="The replay buffer: a SQLite file, made if it is not there.")]
 Format = Annotated[str, typer.Option(help="[b]auto[/b], [b]messages[/b], [b]langsmith[/b] or [b]otel[/b].")]
 Environment = Annotated[str, typer.Option(help="The name under which the tasks of these traces are stored.")]
-HeldOut = Annotated[
-    float,
-    typer.Option(
-        min=0, max=1, help="Share of the tasks to keep for evaluation, one at least: never trained on, never retrieved."
-    ),
-]
-Rewards = Annotated[
-    Path | None,
-    typer.Option(
-        help="JSON object of rewards: by the thread of a SqliteSaver's file, a LangSmith or OpenTelemetry trace, a row's id.",
-        exists=True,
-        dir_okay=False,
-    ),
-]
-RewardRange = Annotated[
-    tuple[float, float], typer.Option(metavar="LOWEST HIGHEST", help="Of the recorded rewards, which are scaled to 0 to 1.")
-]
+HeldOut = Annotated[float, typer.Option(min=0, max=1, help=HELD_OUT_HELP)]
+Rewards = Annotated[Path | None, typer.Option(help=REWARDS_HELP, exists=True, dir_okay=False)]
+RewardRange = Annotated[tuple[float, float], typer.Option(metavar="LOWEST HIGHEST", help=RANGE_HELP)]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a row was rejected; the rest is stored all the same.")]
 
 COLOURS = {"could leak": "bold red", "not simulated": "bold red", "stopped": "red", "unknown": "yellow", "simulated": "green"}
-SHOWN = 20
-"""Rejected rows that are shown; the rest is counted."""
+REJECTED_SHOWN = 20
 
 
 def doctor(
@@ -105,7 +79,7 @@ def doctor(
         with redirect_stdout(sys.stderr):  # what the module prints is not our answer
             graph = load_agent(agent)
         with ReplayBuffer(replay_buffer or ":memory:") as buffer:
-            found = examine(
+            examination = examine(
                 graph,
                 pass_through=pass_through or (),
                 simulate_nodes=simulate_node or (),
@@ -114,13 +88,13 @@ def doctor(
                 isolation=isolation or ("guard" if missing else "process"),
             )
     if as_json:
-        parts = [part._asdict() for part in found.parts]
+        parts = [part._asdict() for part in examination.parts]
         can = {"process": not missing, "missing": missing}
-        print(json.dumps({"agent": agent, "ready": not found.problems, "isolation": can, "parts": parts}, indent=2))
+        print(json.dumps({"agent": agent, "ready": not examination.problems, "isolation": can, "parts": parts}, indent=2))
     else:
-        _show(agent, found)
-        console.print(_isolation(agent, missing), soft_wrap=True, highlight=False, markup=False)
-    if found.problems:
+        _show(agent, examination)
+        say(_isolation(agent, missing))
+    if examination.problems:
         raise typer.Exit(1)
 
 
@@ -138,27 +112,25 @@ def _isolation(agent: str, missing: Sequence[str]) -> str:
     )
 
 
-def _show(agent: str, found: "Examination") -> None:
+def _show(agent: str, examination: "Examination") -> None:
     table = Table(title=escape(agent), title_justify="left")
     for column in ("part", "name", "in the dream", "reads or writes", "what to do"):
         table.add_column(column, overflow="fold")
     last = ""
-    for part in found.parts:
-        kind = part.kind if part.kind != last else ""
-        last, colour = part.kind, COLOURS.get(part.handling, "")
-        handling = f"[{colour}]{part.handling}[/]" if colour else part.handling
+    for part in examination.parts:
+        kind, last = part.kind if part.kind != last else "", part.kind
+        handling = Text(part.handling, COLOURS.get(part.handling, ""))
         table.add_row(kind, escape(part.name), handling, escape(part.use), escape(part.advice))
     console.print(table)
-    if found.writes_line:
-        console.print(found.writes_line, soft_wrap=True, highlight=False, markup=False)
-    if unknown := [part.name for part in found.parts if part.handling == "unknown"]:
-        console.print(f"[bold]It really runs, and nothing tells what it does:[/] {escape(', '.join(unknown))}", highlight=False)
-    elif not found.problems:
-        console.print("Nothing was found that would touch the real world. The last line says what stops it all the same.")
-    if not found.problems:
-        return
-    names = ", ".join(dict.fromkeys(part.name for part in found.problems))
-    console.print(f"[bold]No episode that reaches it can be right:[/] {escape(names)}", highlight=False)
+    if examination.writes_line:
+        say(examination.writes_line)
+    if unknown := [part.name for part in examination.parts if part.handling == "unknown"]:
+        say(f"It really runs, and nothing tells what it does: {', '.join(unknown)}", "bold")
+    elif not examination.problems:
+        say("Nothing was found that would touch the real world. The last line says what stops it all the same.")
+    if examination.problems:
+        names = ", ".join(dict.fromkeys(part.name for part in examination.problems))
+        say(f"No episode that reaches it can be right: {names}", "bold")
 
 
 def import_traces(
@@ -177,7 +149,7 @@ def import_traces(
 
     with errors_shown(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the rejected rows are shown below
-        found = load_traces(
+        loaded = load_traces(
             traces,
             format=format,  # type: ignore[arg-type]  # another one is refused
             environment=environment,
@@ -185,41 +157,32 @@ def import_traces(
             reward=_rewards(rewards) if rewards is not None else None,
             reward_range=reward_range,
         )
-        read = list(found)
+        read = list(loaded)
         with ReplayBuffer(to) as buffer:
             added = buffer.extend(read)
             totals = f"{buffer.count('trajectories'):,} trajectories, {buffer.count('steps'):,} steps"
-            # of a task that was stored before, the first split stays
-            kept = sum(task.split != "train" for task in buffer.tasks())
+            held = sum(task.split != "train" for task in buffer.tasks())  # of a task stored before, the first split stays
     successes, steps = sum(each.success for each in read), sum(len(each.steps) for each in read)
-    console.print(
+    say(
         f"{len(read):,} traces read ({successes:,} successes, {steps:,} steps, {len({t.task.id for t in read}):,} tasks); "
-        f"{added:,} new in {escape(str(to))}, which now holds {totals}; {kept:,} of its tasks are kept for evaluation",
-        soft_wrap=True,
-        highlight=False,
+        f"{added:,} new in {to}, which now holds {totals}; {held:,} of its tasks are kept for evaluation"
     )
-    if found.rejected:
-        _show_rejected(found.rejected)
-    if strict and found.rejected:
-        raise typer.Exit(1)
+    if rejected := loaded.rejected:
+        table = Table("line", "reason", title=f"{len(rejected):,} rejected", title_justify="left")
+        for each in rejected[:REJECTED_SHOWN]:
+            table.add_row(str(each.line), escape(each.reason))
+        if len(rejected) > REJECTED_SHOWN:
+            table.add_row("", f"and {len(rejected) - REJECTED_SHOWN:,} more")
+        console.print(table)
+        if strict:
+            raise typer.Exit(1)
 
 
 def _rewards(file: Path) -> dict[str, float]:
     try:
-        found = json.loads(file.read_text())
+        rewards = json.loads(file.read_text())
     except ValueError as error:
         raise ConfigurationError(f"{file} is no JSON ({error}); give an object of ids and rewards") from error
-    if not isinstance(found, dict):
-        raise ConfigurationError(f"{file} holds a {type(found).__name__}; give an object of ids and rewards")
-    return found
-
-
-def _show_rejected(rejected: "Sequence[Rejected]") -> None:
-    table = Table(title=f"{len(rejected):,} rejected", title_justify="left")
-    table.add_column("line", justify="right")
-    table.add_column("reason", overflow="fold")
-    for each in rejected[:SHOWN]:
-        table.add_row(str(each.line), escape(each.reason))
-    if len(rejected) > SHOWN:
-        table.add_row("", f"and {len(rejected) - SHOWN:,} more")
-    console.print(table)
+    if not isinstance(rewards, dict):
+        raise ConfigurationError(f"{file} holds a {type(rewards).__name__}; give an object of ids and rewards")
+    return rewards

@@ -25,73 +25,28 @@ WORLD_HELP = (
     f"A world's name ({', '.join(f'[b]{name}[/b]' for name in world_names())}), [b]FILE.py:NAME[/b] of an experiment or a "
     "world of your own, or the folder of an experiment."
 )
+LEARNERS, TRACKER_NAMES = (", ".join(f"[b]{name}[/b]" for name in names) for names in (get_args(LearnerName), TRACKERS))
+PLACES = "Where it trains: [b]dream[/b], [b]real[/b], or [b]s2r[/b], the dream, then --real-steps. Default: the world's."
+REFRESH_HELP = "Real episodes shown to the experience model at each refresh; 0 spends no real step. Default: the world's."
+SERVERS_HELP = "A vLLM server of the policy's model, e.g. http://gpu1:8000, that generates its replies; may be repeated."
+
 WorldArgument = Annotated[str, typer.Argument(metavar="WORLD", help=WORLD_HELP)]
 OptionalWorld = Annotated[str | None, typer.Argument(metavar="WORLD", help=WORLD_HELP)]
-Seed = Annotated[
-    int | None,
-    typer.Option(help="Decides the worlds, the models' first weights and every sample. Default: 1, or the experiment's own."),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="Output folder; the same command goes on where it was. Default: runs/WORLD-seedSEED, or the experiment's own."
-    ),
-]
+Seed = Annotated[int | None, typer.Option(help="Decides worlds, weights and samples. Default: 1, or the experiment's own.")]
+Out = Annotated[Path | None, typer.Option(help="Output folder. Default: runs/WORLD-seedSEED, or the experiment's own.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A few minutes: see every part work; proves nothing.")]
-Iterations = Annotated[
-    int | None, typer.Option(min=1, help="Training iterations; may be raised later. Default: the world's settings.")
-]
-Refresh = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        help="Real episodes shown to the experience model at each refresh; 0 spends no real step. Default: the world's.",
-    ),
-]
-Learner = Annotated[
-    str | None,
-    typer.Option(
-        help=f"What trains the policy: {', '.join(f'[b]{name}[/b]' for name in get_args(LearnerName))}. Default: the world's."
-    ),
-]
-Place = Annotated[
-    str | None,
-    typer.Option(
-        "--environment",
-        help="Where it trains: [b]dream[/b], [b]real[/b], or [b]s2r[/b], the dream, then --real-steps. Default: the world's.",
-    ),
-]
-RealSteps = Annotated[
-    int | None, typer.Option(min=1, help="Real steps after which a training in the real environment ends; may be raised later.")
-]
-Force = Annotated[
-    bool,
-    typer.Option(
-        "--force",
-        help="Train even in a dream that the gate refuses, and whatever the gap to reality (max_false_success, max_gap).",
-    ),
-]
+Iterations = Annotated[int | None, typer.Option(min=1, help="Training iterations; may be raised later. Default: the world's.")]
+Refresh = Annotated[int | None, typer.Option(min=0, help=REFRESH_HELP)]
+Learner = Annotated[str | None, typer.Option(help=f"What trains the policy: {LEARNERS}. Default: the world's.")]
+Where = Annotated[str | None, typer.Option("--environment", help=PLACES)]
+RealSteps = Annotated[int | None, typer.Option(min=1, help="Real steps after which a real training ends; may be raised later.")]
+Force = Annotated[bool, typer.Option("--force", help="Lift the gate and the limit of the gap (max_false_success, max_gap).")]
 ReferencesOnly = Annotated[
-    bool,
-    typer.Option(
-        "--references-only",
-        help="Train only on tasks that recorded successes judge, and the experience model never (references_only).",
-    ),
+    bool, typer.Option("--references-only", help="Train only on tasks that recorded successes judge (references_only).")
 ]
-Lora = Annotated[
-    bool,
-    typer.Option("--lora", help="Train adapters beside the policy's weights, which stay as they are, in less memory (lora)."),
-]
-Servers = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="A vLLM server of the policy's model, e.g. http://gpu1:8000, that generates its replies; may be repeated."
-    ),
-]
-ReportTo = Annotated[
-    list[str] | None,
-    typer.Option(help=f"A tracker of its metrics: {', '.join(f'[b]{name}[/b]' for name in TRACKERS)}; may be repeated."),
-]
+Lora = Annotated[bool, typer.Option("--lora", help="Train adapters beside the policy's weights, in less memory (lora).")]
+Servers = Annotated[list[str] | None, typer.Option(help=SERVERS_HELP)]
+ReportTo = Annotated[list[str] | None, typer.Option(help=f"A tracker of its metrics: {TRACKER_NAMES}; may be repeated.")]
 To = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write the trained policy to; it must not exist.")]
 DEMO = "peckingorder"
 
@@ -129,26 +84,21 @@ def open_experiment(
                 f"{given} is a folder, and its experiment has a seed and settings: leave --seed, --out and --quick away"
             )
         return open_folder(Path(given), **chosen)
-    found = loaded
-    if found is None:
-        found = load_object(given) if is_object(given) else load_world(given)
-    if isinstance(found, DreamGym):
-        found = found.experiment
-    if isinstance(found, World):
-        folder = out or _default_folder(found, 1 if seed is None else seed, quickly)
-        if existing:  # other values than the folder's are refused by the command
-            chosen |= {} if seed is None else {"seed": seed}
-            chosen |= {"proof_tasks": quick(found.settings).proof_tasks} if quickly else {}
-            return open_folder(folder, found, **chosen)
+    subject = loaded or (load_object(given) if is_object(given) else load_world(given))
+    work = subject.experiment if isinstance(subject, DreamGym) else subject
+    if not isinstance(work, Experiment | World):
+        raise ConfigurationError(f"{given} is of type {type(work).__name__}; give an Experiment, a World, or what creates one")
+    if seed is not None or (isinstance(work, World) and not existing):
         chosen["seed"] = 1 if seed is None else seed
-        return Experiment(found, folder, replace(quick(found.settings) if quickly else found.settings, **chosen))
-    if not isinstance(found, Experiment):
-        raise ConfigurationError(f"{given} is of type {type(found).__name__}; give an Experiment, a World, or what creates one")
-    if seed is not None:
-        chosen["seed"] = seed
-    found.settings = replace(quick(found.settings) if quickly else found.settings, **chosen)
-    found.out = out or (found.out.with_name(f"{found.out.name}-quick") if quickly else found.out)
-    return found
+    if isinstance(work, World):
+        folder = out or _default_folder(work, seed or 1, quickly)
+        if not existing:
+            return Experiment(work, folder, replace(quick(work.settings) if quickly else work.settings, **chosen))
+        chosen |= {"proof_tasks": quick(work.settings).proof_tasks} if quickly else {}
+        return open_folder(folder, work, **chosen)  # other values than the folder's are refused by the command
+    work.settings = replace(quick(work.settings) if quickly else work.settings, **chosen)
+    work.out = out or (work.out.with_name(f"{work.out.name}-quick") if quickly else work.out)
+    return work
 
 
 def is_object(given: str) -> bool:
@@ -215,7 +165,7 @@ def train(
     iterations: Iterations = None,
     refresh: Refresh = None,
     learner: Learner = None,
-    environment: Place = None,
+    environment: Where = None,
     real_steps: RealSteps = None,
     force: Force = False,
     references_only: ReferencesOnly = False,
