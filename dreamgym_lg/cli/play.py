@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -11,14 +11,12 @@ import typer
 from dreamgym_lg.actions import render_answer
 from dreamgym_lg.cli.agent import PassThrough, SimulateNode
 from dreamgym_lg.cli.console import errors_shown, say, typed
-from dreamgym_lg.cli.experiment import WORLD_HELP, is_object, open_experiment
-from dreamgym_lg.cli.fidelity import Model, check_source, dream_of
+from dreamgym_lg.cli.dreams import ModelName, Source, opened
+from dreamgym_lg.cli.experiment import WORLD_HELP, is_object
 from dreamgym_lg.cli.play_agent import play_agent
 from dreamgym_lg.cli.play_session import Session, store_played, stored_task, typed_call
-from dreamgym_lg.dream import usual_dream
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
-from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.gym import DreamGym
@@ -42,7 +40,7 @@ SPLIT_HELP = "Whose tasks are played. Default: test; of a replay buffer, any."
 def play(
     world: Annotated[str | None, typer.Argument(metavar="WORLD", help=WORLD_OR_AGENT)] = None,
     replay_buffer: Annotated[Path | None, typer.Option(help=BUFFER_HELP, dir_okay=False)] = None,
-    experience_model: Model = None,
+    experience_model: ModelName = None,
     real: Annotated[bool, typer.Option("--real", help=REAL_HELP)] = False,
     split: Annotated[Split | None, typer.Option(help=SPLIT_HELP)] = None,
     task: Annotated[str | None, typer.Option(help="The id of the task to begin with.")] = None,
@@ -72,9 +70,8 @@ def play(
             play_agent(world, compiled(loaded), policy, buffer=replay_buffer, task=task, record=record, **options)
             return
         _refuse(of_agents, "is for an agent's graph, FILE.py:NAME; in a world you act")
-        check_source(world, replay_buffer, experience_model)
-        with _opened(world, loaded, replay_buffer, experience_model or "", split, real) as place:
-            Player(place, _tasks(place, task, split), reasoning=reasoning, record=record).run()
+        with opened(world, replay_buffer, experience_model, loaded) as source, _place(source, real) as place:
+            Player(place, _tasks(source, task, split), reasoning=reasoning, record=record).run()
 
 
 def _refuse(options: Mapping[str, object], reason: str) -> None:
@@ -84,47 +81,36 @@ def _refuse(options: Mapping[str, object], reason: str) -> None:
 
 
 class Place(NamedTuple):
-    """An environment for a person, the tasks to play there, and the buffer that they are stored in."""
+    """An environment for a person."""
 
     environment: Environment
-    replay_buffer: ReplayBuffer
-    tasks: list[Task]
     described: str
-    dream: str
+    replay_buffer: ReplayBuffer
+    max_steps: int | None
+    dream: str = ""
     """The dream's version; "" for the real environment."""
-    max_steps: int | None = None
 
 
 @contextmanager
-def _opened(
-    world: str | None, loaded: object, file: Path | None, model: str, split: Split | None, real: bool
-) -> Iterator[Place]:
-    with ExitStack() as stack:
-        if world is not None:
-            work = open_experiment(world, loaded=loaded, existing=True)
-            buffer, tasks = stack.enter_context(work.replay_buffer), work.tasks(split or "test")
-            if real:
-                environment = stack.enter_context(closing(work.world.create_environment()))
-                yield Place(environment, buffer, tasks, "the real environment", "", work.world.max_steps)
-                return
-            dream, max_steps = dream_of(work), work.world.max_steps
-        else:
-            if real:
-                raise ConfigurationError("--real needs a WORLD: a replay buffer does not hold the tools themselves")
-            if file is None or not file.exists():
-                raise ConfigurationError(f"the replay buffer {file} does not exist: `dreamgym import` makes one of your traces")
-            buffer = stack.enter_context(ReplayBuffer(file))
-            dream, tasks = usual_dream(load_experience_model(model, buffer)), buffer.tasks(split=split, origin="real")
-            max_steps = None
+def _place(source: Source, real: bool) -> Iterator[Place]:
+    max_steps = source.work.world.max_steps if source.work else None
+    if not real:
+        dream = source.dream()
         parts = ", ".join(DECIDERS.get(part.name, part.name) for part in dream.responders)
         described = f"the dream {dream.version}, answered by {parts}"
-        yield Place(dream.create_environment(), buffer, tasks, described, dream.version, max_steps)
+        yield Place(dream.create_environment(), described, source.buffer, max_steps, dream.version)
+    elif source.work is None:
+        raise ConfigurationError("--real needs a WORLD: a replay buffer does not hold the tools themselves")
+    else:
+        with closing(source.work.world.create_environment()) as environment:
+            yield Place(environment, "the real environment", source.buffer, max_steps)
 
 
-def _tasks(place: Place, task_id: str | None, split: Split | None) -> list[Task]:
+def _tasks(source: Source, task_id: str | None, split: Split | None) -> list[Task]:
     """The tasks to play, the named one first. Raises `ConfigurationError` if there is none."""
-    tasks = [stored_task(place.replay_buffer, task_id)] if task_id else []
-    tasks += [task for task in place.tasks if task.id != task_id]
+    tasks = [stored_task(source.buffer, task_id)] if task_id else []
+    known = source.work.tasks(split or "test") if source.work else source.buffer.tasks(split=split, origin="real")
+    tasks += [task for task in known if task.id != task_id]
     if not tasks:
         raise ConfigurationError(f"there is no task of the split {split or 'test'!r}: choose another --split")
     return tasks

@@ -16,6 +16,7 @@ from langchain_core.messages import BaseMessage
 from typer.testing import CliRunner, Result
 
 import dreamgym_lg.cli.play as command
+from dreamgym_lg.cli import dreams
 from dreamgym_lg.cli.play_session import Session, typed_call
 from dreamgym_lg.dream import Model
 from dreamgym_lg.environment import Environment, refused
@@ -67,7 +68,7 @@ def sit(scripted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sit:
         model = scripted(reply=reply)
         start.asked = model.asked  # type: ignore[attr-defined]
         monkeypatch.setattr(
-            command, "load_experience_model", lambda name, buffer: Model(model, replay_buffer=buffer, version=name)
+            dreams, "load_experience_model", lambda name, buffer: Model(model, replay_buffer=buffer, version=name)
         )
         given = ["--replay-buffer", str(tmp_path / "replay.db"), "--experience-model", "test:door", *options]
         return CliRunner().invoke(app, given, input="\n".join(lines), env={"COLUMNS": "200"})
