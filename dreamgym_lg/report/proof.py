@@ -70,7 +70,7 @@ def write_report(
     """
     check_installed("matplotlib", "jinja2", extra="report")
     history = curves.by_iteration(metrics)
-    picture = _picture(result, history)
+    picture = draw_png(lambda figure: _draw(figure, result, history), width=16, height=10)
     page = _page(result, history, episodes, picture)
     out.mkdir(parents=True, exist_ok=True)
     html, png = out / "report.html", out / "report.png"
@@ -193,31 +193,19 @@ def _uniform(result: Mapping[str, Any]) -> dict[str, Rate]:
     return {kind: rate for kind, rate in found.items() if rate}
 
 
-def _picture(result: Mapping[str, Any], history: History) -> bytes:
-    return draw_png(lambda figure: _draw(figure, result, history), width=16, height=10)
-
-
 def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None:
     title, sentence = _title(result), _claims(result)[0]["sentence"]  # both shrink rather than leave the picture
     figure.text(0.03, 0.955, title, fontsize=min(25, 1850 / len(title)), fontweight="bold", va="center")
     figure.text(0.03, 0.912, sentence, fontsize=min(17, 2100 / len(sentence)), color=FAINT, va="center")
     note = _note(result)
     figure.text(0.03, 0.022, note, fontsize=min(13, 2000 / len(note)), color=FAINT, va="center")
-    widths = {"wspace": 0.11, "width_ratios": (12, 10)}
-    top: Any = figure.add_gridspec(1, 2, left=0.045, right=0.98, top=0.83, bottom=0.53, **widths).subplots()
-    low: Any = figure.add_gridspec(1, 2, left=0.045, right=0.66, top=0.375, bottom=0.115, wspace=0.3).subplots()
-    nodes, steps, total = _node_seconds(history), _steps(result), sum(_node_seconds(history).values())
-    heights = {"hspace": 0.6, "height_ratios": (max(len(nodes), 1), max(len(steps), 1))}
-    side = figure.add_gridspec(2, 1, left=0.81, right=0.98, top=0.375, bottom=0.08, **heights)
-    _draw_headline(top[0], _rows(result))
-    curves.draw_progress(top[1], history)
+    edges = {"left": 0.045, "right": 0.955, "top": 0.83, "bottom": 0.115, "wspace": 0.22, "hspace": 0.52}
+    (before_and_after, progress), low = figure.subplots(2, 2, gridspec_kw={**edges, "height_ratios": (30, 26)})
+    _draw_headline(before_and_after, _rows(result))
+    curves.draw_progress(progress, history)
     curves.draw_pair(low[0], history, curves.UNIFORM, curves.VALUE)
     curves.draw_pair(low[1], history, curves.INVALID, curves.ENTROPY)
-    texts = [f"{_duration(seconds)}, {seconds / total:.0%}" for seconds in nodes.values()]
-    title = f"Training: {_duration(total)}" if total else "Training time"
-    _draw_bars(figure.add_subplot(side[0]), title, nodes, texts, FAINT)
-    _draw_bars(figure.add_subplot(side[1]), "Real steps", steps, [f"{count:,}" for count in steps.values()], REAL)
-    curves.finish(figure, (top[1], *low), history)
+    curves.finish(figure, (progress, *low), history)
 
 
 def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:
@@ -244,12 +232,3 @@ def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:
     axes.plot([], [], "s", color=REAL, ms=12, label="real")
     axes.plot([], [], "D", color=DREAM, mfc="white", mew=2.2, ms=9, label="same policy in the dream")
     axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=2, handlelength=1, columnspacing=1.5)
-
-
-def _draw_bars(axes: "Axes", title: str, bars: Mapping[str, float], texts: Sequence[str], color: str) -> None:
-    axes.set_title(title)
-    if bars:
-        axes.bar_label(axes.barh(list(bars), list(bars.values()), 0.66, color=color), texts, padding=6)
-        axes.set(xticks=[], xlim=(0, 1.9 * max(bars.values()) or 1), frame_on=False)  # room for the longest bar's text
-        axes.tick_params(axis="y", length=0)
-        axes.invert_yaxis()

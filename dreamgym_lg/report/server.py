@@ -10,14 +10,13 @@ from threading import Lock
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
 from dreamgym_lg.replay.reader import ReplayReader, stamp
@@ -90,7 +89,10 @@ def create_app(path: Path) -> Starlette:
     routes = [Route(each, page) for each in PAGES] + [Route(each, file) for each in static]
     return Starlette(
         routes=[*routes, Route("/curves.png", curves), Route("/stamp", changed)],
-        middleware=[Middleware(_Headers), Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)],
+        middleware=[
+            Middleware(BaseHTTPMiddleware, dispatch=_with_headers),
+            Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False),
+        ],
         exception_handlers={kind: failed for kind in (*_STATUS, HTTPException)},
     )
 
@@ -125,18 +127,9 @@ def _curves(metrics: str) -> bytes:
         return draw_png(lambda figure: draw_curves(figure, history, began), width=16.5, height=9)
 
 
-class _Headers:
+async def _with_headers(request: Request, answer: RequestResponseEndpoint) -> Response:
     """Adds `HEADERS` to every answer, but for what it has already."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def told(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        await self.app(scope, receive, told)
+    response = await answer(request)
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    return response
