@@ -1,4 +1,4 @@
-"""What an iteration's episodes were like, and what the figures of a run say goes wrong: alarms of one sentence each."""
+"""Metrics of an iteration's episodes, and alarms of one sentence each where a run goes wrong."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -17,7 +17,7 @@ WINDOW = 3
 def describe(
     groups: Sequence[Sequence[Trajectory]], *, max_new_tokens: int | None = None
 ) -> dict[str, float | int | str | None]:
-    """What an iteration's episodes were like. Failed rollouts are counted, and left out of every mean.
+    """The metrics of an iteration's episodes. Failed rollouts are counted, and left out of every mean.
 
     Args: `max_new_tokens`, after which the policy's replies are cut off; None where nobody knows.
     """
@@ -82,45 +82,46 @@ def check_trainable(episodes: Sequence[Trajectory]) -> None:
 
 
 class Alarm(NamedTuple):
-    """Something that goes wrong, told when it begins."""
+    """Something that goes wrong."""
 
     name: str
     text: str
 
 
+SAMPLER = (
+    "the trainer's log-probabilities differ by {:.2f} a token from those that were sampled with: the engine has other weights, "
+    "or other arithmetic (vllm_importance_sampling_correction=True weighs tokens for that)"
+)
+LIMITS = (
+    ("invalid", "invalid_action_share", 0.5, "{:.0%} of the actions are invalid: show the policy demonstrations (train_base)"),
+    ("cut", "cut_reply_share", 0.1, "{:.0%} of the policy's replies are cut off: raise policy_tokens, or teach it to be brief"),
+    ("kl", "kl", 0.5, "KL of {:.2f} a token, the policy is far from where it began: a larger beta or a lower learning_rate"),
+    ("clipped", "clip_ratio/region_mean", 0.3, "{:.0%} of the tokens are clipped: a lower learning_rate or fewer updates"),
+    ("sampler", "sampling/sampling_logp_difference/mean", 0.1, SAMPLER),
+)
+"""Alarms of a metric that is too large: name, metric, limit, text."""
+
+
 def check_health(rows: Sequence[Row]) -> list[Alarm]:
-    """What is wrong at the last of these iterations, which are of one run, in order.
+    """The alarms at the last of these iterations, which are of one run, in order.
 
     Each figure is the mean of the last `WINDOW` iterations, before which there is no alarm but for split episodes; the entropy
     is held against that of the first `WINDOW`.
     """
-    found = _splits(rows[-1:])
+    alarms = _splits(rows[-1:])
     if len(rows) < WINDOW:
-        return found
-    names = ("invalid_action_share", "cut_reply_share", "kl", "clip_ratio/region_mean", "entropy")
-    invalid, cut, kl, clipped, entropy = (_mean(rows[-WINDOW:], name) for name in names)
-    first, told = _mean(rows[:WINDOW], "entropy"), {}
-    if invalid is not None and invalid > 0.5:
-        told["invalid"] = f"{invalid:.0%} of the actions are invalid: show the policy demonstrations first (train_base)"
-    if cut is not None and cut > 0.1:
-        told["cut"] = f"{cut:.0%} of the policy's replies are cut off: raise policy_tokens (Settings), or teach it to be brief"
-    if kl is not None and kl > 0.5:
-        told["kl"] = f"KL of {kl:.2f} a token, the policy is far from where it began: a larger beta or a lower learning_rate"
-    if clipped is not None and clipped > 0.3:
-        told["clipped"] = f"{clipped:.0%} of the tokens are clipped and teach nothing: a lower learning_rate or fewer updates"
-    if entropy is not None and first is not None and entropy < 0.1 * first:
+        return alarms
+    for name, metric, limit, text in LIMITS:
+        if (value := _mean(rows[-WINDOW:], metric)) is not None and value > limit:
+            alarms.append(Alarm(name, text.format(value)))
+    first, entropy = _mean(rows[:WINDOW], "entropy"), _mean(rows[-WINDOW:], "entropy")
+    if first is not None and entropy is not None and entropy < 0.1 * first:
         fell = f"entropy fell from {first:.3f} to {entropy:.3f}, so a task's episodes will soon be the same"
-        told["entropy"] = f"{fell}: a lower learning_rate, a larger beta, or harder tasks"
-    if entropy is not None and first is not None and entropy > 3 * first + 0.1:
+        alarms.append(Alarm("entropy", f"{fell}: a lower learning_rate, a larger beta, or harder tasks"))
+    if first is not None and entropy is not None and entropy > 3 * first + 0.1:
         rose = f"entropy rose from {first:.2f} to {entropy:.2f}, so the policy becomes noise"
-        told["noise"] = f"{rose}: a lower learning_rate or a larger beta"
-    differs = _mean(rows[-WINDOW:], "sampling/sampling_logp_difference/mean")
-    if differs is not None and differs > 0.1:
-        told["sampler"] = (
-            f"the trainer's log-probabilities differ by {differs:.2f} a token from those that were sampled with: the engine "
-            "has other weights, or other arithmetic (vllm_importance_sampling_correction=True weighs tokens for that)"
-        )
-    return found + [Alarm(name, text) for name, text in told.items()]
+        alarms.append(Alarm("noise", f"{rose}: a lower learning_rate or a larger beta"))
+    return alarms
 
 
 def _splits(rows: Sequence[Row]) -> list[Alarm]:
