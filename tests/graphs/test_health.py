@@ -18,7 +18,7 @@ FINE: dict[str, float] = {"entropy": 0.5, "invalid_action_share": 0.1, "kl": 0.0
         ({"invalid_action_share": 0.7}, "invalid", "70% of the actions are invalid: show the policy demonstrations"),
         ({"cut_reply_share": 0.41}, "cut", "41% of the policy's replies are cut off: raise policy_tokens"),
         ({"kl": 0.9}, "kl", "KL of 0.90 a token, .*: a larger beta"),
-        ({"clip_ratio/region_mean": 0.4}, "clipped", "40% of the tokens are clipped .* fewer updates"),
+        ({"clip_ratio/region_mean": 0.4}, "clipped", "40% of the tokens are clipped: .* fewer updates"),
         ({"entropy": 0.01}, "entropy", "entropy fell from 0.500 to 0.010, .* harder tasks"),
         (
             {"segments": 90, "rewritten_segments": 60, "episodes": 30, "reread_share": 0.7},
