@@ -82,7 +82,7 @@ class PredictionFailed(DreamGymError):
 
 
 class ModelUnavailable(DreamGymError):
-    """A hosted model did not answer within its attempts, or refused the request. Its message holds no key."""
+    """A hosted model did not answer, or refused the request. Its message names the server and holds no key."""
 
 
 class OwnerUnknown(DreamGymError):

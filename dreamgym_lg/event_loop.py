@@ -1,4 +1,4 @@
-"""One event loop for all that this library plays, which outlives each call.
+"""Event loops that outlive each call.
 
 The async clients of providers, and those of a user's own tools, keep connections that no other loop can use: with a loop of
 its own, the second evaluation of the same agent finds them closed.
@@ -76,7 +76,7 @@ def _started(name: str) -> asyncio.AbstractEventLoop:
 
 
 def _cancel_rest(loop: asyncio.AbstractEventLoop) -> None:
-    """What a coroutine left behind ends with it, as in `asyncio.run`; else it would go on with the next one."""
+    """End the tasks that a coroutine left behind, as `asyncio.run` does; they would go on with the next one."""
     if left := asyncio.all_tasks(loop):
         for task in left:
             task.cancel()
@@ -84,7 +84,7 @@ def _cancel_rest(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _forget() -> None:
-    """In a forked child, which has neither the threads nor the loops."""
+    """Begin anew in a forked child, which has neither the threads nor the loops."""
     global _starting, _playing
     _starting, _playing = threading.Lock(), threading.Lock()
     _runner.cache_clear()

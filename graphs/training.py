@@ -22,7 +22,7 @@ from dreamgym_lg.environment import CreateEnvironment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.graphs.episode import create_episode_graph
-from dreamgym_lg.hosted.hosted import Hosted, Usage
+from dreamgym_lg.hosted import Hosted, Usage
 from dreamgym_lg.learner import Learner
 from dreamgym_lg.metrics.health import Row, check_health, check_trainable, describe, is_collapsed, mostly_failed
 from dreamgym_lg.metrics.names import reported_metrics

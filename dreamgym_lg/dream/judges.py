@@ -100,8 +100,12 @@ class ModelJudge:
     ) -> None:
         shared = model if isinstance(model, Model) else None
         self._shares = shared is not None
-        self.prompter = model.prompter if isinstance(model, Model) else Prompter(model, hosted=hosted, retries=retries)
         source = references if references is not None else shared.replay_buffer if shared else None
+        buffer = source if isinstance(source, ReplayBuffer) else None
+        if isinstance(model, Model):
+            self.prompter = model.prompter
+        else:
+            self.prompter = Prompter(model, hosted=hosted, replay_buffer=buffer, retries=retries)
         self._references = source if source is None or isinstance(source, References) else References(source)
         form = default_format(self.model)
         self._lines = isinstance(shared.prompt_format, LineFormat) if shared else form == "lines"

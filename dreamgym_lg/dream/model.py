@@ -71,7 +71,7 @@ class Model:
     ) -> None:
         if demonstrations and replay_buffer is None:
             raise ConfigurationError(f"demonstrations={demonstrations} needs a replay_buffer to retrieve them from")
-        self.prompter = Prompter(model, hosted=hosted, retries=retries)
+        self.prompter = Prompter(model, hosted=hosted, replay_buffer=replay_buffer, retries=retries)
         self.replay_buffer, self.context = replay_buffer, context
         default = DEFAULT_DEMONSTRATIONS if replay_buffer is not None else 0
         self.k = default if demonstrations is None else demonstrations

@@ -16,6 +16,7 @@ from dreamgym_lg.dream.prompts import bind_schema
 from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
 from dreamgym_lg.hosted.chat_model import Chat, load_chat_model, name_of
 from dreamgym_lg.hosted.hosted import Hosted, hosted_for
+from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import unrecorded
 
 Value = TypeVar("Value")
@@ -29,16 +30,24 @@ class Prompter:
     Args:
         model: A chat model or its name; None for one that is yet to be trained.
         hosted: Limits, budget and file of answers. Default: `Hosted()` for a model that takes a key, else none.
+        replay_buffer: Beside its file, answers of a hosted model are kept, unless `hosted` has a file.
         retries: Further tries after an answer that cannot be read, each with the reason.
 
     Raises `ConfigurationError` for something else than a chat model; what `load_chat_model` raises.
     """
 
-    def __init__(self, model: BaseChatModel | str | None, *, hosted: Hosted | None = None, retries: int = 1) -> None:
+    def __init__(
+        self,
+        model: BaseChatModel | str | None,
+        *,
+        hosted: Hosted | None = None,
+        replay_buffer: ReplayBuffer | None = None,
+        retries: int = 1,
+    ) -> None:
         model = load_chat_model(model) if isinstance(model, str) else model
         if model is not None and not isinstance(model, BaseChatModel):
             raise ConfigurationError(f"{model!r} is no chat model; give one, or its name")
-        self.hosted, self.retries = hosted or hosted_for(model), retries
+        self.hosted, self.retries = hosted_for(model, hosted, replay_buffer), retries
         self._lock = threading.Lock()
         self.renew(name_of(model), model)
 

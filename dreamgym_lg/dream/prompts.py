@@ -20,7 +20,7 @@ from langchain_core.runnables import RunnableSequence
 
 from dreamgym_lg.actions import tool_line
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
-from dreamgym_lg.hosted.hosted import Chat
+from dreamgym_lg.hosted.chat_model import Chat
 from dreamgym_lg.tasks import is_tool_task, schemas, world_seed
 from dreamgym_lg.types import Prediction, Step, Task
 

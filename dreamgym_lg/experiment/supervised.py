@@ -101,7 +101,7 @@ def _annotated_by(annotator: object) -> Annotate | None:
     if model is None or callable(model):
         return model
     raise ConfigurationError(
-        f"annotator={annotator!r}: give a chat model, its name, or partial(annotate, model=..., hosted=..., batch=...)"
+        f"annotator={annotator!r}: give a chat model, its name, or partial(annotate, model=..., hosted=...)"
     )
 
 

@@ -1,7 +1,8 @@
-"""Chat models by name, and the names and servers of chat models."""
+"""Chat models: by name, and their names and servers."""
 
 import re
 from typing import Any
+from urllib.parse import urlsplit
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
@@ -15,17 +16,21 @@ Chat = Runnable[Any, AIMessage]
 EXAMPLE_MODEL = "openai:gpt-5.4-mini"
 """The small hosted model that help texts name; docs name it too."""
 
+MAX_RETRIES, TIMEOUT = 6, 120.0
+"""Of a model by name, by its provider's client: tries after a refused, lost or late call; seconds of one try."""
+
 
 def load_chat_model(name: str) -> BaseChatModel:
-    """The chat model that a name like `openai:MODEL` stands for (LangChain's `init_chat_model`), at temperature 0.
+    """The chat model of a name like `openai:MODEL` (LangChain's `init_chat_model`), at temperature 0.
 
-    Raises `MissingDependency` saying what to install without `langchain` or the provider's package, `ConfigurationError` for an
+    Its client tries a call again `MAX_RETRIES` times, and heeds `Retry-After` if its provider does. Raises
+    `MissingDependency` saying what to install without `langchain` or the provider's package, `ConfigurationError` for an
     unknown name or a missing key.
     """
     try:
         from langchain.chat_models import init_chat_model
 
-        model: BaseChatModel = init_chat_model(name, temperature=0)
+        model: BaseChatModel = init_chat_model(name, temperature=0, max_retries=MAX_RETRIES, timeout=TIMEOUT)
     except ImportError as error:
         raise MissingDependency(f"the model {name!r} needs another package; run: {_install(name, str(error))}") from error
     except Exception as error:  # each provider has its own way to say that a key is missing
@@ -33,11 +38,11 @@ def load_chat_model(name: str) -> BaseChatModel:
     return model
 
 
-def _install(name: str, told: str) -> str:
-    """The command that installs what is missing. Args: `told`, the error, in which LangChain names the provider's package."""
+def _install(name: str, message: str) -> str:
+    """The command that installs a provider's package, which LangChain's error message names."""
     provider = name.partition(":")[0] if ":" in name else "openai"
-    found = re.search(r"langchain-[a-z-]+", told)
-    package = found[0] if found else f"langchain-{provider.replace('_', '-')}"
+    named = re.search(r"langchain-[a-z-]+", message)
+    package = named[0] if named else f"langchain-{provider.replace('_', '-')}"
     return "pip install 'dreamgym-lg[openai]'" if package == "langchain-openai" else f"pip install langchain {package}"
 
 
@@ -45,3 +50,11 @@ def name_of(model: object) -> str:
     """The model's name as its server knows it, else its class."""
     names = (getattr(model, attribute, None) for attribute in ("model_name", "model", "model_id", "deployment_name"))
     return next((name for name in names if isinstance(name, str) and name), type(model).__name__)
+
+
+def host_of(model: object) -> str:
+    """` at HOST:PORT` of the address that a chat model was given; "" for its provider's own."""
+    fields = vars(getattr(model, "bound", model))  # the model behind bound arguments
+    addresses = (value for name, value in fields.items() if re.search(r"(base|url|endpoint)$", name) and isinstance(value, str))
+    hosts = (urlsplit(address).netloc.rpartition("@")[2] for address in addresses)
+    return next((f" at {host}" for host in hosts if host), "")

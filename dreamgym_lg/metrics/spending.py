@@ -1,13 +1,13 @@
-"""What a training run's hosted experience model costs: what is left to pay, and the total so far."""
+"""Costs of a training run's hosted models: an estimate of the rest, and the total so far."""
 
 from collections.abc import Sequence
 
-from dreamgym_lg.hosted.hosted import Hosted, Usage
+from dreamgym_lg.hosted import Hosted, Usage
 from dreamgym_lg.metrics.health import Row
 
 
 def estimate_rest(hosted: Hosted, spent: Usage, *, played: int, left: int) -> str:
-    """One sentence: what the episodes that are left will take. Args: `spent`, on the `played` ones."""
+    """A sentence with the estimated cost of the episodes left. Args: `spent`, on the `played` ones."""
     rest = {name: value * left / played for name, value in spent.limited.items()}
     ends = [
         f"max_{name}={limit:g}"

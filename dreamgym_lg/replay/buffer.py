@@ -92,7 +92,8 @@ class ReplayBuffer:
         from dreamgym_lg.replay import schema
 
         self._lock, self._owned = RLock(), not isinstance(path_or_connection, sqlite3.Connection)
-        cache = None
+        self.path: Path | None = None
+        """The file; None in memory, and for a given connection."""
         if isinstance(path_or_connection, sqlite3.Connection):
             self._name, self._connection = "the given connection", path_or_connection
             if self._connection.in_transaction:
@@ -100,9 +101,9 @@ class ReplayBuffer:
         else:
             self._name = os.fspath(path_or_connection)
             self._connection = schema.connect(self._name)
-            if self._name not in ("", ":memory:"):
-                cache = Path(f"{self._name}.{'hashed' if embeddings is None else 'embedded'}.npz")
-        self._retriever = Retriever(self._rows, embeddings, cache)
+            self.path = None if self._name in ("", ":memory:") else Path(self._name)
+        vectors = None if self.path is None else Path(f"{self.path}.{'hashed' if embeddings is None else 'embedded'}.npz")
+        self._retriever = Retriever(self._rows, embeddings, vectors)
         try:
             schema.prepare(self._connection, self._name)
         except BaseException:

@@ -24,8 +24,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI
 
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.dream import Dream, Episode, Model
 from dreamgym_lg.graphs.episode import create_episode_graph
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -51,15 +50,15 @@ class Walker(BaseChatModel):
         return self._generate(messages)
 
 
-class Recording(ExperienceModel):
+class Recording(Model):
     """Keeps the prompts of every task, for the bare client."""
 
     prompts: dict[str, list[Any]]
 
-    def messages(self, task: Task, *args: Any) -> list[BaseMessage]:
-        found = super().messages(task, *args)
-        self.prompts[task.id].append(convert_to_openai_messages(found))
-        return found
+    def messages(self, episode: Episode) -> list[BaseMessage]:
+        messages = super().messages(episode)
+        self.prompts[episode.task.id].append(convert_to_openai_messages(messages))
+        return messages
 
 
 def houses(number: int, name: str) -> list[Task]:
@@ -78,10 +77,10 @@ def server(latency: float, faults: float) -> Iterator[str]:
             process.terminate()
 
 
-async def dream(experience: ExperienceModel, tasks: Sequence[Task], buffer: ReplayBuffer) -> list[Trajectory]:
+async def dream(model: Model, tasks: Sequence[Task], buffer: ReplayBuffer) -> list[Trajectory]:
     return await rollout(
         create_episode_graph(Walker(), max_steps=STEPS).compile(), tasks,
-        lambda: DreamEnvironment(experience),
+        Dream([model]).create_environment,
         source="synthetic", run="bench", replay_buffer=buffer, concurrency=EPISODES,
     )  # fmt: skip
 
@@ -97,16 +96,16 @@ async def bare(url: str, episodes: Sequence[Sequence[Any]]) -> None:
 
 
 def dreamed(url: str, folder: Path, **options: Any) -> tuple[float, list[Trajectory], dict[str, list[Any]], Hosted]:
-    model = ChatOpenAI(model="door", base_url=url, api_key="none", max_retries=0, temperature=0)
-    hosted = Hosted(folder / f"{len(list(folder.iterdir()))}.db", concurrency=EPISODES, **options)
-    experience = Recording(model, prompt_format="json", hosted=hosted, retries=4)
+    chat = ChatOpenAI(model="door", base_url=url, api_key="none", temperature=0, **options)
+    hosted = Hosted(folder / f"{len(list(folder.iterdir()))}.db", concurrency=EPISODES)
+    model = Recording(chat, prompt_format="json", hosted=hosted, retries=4)
     with ReplayBuffer(folder / f"replay-{len(list(folder.iterdir()))}.db") as buffer:
-        experience.prompts = defaultdict(list)
-        asyncio.run(dream(experience, houses(8, "warm"), buffer))
-        experience.prompts.clear()
+        model.prompts = defaultdict(list)
+        asyncio.run(dream(model, houses(8, "warm"), buffer))
+        model.prompts.clear()
         start = time.perf_counter()
-        played = asyncio.run(dream(experience, houses(EPISODES, "house"), buffer))
-    return time.perf_counter() - start, played, experience.prompts, hosted
+        played = asyncio.run(dream(model, houses(EPISODES, "house"), buffer))
+    return time.perf_counter() - start, played, model.prompts, hosted
 
 
 def main() -> None:
@@ -124,9 +123,9 @@ def main() -> None:
         print(f"| bare openai client | {calls / alone:.0f} |")
         print(f"| dream | {calls / seconds:.0f} ({alone / seconds:.0%} of the bare client) |", flush=True)
         with server(latency, 0.3) as url:
-            seconds, played, _, hosted = dreamed(url, Path(name), attempts=10, backoff=(0.1, 1.0), timeout=latency + 2)
+            seconds, played, _, hosted = dreamed(url, Path(name), max_retries=10, timeout=latency + 2)
         steps, failed = sum(len(each.steps) for each in played), sum(each.error is not None for each in played)
-        lost = f"{hosted.usage.failed} of {hosted.usage.calls} calls failed"
+        lost = f"{hosted.usage.failed} of {hosted.usage.calls} calls without an answer"
         outcome = f"{len(played) - failed} episodes played, {failed} recorded as failed"
         print(f"| dream, 30 % of the calls failing | {steps / seconds:.0f}; {lost}; {outcome} |")
 

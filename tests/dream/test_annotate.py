@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from langchain_core.messages import BaseMessage
 
+from dreamgym_lg.dream import Model
+from dreamgym_lg.dream.annotate import annotate, conversation, read_annotation
+from dreamgym_lg.dream.training_data import responder_conversation
 from dreamgym_lg.errors import BudgetExceeded, PredictionFailed, ReplayBufferError
-from dreamgym_lg.experience.annotate import annotate, conversation, read_annotation
-from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
@@ -64,7 +64,7 @@ async def test_every_step_gets_the_reason_for_its_outcome(scripted: Any, buffer:
     assert buffer.metrics("annotate") == [{"iteration": 0, "version": "ScriptedModel/annotate-1"}]
     first = next(iter(buffer.trajectories()))
     assert first.annotation == {"overall_plan": "go", "success_mode": "door", "failure_mode": "none"}
-    answers = [m.text for m in to_conversation(ExperienceModel(None, instructions=""), first) if m.type == "ai"]
+    answers = [m.text for m in responder_conversation(Model(None, instructions=""), first) if m.type == "ai"]
     assert answers[0] == "valid, open door of leave a\nreward 0.5, continues\nIt is open."
     [step] = buffer.similar("A door.", "open door", k=1)
     assert step.reasoning.startswith("open door of"), "it is shown in demonstrations, too"

@@ -17,7 +17,7 @@ FAULTS = ("429", "500", "reset", "slow", "truncated", "malformed", "null", "pros
 """What can go wrong: refusals, a lost or slow connection, a body that ends early, is no JSON, or lacks its answer; and an
 answer that is not in the form."""
 
-SLOW_SECONDS = 3.0
+SLOW_SECONDS, RETRY_AFTER = 3.0, 0.03
 
 
 def door(messages: list[dict[str, Any]]) -> str:
@@ -27,7 +27,7 @@ def door(messages: list[dict[str, Any]]) -> str:
     if "steps" in asked:
         return annotation(len(asked["steps"]))
     action = asked["action"]
-    opened = any('"reward": 0.5' in message["content"] for message in messages if message["role"] == "assistant")
+    opened = any("It is open." in message["content"] for message in messages if message["role"] == "assistant")
     out = action == "go north" and opened
     known = out or action == "open door"
     return json.dumps(
@@ -138,7 +138,7 @@ class ChatServer:
         status, text = self._body(body, headers, fault)
         content = text.encode()
         length = len(content) + (50 if fault == "truncated" else 0)
-        extra = "retry-after: 0\r\n" if fault == "429" else ""
+        extra = f"retry-after: {RETRY_AFTER}\r\n" if fault == "429" else ""
         head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{extra}content-length: {length}\r\n\r\n"
         writer.write(head.encode() + content)
         await writer.drain()

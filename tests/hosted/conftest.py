@@ -12,6 +12,7 @@ import pytest
 from chat_server import ChatServer
 from house import CANARY
 from langchain_core.messages import BaseMessage
+from tenacity import wait_none
 
 
 @pytest.fixture
@@ -26,6 +27,19 @@ def serve() -> Iterator[Callable[..., ChatServer]]:
     yield start
     for server in running:
         server.stop()
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that the client and LangChain would have waited before another try: no real server has to be spared here."""
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr("anyio.sleep", sleep)
+    monkeypatch.setattr("langchain_core.runnables.retry.wait_exponential_jitter", lambda **_: wait_none())
+    return waited
 
 
 @pytest.fixture(scope="session")

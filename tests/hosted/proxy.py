@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-from chat_server import ChatServer
+from chat_server import RETRY_AFTER, ChatServer
 
 PROXY_FAULTS = ("429", "500", "reset", "slow", "truncated", "malformed")
 """The proxy refuses the first two itself; the others befall an answer for which the server has worked."""
@@ -40,7 +40,7 @@ class FaultProxy(ChatServer):
         if fault == "malformed":
             content = content[:-1] + b",,"
         sent = content[: len(content) // 2] if fault == "truncated" else content
-        extra = "retry-after: 0\r\n" if fault == "429" else ""
+        extra = f"retry-after: {RETRY_AFTER}\r\n" if fault == "429" else ""
         head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{extra}content-length: {len(content)}\r\n\r\n"
         writer.write(head.encode() + sent)
         await writer.drain()

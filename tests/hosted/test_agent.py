@@ -7,10 +7,8 @@ from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.dream import Model, usual_dream
 from dreamgym_lg.gym import DreamGym
-from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import SimulatedAgent
@@ -24,10 +22,13 @@ def find_room(city: str) -> dict[str, int]:
 
 
 def hotel(messages: list[dict[str, Any]]) -> str:
-    action = json.loads(json.loads(messages[-1]["content"])["action"])
-    done = "answer" in action
-    verdict = {"reasoning": "as asked", "valid": True, "reward": int(done), "terminated": done, "success": done}
-    return json.dumps({**verdict, "observation": "" if done else json.dumps({"room": len(action["arguments"]["city"])})})
+    """Both the tool and the judge."""
+    asked = json.loads(messages[-1]["content"])
+    if "message" in asked:
+        return json.dumps({"reason": "the room was told", "success": asked["message"] in asked["steps"][0]["answer"]})
+    answer = {"room": len(json.loads(asked["action"])["arguments"]["city"])}
+    verdict = {"reasoning": "as asked", "valid": True, "reward": 0, "terminated": False, "success": False}
+    return json.dumps({**verdict, "observation": json.dumps(answer)})
 
 
 async def test_it_works_cold_and_nothing_real_is_touched(serve: Any, chat_model: Any, scripted: Any) -> None:
@@ -39,17 +40,17 @@ async def test_it_works_cold_and_nothing_real_is_touched(serve: Any, chat_model:
                 result.generations[0].message = AIMessage("", tool_calls=[asked])
             return result
 
-    policy = Clerk(reply=lambda messages: f"It is {messages[-1].text}.")
+    policy = Clerk(reply=lambda messages: messages[-1].text)
     server = serve(hotel)
     graph = create_agent(chat_model(server, model="production"), [find_room])
     tasks = [Task(id=city, instruction=f"Find a room in {city}", environment="hotel") for city in ("Bern", "Geneva")]
     with ReplayBuffer(":memory:") as buffer:
-        experience = ExperienceModel(chat_model(server), replay_buffer=buffer, demonstrations=3, hosted=Hosted(attempts=1))
-        assert not experience.grounded
+        model = Model(chat_model(server), replay_buffer=buffer)
+        assert not model.retrieves
         episodes = await rollout(
             SimulatedAgent(graph, policy),
             tasks,
-            lambda: DreamEnvironment(experience),
+            usual_dream(model).create_environment,
             source="synthetic",
             run="cold",
             replay_buffer=buffer,

@@ -15,10 +15,9 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from pydantic import SecretStr
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
+from dreamgym_lg.dream import Dream, Model
+from dreamgym_lg.dream.annotate import annotate
 from dreamgym_lg.errors import ModelUnavailable
-from dreamgym_lg.experience.annotate import annotate
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.graphs.training import Training, create_training_graph
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.redaction import redact, secrets
@@ -53,21 +52,18 @@ async def test_no_file_and_no_log_holds_the_key(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     server = serve(fault=shares(0.5, faults=FAULTS))
-    hosted = Hosted(tmp_path / "hosted.db", attempts=2, backoff=(0.001, 0.01)) if own else None
-    experience = ExperienceModel(chat_model(server), hosted=hosted)
-    assert experience.hosted is not None
-    if not own:
-        experience.hosted._wait = lambda state: 0.0
+    model = Model(chat_model(server, max_retries=1), hosted=Hosted(tmp_path / "hosted.db") if own else None)
+    dream = Dream([model])
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         training = Training(
             policy=walker,
             learner=Learner(),
             source="synthetic",
-            experience=experience,
+            dream=dream,
             num_tasks=12,
             num_generations=2,
             replay_buffer=buffer,
-            create_environment=lambda: DreamEnvironment(experience),
+            create_environment=dream.create_environment,
             curriculum=Curriculum(houses(12)),
         )
         with SqliteSaver.from_conn_string(str(tmp_path / "training.db")) as saver:
@@ -77,7 +73,7 @@ async def test_no_file_and_no_log_holds_the_key(
             await asyncio.to_thread(graph.invoke, start, config, durability="sync")
         stored = list(buffer.trajectories())
         buffer.extend(replace(each, source="offline", run="old", steps=bare(each)) for each in stored if each.steps)
-        annotated = await annotate(buffer, chat_model(server), hosted=experience.hosted)
+        annotated = await annotate(buffer, chat_model(server), hosted=model.hosted)
         told = [*((str(each), each.error) for each in stored), dict(annotated.failed)]
         (tmp_path / "report.json").write_text(json.dumps(told))
         found = written(tmp_path)
@@ -89,8 +85,8 @@ async def test_no_file_and_no_log_holds_the_key(
 
 @pytest.mark.parametrize("fault", FAULTS[:-1])
 def test_no_exception_holds_the_key(serve: Any, chat_model: Any, fault: str) -> None:
-    experience = ExperienceModel(chat_model(serve(fault=lambda number: fault)), hosted=Hosted(attempts=1))
-    environment = DreamEnvironment(experience)
+    model = Model(chat_model(serve(fault=lambda number: fault)))
+    environment = Dream([model]).create_environment()
     environment.reset(houses(1)[0])
     with pytest.raises(ModelUnavailable) as caught:
         environment.step("open door")
@@ -99,7 +95,7 @@ def test_no_exception_holds_the_key(serve: Any, chat_model: Any, fault: str) -> 
     while cause is not None:
         told, cause = told + repr(cause), cause.__cause__ or cause.__context__
     assert "Bearer [key]" in told and CANARY not in told
-    assert CANARY not in repr(vars(experience)) + repr(vars(experience.hosted)).replace(repr({CANARY}), "")
+    assert CANARY not in repr(vars(model)) + repr(vars(model.hosted))
 
 
 def test_keys_are_found_wherever_a_model_keeps_them(serve: Any, chat_model: Any) -> None:

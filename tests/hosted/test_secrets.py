@@ -89,9 +89,11 @@ def row(city: str) -> dict[str, Any]:
 
 
 def hotel(messages: list[dict[str, Any]]) -> str:
-    """The experience model: every answer ends the episode well."""
-    verdict = {"reasoning": "as asked", "valid": True, "reward": 1, "terminated": True, "success": True}
-    return json.dumps({**verdict, "observation": ""})
+    """The experience model: every booking is right, and every episode a success."""
+    if "message" in json.loads(messages[-1]["content"]):
+        return json.dumps({"reason": "as asked", "success": True})
+    verdict = {"reasoning": "as asked", "valid": True, "reward": 0, "terminated": False, "success": False}
+    return json.dumps({**verdict, "observation": "booked"})
 
 
 def fault(number: int) -> str:
@@ -159,11 +161,11 @@ def test_no_secret_is_written_anywhere(
 
     buffer = ReplayBuffer(database)
     buffer.extend(load_traces(tmp_path / "traces.jsonl"))
-    hosted = Hosted(out / "hosted.db", attempts=3, backoff=(0.001, 0.01))
+    chat = chat_model(server, api_key=SECRET["openai"], max_retries=2)
     gym = DreamGym(
         f"{tmp_path / 'my_app.py'}:graph",
         replay_buffer=buffer,
-        experience_model=Model(chat_model(server, api_key=SECRET["openai"]), replay_buffer=buffer, hosted=hosted),
+        experience_model=Model(chat, replay_buffer=buffer, hosted=Hosted(out / "hosted.db")),
         tasks=[*buffer.tasks(split="train"), task("Oslo")],
         verify_real=lambda task, state: float("booked" in state["messages"][-1].text),
         out=out,
@@ -176,7 +178,7 @@ def test_no_secret_is_written_anywhere(
         with pytest.raises(EpisodesMissing, match=rf"(?s){cause}.*\[key\]"):
             gym.evaluate(clerk, real=real, tasks=[task(city)])
     result = gym.prove()
-    write_report(result, buffer.metrics(gym.run_name("train")), shown_episodes(gym), out)
+    write_report(result, buffer.metrics(gym.experiment.run_name("train")), shown_episodes(gym.experiment), out)
     gym.export(exported)
     for command in (
         ["doctor", f"{tmp_path / 'my_app.py'}:graph"],

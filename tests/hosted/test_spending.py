@@ -7,8 +7,7 @@ import pytest
 from house import houses
 
 from dreamgym_lg.curriculum.curriculum import Curriculum
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.model import ExperienceModel
+from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.graphs.running import run_training
 from dreamgym_lg.graphs.training import Training
 from dreamgym_lg.hosted import Hosted, Usage
@@ -32,17 +31,17 @@ def test_after_the_first_episodes_the_rest_is_estimated_and_each_iteration_has_t
     serve: Any, chat_model: Any, walker: Any, tmp_path: Path
 ) -> None:
     hosted, told = Hosted(prices=(1000.0, 5000.0), max_calls=30), list[str]()
-    experience = ExperienceModel(chat_model(serve()), hosted=hosted)
+    dream = Dream([Model(chat_model(serve()), hosted=hosted)])
     with ReplayBuffer(tmp_path / "replay.db") as buffer:
         training = Training(
             policy=walker,
             learner=Learner(),
             source="synthetic",
-            experience=experience,
+            dream=dream,
             num_tasks=3,
             num_generations=1,
             replay_buffer=buffer,
-            create_environment=lambda: DreamEnvironment(experience),
+            create_environment=dream.create_environment,
             curriculum=Curriculum(houses(30), seed=3),
             evaluate=lambda finished: {},
             evaluate_every=2,
@@ -75,6 +74,6 @@ def test_after_the_first_episodes_the_rest_is_estimated_and_each_iteration_has_t
 )
 def test_a_budget_that_will_not_do_is_told_beforehand(limits: dict[str, Any], told: str) -> None:
     hosted, spent = Hosted(**limits), Usage(calls=10, input_tokens=1000, output_tokens=200, cost=0.00125)
-    hosted.usage = spent
+    hosted._store.spend(spent)
     assert told in (text := estimate_rest(hosted, spent, played=2, left=16))
     assert "will take about 80 calls and 9,600 tokens" in text and text.count("will reach") == ("The run" in told)
