@@ -131,6 +131,7 @@ def _task(entry: Mapping[str, Any]) -> Task:
         instruction=f"{SYSTEM_PROMPT}\n\nThe user's first request: {turns[0]}",
         environment="bfcl",
         observation=turns[0],
+        tools=sorted(name for each in entry["involved_classes"] for name in documents(each)),
         metadata=metadata,
         split="train" if place < 60 else "validation" if place < 80 else "test",
     )

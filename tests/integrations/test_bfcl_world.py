@@ -1,19 +1,17 @@
 """BFCL as the world of an experiment."""
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from dreamgym_lg.actions import is_answer, render_answer, render_call
+from dreamgym_lg.dream import Episode, Model
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experience.training_data import recorded_exchanges
 from dreamgym_lg.types import Trajectory
 
 pytest.importorskip("bfcl_eval", reason="bfcl-eval is not installed: pip install --no-deps bfcl-eval")
 
-from dreamgym_lg.integrations.bfcl.world import BFCLWorld, next_request
+from dreamgym_lg.integrations.bfcl.world import BFCLWorld, next_request, refusal
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +40,12 @@ def test_collect_plays_as_many_episodes_of_each_kind_as_asked(world: BFCLWorld, 
         list(world.collect(world.tasks("train"), {"noisy": 1}, seed=0))
 
 
-def test_the_hidden_fact_is_the_users_next_request(world: BFCLWorld, played: list[Trajectory]) -> None:
+def test_the_user_of_the_dream_makes_the_real_requests(world: BFCLWorld, played: list[Trajectory]) -> None:
     for trajectory in played:
-        history = recorded_exchanges(ExperienceModel(None), trajectory, None)
-        facts = next_request(trajectory.task, history, 0)
-        assert len(facts) == len(trajectory.steps) + 1
-        for step, (now, after) in zip(trajectory.steps, pairwise(facts), strict=True):
-            if is_answer(step.action) and not step.terminated:
-                assert step.next_observation == now
-            else:
-                assert after == now
+        for number, step in enumerate(trajectory.steps):
+            if is_answer(step.action):
+                episode = Episode(task=trajectory.task, steps=trajectory.steps[:number], action=step.action)
+                assert next_request(episode) == (None if step.terminated else step.next_observation)
 
 
 @pytest.mark.parametrize("category", ["multi_turn_base", "multi_turn_miss_func"])
@@ -66,18 +60,23 @@ def test_records_are_checked_as_reality_checks(category: str) -> None:
         seen = [environment.reset(task)]
         for step in trajectory.steps:
             for action in {each.action for each in trajectory.steps}:
-                answer = environment.check_action(action, seen)
-                assert world.check_action(task, action, seen) == answer
-                accepted.setdefault((task.id, action), set()).add(answer is None)
-            seen.append(environment.step(step.action).observation)
+                accepted.setdefault((task.id, action), set()).add(refusal(task, action, seen) is None)
+            expected, result = refusal(task, step.action, seen), environment.step(step.action)
+            assert (result.info.get("decided_by") == "rules") == (expected is not None)
+            assert expected in (None, result.observation)
+            seen.append(result.observation)
     assert {False} in accepted.values() and {True} in accepted.values()
     assert ({False, True} in accepted.values()) == (category == "multi_turn_miss_func"), "withheld, then there"
 
 
 def test_the_dream_refuses_what_the_tools_schemas_refuse(world: BFCLWorld, scripted: Any) -> None:
     task = next(task for task in world.tasks("train") if task.metadata["involved_classes"] == ["TradingBot"])
-    dream = world.create_dream(ExperienceModel(scripted(reply=lambda _: "valid, fine\nreward 0, continues\nNext.")))
-    first = dream.reset(task)
-    assert dream.check_action(render_call("get_stock_info", {"symbol": "X"}), [first]) is None
-    assert "not a valid tool" in str(dream.check_action(render_call("rm", {}), [first]))
-    assert dream.check_action(render_answer("Done."), [first]) is None
+    model = scripted(reply=lambda _: "valid, fine\nreward 0, continues\nNext.")
+    episode = world.create_dream(Model(model)).create_environment()
+    episode.reset(task)
+    assert episode.step(render_call("get_stock_info", {"symbol": "X"})).info["decided_by"] == "model"
+    refused = episode.step(render_call("rm", {}))
+    assert "not a valid tool" in refused.observation and refused.info["decided_by"] == "rules"
+    following = episode.step(render_answer("Done."))
+    requests = task.metadata["user_turns"]
+    assert (following.info["decided_by"] == "user") == (len(requests) > 1) and following.observation == requests[1]

@@ -74,8 +74,8 @@ def test_the_world_of_miniwob(browsers: Browsers, monkeypatch: pytest.MonkeyPatc
     played = list(world.collect(found["train"], {"demonstration": 2}, seed=0))
     assert len(played) == 2 and all(trajectory.success for trajectory in played)
     seen = [played[0].steps[0].observation]
-    assert world.check_action(played[0].task, played[0].steps[0].action, seen) is None
-    assert world.check_action(played[0].task, "click('99')", seen)
+    assert world.refusal(played[0].task, played[0].steps[0].action, seen) is None
+    assert world.refusal(played[0].task, "click('99')", seen)
     right = world.agent(ToolPolicy(calls=["click('99')", played[0].steps[0].action]), real=True)
     (real,) = run_lasting(rollout(right, [played[0].task], world.create_environment, source="real"))
     assert real.success and [step.valid for step in real.steps] == [False, True], "the agent of the dream plays real pages"

@@ -10,18 +10,17 @@ pytest.importorskip("browsergym", reason="browsergym is not installed: pip insta
 from browser_parts import ToolPolicy
 from langchain_core.messages import BaseMessage
 
+from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.environment import check_environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experience.predictions import Exchange
 from dreamgym_lg.integrations.browsergym.actions import check_action, parsed
 from dreamgym_lg.integrations.browsergym.child import _without_repetition
-from dreamgym_lg.integrations.browsergym.dream import PageDream, as_dreamed, described, recorded_endings
+from dreamgym_lg.integrations.browsergym.dream import RecordedEndings, as_taught, described, described_episode, recorded_endings
 from dreamgym_lg.integrations.browsergym.environment import OVER
 from dreamgym_lg.integrations.browsergym.world import BrowserGymWorld
 from dreamgym_lg.rollout import rollout
-from dreamgym_lg.types import Prediction, Step, StepResult, Task, Trajectory
+from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
 PAGE = """RootWebArea 'Sign in', focused
 \tStaticText 'Name'
@@ -83,7 +82,7 @@ def test_a_click_tells_what_was_written_where_the_page_hides_it() -> None:
 def test_what_the_page_shows_to_be_impossible_reaches_no_dream(scripted: Any, action: str, why: str) -> None:
     model = scripted(reply=lambda _: DONE)
     assert why in str(check_action("miniwob", action, [PAGE]))
-    result = play(ToolPolicy(calls=[action]), ExperienceModel(model, prompt_format="lines", instructions=""))
+    result = play(ToolPolicy(calls=[action]), Model(model, prompt_format="lines", instructions=""))
     assert not model.asked and why in result.steps[0].next_observation and not result.steps[0].valid and not result.success
 
 
@@ -118,10 +117,10 @@ def world() -> BrowserGymWorld:
     return BrowserGymWorld(names=["login-user"], actions=["click", "fill", "select_option"], max_steps=4)
 
 
-def play(policy: ToolPolicy, experience: ExperienceModel) -> Trajectory:
+def play(policy: ToolPolicy, experience: Model) -> Trajectory:
     made = world()
     (episode,) = run_lasting(
-        rollout(made.agent(policy, real=False), [TASK], lambda: made.create_dream(experience), source="synthetic")
+        rollout(made.agent(policy, real=False), [TASK], made.create_dream(experience).create_environment, source="synthetic")
     )
     return episode
 
@@ -132,7 +131,7 @@ def test_an_agent_with_tools_plays_a_dreamed_page(scripted: Any, asked_action: A
 
     model = scripted(reply=answer)
     policy = ToolPolicy(calls=["fill('3', 'ada')", "fill('5', 'p7')", "click('11')", "click('11')"])
-    episode = play(policy, ExperienceModel(model, prompt_format="lines", instructions=""))
+    episode = play(policy, Model(model, prompt_format="lines", instructions=""))
     assert episode.success and episode.reward == 1 and episode.error is None
     assert [step.action for step in episode.steps] == policy.calls[:3], "recorded as played; nothing is asked after the end"
     assert [asked_action(asked).partition(" # ")[2] for asked in model.asked[:2]] == [
@@ -153,25 +152,26 @@ def test_recorded_successes_of_the_same_kind_of_task_decide_the_outcome(scripted
     assert list(endings) == ["miniwob.login-user"] and len(endings["miniwob.login-user"]) == 1
 
     model = scripted(reply=lambda _: DONE)
-    experience = ExperienceModel(model, prompt_format="lines", instructions="")
+    experience = Model(model, prompt_format="lines", instructions="")
 
     def paid(task: Task, name: str, *, unseen: bool = False) -> StepResult:
         filled = pages[3].replace("ada", name)
-        history = ["fill('5', 'q8')" if task is other else "fill('5', 'p7')"]
-        dream = PageDream(experience, check_action=world().check_action, endings=endings)
-        told = [Exchange(action, Prediction("valid", filled, 0.0, False, False, True)) for action in history]
-        dream.resume(task, told)
-        dream._unseen = unseen
-        return dream.step("click('11')")
+        written = "fill('5', 'q8')" if task is other else "fill('5', 'p7')"
+        parts = RecordedEndings(endings)
+        episode = Dream([parts, experience.viewing(described_episode)], judges=[parts]).resume(
+            task, [Step(observation=PAGE, action=written, next_observation=filled)]
+        )
+        episode.own_traces = not unseen
+        return episode.step("click('11')")
 
     assert paid(other, "bob").info["success"] and not model.asked
     wrong = paid(other, "bo")
-    assert not wrong.info["success"] and wrong.reward == 0 and wrong.info["decided_by"] == "effects" and len(model.asked) == 1
+    assert not wrong.info["success"] and wrong.reward == 0 and wrong.info["judged_by"] == "references" and len(model.asked) == 1
     assert not paid(TASK, "ada", unseen=True).info["success"], "its own success does not judge what it is measured on"
 
 
 def test_an_episode_is_cut_after_as_many_replies_as_steps(scripted: Any) -> None:
-    experience = ExperienceModel(scripted(reply=lambda _: f"valid, on\nreward 0, continues\n{PAGE}"), prompt_format="lines")
+    experience = Model(scripted(reply=lambda _: f"valid, on\nreward 0, continues\n{PAGE}"), prompt_format="lines")
     cut = play(ToolPolicy(calls=["click('3')"] * 9), experience)
     assert len(cut.steps) == 4 and cut.steps[-1].truncated and not cut.success
     refused = play(ToolPolicy(calls=["no call"] * 9), experience)
@@ -179,8 +179,8 @@ def test_an_episode_is_cut_after_as_many_replies_as_steps(scripted: Any) -> None
 
 
 def test_the_dream_keeps_the_environment_contract(scripted: Any) -> None:
-    dream = world().create_dream(ExperienceModel(scripted(reply=lambda _: DONE), prompt_format="lines", instructions=""))
-    check_environment(dream, TASK, ["click('11')"])
+    dream = world().create_dream(Model(scripted(reply=lambda _: DONE), prompt_format="lines", instructions=""))
+    check_environment(dream.create_environment(), TASK, ["click('11')"])
 
 
 def test_traces_are_learned_from_as_the_dream_is_asked_and_as_the_policy_calls() -> None:
@@ -193,7 +193,7 @@ def test_traces_are_learned_from_as_the_dream_is_asked_and_as_the_policy_calls()
         Step(observation=FILLED, action="click('11')", next_observation=OVER, reward=1.0, terminated=True),
     ]
     recorded = Trajectory(task=TASK, steps=steps, success=True)
-    assert [step.action.partition("  # ")[2] for step in as_dreamed(recorded).steps] == [
+    assert [step.action.partition("  # ")[2] for step in as_taught(recorded).steps] == [
         "textbox is quote 1",
         f"button 'Enter' in the task, textbox is quote 1, textbox '••' elsewhere, {CHOSEN}",
     ]

@@ -27,7 +27,7 @@ SAME |= {"click-test-transfer", "enter-text-dynamic", "focus-text", "unicode-tes
 def solve(environment: BrowserGym, task: Task) -> tuple[list[Step], bool]:
     seen, steps, success, right = [environment.reset(task)], list[Step](), False, create_oracle(task)
     while not (steps and (steps[-1].terminated or steps[-1].truncated)):
-        step, success, _ = play_action(environment, right(seen, ()), seen)
+        step, success = play_action(environment, right(seen, ()), seen[-1])
         steps.append(step)
         seen.append(step.next_observation)
     return steps, success

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,18 +148,17 @@ class Dream(Environment):
 
 
 def test_an_experiment_plays_dreams_of_this_process_and_real_episodes_of_the_actors(
-    policy: Any, scripted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: Any, scripted: Any, tmp_path: Path
 ) -> None:
     def broke(_: Any) -> str:
         raise BudgetExceeded("spent")
 
     create = create_adding(pids=tmp_path)
     world = create()
-    monkeypatch.setattr(world, "create_dream", lambda experience: Dream(), raising=False)
     run = Experiment(world, tmp_path / "run", rollouts=RayRollouts(create, num_actors=1), experience_model="none")
     assert all(each.error is None for each in asyncio.run(run.aplay("real", policy, TASKS)))
     assert str(os.getpid()) not in os.listdir(tmp_path)
-    agent, create_environment = run.players(policy, object())  # type: ignore[arg-type]
+    agent, create_environment = run.players(policy, SimpleNamespace(create_environment=Dream))  # type: ignore[arg-type]
     (dreamed,) = asyncio.run(rollout(agent, TASKS[:1], create_environment, source="synthetic"))
     assert dreamed.error is None and dreamed.success and dreamed.steps[0].observation == "dreamed t0"
     assert dreamed.steps[0].next_observation.endswith(f"in {os.getpid()}") and dreamed.steps[0].reasoning == "so"
