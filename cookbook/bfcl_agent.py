@@ -27,7 +27,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from dreamgym_lg import DreamEnvironment, DreamGym, ExperienceModel, Prediction, ReplayBuffer, Step, Task
+from dreamgym_lg import Answer, Dream, DreamGym, Episode, ReplayBuffer, Task
 from dreamgym_lg.actions import ToolCall, parse_action, render_call
 from dreamgym_lg.integrations.bfcl import (
     BFCLApis,
@@ -85,24 +85,26 @@ class Desk:
         return {"messages": messages, "apis": apis}
 
 
-class NearestRecorded(ExperienceModel):
-    """No model: the recorded answer of the same tool whose step is nearest, never one of the same task.
+class NearestRecorded:
+    """A responder without a model: the recorded answer of the same tool whose step is nearest, of another task.
 
     A baseline, and what a real experience model has to beat. It does not know what was done before in this episode.
     """
 
-    def __init__(self, replay_buffer: ReplayBuffer) -> None:
-        super().__init__(None, replay_buffer=replay_buffer, demonstrations=20, version="nearest-recorded")
+    name = "nearest"
+    version = "nearest-recorded"
 
-    def predict(self, task: Task, history: Any, action: str, found: Sequence[Step] = ()) -> Prediction:
-        same = [step for step in found if tool_of(step.action) == tool_of(action)]
+    def __init__(self, replay_buffer: ReplayBuffer) -> None:
+        self.replay_buffer = replay_buffer
+
+    def respond(self, episode: Episode) -> Answer:
+        action = episode.action
+        near = self.replay_buffer.similar(episode.observation, action, k=20, exclude_task=episode.task.id)
+        same = [step for step in near if tool_of(step.action) == tool_of(action)]
         nearest = next((step for step in same if step.action == action), same[0] if same else None)
         if nearest is None:
-            return Prediction("no such call was recorded nearby", "Error: no answer is known.", 0.0, False, False, False)
-        return Prediction("as recorded", nearest.next_observation, 0.0, False, False, nearest.valid)
-
-    async def apredict(self, task: Task, history: Any, action: str, found: Sequence[Step] = ()) -> Prediction:
-        return self.predict(task, history, action, found)
+            return Answer("Error: no answer is known.", valid=False)
+        return Answer(nearest.next_observation, nearest.valid)
 
 
 def tool_of(action: str) -> str:
@@ -121,17 +123,17 @@ def calls_made(task: Task, state: Any) -> float:
     return (made & wanted).total() / wanted.total()
 
 
-def compare_answers(experience: ExperienceModel, tasks: Sequence[Task]) -> tuple[int, int]:
+def compare_answers(dream: Dream, tasks: Sequence[Task]) -> tuple[int, int]:
     """(equal, all) answers of dream and reality to the ground truth's calls, each knowing its own past."""
     equal = total = 0
     for task in tasks:
-        apis, dream = BFCLApis(task), DreamEnvironment(experience)
-        dream.reset(task)
-        dream.show_tools([convert_to_openai_tool(tool) for tool in apis.tools])
+        apis, episode = BFCLApis(task), dream.create_environment()
+        episode.reset(task)
+        episode.show_tools([convert_to_openai_tool(tool) for tool in apis.tools])
         for turn in ground_truth(task):
             for call in turn:
                 real = apis.call(call.name, call.arguments).text
-                equal += dream.step(render_call(call.name, call.arguments)).observation == real
+                equal += episode.step(render_call(call.name, call.arguments)).observation == real
                 total += 1
             apis.end_turn()
     return equal, total
@@ -198,7 +200,8 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
     gym = DreamGym(
         desk,
         replay_buffer=buffer,
-        experience_model=experience_model or NearestRecorded(buffer),
+        experience_model=experience_model,
+        dream=None if experience_model else Dream([NearestRecorded(buffer)]),
         tasks=[*train, *held_out],
         payload=lambda task: task,
         writes=WRITES,
@@ -215,10 +218,10 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
 
     show(f"a dream's answers on unseen tasks, from {buffer.count('steps'):,} recorded steps")
     unseen = load_tasks(split="test")[: 5 if quick or experience_model else None]
-    experience = gym.experience()
-    equal, total = compare_answers(experience, unseen)
+    dream = gym.experiment.dream()
+    equal, total = compare_answers(dream, unseen)
     share = f"{equal} of {total} answers equal to the real ones ({equal / total:.0%})"
-    print(f"  {experience.version}: {share}, {len(unseen)} tasks")
+    print(f"  {dream.version}: {share}, {len(unseen)} tasks")
 
     show("the base policy reads demonstrations")
     policy = base_policy(train, steps=3 if quick else 40)
@@ -228,13 +231,13 @@ def walk_through(out: Path, experience_model: str | None, *, quick: bool) -> Non
     before = desk.real_answers
     training = {"iterations": 1 if quick else 3, "num_tasks": 2, "num_generations": 4, "learning_rate": 1e-3, "beta": 0.0}
     improved = gym.train(policy, real_budget=0, evaluate_tasks=0, **training)
-    for metrics in buffer.metrics(gym.run_name("train")):
+    for metrics in buffer.metrics(gym.experiment.run_name("train")):
         print(
             f"  iteration {metrics['iteration']}: reward {metrics['reward_mean']:.2f}, {metrics['steps_mean']:.1f} steps, "
             f"{metrics['failed_episodes']} failed, {metrics['trainable_tokens']:.0f} tokens to train on, "
             + ("skipped: every group's rewards were equal" if metrics["skipped"] else "trained")
         )
-    dreamed, real = buffer.count("steps", run=gym.run_name("train")), desk.real_answers - before
+    dreamed, real = buffer.count("steps", run=gym.experiment.run_name("train")), desk.real_answers - before
     print(f"  dreamed steps: {dreamed}, answers of real tools: {real}")
 
     show("on the real tools, held-out tasks, greedy")

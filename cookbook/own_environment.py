@@ -11,17 +11,9 @@ import asyncio
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
-from dreamgym_lg import (
-    DreamEnvironment,
-    Environment,
-    ExperienceModel,
-    ReplayBuffer,
-    StepResult,
-    Task,
-    check_environment,
-    rollout,
-)
-from dreamgym_lg.graphs.episode import create_episode_graph
+from dreamgym_lg import Dream, Environment, Model, ReplayBuffer, Task, check_environment, create_episode_graph
+from dreamgym_lg.rollout import rollout
+from dreamgym_lg.types import StepResult
 
 
 class Door(Environment):
@@ -57,13 +49,13 @@ def main() -> None:
     print("real:", [(step.action, step.next_observation) for step in real.steps], "success:", real.success)
 
     other = Task(id="gate", instruction="Open the gate.", environment="door", observation="A locked gate.")
-    experience = ExperienceModel(
+    model = Model(
         scripted("valid, the gate was locked\nreward 0.5, continues\nThe gate is unlocked."),
         replay_buffer=buffer,
         demonstrations=1,
     )
-    print("grounded in:", [step.action for step in experience.demonstrations("A locked gate.", "unlock gate", other)])
-    dream = DreamEnvironment(experience)
+    print("grounded in:", [step.action for step in model.demonstrations("A locked gate.", "unlock gate", other)])
+    dream = Dream([model]).create_environment()
     print("dream:", dream.reset(other), "->", dream.step("unlock gate"))
 
 

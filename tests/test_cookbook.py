@@ -24,7 +24,6 @@ def test_every_walk_through_is_tested() -> None:
     assert {path.name for path in COOKBOOK.glob("*.py")} == {
         "own_environment.py",
         "bfcl_agent.py",
-        "alfworld_fidelity.py",
         "webarena.py",  # tests/integrations/browsergym
         "dreamed_pages.py",  # there too
     }
@@ -50,18 +49,6 @@ def test_bfcl_agent(tmp_path: Path) -> None:
     assert re.search(r"iteration 0: reward \d\.\d\d, .* 0 failed, [1-9]\d* tokens to train on", shown)
     assert len(re.findall(r"success \d of 6, \d\.\d\d \[0\.\d\d, \d\.\d\d\]", shown)) == 2
     assert (tmp_path / "run" / "models" / "policy" / "progress.json").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(any(find_spec(name) is None for name in ("alfworld", "trl")), reason="needs alfworld, trl")
-def test_alfworld_fidelity(tmp_path: Path) -> None:
-    games = Path(__file__).parent / "integrations" / "alfworld" / "games.jsonl.xz"
-    shown = run("alfworld_fidelity.py", str(games), "--out", str(tmp_path), "--quick", seconds=280)
-    assert all(row in shown for row in ("whole", "without", "retrieval", "history", "reasoning"))
-    variants = json.loads((tmp_path / "fidelity.json").read_text())["variants"]
-    assert [variant["without"] for variant in variants] == [None, "retrieval", "history", "reasoning"]
-    asked = [variant["groups"][0]["one_step"]["steps"] for variant in variants]
-    assert asked[0] > 20 and len(set(asked)) == 1, "every variant answers the same real steps"
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import lzma
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,8 @@ from typing import Any
 import pytest
 
 from dreamgym_lg import Experiment, ReplayBuffer, Step, Task, Trajectory
+from dreamgym_lg.dream.prompts import LineFormat, in_hindsight
 from dreamgym_lg.errors import ConfigurationError, DreamGymError, MissingDependency
-from dreamgym_lg.experience.predictions import in_hindsight
-from dreamgym_lg.experience.prompt_formats import LineFormat
 from dreamgym_lg.statistics import wilson
 
 pytest.importorskip("trl")
@@ -74,7 +74,7 @@ def test_cells_by_pattern(reproduce: Any) -> None:
         c.matching(cells, ["dream"])
     with pytest.raises(ConfigurationError, match="unknown method 'grpo'"):
         c.create_cell("twc", "grpo", 0, 10)
-    with pytest.raises(ConfigurationError, match="unknown world 'twc'; known: alfworld, mapreader, peckingorder, simonsays"):
+    with pytest.raises(ConfigurationError, match="unknown world 'twc'; known: alfworld, peckingorder"):
         c.create_cell("twc", "no-hidden", 0, 10)
 
 
@@ -103,9 +103,9 @@ def test_what_an_ablation_leaves_out_of_its_world(reproduce: Any) -> None:
     create, cell = reproduce.play.create_world, reproduce.cells.create_cell
     task = Task(id="t", instruction="", environment="", observation="You are in the kitchen. ")
     whole, unchecked, open_book = (create(cell("peckingorder", m, 0, 1)) for m in ("dream-grpo", "no-check", "no-hidden"))
-    assert whole.check_action(task, "fly", ["You are in the kitchen. "]) and whole.hidden_facts is not None
-    assert unchecked.check_action(task, "fly", ["You are in the kitchen. "]) is None and unchecked.check == whole.check
-    assert open_book.hidden_facts is None and unchecked.hidden_facts is not None
+    assert whole.refusal(task, "fly", ["You are in the kitchen. "]) and whole.context is not None
+    assert unchecked.refusal(task, "fly", ["You are in the kitchen. "]) is None and unchecked.check == whole.check
+    assert open_book.context is None and unchecked.context is not None
 
 
 def test_without_reasoning_nothing_but_the_verdict_is_learned_or_shown(reproduce: Any) -> None:
@@ -136,7 +136,7 @@ def test_alfworld_is_played_where_it_is_asked_for(reproduce: Any, tmp_path: Path
     with pytest.raises(ConfigurationError, match=r"none does not exist; name the folder.*ALFWORLD_DATA"):
         run.collect()
     run.replay_buffer.close()
-    assert reproduce.play.create_world(cell.of("no-hidden")).hidden_facts is None
+    assert reproduce.play.create_world(cell.of("no-hidden")).context is None
 
 
 # --- folders and counts ------------------------------------------------------------------------------------------------------
@@ -195,8 +195,8 @@ def test_unreadable_answers_are_a_result_of_the_dream_and_missing_episodes_are_n
         settings=SimpleNamespace(proof_tasks=2),
         policy=lambda name, temperature: None,
         tasks=lambda split: [None] * 3,
-        experience=lambda: SimpleNamespace(version="e"),
-        play=lambda name, policy, tasks, experience: [episode(name, (), error=error) for _ in tasks],
+        dream=lambda: SimpleNamespace(version="e"),
+        play=lambda name, policy, tasks, dream: [episode(name, (), error=error) for _ in tasks],
     )
     if counts:
         assert reproduce.play.proven(run, "trained", "greedy", dream=True)["outcomes"] == "00"
@@ -205,14 +205,15 @@ def test_unreadable_answers_are_a_result_of_the_dream_and_missing_episodes_are_n
         reproduce.play.proven(run, "trained", "greedy", dream=True)
 
 
-@pytest.mark.parametrize("method", ["dream-grpo", "no-check"])
-def test_every_real_step_is_counted_by_what_it_was_spent_on(reproduce: Any, tmp_path: Path, method: str) -> None:
-    cell = reproduce.cells.create_cell("peckingorder", method, 0, 1)
+def test_every_real_step_is_counted_by_what_it_was_spent_on(reproduce: Any, tmp_path: Path) -> None:
+    cell = reproduce.cells.create_cell("peckingorder", "dream-grpo", 0, 1)
+    refused = Step(observation="", action="fly", next_observation="", valid=False, decided_by="rules")
+    training = episode("train", ["look around", "look around"])
     run = Experiment(reproduce.play.create_world(cell), tmp_path)
     run.replay_buffer.extend(
         [
             episode("offline", ["look around"] * 5, source="offline"),
-            episode("train", ["look around", "fly", "look around"]),
+            replace(training, steps=[*training.steps, refused]),
             episode("train", ["look around"] * 9, source="synthetic", iteration=1),
             episode("train", ["look around"], iteration=2, error="EnvironmentFailed: it broke"),
             episode("validate/real", ["look around"] * 2),

@@ -64,7 +64,7 @@ METHODS: dict[str, Method] = {
         Method(name="no-generation", title="without task generation", part="ablations", learner="grpo", without="generation",
                worlds=("peckingorder", "twc")),
         Method(name="no-hidden", title="without hidden facts", part="ablations", learner="grpo", without="hidden",
-               worlds=("peckingorder", "simonsays", "mapreader", "alfworld")),
+               worlds=("peckingorder", "alfworld")),
         *(
             Method(name=f"data-{n}", title=f"{n} trajectories", part="data", learner="grpo", trajectories=n, worlds=GAMES)
             for n in SIZES

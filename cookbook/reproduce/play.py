@@ -98,7 +98,7 @@ def settings_of(cell: Cell, world: Settings, scale: Scale) -> Settings:
 class _Unchecked(TextWorldExpressWorld):
     """A game whose dream answers every action itself; the real environment refuses what it always does."""
 
-    def check_action(self, task: object, action: str, observations: object) -> None:
+    def refusal(self, task: object, action: str, observations: object) -> None:
         return None
 
 
@@ -106,12 +106,11 @@ def create_world(cell: Cell) -> World:
     """The world of a cell, without what its method leaves out. The support desk's is made by `open_experiment`."""
     without = METHODS[cell.method].without
     game = _Unchecked if without == "check" else TextWorldExpressWorld
-    steps = {"max_steps": 12} if cell.world == "coin" else {}  # as many as going through its seven rooms takes
-    world: World = create_alfworld() if cell.world == "alfworld" else game(cell.world, **steps)
+    world: World = create_alfworld() if cell.world == "alfworld" else game(cell.world)
     if cell.world == "sorting":
         world.settings = replace(world.settings, episodes={"demonstration": 4, "random": 400, "unfinished": 1500})
     if without == "hidden":
-        world.hidden_facts = None
+        world.context = None
     return world
 
 
@@ -320,10 +319,10 @@ def describe(cell: Cell, run: Experiment, scale: Scale) -> dict[str, Any]:
 def proven(run: Experiment, name: str, mode: str, *, dream: bool = False) -> dict[str, Any]:
     """A policy on the held-out tasks: how many succeed, and which of them (`1`, in the order of the tasks)."""
     policy, tasks = run.policy(name, MODES[mode]), run.tasks("test")[: run.settings.proof_tasks]
-    experience = run.experience() if dream else None
-    stored = f"proof/{f'dream@{experience.version}' if experience else 'real'}/{mode}/{policy_version(policy)}"
-    episodes = run.play(stored, policy, tasks, experience=experience)
-    if experience is None or any(is_missing(each.error) for each in episodes):
+    dreamt = run.dream() if dream else None
+    stored = f"proof/{f'dream@{dreamt.version}' if dreamt else 'real'}/{mode}/{policy_version(policy)}"
+    episodes = run.play(stored, policy, tasks, dream=dreamt)
+    if dreamt is None or any(is_missing(each.error) for each in episodes):
         check_played(episodes)  # but a dream whose every answer is unreadable is a result
     return {
         "successes": sum(each.success for each in episodes),
@@ -340,12 +339,11 @@ def best_iteration(run: Experiment) -> int | None:
 
 def count_real(cell: Cell, run: Experiment) -> dict[str, int]:
     """Every step that reached the real environment, by what it was spent on (`KINDS`), the shared folders' included."""
-    checked = run.world if METHODS[cell.method].without != "check" else create_world(cell.of("sft"))
     counted = dict.fromkeys(KINDS, 0)
     sources: tuple[Source, ...] = ("offline", "real")
     for source in sources:
         for each in run.replay_buffer.trajectories(source=source):
-            counted[_kind(each, run)] += real_steps([each], checked.check_action)
+            counted[_kind(each, run)] += real_steps([each])
     return counted
 
 
