@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from dreamgym_lg.dream.parts import Episode
 from dreamgym_lg.dream.prompts import bind_schema
 from dreamgym_lg.errors import ConfigurationError, ContextExceeded, PredictionFailed
-from dreamgym_lg.hosted.chat_model import Chat, load_chat_model, name_of
+from dreamgym_lg.hosted.chat_model import APART, Chat, load_chat_model, name_of
 from dreamgym_lg.hosted.hosted import Hosted, hosted_for
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import unrecorded
@@ -151,7 +151,7 @@ async def ask_until_read(
     messages = list(messages)
     for attempt in range(retries + 1):
         with unrecorded():
-            answer = await (hosted.aask(chat, messages) if hosted is not None else chat.ainvoke(messages))
+            answer = await (hosted.aask(chat, messages) if hosted is not None else chat.ainvoke(messages, APART))
         try:
             return read(answer.text), answer.text
         except PredictionFailed as error:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
 
@@ -15,6 +15,9 @@ Chat = Runnable[Any, AIMessage]
 
 EXAMPLE_MODEL = "openai:gpt-5.4-mini"
 """The small hosted model that help texts name; docs name it too."""
+
+APART: RunnableConfig = {"callbacks": []}
+"""Of a dream's calls: the callbacks and streams of an agent that is under way do not see them."""
 
 MAX_RETRIES, TIMEOUT = 6, 120.0
 """Of a model by name, by its provider's client: tries after a refused, lost or late call; seconds of one try."""

@@ -11,7 +11,7 @@ from langchain_core.messages.utils import count_tokens_approximately
 
 from dreamgym_lg.errors import BudgetExceeded, ConfigurationError, DreamGymError, ModelUnavailable
 from dreamgym_lg.event_loop import lasting_loop
-from dreamgym_lg.hosted.chat_model import Chat, host_of, name_of
+from dreamgym_lg.hosted.chat_model import APART, Chat, host_of, name_of
 from dreamgym_lg.hosted.store import Store, Usage
 from dreamgym_lg.redaction import redact, secrets
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -140,7 +140,7 @@ class Hosted:
             spent = Usage(failed=1)
             try:
                 async with asyncio.timeout(self.timeout):
-                    answer = await model.ainvoke(messages)
+                    answer = await model.ainvoke(messages, APART)
                 spent = self._tokens(messages, answer)
             finally:
                 self._count(spent)

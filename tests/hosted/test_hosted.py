@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_server import FAULTS, RETRY_AFTER, shares
+from chat_server import FAULTS, RETRY_AFTER, door, shares
 from house import houses
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 
@@ -107,6 +108,27 @@ def test_calls_go_on_over_event_loops_and_threads(serve: Any, chat_model: Any) -
         assert {prediction.observation for prediction in asyncio.run(many())} == {"It is open."}
     play(Model(chat, hosted=hosted), "open door")
     assert hosted.usage.calls == 31 and hosted.usage.failed == 0
+
+
+@pytest.mark.parametrize("local", [False, True])
+async def test_callbacks_of_the_agent_do_not_see_the_dreams_calls(
+    serve: Any, chat_model: Any, scripted: Any, local: bool
+) -> None:
+    class Seen(BaseCallbackHandler):
+        names: list[str | None] = []
+
+        def on_chat_model_start(self, *_: Any, **options: Any) -> None:
+            self.names.append(options.get("name"))
+
+        on_chain_start = on_chat_model_start
+
+    async def node(_: Any) -> str:
+        chat = scripted(reply=lambda messages: door([{"role": "user", "content": messages[-1].text}]))
+        return (await predict(Model(chat if local else chat_model(serve()), prompt_format="json"), TASK)).observation
+
+    callback = Seen()
+    assert await RunnableLambda(node).ainvoke(None, {"callbacks": [callback]}) == "It is open."
+    assert callback.names == ["node"]
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
