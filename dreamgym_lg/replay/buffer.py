@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
+
+from langchain_core.embeddings import Embeddings
 
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
 from dreamgym_lg.replay.retrieval import Retriever
@@ -31,9 +33,6 @@ from dreamgym_lg.replay.rows import (
     update_tasks,
 )
 from dreamgym_lg.types import Origin, Source, Split, Step, Task, Trajectory
-
-if TYPE_CHECKING:
-    from langchain_core.embeddings import Embeddings
 
 _PAGE = 500
 _COUNTED = {
@@ -87,7 +86,7 @@ class ReplayBuffer:
     """
 
     def __init__(
-        self, path_or_connection: str | os.PathLike[str] | sqlite3.Connection, *, embeddings: "Embeddings | None" = None
+        self, path_or_connection: str | os.PathLike[str] | sqlite3.Connection, *, embeddings: Embeddings | None = None
     ) -> None:
         from dreamgym_lg.replay import schema
 

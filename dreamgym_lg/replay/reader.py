@@ -140,14 +140,8 @@ class ReplayReader:
         return load_metrics(self._rows, run)
 
     def names(self) -> list[str]:
-        """The names of all runs, in order, without a look at each of their episodes."""
-        following = "SELECT min(run) FROM trajectories WHERE run > names.run"
-        found = self._rows(
-            "WITH RECURSIVE names (run) AS (SELECT min(run) FROM trajectories UNION ALL "
-            f"SELECT ({following}) FROM names WHERE run IS NOT NULL) SELECT run FROM names WHERE run IS NOT NULL",
-            (),
-        )
-        return [name for (name,) in found]
+        """The names of all runs, in order."""
+        return [name for (name,) in self._rows("SELECT DISTINCT run FROM trajectories ORDER BY run", ())]
 
     def iterations(self, run: str) -> list[Iteration]:
         """The run's iterations that have episodes, in order."""
@@ -236,9 +230,8 @@ def stamp(path: str | os.PathLike[str]) -> str:
 
 def _conditions(filters: Filters) -> tuple[str, dict[str, Any]]:
     """The further conditions of a query, and their values."""
-    columns = {"run": "run", "iteration": "iteration", "source": "source", "split": "split", "task_id": "task_id"}
     given = {name: value for name, value in filters._asdict().items() if value is not None}
-    parts = [f"{columns[name]} = :{name}" for name in given if name in columns]
+    parts = [f"{name} = :{name}" for name in ("run", "iteration", "source", "split", "task_id") if name in given]
     if filters.outcome is not None:
         parts.append(_OUTCOMES[filters.outcome])
     if filters.happened == "invalid action":

@@ -145,11 +145,9 @@ class StepIndex:
     def _nearby(self, vector: Vectors, k: int, excluded: int | None) -> list[int]:
         """The best of the graph's candidates and of the rows that it lacks; of all rows where these have too few steps."""
         near = self.graph.search(vector, min(len(self.graph), max(_CANDIDATES, 8 * k))).keys.astype(np.int64)
-        for rows in (np.concatenate([near, np.arange(len(self.graph), len(self))]), np.arange(len(self))):
-            found = self._best(rows, np.vecdot(self.vectors[rows], vector), vector, k, excluded)
-            if len(found) == k:
-                break
-        return found
+        rows = np.concatenate([near, np.arange(len(self.graph), len(self))])
+        found = self._best(rows, np.vecdot(self.vectors[rows], vector), vector, k, excluded)
+        return found if len(found) == k else self._best(np.arange(len(self)), self.vectors @ vector, vector, k, excluded)
 
     def _best(self, rows: NDArray[np.int64], scores: Vectors, vector: Vectors, k: int, excluded: int | None) -> list[int]:
         """The best steps of `rows`, whose scores are nearly `scores`."""
@@ -181,7 +179,7 @@ class Retriever:
     Args: `cache`, the file that keeps vectors for the next process: with `embeddings`, and above `EXACT_UP_TO` with the graph.
     """
 
-    def __init__(self, rows: Rows, embeddings: "Embeddings | None" = None, cache: Path | None = None) -> None:
+    def __init__(self, rows: Rows, embeddings: Embeddings | None = None, cache: Path | None = None) -> None:
         self._rows, self._embeddings, self._cache = rows, embeddings, cache
         self._index, self._indexed_until, self._cached = StepIndex(self._embedded), 0, 0
         # Not the buffer's lock: a slow embedding model must not stop the writers. Taken before that one, never after.

@@ -20,10 +20,10 @@ TASK_COLUMNS = ", ".join(f"tasks.{name}" for name in _TASK_FIELDS)
 _STEP_FIELDS = tuple(field.name for field in fields(Step))
 _STEP_VALUES = attrgetter(*_STEP_FIELDS)
 STEP_COLUMNS = ", ".join(f"steps.{name}" for name in _STEP_FIELDS)
-TRAJECTORY_COLUMNS = (
-    "run, iteration, task_id, rollout_index, source, success, error, policy_version, experience_version, annotation, acts"
-)
-SEGMENT_COLUMNS = "token_ids, sampled, logprobs, temperature, policy_version, guided"
+_TRAJECTORY_FIELDS = tuple(field.name for field in fields(Trajectory) if field.name not in ("task", "steps", "segments"))
+_SEGMENT_FIELDS = tuple(field.name for field in fields(Segment))
+# Little-endian whatever the machine, so that a file may be moved.
+_SEGMENT_BLOBS = {"token_ids": "<i4", "sampled": "u1", "logprobs": "<f4"}
 WITH_TASK = "trajectories JOIN tasks ON tasks.id = task_id"
 
 Rows = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
@@ -49,26 +49,25 @@ def store(connection: sqlite3.Connection, trajectories: Sequence[Trajectory]) ->
         if id is not None:
             _check_split(connection, each.task)
             stored[id] = each
-    connection.executemany(
-        f"INSERT INTO steps (trajectory_id, position, {', '.join(_STEP_FIELDS)}) VALUES (?, ?{', ?' * len(_STEP_FIELDS)})",
-        [(id, position, *_step_row(step)) for id, each in stored.items() for position, step in enumerate(each.steps)],
-    )
-    connection.executemany(
-        f"INSERT INTO segments (trajectory_id, position, {SEGMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [(id, position, *_segment_row(one)) for id, each in stored.items() for position, one in enumerate(each.segments)],
-    )
+    steps = [(id, position, *_step_row(step)) for id, each in stored.items() for position, step in enumerate(each.steps)]
+    connection.executemany(_insert("steps", "trajectory_id", "position", *_STEP_FIELDS), steps)
+    segments = [(id, position, *_segment_row(one)) for id, each in stored.items() for position, one in enumerate(each.segments)]
+    connection.executemany(_insert("segments", "trajectory_id", "position", *_SEGMENT_FIELDS), segments)
     return len(stored)
+
+
+def _insert(table: str, *columns: str) -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
 
 def _store_row(connection: sqlite3.Connection, each: Trajectory) -> int | None:
     """The new row's id; None where there is one of this key."""
-    cursor = connection.execute(
-        f"INSERT INTO trajectories ({TRAJECTORY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-        "ON CONFLICT (run, iteration, task_id, rollout_index) DO NOTHING",
-        (each.run, each.iteration, each.task.id, each.rollout_index, each.source, each.success)
-        + (each.error and as_text(each.error), each.policy_version, each.experience_version)
-        + (annotation_text(each.annotation), _acts_text(each.acts)),
-    )
+    row = {name: getattr(each, name) for name in _TRAJECTORY_FIELDS}
+    row |= {"error": each.error and as_text(each.error), "annotation": annotation_text(each.annotation)}
+    acts = [act._asdict() for act in each.acts]
+    row["acts"] = as_text(json.dumps(acts, ensure_ascii=False)) if acts else None
+    sql = f"{_insert('trajectories', *row, 'task_id')} ON CONFLICT (run, iteration, task_id, rollout_index) DO NOTHING"
+    cursor = connection.execute(sql, (*row.values(), each.task.id))
     return cursor.lastrowid if cursor.rowcount else None
 
 
@@ -89,8 +88,7 @@ def store_tasks(connection: sqlite3.Connection, tasks: Sequence[Task]) -> int:
     """Store the tasks whose ids are not stored yet; the number of them. Those that are stored are left as they are."""
     distinct = {task.id: task for task in reversed(tasks)}
     return connection.executemany(
-        f"INSERT INTO tasks ({', '.join(_TASK_FIELDS)}) VALUES ({', '.join('?' * len(_TASK_FIELDS))}) "
-        "ON CONFLICT (id) DO NOTHING",
+        f"{_insert('tasks', *_TASK_FIELDS)} ON CONFLICT (id) DO NOTHING",
         [_task_row(task) for task in reversed(distinct.values())],
     ).rowcount
 
@@ -147,38 +145,19 @@ def annotation_text(annotation: Mapping[str, str] | None) -> str | None:
     return as_text(json.dumps(dict(annotation), ensure_ascii=False)) if annotation is not None else None
 
 
-def _acts_text(acts: Sequence[Act]) -> str | None:
-    return as_text(json.dumps([act._asdict() for act in acts], ensure_ascii=False)) if acts else None
-
-
 def _step_row(step: Step) -> tuple[Any, ...]:
     return tuple(as_text(value) if isinstance(value, str) else value for value in _STEP_VALUES(step))
 
 
-def _segment_row(segment: Segment) -> tuple[bytes, bytes, bytes, float | None, str, bool]:
-    # Little-endian whatever the machine, so that a file may be moved.
-    return (
-        np.asarray(segment.token_ids, "<i4").tobytes(),
-        np.asarray(segment.sampled, "u1").tobytes(),
-        np.asarray(segment.logprobs, "<f4").tobytes(),
-        segment.temperature,
-        segment.policy_version,
-        segment.guided,
-    )
+def _segment_row(segment: Segment) -> tuple[Any, ...]:
+    blobs = {name: np.asarray(getattr(segment, name), kind).tobytes() for name, kind in _SEGMENT_BLOBS.items()}
+    return tuple(blobs[name] if name in blobs else getattr(segment, name) for name in _SEGMENT_FIELDS)
 
 
 def _segment_of(row: Sequence[Any]) -> Segment:
-    *blobs, temperature, version, guided = row
-    arrays = (np.frombuffer(blob, kind) for blob, kind in zip(blobs, ("<i4", "u1", "<f4"), strict=True))
-    token_ids, sampled, logprobs = (tuple(array.tolist()) for array in arrays)
-    return Segment(
-        token_ids=token_ids,
-        sampled=sampled,
-        logprobs=logprobs,
-        temperature=temperature,
-        policy_version=version,
-        guided=bool(guided),
-    )
+    values = dict(zip(_SEGMENT_FIELDS, row, strict=True))
+    values |= {name: tuple(np.frombuffer(values[name], kind).tolist()) for name, kind in _SEGMENT_BLOBS.items()}
+    return Segment(**values | {"guided": bool(values["guided"])})
 
 
 def task_of(row: Sequence[Any]) -> Task:
@@ -187,23 +166,12 @@ def task_of(row: Sequence[Any]) -> Task:
 
 
 def _trajectory_of(row: Sequence[Any], steps: Sequence[Step], segments: Sequence[Segment]) -> Trajectory:
-    run, iteration, _, rollout_index, source, success, error, policy_version, experience_version, *more = row
-    annotation, acts, *task = more
-    return Trajectory(
-        task=task_of(task),
-        steps=tuple(steps),
-        source=source,
-        success=bool(success),
-        error=error,
-        run=run,
-        iteration=iteration,
-        rollout_index=rollout_index,
-        policy_version=policy_version,
-        experience_version=experience_version,
-        segments=tuple(segments),
-        annotation=json.loads(annotation) if annotation is not None else None,
-        acts=tuple(Act(**act) for act in json.loads(acts or "[]")),
-    )
+    size = len(_TRAJECTORY_FIELDS)
+    values = dict(zip(_TRAJECTORY_FIELDS, row[:size], strict=True))
+    annotation, acts = values["annotation"], json.loads(values["acts"] or "[]")
+    values |= {"success": bool(values["success"]), "acts": tuple(Act(**act) for act in acts)}
+    values["annotation"] = json.loads(annotation) if annotation is not None else None
+    return Trajectory(task=task_of(row[size:]), steps=tuple(steps), segments=tuple(segments), **values)
 
 
 def step_of(row: Sequence[Any]) -> Step:
@@ -223,11 +191,11 @@ def load_trajectories(rows: Rows, ids: Sequence[int], *, segments: bool = False)
     for id, *row in rows(f"SELECT trajectory_id, {STEP_COLUMNS} FROM steps {part}", given):
         steps[id].append(step_of(row))
     if segments:
-        sql = f"SELECT trajectory_id, {SEGMENT_COLUMNS} FROM segments {part}"
+        sql = f"SELECT trajectory_id, {', '.join(_SEGMENT_FIELDS)} FROM segments {part}"
         for id, *row in rows(sql, given):
             tokens[id].append(_segment_of(row))
-    columns = f"trajectories.id, {TRAJECTORY_COLUMNS}, {TASK_COLUMNS}"
-    sql = f"SELECT {columns} FROM {WITH_TASK} WHERE trajectories.id {chosen}"
+    columns = ", ".join(f"trajectories.{name}" for name in ("id", *_TRAJECTORY_FIELDS))
+    sql = f"SELECT {columns}, {TASK_COLUMNS} FROM {WITH_TASK} WHERE trajectories.id {chosen}"
     found = {id: _trajectory_of(row, steps[id], tokens[id]) for id, *row in rows(sql, given)}
     return [found[id] for id in ids]
 

@@ -1,13 +1,14 @@
 """Puts a conversation together from the model and tool calls of one trace."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
 
-from dreamgym_lg.traces.conversation import ParsedConversation
+from dreamgym_lg.traces.conversation import ParsedConversation, finite
+from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,67 @@ class ToolRun:
     error: bool = False
     arguments: Mapping[str, Any] | None = None
     """What it was called with, where the trace tells."""
+
+
+class Part(NamedTuple):
+    """A part of a trace: a LangSmith run, an OpenTelemetry span."""
+
+    line: int
+    id: str
+    parent: str
+    start: float
+    """Seconds since 1970."""
+    kind: str
+    """`tool` for a tool's run; others as its format has them."""
+    data: Any
+
+
+def by_trace(
+    rows: Iterable[TraceRow | Rejected],
+    parts: Callable[[TraceRow], Iterable[tuple[str, Part]]],
+    conversation: Callable[[str, Sequence[Part]], Conversation],
+) -> Iterator[Conversation | Rejected]:
+    """One conversation a trace, and the rows and traces that cannot be read.
+
+    Args: `parts`, of a row, each with its trace; `conversation`, of a trace and its parts in the order of their start, without
+    what tools called. Both raise `ValueError` for what cannot be read.
+    """
+    traces: dict[str, list[Part]] = {}
+    for row in rows:
+        if isinstance(row, Rejected):
+            yield row
+            continue
+        try:
+            for trace, part in list(parts(row)):
+                traces.setdefault(trace, []).append(part)
+        except ValueError as error:
+            yield Rejected(row.line, str(error))
+    while traces:
+        trace = next(iter(traces))
+        recorded = traces.pop(trace)
+        known = {part.id: part for part in recorded if part.id}
+        outer = [part for part in recorded if not _inside_tool(part, known)]
+        try:
+            yield conversation(trace, sorted(outer or recorded, key=lambda part: part.start))
+        except ValueError as error:
+            yield Rejected(recorded[0].line, f"trace {trace}: {error}")
+
+
+def _inside_tool(part: Part, known: Mapping[str, Part]) -> bool:
+    """Whether a tool made this call (an agent used as a tool): then it is no act of the agent."""
+    passed = {part.id}
+    while (parent := known.get(part.parent)) and parent.id not in passed:
+        if parent.kind == "tool":
+            return True
+        passed.add(parent.id)
+        part = parent
+    return False
+
+
+def mean_score(values: Iterable[object]) -> float | None:
+    """The mean of a trace's scores; None without any. Raises `ValueError` for one that is no finite number."""
+    numbers = [finite(value, "feedback score") for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def rebuilt(calls: Iterable[ModelCall], tools: Iterable[ToolRun]) -> list[BaseMessage]:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage, SystemMessage, ToolMessage
 
-from dreamgym_lg.traces.calls import ModelCall, ToolRun, around, asks_tools, best, moment, rebuilt
-from dreamgym_lg.traces.conversation import finite
+from dreamgym_lg.traces.calls import ModelCall, Part, ToolRun, around, asks_tools, best, by_trace, mean_score, moment, rebuilt
 from dreamgym_lg.traces.messages import as_content, as_text, decoded, messages_of, recorded_tools, to_messages
 from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
 
@@ -22,25 +21,21 @@ _SCORE = "gen_ai.evaluation.score.value"
 
 
 class _Span(NamedTuple):
-    line: int
-    id: str
-    parent: str
-    start: float
     attributes: Mapping[str, Any]
     events: Sequence[tuple[str, Mapping[str, Any]]]
     failed: bool
 
-    @property
-    def operation(self) -> str:
-        """`chat`, `tool`, `none` for what is no part of a run, or `other`."""
-        name = str(self.attributes.get("gen_ai.operation.name") or "")
-        if name in _MODEL_CALLS:
-            return "other" if self.attributes.get("langsmith.span.kind") == "prompt" else "chat"
-        if name == "execute_tool" or (not name and "gen_ai.tool.call.id" in self.attributes):
-            return "tool"
-        if name in _NO_RUN:
-            return "none"
-        return "chat" if not name and any(key.startswith("gen_ai.") for key in self.attributes) else "other"
+
+def _operation(attributes: Mapping[str, Any]) -> str:
+    """`chat`, `tool`, `none` for what is no part of a run, or `other`."""
+    name = str(attributes.get("gen_ai.operation.name") or "")
+    if name in _MODEL_CALLS:
+        return "other" if attributes.get("langsmith.span.kind") == "prompt" else "chat"
+    if name == "execute_tool" or (not name and "gen_ai.tool.call.id" in attributes):
+        return "tool"
+    if name in _NO_RUN:
+        return "none"
+    return "chat" if not name and any(key.startswith("gen_ai.") for key in attributes) else "other"
 
 
 def is_span(value: object) -> bool:
@@ -52,25 +47,14 @@ def is_span(value: object) -> bool:
 
 def conversations(rows: Iterator[TraceRow | Rejected]) -> Iterator[Conversation | Rejected]:
     """One conversation a trace, put together from its model and tool calls."""
-    traces: dict[str, list[_Span]] = {}
-    for row in rows:
-        if isinstance(row, Rejected):
-            yield row
-            continue
-        try:
-            for fields in _spans(row.value):
-                span = _read(row.line, fields)
-                if span.operation != "none":
-                    traces.setdefault(_trace(fields), []).append(span)
-        except ValueError as error:
-            yield Rejected(row.line, str(error))
-    while traces:
-        trace = next(iter(traces))
-        spans = traces.pop(trace)
-        try:
-            yield _conversation(trace, sorted(spans, key=lambda span: span.start))
-        except ValueError as error:
-            yield Rejected(spans[0].line, f"trace {trace}: {error}")
+    return by_trace(rows, _parts, _conversation)
+
+
+def _parts(row: TraceRow) -> Iterator[tuple[str, Part]]:
+    for fields in _spans(row.value):
+        part = _read(row.line, fields)
+        if part.kind != "none":
+            yield _trace(fields), part
 
 
 def _spans(value: object) -> Iterator[Mapping[str, Any]]:
@@ -84,7 +68,7 @@ def _spans(value: object) -> Iterator[Mapping[str, Any]]:
         yield value
 
 
-def _read(line: int, fields: Mapping[str, Any]) -> _Span:
+def _read(line: int, fields: Mapping[str, Any]) -> Part:
     attributes = _plain_attributes(fields.get("attributes"))
     if attributes is None or not _trace(fields):
         raise ValueError("not a span: it has no trace id and attributes")
@@ -97,8 +81,8 @@ def _read(line: int, fields: Mapping[str, Any]) -> _Span:
     status = fields.get("status")
     code = status.get("code", status.get("status_code")) if isinstance(status, Mapping) else None
     failed = code in (2, "STATUS_CODE_ERROR", "ERROR") or "error.type" in attributes
-    parent = _text(fields, "parentSpanId", "parent_span_id", "parent_id")
-    return _Span(line, _text(fields, "spanId", "span_id"), parent, moment(start), attributes, events, failed)
+    ids = _text(fields, "spanId", "span_id"), _text(fields, "parentSpanId", "parent_span_id", "parent_id")
+    return Part(line, *ids, moment(start), _operation(attributes), _Span(attributes, events, failed))
 
 
 def _trace(fields: Mapping[str, Any]) -> str:
@@ -134,31 +118,17 @@ def _plain(value: Any) -> Any:
     return int(inner) if kind == "intValue" and str(inner).lstrip("-").isdigit() else inner
 
 
-def _conversation(trace: str, spans: list[_Span]) -> Conversation:
-    known = {span.id: span for span in spans if span.id}
-    outer = [span for span in spans if not _inside_tool(span, known)]
-    calls = [_model_call(span) for span in outer if span.operation == "chat"]
-    tools = [_tool_run(span) for span in outer if span.operation == "tool"]
+def _conversation(trace: str, parts: Sequence[Part]) -> Conversation:
+    calls = [_model_call(part.data) for part in parts if part.kind == "chat"]
+    tools = [_tool_run(part.data) for part in parts if part.kind == "tool"]
     whole = [rebuilt(calls, tools)]
     if not asks_tools(whole[0]):
         # Some instrumentations know few models: left are the agent's question and answer, and what its tools were asked.
-        agents = [around(_model_call(span), tools) for span in outer if span.operation == "other"]
+        agents = [around(_model_call(part.data), tools) for part in parts if part.kind == "other"]
         whole = [*agents, *whole] if tools else [*whole, *agents]
-    found = [event[_SCORE] for span in spans for _, event in span.events if event.get(_SCORE) is not None]
-    scores = [finite(score, "evaluation score") for score in found]
-    defined = [tool for span in outer for tool in recorded_tools(span.attributes.get("gen_ai.tool.definitions"))]
-    return Conversation(spans[0].line, best(whole), {"score": sum(scores) / len(scores) if scores else None}, trace, defined)
-
-
-def _inside_tool(span: _Span, known: Mapping[str, _Span]) -> bool:
-    """Whether a tool made this call (an agent used as a tool): then it is no act of the agent."""
-    passed = {span.id}
-    while (parent := known.get(span.parent)) and parent.id not in passed:
-        if parent.operation == "tool":
-            return True
-        passed.add(parent.id)
-        span = parent
-    return False
+    score = mean_score(event.get(_SCORE) for part in parts for _, event in part.data.events)
+    defined = [tool for part in parts for tool in recorded_tools(part.data.attributes.get("gen_ai.tool.definitions"))]
+    return Conversation(parts[0].line, best(whole), {"score": score}, trace, defined)
 
 
 def _model_call(span: _Span) -> ModelCall:
