@@ -1,11 +1,16 @@
-"""An episode in another process, a walled worker or a Ray actor, whose policy stays in this one, the parent.
-
-What an episode asks of its parent is a call of the policy (messages, tools and other arguments, as OpenAI's form has them; a
-message that was sent before is a number) and, where the world stays there too, the calls of `Environment` (step, show_tools;
-its `reset` is called by the parent, before the episode).
+"""Plays an episode in another process, a walled worker or a Ray actor, whose policy stays in this one, the parent.
 
 What comes up is JSON, one line for each message: a walled worker is not trusted, and to unpickle is to run what was sent. What
-goes down is pickled.
+goes down is pickled. `N` numbers the episodes of the process, `K` the questions of an episode, which may be open at once:
+
+    up      {"episode": N, "number": K, "ask": "policy", "args": [MESSAGES, STOP, OPTIONS]}
+            {"episode": N, "number": K, "ask": "step", "args": [ACTION, TOOLS]}    where the world stays in the parent, too
+    down    ("answer", N, K, VALUE, None) or ("answer", N, K, None, ERROR)
+    up      {"episode": N, "state": {...}, "ended": true}                          the last message of an episode
+            {"episode": N, "state": {...}, "failed": TYPE, "text": TEXT, "number": K}    K: of the parent's own error behind it
+
+A message of `MESSAGES` is `[number, text]` where it is new, and its number where it was sent before; `TOOLS` are what the agent
+was offered since the step before. The parent has reset the world before the episode begins.
 """
 
 import asyncio
@@ -16,10 +21,11 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from contextvars import copy_context
 from dataclasses import asdict, is_dataclass
 from typing import Any, cast
 
-from langchain_core.callbacks import AsyncCallbackManager, AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.callbacks import AsyncCallbackManager
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, message_to_dict, messages_from_dict
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -39,10 +45,10 @@ Message = dict[str, Any]
 
 
 class ParentFailed(Exception):
-    """The parent's policy or world raised; the parent keeps what, under this number."""
+    """The parent's policy or world raised; the parent keeps the error under this number."""
 
-    def __init__(self, number: int, told: str) -> None:
-        super().__init__(told)
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(text)
         self.number = number
 
 
@@ -54,44 +60,30 @@ class Parent:
 
     def __init__(self, write: Callable[[bytes], object], episode: int) -> None:
         self._write, self.episode, self.ended = write, episode, False
-        self._numbers, self._asked = itertools.count(1), dict[int, Future[Any]]()
-        self.failure: BaseException | None = None
-        """Of a question whose answer nobody waits for: it ends the episode."""
+        self._numbers, self._questions = itertools.count(1), dict[int, Future[Any]]()
 
     def ask(self, kind: str, *args: Any) -> "Future[Any]":
         """Raises `RuntimeError` once the episode has ended: a thread that lives on gets no answers of the next one."""
         if self.ended:
             raise RuntimeError("the episode of this thread has ended")
-        self.check()
         number, future = next(self._numbers), Future[Any]()
-        self._asked[number] = future
+        self._questions[number] = future
         self._write(to_line(ask=kind, episode=self.episode, number=number, args=args))
         return future
 
-    def tell(self, kind: str, *args: Any) -> None:
-        """Ask, and go on: questions are heard in their order. Later ones raise what came of it, as `check` does."""
-        self.ask(kind, *args).add_done_callback(self._keep_failure)
-
-    def _keep_failure(self, told: "Future[Any]") -> None:
-        self.failure = self.failure or told.exception()
-
-    def check(self) -> None:
-        if self.failure is not None:
-            raise self.failure
-
-    def answer(self, number: int, value: Any, failed: str | None) -> None:
-        """Nothing to do for an answer that was under way when the episode ended."""
-        future = self._asked.pop(number, None)
+    def answer(self, number: int, value: Any, error: str | None) -> None:
+        """Deliver the parent's answer to a question; one that comes after the episode's end is dropped."""
+        future = self._questions.pop(number, None)
         if future is not None and future.set_running_or_notify_cancel():
-            future.set_result(value) if failed is None else future.set_exception(ParentFailed(number, failed))
+            future.set_result(value) if error is None else future.set_exception(ParentFailed(number, error))
 
-    def end(self, **told: Any) -> None:
-        """Nothing more is asked; the last message is `told`."""
+    def end(self, **message: Any) -> None:
+        """Send the last message; nothing more is asked."""
         self.ended = True
-        for number in list(self._asked):
+        for number in list(self._questions):
             self.answer(number, None, "the episode has ended")
         try:
-            line = to_line(episode=self.episode, **told)
+            line = to_line(episode=self.episode, **message)
         except Exception as error:  # it cannot be written: the parent waits all the same
             line = to_line(episode=self.episode, **failure_of(error))
         self._write(line)
@@ -102,10 +94,10 @@ def to_line(**message: Any) -> bytes:
     try:
         return to_json(message, fallback=str) + b"\n"
     except ValueError:  # half of a surrogate pair, which only the standard library writes
-        return json.dumps(message, default=_plain).encode() + b"\n"
+        return json.dumps(message, default=_as_json).encode() + b"\n"
 
 
-def _plain(value: object) -> object:
+def _as_json(value: object) -> object:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
@@ -113,44 +105,34 @@ class ParentPolicy(BaseChatModel):
     """The policy, which is in the parent. A streamed reply comes in one chunk."""
 
     parent: Any
-    _told: dict[str, int] = PrivateAttr(default_factory=dict)
-    _telling: Any = PrivateAttr(default_factory=threading.Lock)
+    _numbers: dict[str, int] = PrivateAttr(default_factory=dict)
+    """Messages that were sent, with their numbers: a history grows by its end."""
+    _sending: Any = PrivateAttr(default_factory=threading.Lock)
 
     @property
     def _llm_type(self) -> str:
         return "dreamgym-parent"
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         result: ChatResult = self._ask(messages, stop, kwargs).result()
         return result
 
     async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         result: ChatResult = await asyncio.wrap_future(self._ask(messages, stop, kwargs))
         return result
 
-    def _ask(self, messages: list[BaseMessage], stop: list[str] | None, given: dict[str, Any]) -> "Future[ChatResult]":
-        """Each message is sent once, with a number, and is that number in later calls: a history grows by its end."""
+    def _ask(self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> "Future[ChatResult]":
         sent = list[Any]()
-        with self._telling:
-            told = self._told.copy()
+        with self._sending:
+            numbers = self._numbers.copy()
             for message in messages:
                 text = to_line(message=message_to_dict(message)).decode()
-                number = told.setdefault(text, len(told))
-                sent.append((number, text) if number >= len(self._told) else number)
-            future: Future[ChatResult] = self.parent.ask("policy", sent, stop, given)
-            self._told = told
+                number = numbers.setdefault(text, len(numbers))
+                sent.append((number, text) if number >= len(self._numbers) else number)
+            future: Future[ChatResult] = self.parent.ask("policy", sent, stop, options)
+            self._numbers = numbers
         return future
 
 
@@ -159,27 +141,32 @@ class ParentEnvironment(Environment):
 
     def __init__(self, parent: Parent, first: str) -> None:
         self._parent, self._first = parent, first
+        self._tools: Sequence[Mapping[str, Any]] | None = None
 
     def reset(self, task: Task) -> str:
         return self._first
 
-    def step(self, action: str) -> StepResult:
-        result: StepResult = self._parent.ask("step", action).result()
-        return result
-
     def show_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._parent.tell("show_tools", tools)
+        self._tools = tools
+
+    def step(self, action: str) -> StepResult:
+        result: StepResult = self._ask(action).result()
+        return result
 
     async def areset(self, task: Task) -> str:
         return self._first
 
     async def astep(self, action: str) -> StepResult:
-        result: StepResult = await asyncio.wrap_future(self._parent.ask("step", action))
+        result: StepResult = await asyncio.wrap_future(self._ask(action))
         return result
+
+    def _ask(self, action: str) -> "Future[Any]":
+        tools, self._tools = self._tools, None
+        return self._parent.ask("step", action, tools)
 
 
 def failure_of(error: BaseException) -> Message:
-    """What ended an episode; `number` is that of the parent's own error behind it."""
+    """The part of an episode's last message that says what ended it."""
     number = next((each.number for each in errors_behind(error) if isinstance(each, ParentFailed)), None)
     return {"failed": type(error).__name__, "text": str(error), "number": number}
 
@@ -202,106 +189,110 @@ async def play_episode(
     failure: Callable[[BaseException], Message] = failure_of,
     **config: Any,
 ) -> None:
-    """Play one episode, and tell the parent what came of it. Args: `config`, LangGraph's."""
-    told: Message = {}
+    """Play one episode, and send the parent its last message. Args: `config`, LangGraph's."""
+    message: Message = {}
     try:
         agent, environment = create()
         with closing(environment):
             context = EpisodeContext(environment=environment)
             async for state in agent.astream({"task": task}, config, context=context, stream_mode="values"):
-                told["state"] = {name: state[name] for name in AgentState.__annotations__ if name in state}
-        parent.check()
-        told["ended"] = True
+                message["state"] = {name: state[name] for name in AgentState.__annotations__ if name in state}
+        message["ended"] = True
     except BaseException as error:
-        told |= failure(error)
-    parent.end(**told)
+        message |= failure(error)
+    parent.end(**message)
 
 
 # --- in the parent ----------------------------------------------------------------------------------------------------------
 
 
-Answer = Callable[..., Awaitable[Any]]
-"""What the parent does when it is asked, with the arguments that came."""
-
-
 class RemoteEpisode:
     """An episode in another process, as its parent sees it: what it asks is answered as it comes, until it has ended.
 
-    Args: `send`, takes a pickled answer to the other process; `number`, the episode's there.
+    The answers are given in a copy of the context in which this object is made, and in its event loop.
+
+    Args:
+        send: Takes a pickled answer to the other process.
+        number: The episode's there.
+        environment: None where the other process has its own.
     """
 
-    def __init__(self, send: Callable[[bytes], object], number: int, answers: dict[str, Answer]) -> None:
-        self.ended = asyncio.get_running_loop().create_future()
-        self.causes, self.unanswered = dict[int, Exception](), set[int]()
-        self._send, self._number, self._answers, self._tasks = send, number, answers, set[asyncio.Task[None]]()
+    def __init__(
+        self, send: Callable[[bytes], object], number: int, policy: BaseChatModel, environment: Environment | None
+    ) -> None:
+        self.loop, self._context = asyncio.get_running_loop(), copy_context()
+        self.ended: asyncio.Future[Message] = self.loop.create_future()
+        """Its last message."""
+        self.unanswered = set[int]()
+        self._send, self._number, self._errors = send, number, dict[int, Exception]()
+        self._policy, self._environment, self._tasks = policy, environment, set[asyncio.Task[None]]()
+        self._messages: dict[int, BaseMessage] = {}
 
     def hear(self, message: Message) -> None:
-        if self.ended.done():
-            return
-        if "ask" in message:
-            self.unanswered.add(message["number"])
-            self._tasks.add(asyncio.create_task(self._answer(message)))
-        else:
+        if not self.ended.done() and "ask" in message:
+            answers: dict[str, Callable[..., Awaitable[Any]]] = {"policy": self._reply, "step": self._step}
+            number, answering = message["number"], answers[message["ask"]](*message["args"])
+            self.unanswered.add(number)
+            self._tasks.add(asyncio.create_task(self._answer(number, answering), context=self._context.copy()))
+        elif not self.ended.done():
             self.ended.set_result(message)
 
-    async def _answer(self, message: Message) -> None:
-        asked = message["number"]
+    async def _answer(self, number: int, answering: Awaitable[Any]) -> None:
         try:
-            value = await self._answers[message["ask"]](*message["args"])
-            order = pickle.dumps(("answer", self._number, asked, value, None))
+            order = pickle.dumps(("answer", self._number, number, await answering, None))
         except Exception as error:
-            self.causes[asked] = error
-            order = pickle.dumps(("answer", self._number, asked, None, f"{type(error).__name__}: {error}"))
+            self._errors[number] = error
+            order = pickle.dumps(("answer", self._number, number, None, f"{type(error).__name__}: {error}"))
         self._send(order)
-        self.unanswered.discard(asked)
+        self.unanswered.discard(number)
+
+    async def _reply(self, sent: list[Any], stop: list[str] | None, options: dict[str, Any]) -> ChatResult:
+        arguments = {name: options[name] for name in ("tools", "tool_choice", "response_format") if name in options}
+        new = {number: json.loads(text)["message"] for number, text in (each for each in sent if isinstance(each, list))}
+        self._messages.update(zip(new, messages_from_dict(list(new.values())), strict=True))
+        messages, policy = [self._messages[each[0] if isinstance(each, list) else each] for each in sent], self._policy
+        has_listeners = AsyncCallbackManager.configure(None, policy.callbacks, policy.verbose).handlers
+        if not has_listeners and type(policy).agenerate is BaseChatModel.agenerate:
+            # `agenerate` did its work in the other process already, around its `ParentPolicy`
+            return await policy._agenerate_with_cache(messages, stop=stop, **arguments)
+        result = await policy.agenerate([messages], stop=stop, **arguments)
+        return ChatResult(generations=cast(list[ChatGeneration], result.generations[0]), llm_output=result.llm_output)
+
+    async def _step(self, action: str, tools: list[dict[str, Any]] | None) -> StepResult:
+        if self._environment is None:
+            raise EnvironmentFailed("an episode with a world of its own asked for the parent's")
+        if tools is not None:
+            self._environment.show_tools(tools)
+        return await self._environment.astep(action)
 
     def end(self) -> None:
+        """Answer nothing more."""
         self.ended.cancel()
         for each in self._tasks:
             each.cancel()
 
+    def result(self, where: str) -> tuple[AgentState | None, Exception | None]:
+        """The state that was played, and what ended the episode if it failed: the parent's own error where that is behind it.
 
-def answers_of(policy: BaseChatModel, environment: Environment | None) -> dict[str, Answer]:
-    """All that an episode can ask for. Args: `environment`, None where the other process has its own."""
-    heard: dict[int, BaseMessage] = {}
-    listeners = AsyncCallbackManager.configure(None, policy.callbacks, policy.verbose).handlers
-    bare = not listeners and type(policy).agenerate is BaseChatModel.agenerate
-    """Nothing is lost without `agenerate`, whose work is done in the other process already, around its `ParentPolicy`."""
-
-    async def reply(sent: list[Any], stop: list[str] | None, given: dict[str, Any]) -> ChatResult:
-        arguments = {name: given[name] for name in ("tools", "tool_choice", "response_format") if name in given}
-        new = {number: json.loads(text)["message"] for number, text in (each for each in sent if isinstance(each, list))}
-        heard.update(zip(new, messages_from_dict(list(new.values())), strict=True))
-        asked = [heard[each[0] if isinstance(each, list) else each] for each in sent]
-        if bare:
-            return await policy._agenerate_with_cache(asked, stop=stop, **arguments)
-        result = await policy.agenerate([asked], stop=stop, **arguments)
-        return ChatResult(generations=cast(list[ChatGeneration], result.generations[0]), llm_output=result.llm_output)
-
-    if environment is None:
-        return {"policy": reply}
-
-    async def show_tools(tools: list[dict[str, Any]]) -> None:
-        environment.show_tools(tools)
-
-    return {"policy": reply, "step": environment.astep, "show_tools": show_tools}
+        Args: `where`, what played the episode.
+        """
+        message = self.ended.result()
+        state = read_state(message)
+        return state, None if "ended" in message else read_error(message, where, self._errors)
 
 
 def read_state(message: Message) -> AgentState | None:
-    """What was played, by the last message; None if nothing was."""
+    """The state in the last message; None if nothing was played."""
     if (sent := message.get("state")) is None:
         return None
-    read: AgentState = {"steps": [Step(**step) for step in sent.get("steps", ())], "success": sent.get("success", False)}
-    return read | {"acts": [Act(*act) for act in sent["acts"]]} if "acts" in sent else read
+    state: AgentState = {"steps": [Step(**step) for step in sent.get("steps", ())], "success": sent.get("success", False)}
+    return state | {"acts": [Act(*act) for act in sent["acts"]]} if "acts" in sent else state
 
 
-def read_error(message: Message, causes: Mapping[int, Exception], where: str) -> Exception:
-    """What ended the episode: the parent's own error where that is behind it, else one of this library's.
-
-    Args: `where`, what played the episode.
-    """
-    if message["number"] in causes:
-        return causes[message["number"]]
+def read_error(message: Message, where: str, own: Mapping[int, Exception]) -> Exception:
+    """The error that a message tells of: one of `own`, by its number, else one of this library's."""
+    if message["number"] in own:
+        return own[message["number"]]
     kind = getattr(errors, message["failed"], None)
     if isinstance(kind, type) and issubclass(kind, DreamGymError):
         return kind(message["text"])

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from contextvars import Context, copy_context
+from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -33,10 +33,7 @@ from dreamgym_lg.simulate.remote_episode import (
     ParentEnvironment,
     ParentPolicy,
     RemoteEpisode,
-    answers_of,
     play_episode,
-    read_error,
-    read_state,
 )
 from dreamgym_lg.tracing import episode_tracing
 from dreamgym_lg.types import Task
@@ -242,22 +239,21 @@ class _RayAgent:
         first = None if environment is None else await environment.areset(state["task"])
         async with self._rollouts._lease() as actor:
             with episode_tracing("real" if self._real else "dream"):
-                hearing = copy_context()
-                episode = RemoteEpisode(actor.answer.remote, number, answers_of(self._policy, environment))
+                episode = RemoteEpisode(actor.answer.remote, number, self._policy, environment)
             played = actor.play.options(num_returns="streaming").remote(number, self._world, state["task"], first, config or {})
             try:
                 async for line in played:
-                    hearing.run(episode.hear, json.loads(await line))
+                    episode.hear(json.loads(await line))
                 if not episode.ended.done():
                     raise WorkerLost("a Ray actor ended an episode before its last message")
-                message = episode.ended.result()
+                played_state, error = episode.result("a Ray actor")
             finally:
                 episode.end()
                 ray.cancel(played)  # an episode that is not waited for any more; else nothing
-        if (after := read_state(message)) is not None:
-            yield after
-        if "ended" not in message:
-            raise read_error(message, episode.causes, "a Ray actor")
+        if played_state is not None:
+            yield played_state
+        if error is not None:
+            raise error
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,7 +1,7 @@
-"""One worker: a process behind the wall that plays episodes, many at once, as an event loop does.
+"""A walled process that plays episodes, many at once, as an event loop does.
 
-What crosses the wall is what an episode asks of others anyway (`remote_episode`), and nothing more. Threads read the pipes, and
-write what a pipe does not take at once, so that no worker can keep the caller's event loop waiting.
+Only what an episode asks of others anyway crosses the wall (`remote_episode`). Threads read and write the pipes, so that no
+worker can keep the caller's event loop waiting.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import pickle
-import select
 import shutil
 import signal
 import subprocess
@@ -21,21 +20,20 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, Collection
 from concurrent.futures import Future
-from contextvars import copy_context
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, cast
 
 from langchain_core.language_models import BaseChatModel
 from langsmith.run_helpers import trace
 
 from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import EnvironmentFailed
 from dreamgym_lg.redaction import redact_environment
 from dreamgym_lg.simulate.agent import AgentState
 from dreamgym_lg.simulate.guard_checks import Allow
-from dreamgym_lg.simulate.remote_episode import Message, RemoteEpisode, answers_of, read_error, read_state
+from dreamgym_lg.simulate.remote_episode import Message, RemoteEpisode, read_error
 from dreamgym_lg.simulate.wall.wall import start_walled
 from dreamgym_lg.tracing import episode_tracing
 from dreamgym_lg.types import Task
@@ -49,6 +47,7 @@ LONGEST_LINE = 64 * 2**20
 
 _CHILD = "from dreamgym_lg.simulate.wall.child import main; main()"
 _SCRATCH = "dreamgym-scratch-"
+_WHERE = "the walled worker"
 
 
 class Worker:
@@ -63,7 +62,6 @@ class Worker:
 
     def __init__(self, path: str, options: bytes, allow: Allow | None, cores: Collection[int]) -> None:
         self._scratch, self._claim = _make_scratch()
-        python_path = os.pathsep.join(each or os.getcwd() for each in sys.path)
         try:
             self._process = start_walled(
                 [sys.executable, "-P", "-c", _CHILD],
@@ -73,7 +71,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C is for the parent
-                env={**os.environ, "PYTHONPATH": python_path},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)},
             )
         except BaseException:
             _remove_scratch(self._scratch, self._claim)
@@ -85,17 +83,16 @@ class Worker:
         """Episodes that it has to play, now and in all: of `Workers`."""
         self.retired = False
         """Takes no more episodes, and ends with its last."""
-        self._why, self._errors, self._numbers = "", deque[str](maxlen=20), itertools.count(1)
+        self._why, self._last_words, self._numbers = "", deque[str](maxlen=20), itertools.count(1)
         self._gone: Message | None = None
         self._heard = time.monotonic()
-        self._listeners: dict[int, Callable[[Message], object]] = {}
+        self._episodes: dict[int, RemoteEpisode] = {}
         self._started, self._lock, self._reaped = Future[Message](), threading.Lock(), False
-        self._orders, self._unsent, self._sending = cast(IO[bytes], self._process.stdin), bytearray(), threading.Condition()
-        os.set_blocking(self._orders.fileno(), False)
+        self._orders = SimpleQueue[bytes | None]()
         self.send(pickle.dumps((path, options)))
-        work = self._read, self._read_errors, self._write, self._wait
+        work = (self._read, self._read_errors, self._write, self._wait)
         threads = [threading.Thread(target=each, name="dreamgym-worker", daemon=True) for each in work]
-        self._reader, self._error_reader, _, self._waiter = threads
+        *self._readers, _, self._waiter = threads
         for thread in threads:
             thread.start()
 
@@ -119,88 +116,10 @@ class Worker:
         self.end()
         self._waiter.join(timeout=10)
 
-    # --- the threads ------------------------------------------------------------------------------------------------------
-
-    def _read(self) -> None:
-        pipe = cast(IO[bytes], self._process.stdout)
-        try:
-            while line := pipe.readline(LONGEST_LINE + 1):
-                if len(line) > LONGEST_LINE:
-                    raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
-                self._heard = time.monotonic()
-                self._hand_on(json.loads(line))
-        except Exception as error:
-            self._end_unreadable(error)
-
-    def _end_unreadable(self, error: Exception) -> None:
-        self.end(f"what it sent is no message ({type(error).__name__}: {str(error)[:100]})")
-
-    def _hand_on(self, message: Message) -> None:
-        if (episode := message.get("episode")) is None:
-            self._started.set_result(message)  # of a second one: InvalidStateError
-        elif listener := self._listeners.get(episode):  # else the episode has ended
-            with contextlib.suppress(RuntimeError):  # its loop is closed
-                listener(message)
-
-    def _read_errors(self) -> None:
-        with contextlib.suppress(ValueError, OSError):
-            while line := cast(IO[bytes], self._process.stderr).readline(10_000):
-                self._errors.append(redact_environment(line.decode(errors="replace").rstrip()))
-                logger.info("worker: %s", self._errors[-1])
-
-    def _write(self) -> None:
-        """What the pipe did not take at once."""
-        writable = select.poll()
-        writable.register(self._orders, select.POLLOUT)
-        while True:
-            with self._sending:
-                self._sending.wait_for(lambda: self._unsent or self._reaped)
-                if self._reaped:
-                    return
-            writable.poll()
-            with self._sending:
-                self._fill_pipe()
-
-    def _wait(self) -> None:
-        """Until the process has ended: then clear away what is left, and tell everyone who listens."""
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        self.end()  # its children
-        with self._lock:
-            status, self._reaped = self._process.wait(), True
-        with self._sending:
-            self._sending.notify()
-        for thread in (self._reader, self._error_reader):
-            thread.join(timeout=1)  # no longer: a child that left the group may keep the pipe open
-        _remove_scratch(self._scratch, self._claim)
-        last = " | ".join(self._errors) or "nothing"
-        why = f": {self._why}" if self._why else " (-9 may be a lack of memory)"
-        gone = {"gone": f"the walled worker has ended with status {status}{why}; it said: {last}"}
-        with self._lock:
-            self._gone, listeners = gone, list(self._listeners.values())
-        if not self._started.done():
-            self._started.set_result(gone)
-        for listener in listeners:
-            with contextlib.suppress(RuntimeError):
-                listener(gone)
-
     def send(self, order: bytes) -> None:
-        """Written here where the pipe takes it, which saves a change of threads; else by the thread that may wait."""
-        with self._sending:
-            waiting = bool(self._unsent)
-            self._unsent += order
-            if not waiting:
-                self._fill_pipe()
-            if self._unsent:
-                self._sending.notify()
+        """Takes no time, whatever the process does."""
+        self._orders.put(order)
         self._heard = time.monotonic()  # it has something to do again
-
-    def _fill_pipe(self) -> None:
-        try:
-            del self._unsent[: os.write(self._orders.fileno(), self._unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:  # the process has ended
-            self._unsent.clear()
 
     # --- an episode -------------------------------------------------------------------------------------------------------
 
@@ -215,17 +134,22 @@ class Worker:
         first = await environment.areset(task)
         number = next(self._numbers)
         with episode_tracing("dream"), trace("dreamed episode", inputs={"task": task.instruction}):  # the calls' parent
-            context, episode = copy_context(), RemoteEpisode(self.send, number, answers_of(policy, environment))
-            with self._listening(number, lambda message: context.run(episode.hear, message)):
+            episode = RemoteEpisode(self.send, number, policy, environment)
+            with self._lock:
+                self._episodes[number] = episode
+                if self._gone is not None:
+                    episode.hear(self._gone)
+            try:
                 self.send(pickle.dumps(("play", number, task, first)))
-                try:
-                    message = await self._end_of(episode)
-                finally:
-                    episode.end()
-        if (state := read_state(message)) is not None:
+                await self._await_end(episode)
+                state, error = episode.result(_WHERE)
+            finally:
+                del self._episodes[number]
+                episode.end()
+        if state is not None:
             yield state
-        if "ended" not in message:
-            raise _error(message, episode.causes)
+        if error is not None:
+            raise error
 
     async def _ready(self) -> None:
         if not self._started.done():
@@ -236,41 +160,78 @@ class Worker:
         started = self._started.result()
         if "ready" not in started:
             self.retired = True
-            raise _error(started, {})
+            raise read_error(started, _WHERE, {})
 
-    @contextlib.contextmanager
-    def _listening(self, number: int, hear: Callable[[Message], None]) -> Iterator[None]:
-        """`hear` is called in this event loop."""
-        loop = asyncio.get_running_loop()
-
-        def heard(message: Message) -> None:
-            try:
-                hear(message)
-            except Exception as error:
-                self._end_unreadable(error)
-
-        with self._lock:
-            self._listeners[number] = lambda message: loop.call_soon_threadsafe(heard, message)
-            if self._gone is not None:
-                hear(self._gone)
-        try:
-            yield
-        finally:
-            del self._listeners[number]
-
-    async def _end_of(self, episode: RemoteEpisode) -> Message:
-        """The last message. Ends a worker that hangs; one that waits for the policy or the world does not."""
+    async def _await_end(self, episode: RemoteEpisode) -> None:
+        """Wait for the last message. Ends a worker that hangs; one that waits for the policy or the world does not."""
         while not episode.ended.done():
             left = self._heard + SILENCE - time.monotonic()
             if left <= 0 and not episode.unanswered:
                 self.end(f"it hung: no sign for {SILENCE:g} s, and nothing that it waited for")
-                return await episode.ended
+                left = SILENCE
             await asyncio.wait([episode.ended], timeout=left if left > 0 else SILENCE)
-        return episode.ended.result()
 
+    def _hear(self, episode: RemoteEpisode, message: Message) -> None:
+        try:
+            episode.hear(message)
+        except Exception as error:
+            self._end_unreadable(error)
 
-def _error(message: Message, causes: dict[int, Exception]) -> Exception:
-    return EnvironmentFailed(message["gone"]) if "gone" in message else read_error(message, causes, "the walled worker")
+    def _end_unreadable(self, error: Exception) -> None:
+        self.end(f"what it sent is no message ({type(error).__name__}: {str(error)[:100]})")
+
+    # --- the threads ------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        pipe = cast(IO[bytes], self._process.stdout)
+        try:
+            while line := pipe.readline(LONGEST_LINE + 1):
+                if len(line) > LONGEST_LINE:
+                    raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
+                self._heard = time.monotonic()
+                message = json.loads(line)
+                if (number := message.get("episode")) is None:
+                    self._started.set_result(message)  # of a second one: InvalidStateError
+                elif episode := self._episodes.get(number):  # else the episode has ended
+                    with contextlib.suppress(RuntimeError):  # its loop is closed
+                        episode.loop.call_soon_threadsafe(self._hear, episode, message)
+        except Exception as error:
+            self._end_unreadable(error)
+
+    def _read_errors(self) -> None:
+        with contextlib.suppress(ValueError, OSError):
+            while line := cast(IO[bytes], self._process.stderr).readline(10_000):
+                self._last_words.append(redact_environment(line.decode(errors="replace").rstrip()))
+                logger.info("worker: %s", self._last_words[-1])
+
+    def _write(self) -> None:
+        pipe = cast(IO[bytes], self._process.stdin)
+        with contextlib.suppress(OSError):  # the process has ended
+            while (order := self._orders.get()) is not None:
+                pipe.write(order)
+                pipe.flush()
+
+    def _wait(self) -> None:
+        """Until the process has ended: then clear away what is left, and tell every episode."""
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        self.end()  # its children
+        with self._lock:
+            status, self._reaped = self._process.wait(), True
+        self._orders.put(None)
+        for thread in self._readers:
+            thread.join(timeout=1)  # no longer: a child that left the group may keep the pipe open
+        _remove_scratch(self._scratch, self._claim)
+        words = " | ".join(self._last_words) or "nothing"
+        why = f": {self._why}" if self._why else " (-9 may be a lack of memory)"
+        text = f"the walled worker has ended with status {status}{why}; it said: {words}"
+        gone = {"failed": "EnvironmentFailed", "text": text, "number": None}
+        with self._lock:
+            self._gone, episodes = gone, list(self._episodes.values())
+        if not self._started.done():
+            self._started.set_result(gone)
+        for episode in episodes:
+            with contextlib.suppress(RuntimeError):
+                episode.loop.call_soon_threadsafe(episode.hear, gone)
 
 
 # --- scratch folders --------------------------------------------------------------------------------------------------------
