@@ -26,6 +26,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 
 from dreamgym_lg import Answer, Dream, DreamGym, Episode, ReplayBuffer, Task
 from dreamgym_lg.actions import ToolCall, parse_action, render_call
@@ -40,7 +41,7 @@ from dreamgym_lg.integrations.bfcl import (
 )
 from dreamgym_lg.integrations.bfcl.data import SYSTEM_PROMPT
 from dreamgym_lg.integrations.transformers import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
 from dreamgym_lg.integrations.trl.sft import train_sft
 
 WRITES = ("add_to_watchlist", "cancel_order", "fund_account", "place_order", "remove_stock_from_watchlist", "trading_login")
@@ -157,9 +158,11 @@ def demonstration(task: Task) -> tuple[list[dict[str, Any]], list[dict[str, Any]
 def base_policy(tasks: Sequence[Task], *, steps: int) -> LocalChatModel:
     """A tiny model from scratch that has read the demonstrations: enough to call tools, not to know which."""
     demonstrations = [demonstration(task) for task in tasks]
-    texts = [str(message) for messages, tools in demonstrations for message in [*messages, *tools]]
-    tokenizer = create_tokenizer(texts, vocab_size=1500)
-    model = create_model(tokenizer, hidden_size=64, layers=2, max_tokens=8192)
+    tokenizer = AutoTokenizer.from_pretrained(SMALL_BASE)
+    set_seed(0)
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    size = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=8192, **size, **ends))
     rows = []
     for messages, tools in demonstrations:
         given = {"tools": tools, "return_dict": True, "return_assistant_tokens_mask": True}

@@ -8,6 +8,8 @@ os.environ.update(
     OMP_WAIT_POLICY="PASSIVE",  # idle torch threads sleep: two cores are shared with the test itself
 )
 os.environ.update({"OMP_NUM_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {})  # a worker has one core
+# of processes that tests start; of this one, pytest's option
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [f"{os.path.dirname(__file__)}/tiny", os.environ.get("PYTHONPATH")]))
 os.environ.pop("COLUMNS", None)  # pytest-xdist gives its workers one, which rich would keep from its import on
 
 import asyncio

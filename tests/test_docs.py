@@ -100,7 +100,8 @@ def replies(*texts: str) -> GenericFakeChatModel:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy in place of Qwen."""
-    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+    from tiny_models import create_model, create_tokenizer
+
     from dreamgym_lg.integrations.trl.sft import save_model
 
     tokenizer = create_tokenizer(["Book a room in Rome. done"] * 9, vocab_size=320)

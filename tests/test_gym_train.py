@@ -12,12 +12,12 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny_models import create_model, create_tokenizer
 
 from dreamgym_lg import DreamGym, ReplayBuffer, Task
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.batch import Batch
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 
 CALL = '<tool_call>\n{"name": "book", "arguments": {"city": "Rome"}}\n</tool_call>'
 TASKS = [Task(id=id, instruction=f"Book room {id}.", environment="rooms", split=split)

@@ -135,7 +135,8 @@ def test_the_installed_command_answers(installed: Path) -> None:
 @pytest.fixture(scope="module")
 def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a reader of the README has: an agent, its traces and, in the cache of the hub, the model (here: tiny weights)."""
-    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+    from tiny_models import create_model, create_tokenizer
+
     from dreamgym_lg.integrations.trl.sft import save_model
 
     folder = tmp_path_factory.mktemp("reader")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import create_model, create_tokenizer
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.sft import save_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 

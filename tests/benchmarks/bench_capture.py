@@ -6,11 +6,16 @@ with a window that forgets. Counts, no times.
 Run: python tests/benchmarks/bench_capture.py
 """
 
+import sys
+from pathlib import Path
+
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.token_recorder import TokenRecorder
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tiny"))
+from tiny_models import create_model, create_tokenizer  # noqa: E402
 
 INSTRUCTION = "Your task is to read the book and to take the things it names, in their order, one after the other."
 OBSERVATION = "You take it. It is in your hands now. On the table there are an apple, a pear and a plum."

@@ -9,6 +9,7 @@ Run: python tests/benchmarks/bench_gpu.py [--shape tiny|half|seven] [--out gpu.j
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
@@ -21,12 +22,14 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
-from dreamgym_lg.integrations.transformers.tiny_models import create_tokenizer
 from dreamgym_lg.integrations.trl.adapters import default_adapters
 from dreamgym_lg.integrations.trl.learners import GRPOLearner
 from dreamgym_lg.integrations.trl.memory import estimate_memory
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Step, Task, Trajectory
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tiny"))
+from tiny_models import create_tokenizer  # noqa: E402
 
 TEXT = "The room is small. On the table there are an apple, a pear and a plum; the door to the north is closed."
 

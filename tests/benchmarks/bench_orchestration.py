@@ -34,7 +34,6 @@ from dreamgym_lg.experience.model import ExperienceModel
 from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.graphs.episode import create_episode_graph, read_action
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.learners import GRPOLearner
 from dreamgym_lg.integrations.trl.rows import tokenize
 from dreamgym_lg.integrations.trl.sft import save_model, train_sft
@@ -42,6 +41,9 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Step, Task, Trajectory
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tiny"))
+from tiny_models import create_model, create_tokenizer  # noqa: E402
 
 NUM_TASKS = 8
 NUM_GENERATIONS = 8

@@ -33,11 +33,13 @@ from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_tokenizer
 from dreamgym_lg.integrations.vllm import ServedEngine
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import Task
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tiny"))
+from tiny_models import create_tokenizer  # noqa: E402
 
 CALLS = 8
 """Of the policy, in each episode: seven of a tool, and the answer."""

@@ -302,7 +302,8 @@ def made(folder: Path) -> Experiment:
 
 
 def test_export_writes_the_trained_policy_to_a_new_folder(made: Experiment, folder: Path) -> None:
-    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+    from tiny_models import create_model, create_tokenizer
+
     from dreamgym_lg.integrations.trl.sft import save_model
 
     assert "holds no trained policy: run `dreamgym train made` first" in refused("export", "made", "policies/mine")

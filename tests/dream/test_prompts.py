@@ -199,7 +199,7 @@ def test_the_tools_and_the_rubric_are_in_the_prompt(scripted: Any, prompt_format
 
 
 def test_a_tool_is_a_line_of_the_lines_as_in_the_chat_template_of_small_models() -> None:
-    tiny_models = pytest.importorskip("dreamgym_lg.integrations.transformers.tiny_models")
+    tiny_models = pytest.importorskip("tiny_models")
     order, note = {"type": "string"}, {"enum": ["late", "lost"], "type": "string"}
     parameters = {"type": "object", "properties": {"order": order, "note": note}, "required": ["order"]}
     function = {"name": "find", "description": "Look up an order.", "parameters": parameters}

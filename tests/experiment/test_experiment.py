@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import create_model, create_tokenizer
 
 from dreamgym_lg import Dream, Environment, Experiment, Model, ReplayBuffer, Settings, Step, Task, Trajectory, World
 from dreamgym_lg.environment import play_action, refused
@@ -29,7 +30,6 @@ from dreamgym_lg.experiment.lock import only_process
 from dreamgym_lg.experiment.supervised import train_experience_model
 from dreamgym_lg.experiment.worlds import load_world, open_folder
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.rows import reply_lengths
 from dreamgym_lg.integrations.trl.sft import save_model
 from dreamgym_lg.progress import Tenths
@@ -449,8 +449,9 @@ def test_an_engine_of_ones_own_answers_for_the_policy(work: Experiment, tmp_path
     pytest.importorskip("trl")
     from concurrent.futures import Future
 
+    from tiny_models import create_model, create_tokenizer
+
     from dreamgym_lg.integrations.transformers.requests import Generated, Request
-    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
     from dreamgym_lg.integrations.trl.sft import save_model
 
     class Fixed:

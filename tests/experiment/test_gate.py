@@ -105,8 +105,9 @@ SUCCESSES = [trace(number) for number in range(12)]
 
 
 def test_a_dream_that_pays_everything_is_refused_with_the_figure_and_nothing_is_begun(make: Make) -> None:
+    from tiny_models import create_model, create_tokenizer
+
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 
     tokenizer = create_tokenizer(["Refund."], vocab_size=300)
     policy = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1), tokenizer=tokenizer)

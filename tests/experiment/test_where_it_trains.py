@@ -18,9 +18,9 @@ from dreamgym_lg.types import StepResult
 
 pytest.importorskip("trl")
 from peft import LoraConfig  # noqa: E402
+from tiny_models import create_model, create_tokenizer  # noqa: E402
 
 from dreamgym_lg.integrations.transformers.requests import Generated, Request  # noqa: E402
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer  # noqa: E402
 from dreamgym_lg.integrations.trl.sft import save_model  # noqa: E402
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("trl")
 
 from starlette.testclient import TestClient
+from tiny_models import create_model, create_tokenizer
 
 from dreamgym_lg import DreamGym, Model, ReplayBuffer, Task, load_traces
 from dreamgym_lg.cli.app import app
@@ -24,7 +25,6 @@ from dreamgym_lg.errors import EpisodesMissing
 from dreamgym_lg.experiment.evaluation import shown_episodes
 from dreamgym_lg.hosted import Hosted
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.redaction import environment_secrets, redact_environment
 from dreamgym_lg.report.proof import write_report
 from dreamgym_lg.report.server import create_app

@@ -57,7 +57,8 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The same tiny model, trained until it knows the houses by heart, and untrained."""
-    from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
+    from tiny_models import create_model, create_tokenizer
+
     from dreamgym_lg.integrations.trl.rows import tokenize
     from dreamgym_lg.integrations.trl.sft import fine_tune, save_model
 

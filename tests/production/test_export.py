@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from safetensors import SafetensorError
+from tiny_models import create_model, create_tokenizer
 
 from dreamgym_lg import DreamGym, Model, ReplayBuffer, Step, Task, Trajectory, load_policy
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl.sft import save_model
 from dreamgym_lg.production.export import export_policy
 from dreamgym_lg.production.manifest import MANIFEST, read_manifest, write_manifest

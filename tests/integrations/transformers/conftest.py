@@ -11,13 +11,13 @@ import pytest
 import torch
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from tiny_models import CHAT_TEMPLATE, create_model, create_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.transformers import engine as transformers_engine
 from dreamgym_lg.integrations.transformers.batch import Batch
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.requests import Request
-from dreamgym_lg.integrations.transformers.tiny_models import CHAT_TEMPLATE, create_model, create_tokenizer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Segment
 

@@ -9,10 +9,10 @@ import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
+from tiny_models import create_model, create_tokenizer
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.requests import Request
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 
 
 def example(schema: dict[str, Any], asked: str) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.tools import tool
+from tiny_models import create_model
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ContextExceeded
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.requests import Engine, Request
-from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.vllm import ServedEngine
 from dreamgym_lg.token_recorder import TokenRecorder
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from tiny_models import create_model
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ContextExceeded
@@ -23,7 +24,6 @@ from dreamgym_lg.integrations.transformers import prefix_cache as transformers_c
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
-from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.transformers.tool_format import to_entry
 from dreamgym_lg.token_recorder import TokenRecorder
 

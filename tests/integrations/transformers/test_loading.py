@@ -9,6 +9,7 @@ import pytest
 import torch
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage, HumanMessage
+from tiny_models import create_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ConfigurationError
@@ -17,7 +18,6 @@ from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.transformers.engine import LocalEngine
 from dreamgym_lg.integrations.transformers.loading import resolve_device
 from dreamgym_lg.integrations.transformers.requests import Engine, Generated, Request
-from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.token_recorder import TokenRecorder, TrainablePolicy
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.tools import tool
+from tiny_models import create_model
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ConfigurationError, ProcessLost
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_model
 
 pytestmark = pytest.mark.slow
 

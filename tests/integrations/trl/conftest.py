@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import create_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_tokenizer
 from dreamgym_lg.integrations.trl.sft import save_model
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Trajectory

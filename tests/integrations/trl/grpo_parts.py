@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
+from tiny_models import create_model
 from transformers import PreTrainedTokenizerFast
 
-from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.trl.learners import GRPOLearner
 from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
 from dreamgym_lg.learner import TrainingRow

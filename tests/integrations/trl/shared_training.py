@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from grpo_parts import WORDS, adapters, cut, groups_of, learner_of, model_of, trained, trajectory
+from tiny_models import create_tokenizer
 
-from dreamgym_lg.integrations.transformers.tiny_models import create_tokenizer
 from dreamgym_lg.integrations.trl.learners import DPOLearner
 from dreamgym_lg.integrations.trl.ppo import PPOLearner
 from dreamgym_lg.types import Trajectory

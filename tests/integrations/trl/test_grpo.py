@@ -21,12 +21,12 @@ from grpo_parts import (
     trajectory,
     weights,
 )
+from tiny_models import create_model
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOTrainer
 
 from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.trl.learners import LEARNERS
 from dreamgym_lg.integrations.trl.rows import tokenize
 from dreamgym_lg.integrations.trl.sft import save_model, train_sft

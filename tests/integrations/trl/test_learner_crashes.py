@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 from grpo_parts import groups_of, learner_of, model_of, moments, promptly, some, trajectory, weights
+from tiny_models import create_model
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.workspace import policy_version
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.trl.adapters import default_adapters
 from dreamgym_lg.integrations.trl.learners import DPOLearner, GRPOLearner
 from dreamgym_lg.integrations.trl.ppo import PPOLearner

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import create_model, create_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from dreamgym_lg.errors import NothingToTrain
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.trl import sft
 from dreamgym_lg.integrations.trl.rows import create_collator, tokenize, weigh_first_lines
 from dreamgym_lg.integrations.trl.sft import fine_tune, save_model, train_sft

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import create_model, create_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_model, create_tokenizer
 from dreamgym_lg.integrations.vllm import engine as vllm_engine
 from dreamgym_lg.integrations.vllm import server as vllm_client
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import BaseMessage, HumanMessage
+from tiny_models import create_model
 from transformers import PreTrainedTokenizerFast
 from vllm_server import SLOW_SECONDS, VLLMServer
 
 from dreamgym_lg.errors import ConfigurationError, ContextExceeded, ModelUnavailable, ServersUnavailable
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-from dreamgym_lg.integrations.transformers.tiny_models import create_model
 from dreamgym_lg.integrations.vllm import ServedEngine
 from dreamgym_lg.token_recorder import TokenRecorder
 

@@ -1,4 +1,4 @@
-"""Small models from scratch, for machines without weights to download: a tokenizer, a chat template, a tiny Llama."""
+"""Tiny models with random weights: a tokenizer, a chat template, a Llama."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -71,7 +71,7 @@ def create_tokenizer(
     pre_tokenizer: pre_tokenizers.PreTokenizer | None = None,
     marks: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer (any text survives it) with a chat template that only ever appends.
+    """Train a byte-level BPE tokenizer, with a chat template that only ever appends.
 
     Args:
         pre_tokenizer: Splits a text before pieces are merged, and ends byte by byte. Default: `ByteLevel`, as GPT-2's.
