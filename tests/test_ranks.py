@@ -19,7 +19,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 HERE = Path(__file__).parent
 
 
-SCRIPTS = [str(HERE), str(HERE / "integrations" / "trl")]
+SCRIPTS = [str(HERE), str(HERE / "tiny"), str(HERE / "integrations" / "trl")]
 
 
 def by_two(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -10,8 +10,9 @@ from transformers import PreTrainedTokenizerBase
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+from dreamgym_lg.integrations.transformers.prefix_cache import PrefixCache
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
-from dreamgym_lg.integrations.transformers.tool_format import ToolDialect, render
+from dreamgym_lg.integrations.transformers.tool_format import ToolDialect
 from dreamgym_lg.integrations.trl.rows import TokenizedConversation
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate.replay import Replayed, Script, replay
@@ -31,9 +32,7 @@ class RecordedEngine:
         self.tokenizer = tokenizer
         self._end = int(tokenizer.eos_token_id)
         self._dialect = ToolDialect(tokenizer, self.ends)
-        self._owner: int | None = None
-        self._known: dict[str, list[int]] = {}
-        """The tokens of the owner's conversations so far, by their text."""
+        self._prefixes = PrefixCache()
 
     @property
     def ends(self) -> frozenset[int]:
@@ -49,30 +48,21 @@ class RecordedEngine:
         return future
 
     def clear(self) -> None:
-        """Forget the conversations."""
-        self._known.clear()
+        """Nothing to do: no keys and values are cached."""
 
     def _reply(self, request: Request) -> Generated:
-        if request.owner != self._owner:
-            self.clear()
-            self._owner = request.owner
-        text, reply = render(self.tokenizer, request), self._dialect.reply(Script.current().next_action())
+        text, ids, _ = self._prefixes.encode(self.tokenizer, request, 1 << 30)
+        reply = self._dialect.reply(Script.current().next_action())
         if not reply.startswith(request.forced):
             raise ConfigurationError(f"the recorded reply {reply[:80]!r} does not begin with {request.forced!r}, as it has to")
-        known = max((prefix for prefix in self._known if text.startswith(prefix)), key=len, default="")
-        prompt_ids = [*self._known.get(known, ()), *self._encode(text[len(known) :])]
-        sampled = [*self._encode(reply[len(request.forced) :]), self._end]
+        sampled = [*self.tokenizer(reply[len(request.forced) :], add_special_tokens=False)["input_ids"], self._end]
         if len(sampled) > request.max_new_tokens:
             raise ConfigurationError(
                 f"the recorded reply {reply[:80]!r} has {len(sampled)} tokens, and a reply may have {request.max_new_tokens}: "
                 "raise policy_tokens"
             )
-        end = self.tokenizer.decode([self._end])
-        self._known[text + reply[len(request.forced) :] + end] = prompt_ids + sampled
-        return Generated(reply, prompt_ids, sampled, [0.0] * len(sampled), "stop")
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        reply, _ = self._prefixes.keep_reply(self.tokenizer, request, text=text, ids=ids, sampled=sampled, ended=True)
+        return Generated(reply, ids, sampled, [0.0] * len(sampled), "stop")
 
 
 def replayed_rows(

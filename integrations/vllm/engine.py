@@ -25,7 +25,7 @@ from dreamgym_lg.integrations.transformers.batch import end_tokens
 from dreamgym_lg.integrations.transformers.prefix_cache import TOKENS_ONLY, PrefixCache, check_length
 from dreamgym_lg.integrations.transformers.requests import Generated, Request
 from dreamgym_lg.integrations.vllm.server import Refused, Server, Unanswered, create_session
-from dreamgym_lg.integrations.vllm.weights import CreateTransfer, NoSync, TRLTransfer, WeightSync, create_sync
+from dreamgym_lg.integrations.vllm.weights import CreateTransfer, TRLTransfer, WeightSync, create_sync
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class ServedEngine:
         self._adapters, self._create_transfer = Path(adapters), create_transfer
         config = model.config.get_text_config() if model is not None else None
         self._max_tokens = getattr(config, "max_position_embeddings", 1 << 30)
-        self._sync: WeightSync = NoSync()
+        self._sync = WeightSync()
         self._prefixes = PrefixCache()
         self._chosen: OrderedDict[int, Server] = OrderedDict()
         self._loop = lasting_loop("dreamgym-served")
@@ -126,7 +126,7 @@ class ServedEngine:
         """Bring the model's present weights to the servers. Raises as `submit`, if none of them can have them."""
         if self._model is None:
             return
-        if isinstance(self._sync, NoSync):
+        if type(self._sync) is WeightSync:
             self._sync = create_sync(self._model, self._adapters, self._create_transfer)
         self._sync.publish()
         self._wait(self._confirm_all())

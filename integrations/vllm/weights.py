@@ -32,38 +32,25 @@ CreateTransfer = Callable[[str], Transfer]
 """Creates the transfer to the server of an address, as that server has just started."""
 
 
-class WeightSync(Protocol):
-    """Sees to it that servers sample from the policy's present weights."""
-
-    version: str
-    """Names those weights; "" before the first change."""
-
-    def publish(self) -> None:
-        """The weights have changed: there is a new version."""
-
-    def name(self, server: Server) -> str:
-        """The model to ask the server for."""
-
-    async def confirm(self, server: Server) -> None:
-        """Have the server hold the version, which is sent if it does not. Raises `Refused` or `Unanswered`."""
-
-
-class NoSync:
-    """Weights that nothing changes: those that the servers have loaded."""
+class WeightSync:
+    """Weights that nothing changes; the base of those that bring new ones to the servers."""
 
     version = ""
+    """Names the weights; "" for those that the servers have loaded themselves."""
 
     def publish(self) -> None:
-        pass
+        """Make a new version of the weights, which have changed."""
 
     def name(self, server: Server) -> str:
+        """The model to request of the server."""
         return server.model
 
     async def confirm(self, server: Server) -> None:
+        """Have the server hold the version, which is sent if it does not. Raises `Refused` or `Unanswered`."""
         server.held = self.version
 
 
-class AdapterSync:
+class AdapterSync(WeightSync):
     """LoRA adapters, loaded by servers under a name made of their contents.
 
     Args:
@@ -73,7 +60,6 @@ class AdapterSync:
 
     def __init__(self, model: PreTrainedModel, folder: Path) -> None:
         self.model, self.folder = model, folder.absolute()
-        self.version = ""
         self._folders: list[Path] = []
 
     def publish(self) -> None:
@@ -127,7 +113,7 @@ def _not_loaded(refused: Refused, path: Path) -> ConfigurationError:
     )
 
 
-class TransferSync:
+class TransferSync(WeightSync):
     """All weights, sent to each server; one that has started anew since has another instance id, and is sent them again.
 
     Args:
@@ -137,16 +123,12 @@ class TransferSync:
 
     def __init__(self, model: PreTrainedModel, create: CreateTransfer) -> None:
         self.model, self._create = model, create
-        self.version = ""
         self._run, self._published = f"dreamgym-{uuid4().hex[:8]}", 0
         self._transfers: dict[str, tuple[str, Transfer]] = {}
 
     def publish(self) -> None:
         self._published += 1
         self.version = f"{self._run}-{self._published}"
-
-    def name(self, server: Server) -> str:
-        return server.model
 
     async def confirm(self, server: Server) -> None:
         instance = await _instance(server)
