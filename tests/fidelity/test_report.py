@@ -15,6 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 import dreamgym_lg.cli.fidelity as command
+from dreamgym_lg.cli import dreams
 from dreamgym_lg.dream import Model
 from dreamgym_lg.fidelity import measure, write_fidelity
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -123,7 +124,7 @@ def test_the_command_on_anybodys_buffer(
         named.append(model)
         return Model(scripted(reply=door_world), replay_buffer=replay_buffer, demonstrations=1)
 
-    monkeypatch.setattr(command, "load_experience_model", load_experience_model)
+    monkeypatch.setattr(dreams, "load_experience_model", load_experience_model)
     options = ["--replay-buffer", str(file), "--experience-model", "test:door", "--limit", "2"]
     done = CliRunner().invoke(app, options)
     assert done.exit_code == 0, done.output
