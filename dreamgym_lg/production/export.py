@@ -1,4 +1,4 @@
-"""A policy as a folder for production: `export_policy` writes it, `load_policy` reads it back and refuses a changed one."""
+"""A policy as a folder for production: written by `export_policy`, read and checked by `load_policy`."""
 
 import json
 import logging
@@ -107,8 +107,8 @@ def _write(
         )
     if template is None:
         logger.warning(
-            "the chat template of %s writes tool calls in no format that `transformers serve` is told of: load_policy reads "
-            "them, an OpenAI-compatible server may return them as text",
+            "the chat template of %s writes tool calls in no format that `transformers serve` knows: load_policy reads them, "
+            "an OpenAI-compatible server may return them as text",
             policy.name_or_path,
         )
     record = {
@@ -125,7 +125,7 @@ def _write(
 
 
 def _merged(model: Any) -> dict[str, Any] | None:
-    """The weights of a model trained with `lora=True`, its adapters merged into them; None for one without adapters."""
+    """The weights with the adapters of `lora=True` merged into them; None for a model without adapters."""
     if not hasattr(model, "peft_config"):
         return None
     from dreamgym_lg.integrations.trl.adapters import merged_weights
@@ -134,7 +134,7 @@ def _merged(model: Any) -> dict[str, Any] | None:
 
 
 def _generation_config(policy: "LocalChatModel") -> "GenerationConfig":
-    """How the policy samples: from the whole distribution, without the base model's own cuts and penalties."""
+    """The policy's sampling: from the whole distribution, without the base model's own cuts and penalties."""
     from transformers import GenerationConfig
 
     tokenizer, ends = policy.tokenizer, sorted(policy.engine.ends)
@@ -148,9 +148,9 @@ def _generation_config(policy: "LocalChatModel") -> "GenerationConfig":
 
 
 def _response_template(policy: "LocalChatModel") -> dict[str, Any] | None:
-    """How `transformers serve` reads the policy's replies, tool calls included; None for a format it is not told of.
+    """The format by which `transformers serve` reads the policy's replies, tool calls included; None for an unknown one.
 
-    What transformers knows of this model, else Hermes' format where the chat template writes calls in it.
+    It is the one that transformers knows of this model, else Hermes' where the chat template writes calls in it.
     """
     from transformers.cli.serving.utils import get_response_template
 
@@ -163,34 +163,27 @@ def _response_template(policy: "LocalChatModel") -> dict[str, Any] | None:
     before, _ = ToolDialect(tokenizer, policy.engine.ends).template_format or ("", "")
     if not re.fullmatch(r'\s*<tool_call>\s*\{"name": "', before):
         return None
+    call = {"type": "function", "function": "{content}"}
+    calls = {"open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json", "transform": call}
     return {
         "defaults": {"role": "assistant"},
         "start_anchor": _generation_prompt(tokenizer),
-        "fields": {
-            "tool_calls": {
-                "open_pattern": r"\s*<tool_call>",
-                "close": "</tool_call>",
-                "repeats": True,
-                "content": "json",
-                "transform": {"type": "function", "function": "{content}"},
-            },
-            "content": {"close_pattern": rf"\s*(?:{ends})", "content": "text"},
-        },
+        "fields": {"tool_calls": calls, "content": {"close_pattern": rf"\s*(?:{ends})", "content": "text"}},
     }
 
 
 def _generation_prompt(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """What the chat template writes before a reply."""
-    asked = [{"role": "user", "content": "?"}]
-    without = str(tokenizer.apply_chat_template(asked, tokenize=False))
-    return str(tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)).removeprefix(without)
+    """The text that the chat template writes before a reply."""
+    messages = [{"role": "user", "content": "?"}]
+    without = str(tokenizer.apply_chat_template(messages, tokenize=False))
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)).removeprefix(without)
 
 
 def _edit(file: Path, values: Mapping[str, Any]) -> None:
     """Set values of a JSON file; None takes one out."""
-    kept = {**json.loads(file.read_text()), **values}
-    kept = {name: value for name, value in kept.items() if name not in values or value is not None}
-    file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+    content = {**json.loads(file.read_text()), **values}
+    content = {name: value for name, value in content.items() if name not in values or value is not None}
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _code(draft: Path) -> str:

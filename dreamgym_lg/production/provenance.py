@@ -1,13 +1,14 @@
-"""Where a policy comes from, for the manifest of its export: numbers, names and hashes, never a text of the traces."""
+"""Origin of a policy, for the manifest of its export: numbers, names and hashes, never a text of the traces."""
 
 import hashlib
 import json
 from collections import defaultdict
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
 from platform import python_version
-from typing import Any
+from typing import Any, get_args
 
 from langchain_core.language_models import BaseChatModel
 
@@ -16,7 +17,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.rollout import missing_episodes
 from dreamgym_lg.statistics import wilson
-from dreamgym_lg.types import Trajectory
+from dreamgym_lg.types import Source, Trajectory
 
 _PACKAGES = (
     *("dreamgym-lg", "langgraph", "langchain-core", "torch", "transformers", "tokenizers", "safetensors", "trl", "accelerate"),
@@ -26,7 +27,7 @@ _SMALL_BASE = "the small base of dreamgym-lg"
 
 
 def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
-    """What is known of a policy: base model, training, data, buffer, experience model, evaluation and library versions.
+    """Base model, training, data, buffer, experience model, evaluations and library versions of a policy.
 
     `training` is None for a policy that this experiment did not train.
     """
@@ -37,32 +38,26 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
     return {
         "policy_version": Path(own).name,
         "base_model": _base_model(work) if trained or base else _model_name(own),
-        "training": _training(work) if trained else _supervised(work) if base else None,
+        "training": _training(work, supervised=base) if trained or base else None,
         "data": _data(work.replay_buffer),
         "replay_buffer": {
             "run": work.run_name("").strip("/").rpartition("-")[2],  # what is before it is the name of a folder
-            "trajectories": {
-                source: work.replay_buffer.count("trajectories", source=source) for source in ("offline", "synthetic", "real")
-            },
+            "trajectories": {source: work.replay_buffer.count("trajectories", source=source) for source in get_args(Source)},
         },
         "experience_model": _experience_model(work) if trained else None,
         "evaluation": _evaluation(work, own),
         "baselines": {name: _evaluation(work, baseline) for name, baseline in baselines.items() if baseline != own},
-        "versions": {"python": python_version(), **_versions()},
+        "versions": {"python": python_version()} | {name: version(name) for name in _PACKAGES if _installed(name)},
     }
 
 
-def _training(work: Workspace) -> dict[str, Any]:
+def _training(work: Workspace, *, supervised: bool) -> dict[str, Any]:
     s = work.stored_settings() or work.settings
-    chosen = {"world": work.world.name, "environment": s.environment, "learner": s.learner, "seed": s.seed}
+    entry = {"world": work.world.name, "seed": s.seed, "settings": asdict(s)}
+    if supervised:
+        return {**entry, "environment": "traces", "learner": "sft"}
     done = next(iter(work.replay_buffer.metrics(work.run_name("stage/train"))), {})
-    return {**chosen, "iterations": done.get("iterations", s.iterations), "settings": asdict(s)}
-
-
-def _supervised(work: Workspace) -> dict[str, Any]:
-    s = work.stored_settings() or work.settings
-    chosen = {"world": work.world.name, "environment": "traces", "learner": "sft", "seed": s.seed}
-    return {**chosen, "settings": asdict(s)}
+    return {**entry, "environment": s.environment, "learner": s.learner, "iterations": done.get("iterations", s.iterations)}
 
 
 def _base_model(work: Workspace) -> str:
@@ -88,10 +83,10 @@ def _experience_model(work: Workspace) -> dict[str, str] | None:
 
 
 def _data(buffer: ReplayBuffer) -> dict[str, Any]:
-    """How many real episodes may be trained on (none of an evaluation task), and one hash of them, whatever their order."""
+    """Number of the real episodes of training tasks, and one hash of them, whatever their order."""
     records = [each for each in buffer.records() if each.split == "train"]
-    told = ((each.task_id, each.instruction, each.success, [step[:3] for step in each.steps]) for each in records)
-    hashes = sorted(hashlib.sha256(json.dumps(each).encode()).digest() for each in told)
+    texts = ((each.task_id, each.instruction, each.success, [step[:3] for step in each.steps]) for each in records)
+    hashes = sorted(hashlib.sha256(json.dumps(each).encode()).digest() for each in texts)
     steps = sum(len(each.steps) for each in records)
     return {"trajectories": len(records), "steps": steps, "sha256": hashlib.sha256(b"".join(hashes)).hexdigest()}
 
@@ -101,39 +96,25 @@ def _evaluation(work: Workspace, own: str) -> list[dict[str, Any]]:
 
     One with episodes that could not be played is left out: there is no verdict without them.
     """
-    found = defaultdict[tuple[str, ...], list[Trajectory]](list)
-    prefix = work.run_name("")
-    for split in ("test", "validation"):
-        for source in ("real", "synthetic"):
-            for each in work.replay_buffer.trajectories(source=source, split=split):
-                parts = each.run.split("/")
-                if not each.run.startswith(prefix) or FAILED in each.run or own not in (each.policy_version, *parts):
-                    continue
+    runs = defaultdict[tuple[str, ...], list[Trajectory]](list)
+    prefix, names = work.run_name(""), ("environment", "split", "mode", "panel", "experience_model")
+    for split, (source, environment) in product(("test", "validation"), (("real", "real"), ("synthetic", "dream"))):
+        for each in work.replay_buffer.trajectories(source=source, split=split):  # type: ignore[arg-type]
+            parts = each.run.split("/")
+            if each.run.startswith(prefix) and FAILED not in each.run and own in (each.policy_version, *parts):
                 mode = next((mode for mode in ("greedy", "sampled") if mode in parts), "")
-                panel = each.task.panel
-                found[each.run, source, split, mode, panel, each.experience_version].append(each)
+                runs[environment, split, mode, each.task.panel, each.experience_version, each.run].append(each)
     rows = []
-    for (_, source, split, mode, panel, experience), episodes in found.items():
-        successes = sum(each.success for each in episodes)
-        row = {
-            "environment": "real" if source == "real" else "dream",
-            "split": split,
-            "mode": mode,
-            "panel": panel,
-            "experience_model": experience,
-            "successes": successes,
-            "episodes": len(episodes),
-            "interval": wilson(successes, len(episodes)),
-        }
-        rows += [] if missing_episodes(episodes) else [row]
+    for key, episodes in runs.items():
+        if not missing_episodes(episodes):
+            successes = sum(each.success for each in episodes)
+            figures = {"successes": successes, "episodes": len(episodes), "interval": wilson(successes, len(episodes))}
+            rows.append({**dict(zip(names, key, strict=False)), **figures})
     return rows
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+def _installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False

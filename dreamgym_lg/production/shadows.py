@@ -1,4 +1,4 @@
-"""The queue of simulated sides: bounded, beside production, and of no consequence for it."""
+"""Bounded background queue of simulated sides; its failures never reach production."""
 
 import asyncio
 import copy
@@ -9,14 +9,14 @@ import threading
 import weakref
 from collections.abc import Mapping
 from contextvars import Context
-from typing import Any, NamedTuple
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 
-from dreamgym_lg.production.log import CanaryLog, Pair, Side, Status
+from dreamgym_lg.production.log import CanaryLog, Pair, Side
 from dreamgym_lg.production.recorder import Recorder
 from dreamgym_lg.production.simulation import RealRun, Simulation
 
@@ -24,17 +24,6 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE = 4
 """Simulated sides that one event loop plays at once; a thread plays one."""
-
-
-class Snapshot(NamedTuple):
-    """What a run begins with, before it changes any of it."""
-
-    thread: str | None
-    payload: Any = None
-    config: Mapping[str, Any] = {}
-    arguments: Mapping[str, Any] = {}
-    unusable: Status | None = None
-    """Why the run has no simulated side."""
 
 
 class Shadows:
@@ -49,7 +38,7 @@ class Shadows:
         self._simulation, self._log, self._name, self._most = simulation, log, name, most_waiting
         self._changed = threading.Condition()
         self._waiting = self._dropped = 0
-        self._queue: queue.SimpleQueue[RealRun | Pair] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[RealRun] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process: int | None = None
         """That of the thread."""
@@ -62,14 +51,14 @@ class Shadows:
 
     # --- before the real run ----------------------------------------------------------------------------------------------
 
-    def snapshot(self, graph: Pregel, given: Any, config: RunnableConfig, arguments: Mapping[str, Any]) -> Snapshot:
+    def snapshot(self, graph: Pregel, given: Any, config: RunnableConfig, arguments: Mapping[str, Any]) -> RealRun:
         try:
             before = graph.get_state(config).values if _remembers(graph, config) else None
             return _snapshot(graph, given, config, arguments, before)
         except Exception as error:
             return _unusable(config, error)
 
-    async def asnapshot(self, graph: Pregel, given: Any, config: RunnableConfig, arguments: Mapping[str, Any]) -> Snapshot:
+    async def asnapshot(self, graph: Pregel, given: Any, config: RunnableConfig, arguments: Mapping[str, Any]) -> RealRun:
         try:
             before = (await graph.aget_state(config)).values if _remembers(graph, config) else None
             return _snapshot(graph, given, config, arguments, before)
@@ -78,30 +67,20 @@ class Shadows:
 
     # --- after it ---------------------------------------------------------------------------------------------------------
 
-    def submit(self, snapshot: Snapshot, chosen: Side, recorder: Recorder, success: bool | None) -> None:
-        """Play the other side of a run that has ended, or say why not."""
+    def submit(self, run: RealRun, chosen: Side, recorder: Recorder, success: bool | None) -> None:
+        """Play the other side of a run that has ended, or store why not."""
         if not recorder.ended:
             return
-        unusable: Status | None = "interrupted" if recorder.interrupted else snapshot.unusable
         with self._changed:
             if self._waiting >= self._most:
                 self._dropped += 1
                 return
             self._waiting += 1
-        run: RealRun | Pair
-        if unusable is not None:
-            run = Pair(snapshot.thread, chosen, unusable, real_success=success)
-        else:
-            run = RealRun(
-                thread=snapshot.thread,
-                chosen=chosen,
-                payload=snapshot.payload,
-                config=snapshot.config,
-                arguments=snapshot.arguments,
-                calls=recorder.calls,
-                state=copy.copy(recorder.state),
-                success=success,
-            )
+        run.chosen, run.success = chosen, success
+        if recorder.interrupted:
+            run.unusable = "interrupted"
+        elif run.unusable is None:
+            run.calls, run.state = recorder.calls, copy.copy(recorder.state)
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -111,7 +90,7 @@ class Shadows:
             self._tasks.add(task)
             task.add_done_callback(self._ended)
 
-    def _start(self) -> "queue.SimpleQueue[RealRun | Pair]":
+    def _start(self) -> "queue.SimpleQueue[RealRun]":
         """The queue of the thread, which is started by the first run of a process: a fork has none."""
         with self._changed:
             if self._process not in (None, os.getpid()):
@@ -126,18 +105,18 @@ class Shadows:
         while True:
             self._play(self._queue.get())
 
-    def _play(self, run: RealRun | Pair) -> None:
+    def _play(self, run: RealRun) -> None:
         try:
-            self._store(run if isinstance(run, Pair) else self._simulation.play(run))
+            self._store(_unplayed(run) or self._simulation.play(run))
         except BaseException as error:
             logger.warning("the simulated side of a run is lost: %s", type(error).__name__)
         finally:
             self._done()
 
-    async def _aplay(self, run: RealRun | Pair) -> None:
+    async def _aplay(self, run: RealRun) -> None:
         try:
             async with self._loops.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE)):
-                pair = run if isinstance(run, Pair) else await self._simulation.aplay(run)
+                pair = _unplayed(run) or await self._simulation.aplay(run)
             await asyncio.to_thread(self._store, pair)
         except asyncio.CancelledError:
             raise
@@ -163,6 +142,10 @@ class Shadows:
             logger.warning("%s", error)
 
 
+def _unplayed(run: RealRun) -> Pair | None:
+    return None if run.unusable is None else Pair(run.thread, run.chosen, run.unusable, real_success=run.success)
+
+
 def _remembers(graph: Pregel, config: RunnableConfig) -> bool:
     """Whether its thread has a state from before."""
     configurable = config.get("configurable") or {}
@@ -170,13 +153,14 @@ def _remembers(graph: Pregel, config: RunnableConfig) -> bool:
     return given and "thread_id" in configurable
 
 
-def _snapshot(graph: Pregel, given: Any, config: RunnableConfig, arguments: Mapping[str, Any], before: Any) -> Snapshot:
-    thread = _thread(config)
+def _snapshot(graph: Pregel, given: Any, config: RunnableConfig, arguments: Mapping[str, Any], before: Any) -> RealRun:
+    """The run as it begins, before it changes any of its input."""
     if given is None or isinstance(given, Command):
-        return Snapshot(thread, unusable="resumed")
+        return RealRun(thread=_thread(config), unusable="resumed")
     payload = copy.deepcopy(_behind(graph, before, given) if before else given)
     own = {key: value for key, value in (config.get("configurable") or {}).items() if not is_langgraphs(key)}
-    return Snapshot(thread, payload, {"configurable": own}, {key: arguments[key] for key in ("context",) if key in arguments})
+    context = {"context": arguments["context"]} if "context" in arguments else {}
+    return RealRun(thread=_thread(config), payload=payload, config={"configurable": own}, arguments=context)
 
 
 def is_langgraphs(key: str) -> bool:
@@ -186,23 +170,22 @@ def is_langgraphs(key: str) -> bool:
 
 def _behind(graph: Pregel, before: Mapping[str, Any], given: Any) -> dict[str, Any]:
     """An input for a thread without a past that is this input behind that state: each key as its own reducer has it."""
-    found = dict(before)
+    state = dict(before)
     for key, value in dict(given).items():
-        channel: Any = graph.channels[key]
         if key in before:
-            channel = channel.from_checkpoint(before[key])
+            kind: Any = graph.channels[key]
+            channel = kind.from_checkpoint(before[key])
             channel.update([value])
-            found[key] = channel.get()
-        else:
-            found[key] = value
-    return found
+            value = channel.get()
+        state[key] = value
+    return state
 
 
 def _thread(config: RunnableConfig) -> str | None:
-    found = (config.get("configurable") or {}).get("thread_id")
-    return None if found is None else str(found)
+    thread = (config.get("configurable") or {}).get("thread_id")
+    return None if thread is None else str(thread)
 
 
-def _unusable(config: RunnableConfig, error: Exception) -> Snapshot:
+def _unusable(config: RunnableConfig, error: Exception) -> RealRun:
     logger.warning("a run has no simulated side, since its input cannot be copied: %s", type(error).__name__)
-    return Snapshot(_thread(config), unusable="failed")
+    return RealRun(thread=_thread(config), unusable="failed")

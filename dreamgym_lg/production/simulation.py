@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -15,7 +15,7 @@ from dreamgym_lg.dream import Answer, Dream, Episode, Model, Recorded, Responder
 from dreamgym_lg.dream.recorded import effects_of
 from dreamgym_lg.dream.trace_index import TraceIndex, unordered
 from dreamgym_lg.errors import AccessBlocked, PredictionFailed
-from dreamgym_lg.production.log import Pair, Side
+from dreamgym_lg.production.log import Pair, Side, Status
 from dreamgym_lg.production.recorder import RecordedCall
 from dreamgym_lg.simulate import EpisodeOptions, RealAccessBlocked, SimulatedEpisode, simulated
 from dreamgym_lg.simulate.agent import final_answer
@@ -30,20 +30,23 @@ Asked = tuple[str, bool]
 """A tool call as an action, and whether it was valid."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RealRun:
-    """A run that was played for real, and all that is needed to play its other side."""
+    """A run that is played for real, and all that is needed to play its other side."""
 
     thread: str | None
-    chosen: Side
-    payload: Any
+    payload: Any = None
     """Its input, behind the state that its thread had before: a copy."""
-    config: Mapping[str, Any]
-    arguments: Mapping[str, Any]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     """`context=`, where it was given."""
-    calls: Sequence[RecordedCall]
-    state: Any
-    success: bool | None
+    unusable: Status | None = None
+    """The reason why its other side cannot be simulated."""
+    chosen: Side = "production"
+    calls: Sequence[RecordedCall] = ()
+    state: Any = None
+    """The final one, as `calls` known once the run has ended."""
+    success: bool | None = None
 
 
 class Unanswered(PredictionFailed):
