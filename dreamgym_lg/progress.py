@@ -38,7 +38,7 @@ class Tenths:
         self._told: dict[str, int] = {}
 
     def reached(self, label: str, done: int, total: int) -> bool:
-        """Whether nothing was said yet of the tenth that the stage is in."""
+        """True the first time that the stage is in this tenth."""
         tenth = 10 * done // max(total, 1)
         before, self._told[_stage(label)] = self._told.get(_stage(label)), tenth
         return before != tenth
@@ -74,6 +74,6 @@ def _show_in_notebook(label: str, done: int, total: int) -> None:
         bars = StageBars(Console(force_jupyter=True))
         bars.report(label, done, total)
         _cell[number] = bars, display(bars, display_id=True)
-    bars, shown = _cell[number]
+    bars, handle = _cell[number]
     bars.report(label, done, total)
-    shown.update(bars)
+    handle.update(bars)

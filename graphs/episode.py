@@ -19,7 +19,7 @@ class EpisodeState(TypedDict, total=False):
 
     task: Task
     messages: Annotated[list[AnyMessage], operator.add]
-    """What the policy sees: it only grows, so that a whole episode is one training row."""
+    """The policy's conversation: it only grows, so that a whole episode is one training row."""
     steps: Annotated[list[Step], operator.add]
     success: bool
 
@@ -44,8 +44,8 @@ class _Nodes(NamedTuple):
         return runtime.context.environment
 
     async def reset(self, state: EpisodeState, runtime: Runtime[EpisodeContext]) -> dict[str, Any]:
-        given = state["task"]
-        task = given if isinstance(given, Task) else Task(**given)  # a server hands on what came as JSON
+        task = state["task"]
+        task = task if isinstance(task, Task) else Task(**task)  # a server hands on what came as JSON
         observation = await self.world(runtime).areset(task)
         return {"task": task, "messages": [SystemMessage(task.instruction), HumanMessage(observation)], "success": False}
 

@@ -24,12 +24,12 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
     call goes on from there.
 
     Args:
-        iterations: Where to stop, in all; on going on it replaces what was given before, be it more or less.
+        iterations: Where to stop, in all; on going on it replaces the earlier number, be it more or less.
     """
     with SqliteSaver.from_conn_string(str(checkpoints)) as saver:
         graph = create_training_graph(training).compile(checkpointer=saver)
         config: RunnableConfig = {"configurable": {"thread_id": run}, "recursion_limit": 1_000_000}
-        given: Any = {"run": run, "iterations": iterations}
+        values: Any = {"run": run, "iterations": iterations}
         begun = graph.get_state(config)
         # a node that had ended, and whose checkpoint had not been written yet, is a task, and no next one
         node = begun.tasks[0].name if begun.tasks else None
@@ -38,17 +38,17 @@ def run_training(training: Training, checkpoints: Path, *, run: str, iterations:
         training.repeat_updates(run, begun.values.get("iteration", 0) + updated)
         if node is not None:
             if begun.next == ("update_policy",) and training.can_play_again(run, begun.values["iteration"]):
-                graph.update_state(config, given, as_node="curriculum")  # so that the next node is `rollout`
+                graph.update_state(config, values, as_node="curriculum")  # so that the next node is `rollout`
             elif begun.values["iterations"] != iterations:
-                graph.update_state(config, given)
-            given = None
+                graph.update_state(config, values)
+            values = None
         elif iterations > begun.values.get("iterations", iterations):
             # who asks for more of a run that ended early gets it
-            given |= {"uniform_iterations": 0, "gap": 0.0, "collapsed": False}
+            values |= {"uniform_iterations": 0, "gap": 0.0, "collapsed": False}
         control = RunControl()
         with _draining(control):
             try:
-                graph.invoke(given, config, durability="sync", control=control)
+                graph.invoke(values, config, durability="sync", control=control)
             except sqlite3.OperationalError:  # of the checkpoints alone: a replay buffer's is none of SQLite's
                 with writing(checkpoints, sqlite3.OperationalError):
                     raise

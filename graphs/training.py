@@ -52,7 +52,7 @@ class TrainingState(TypedDict, total=False):
     real_steps: int
     """In the real environment, spent by the rollouts of all iterations; those of evaluations are not among them."""
     collapsed: bool
-    """Whether the mean reward has fallen to a fraction of what it was."""
+    """True once the mean reward has fallen to a fraction of the best before."""
     gap: float
     """Dreamed minus real success at the last evaluation that played both; 0 where its interval holds 0."""
 
@@ -64,7 +64,7 @@ class Training:
     policy: BaseChatModel
     learner: Learner
     agent: Agent | None = None
-    """What plays the episodes, e.g. a `SimulatedAgent`; None: the episode graph with `policy`."""
+    """Plays the episodes, e.g. a `SimulatedAgent`; None: the episode graph with `policy`."""
     create_environment: CreateEnvironment | None
     """Creates the environments of the rollouts: of `dream`, or real ones. None: `agent` has its own."""
     source: Source
@@ -202,8 +202,8 @@ class Training:
         return after
 
     def _groups(self, run: str, iteration: int) -> list[list[Trajectory]]:
-        found = self.replay_buffer.trajectories(run=run, iteration=iteration, segments=True)
-        ordered = sorted(found, key=lambda trajectory: (trajectory.task.id, trajectory.rollout_index))
+        episodes = self.replay_buffer.trajectories(run=run, iteration=iteration, segments=True)
+        ordered = sorted(episodes, key=lambda trajectory: (trajectory.task.id, trajectory.rollout_index))
         return [list(group) for _, group in groupby(ordered, key=lambda trajectory: trajectory.task.id)]
 
     def repeat_updates(self, run: str, finished: int) -> None:
@@ -217,7 +217,7 @@ class Training:
         self.weights_changed()
 
     def _real_steps(self, run: str, iteration: int) -> int:
-        """What the real rollouts of an iteration have cost, with those that failed and were played again."""
+        """Steps of the real rollouts of an iteration, with those that failed and were played again."""
         stored = self.replay_buffer.trajectories(source="real", iteration=iteration)
         return real_steps(each for each in stored if each.run.partition(FAILED)[0] == run)
 
@@ -245,15 +245,15 @@ class Training:
 
     def _tell_uniform(self, state: TrainingState, *, uniform: bool) -> None:
         """Say that iterations teach nothing: at the first of them, and when the run ends."""
-        finished, wanted = state["iteration"] + 1, state["iterations"]
+        finished, total = state["iteration"] + 1, state["iterations"]
         rows = self.replay_buffer.metrics(state["run"])
         taught_nothing = uniform + sum(row["iteration"] < state["iteration"] and row.get("uniform") == 1 for row in rows)
-        if self.is_stuck(state) and finished < wanted:
+        if self.is_stuck(state) and finished < total:
             self.say(
-                f"the run ends after {finished} of {wanted} iterations: in the last {state['uniform_iterations']}, {_UNIFORM}, "
+                f"the run ends after {finished} of {total} iterations: in the last {state['uniform_iterations']}, {_UNIFORM}, "
                 "which teaches nothing. Give harder or easier tasks, or stop_after_uniform=0 to go on"
             )
-        elif finished >= wanted and taught_nothing:
+        elif finished >= total and taught_nothing:
             self.say(f"{taught_nothing} of {finished} iterations taught nothing: {_UNIFORM}")
         elif uniform and taught_nothing == 1:
             self.say(f"iteration {state['iteration']} taught nothing: {_UNIFORM}. It will be said at the end how many were so")
@@ -264,7 +264,7 @@ class Training:
         metrics = dict(self.evaluate(finished))
         gap, low = (float(metrics.get(name) or 0) for name in ("eval_gap", "eval_gap_low"))
         after: TrainingState = {"gap": gap if low > 0 else 0.0}
-        if self.is_lied_to(after) and finished < state["iterations"]:
+        if self.exceeds_max_gap(after) and finished < state["iterations"]:
             metrics["stopped_early"] = 1
             self.say(
                 f"the run ends after {finished} of {state['iterations']} iterations: dreamed minus real success of the policy "
@@ -290,7 +290,7 @@ class Training:
     def is_stuck(self, state: TrainingState) -> bool:
         return 0 < self.stop_after_uniform <= state.get("uniform_iterations", 0)
 
-    def is_lied_to(self, state: TrainingState) -> bool:
+    def exceeds_max_gap(self, state: TrainingState) -> bool:
         return self.max_gap is not None and state.get("gap", 0) > self.max_gap
 
     def is_collapsed(self, state: TrainingState) -> bool:
@@ -300,7 +300,7 @@ class Training:
         return self.source == "real" and self.real_steps is not None and state.get("real_steps", 0) >= self.real_steps
 
     def is_over(self, state: TrainingState, finished: int) -> bool:
-        ended = self.is_stuck(state) or self.is_lied_to(state) or self.is_spent(state) or self.is_collapsed(state)
+        ended = self.is_stuck(state) or self.exceeds_max_gap(state) or self.is_spent(state) or self.is_collapsed(state)
         return ended or finished >= state["iterations"]
 
     def after_update(self, state: TrainingState) -> Literal["evaluate", "refresh", "count"]:
@@ -319,9 +319,9 @@ class Training:
         return END if self.is_over(state, state.get("iteration", 0)) else "curriculum"
 
     def can_play_again(self, run: str, iteration: int) -> bool:
-        """Whether episodes of this iteration failed, and none of its episodes has been trained on."""
-        found = self.replay_buffer.trajectories(run=run, iteration=iteration)
-        return self.learner.iteration <= iteration and any(episode.error for episode in found)
+        """True if episodes of this iteration failed, and none has been trained on."""
+        episodes = self.replay_buffer.trajectories(run=run, iteration=iteration)
+        return self.learner.iteration <= iteration and any(episode.error for episode in episodes)
 
     def timed(self, name: str, node: Callable[[TrainingState], TrainingState]) -> Any:
         """The node, its wall time recorded with the iteration's metrics."""

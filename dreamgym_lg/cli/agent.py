@@ -97,7 +97,7 @@ def doctor(
 
 
 def _isolation(agent: str, missing: Sequence[str]) -> str:
-    """What keeps a dream of the agent from the real world on this machine."""
+    """Describe what keeps a dream of the agent from the real world on this machine."""
     from dreamgym_lg.simulate.wall.wall import GUARD_LIMITS
 
     if missing:

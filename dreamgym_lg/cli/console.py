@@ -1,4 +1,4 @@
-"""What every command shares: the console, how errors and progress are shown."""
+"""The console that all commands share; errors, progress and typed lines."""
 
 import os
 import sys

@@ -52,7 +52,7 @@ DEMO = "peckingorder"
 
 
 def open_experiment(
-    given: str,
+    name: str,
     *,
     loaded: object = None,
     seed: int | None = None,
@@ -62,7 +62,7 @@ def open_experiment(
     force: bool = False,
     **settings: Any,
 ) -> Experiment:
-    """The experiment that `given` names: a world's name, `FILE.py:NAME`, or an experiment's folder.
+    """The experiment of a name: of a world's name, `FILE.py:NAME`, or an experiment's folder.
 
     Args:
         loaded: The object behind `FILE.py:NAME` where it is loaded already.
@@ -72,22 +72,23 @@ def open_experiment(
         force: Without `max_false_success` and `max_gap`.
         settings: Values of its `Settings`; None leaves one as it is.
 
-    Raises `ConfigurationError` if `given` names none of these.
+    Raises `ConfigurationError` if it is none of these.
     """
-    quiet_libraries(offline=not is_object(given))
+    quiet_libraries(offline=not is_object(name))
     chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if force:
         chosen |= {"max_false_success": None, "max_gap": None}
-    if _is_folder(given):
+    if _is_folder(name):
         if seed is not None or out is not None or quickly:
             raise ConfigurationError(
-                f"{given} is a folder, and its experiment has a seed and settings: leave --seed, --out and --quick away"
+                f"{name} is a folder, and its experiment has a seed and settings: leave --seed, --out and --quick away"
             )
-        return open_folder(Path(given), **chosen)
-    subject = loaded or (load_object(given) if is_object(given) else load_world(given))
-    work = subject.experiment if isinstance(subject, DreamGym) else subject
+        return open_folder(Path(name), **chosen)
+    if loaded is None:
+        loaded = load_object(name) if is_object(name) else load_world(name)
+    work = loaded.experiment if isinstance(loaded, DreamGym) else loaded
     if not isinstance(work, Experiment | World):
-        raise ConfigurationError(f"{given} is of type {type(work).__name__}; give an Experiment, a World, or what creates one")
+        raise ConfigurationError(f"{name} is of type {type(work).__name__}; give an Experiment, a World, or what creates one")
     if seed is not None or (isinstance(work, World) and not existing):
         chosen["seed"] = 1 if seed is None else seed
     if isinstance(work, World):
@@ -101,17 +102,17 @@ def open_experiment(
     return work
 
 
-def is_object(given: str) -> bool:
-    """Whether it is `FILE.py:NAME` or `package.module:NAME`."""
-    return ":" in given or given.endswith(".py")
+def is_object(name: str) -> bool:
+    """True for `FILE.py:NAME` or `package.module:NAME`."""
+    return ":" in name or name.endswith(".py")
 
 
-def _is_folder(given: str) -> bool:
-    """Whether a path is meant. A world's name is one only where an experiment is in a folder of that name."""
-    path = Path(given)
+def _is_folder(name: str) -> bool:
+    """True if a path is meant. A world's name is one only where an experiment is in a folder of that name."""
+    path = Path(name)
     if (path / "settings.json").exists():
         return True
-    return not is_object(given) and given not in world_names() and (path.name != given or path.exists())
+    return not is_object(name) and name not in world_names() and (path.name != name or path.exists())
 
 
 def _default_folder(world: World, seed: int, quickly: bool) -> Path:
@@ -119,10 +120,10 @@ def _default_folder(world: World, seed: int, quickly: bool) -> Path:
 
 
 @contextmanager
-def _opened(given: str, *, report_to: list[str] | None = None, **options: Any) -> Iterator[Experiment]:
+def _opened(name: str, *, report_to: list[str] | None = None, **options: Any) -> Iterator[Experiment]:
     """`open_experiment` with progress bars over it, and with trackers if there are names of some."""
     with errors_shown(resumes=True):
-        work = open_experiment(given, **options)
+        work = open_experiment(name, **options)
         work.report_to = check_trackers(report_to) if report_to else work.report_to
         with progress_shown() as progress:
             work.progress, work.say = progress, console.print

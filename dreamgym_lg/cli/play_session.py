@@ -50,9 +50,9 @@ class Session:
         """Play all but the last action again: the same actions give the same world."""
         if not self.steps:
             raise ConfigurationError("there is no action to take back")
-        kept = self.steps[:-1]
+        earlier = self.steps[:-1]
         self.begin()
-        for step in kept:
+        for step in earlier:
             self.act(step.action)
 
     def trajectory(self, dream: str) -> Trajectory:

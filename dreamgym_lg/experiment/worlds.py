@@ -22,11 +22,11 @@ def world_names() -> list[str]:
 
 def load_world(name: str, **arguments: object) -> World:
     """Create the world of this name. Raises `ConfigurationError` for an unknown one."""
-    found = [point for point in entry_points(group=GROUP) if point.name == name]
-    if not found:
+    points = [point for point in entry_points(group=GROUP) if point.name == name]
+    if not points:
         unknown = ConfigurationError.unknown("world", name, world_names())
         raise ConfigurationError(f"{unknown} There is no folder of that name either.")
-    world = found[0].load()(**arguments)
+    world = points[0].load()(**arguments)
     if not isinstance(world, World):
         raise ConfigurationError(f"the entry point {name!r} of {GROUP} created {world!r}; it has to be a World")
     return world

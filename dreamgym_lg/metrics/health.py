@@ -56,7 +56,7 @@ def _reply_lengths(segment: Segment) -> list[int]:
 
 
 def is_uniform(group: Sequence[Trajectory]) -> bool:
-    """Whether no two played episodes of a group earned different rewards: no advantage, no gradient."""
+    """True if no two played episodes of a group earned different rewards: no advantage, no gradient."""
     return len({episode.reward for episode in group if episode.error is None}) < 2
 
 
@@ -141,16 +141,16 @@ def _splits(rows: Sequence[Row]) -> list[Alarm]:
 
 def rewritten_segments(episode: Trajectory) -> list[Segment]:
     """Segments that begin as an earlier one up to its first reply, and then tell it in other tokens than were sampled."""
-    found, segments = list[Segment](), [segment for segment in episode.segments if segment.trainable]
+    rewritten, segments = list[Segment](), [segment for segment in episode.segments if segment.trainable]
     for i, segment in enumerate(segments):
         for earlier in segments[:i]:
             # the tokens before a reply may be encoded in another way where the whole conversation is
             begun = max(_prompt_length(earlier) - 2, 1)
             told_more = _prompt_length(segment) > begun + 4
             if told_more and list(segment.token_ids[:begun]) == list(earlier.token_ids[:begun]):
-                found.append(segment)
+                rewritten.append(segment)
                 break
-    return found
+    return rewritten
 
 
 def _prompt_length(segment: Segment) -> int:
@@ -159,7 +159,7 @@ def _prompt_length(segment: Segment) -> int:
 
 
 def is_collapsed(rows: Sequence[Row], window: int) -> bool:
-    """Whether the mean reward of the last `window` iterations is below a quarter of the best of any `window` before them.
+    """True if the mean reward of the last `window` iterations is below a quarter of the best of any `window` before them.
 
     Only iterations that were played where the last one was (dream or reality) are compared; a best below 0.1 says nothing.
     """
@@ -172,5 +172,5 @@ def is_collapsed(rows: Sequence[Row], window: int) -> bool:
 
 def _mean(rows: Sequence[Row], name: str) -> float | None:
     """Over the iterations that have the figure: a skipped update has none."""
-    found = [float(value) for row in rows if (value := row.get(name)) is not None]
-    return sum(found) / len(found) if found else None
+    values = [float(value) for row in rows if (value := row.get(name)) is not None]
+    return sum(values) / len(values) if values else None

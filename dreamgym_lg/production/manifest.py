@@ -36,12 +36,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ConfigurationError(
             f"{folder} has format {manifest['format']}, and this dreamgym-lg reads up to {FORMAT}: pip install -U dreamgym-lg"
         )
-    stated, files, found = manifest.pop("sha256", None), manifest["files"], _files(folder)
+    stated, files, present = manifest.pop("sha256", None), manifest["files"], _files(folder)
     if stated != _digest(manifest):
         raise ConfigurationError(f"{folder / MANIFEST} was changed after the export (its own hash differs): {_AGAIN}")
-    if missing := sorted(files.keys() - found):
+    if missing := sorted(files.keys() - present):
         raise ConfigurationError(f"{folder} is incomplete, {', '.join(missing)} is missing: {_AGAIN}")
-    if added := sorted(found - files.keys()):
+    if added := sorted(present - files.keys()):
         raise ConfigurationError(
             f"{folder} holds {', '.join(added)}, which the export did not write and a model could be loaded from: remove it"
         )

@@ -1,4 +1,4 @@
-"""What a real run of a graph did: its tool calls with their answers, and how it ended, seen by LangChain's callbacks alone."""
+"""Records a real run of a graph by callbacks: its tool calls with their answers, and its end."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -39,25 +39,25 @@ class Recorder(BaseCallbackHandler):
         self._root: UUID | None = None
         self._calls: dict[UUID, RecordedCall] = {}
         self._read: dict[str, ToolMessage] = {}
-        """What the model reads of calls, by their ids: a tool node words the errors that tools raise."""
+        """The answers that the model reads, by call id: a tool node words the errors that tools raise."""
         self._replies: list[list[str]] = []
         """The ids of calls that one reply asks for."""
 
     @property
     def calls(self) -> list[RecordedCall]:
         """In the order in which they began; those of one reply in that of the reply, since they begin at once."""
-        made = list(self._calls.values())
-        again = {(call.id, call.action) for call in made if call.id and call.valid}  # a middleware's retry is the same call
-        found = [call for call in made if call.valid or (call.id, call.action) not in again]
-        for call in found:
+        started = list(self._calls.values())
+        again = {(call.id, call.action) for call in started if call.id and call.valid}  # a middleware's retry is the same call
+        calls = [call for call in started if call.valid or (call.id, call.action) not in again]
+        for call in calls:
             if not call.answer and (message := self._read.get(call.id)) is not None:
                 call.answer = as_text(message)
         for ids in self._replies:
-            places = [place for place, call in enumerate(found) if call.id in ids]
-            ordered = sorted((found[place] for place in places), key=lambda call: ids.index(call.id))
+            places = [place for place, call in enumerate(calls) if call.id in ids]
+            ordered = sorted((calls[place] for place in places), key=lambda call: ids.index(call.id))
             for place, call in zip(places, ordered, strict=True):
-                found[place] = call
-        return found
+                calls[place] = call
+        return calls
 
     def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **_: Any) -> None:
         self._root = self._root or run_id
@@ -77,8 +77,8 @@ class Recorder(BaseCallbackHandler):
     def on_tool_start(
         self, serialized: Mapping[str, Any] | None, input_str: str, *, run_id: UUID, inputs: Any = None, **more: Any
     ) -> None:
-        given = inputs if isinstance(inputs, dict) else {"input": input_str}
-        action = render_call(str((serialized or {}).get("name", "")), to_jsonable_python(given, fallback=str))
+        arguments = inputs if isinstance(inputs, dict) else {"input": input_str}
+        action = render_call(str((serialized or {}).get("name", "")), to_jsonable_python(arguments, fallback=str))
         self._calls[run_id] = RecordedCall(action, id=more.get("tool_call_id") or "")
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:

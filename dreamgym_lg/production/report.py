@@ -1,4 +1,4 @@
-"""What a canary or a shadow showed: the same figures for the terminal and as a page."""
+"""The report of a canary or a shadow: the same figures for the terminal and as a page."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Report(NamedTuple):
     outcomes: dict[str, Rate]
     """By the user's own check, of the runs whose two sides it judged."""
     differences: list[tuple[str, int]]
-    """Which calls only one side made, the most frequent first."""
+    """Calls that only one side made, the most frequent first."""
 
     @property
     def sides(self) -> list[tuple[Side, int, int, int, Rate | None]]:
@@ -47,19 +47,19 @@ class Report(NamedTuple):
 
 
 def create_report(log: CanaryLog, name: str | None = None) -> Report:
-    """What the log has of a canary. Args: `name`, needed if it holds several."""
+    """Read a canary's report from its log. Args: `name`, needed if it holds several."""
     state = log.state(name)
     pairs, dropped = log.pairs(state.name)
-    found = Counter(pair.status for pair in pairs)
-    statuses = {words: found[status] for status, words in STATUSES.items() if found[status]}  # type: ignore[index]
+    counts = Counter(pair.status for pair in pairs)
+    statuses = {words: counts[status] for status, words in STATUSES.items() if counts[status]}  # type: ignore[index]
     if dropped:
         statuses["not simulated: too many waited"] = dropped
     agreement = {words: rate for key, words in AGREEMENTS.items() if (rate := _rate([getattr(each, key) for each in pairs]))}
     judged = [pair for pair in pairs if None not in (pair.real_success, pair.simulated_success)]
     outcomes = {"real side": _rate([pair.real_success for pair in judged])}
     outcomes["simulated side"] = _rate([pair.simulated_success for pair in judged])
-    kept = {words: rate for words, rate in outcomes.items() if rate is not None}
-    return Report(state, statuses, agreement, kept, _differences(pairs))
+    rates = {words: rate for words, rate in outcomes.items() if rate is not None}
+    return Report(state, statuses, agreement, rates, _differences(pairs))
 
 
 def report_table(report: Report) -> "Table":
@@ -70,8 +70,8 @@ def report_table(report: Report) -> "Table":
     state = report.state
     table = Table("", "", "", title=Text(f"{state.name}: {state.verdict}"), show_header=False, title_justify="left")
     for side, threads, runs, errors, success in report.sides:
-        shown = f"success {text(success)}" if success else "no outcome yet"
-        table.add_row(side, shown, f"{threads} threads, {runs} runs, {errors} errors")
+        outcome = f"success {text(success)}" if success else "no outcome yet"
+        table.add_row(side, outcome, f"{threads} threads, {runs} runs, {errors} errors")
     for title, rows in (("the same in both sides", report.agreement), ("own check", report.outcomes)):
         for words, rate in rows.items():
             table.add_row(Text(title), Text(words), f"{rate} of {rate.episodes}")
@@ -93,9 +93,9 @@ def _rate(values: Sequence[bool | None]) -> Rate | None:
 
 
 def _differences(pairs: Sequence[Pair]) -> list[tuple[str, int]]:
-    found = Counter[str]()
+    counts = Counter[str]()
     for pair in pairs:
         other = "policy" if pair.chosen == "production" else "production"
         for key, side in (("only_real", pair.chosen), ("only_simulated", other)):
-            found.update({f"only {side} called {tool} so" for tool in pair.details.get(key, ())})
-    return found.most_common(_DIFFERENCES_SHOWN)
+            counts.update({f"only {side} called {tool} so" for tool in pair.details.get(key, ())})
+    return counts.most_common(_DIFFERENCES_SHOWN)

@@ -27,18 +27,18 @@ def load_exported(folder: Path) -> Pregel:
     """
     # its name reaches the server's clients, the way to it need not
     policy = load_policy(folder, name_or_path=folder.resolve().name)
-    written = json.loads((folder / MANIFEST).read_text())["agent"]  # checked by now: hashing large weights takes its time
-    if written is None:
+    project = json.loads((folder / MANIFEST).read_text())["agent"]  # checked by now: hashing large weights takes its time
+    if project is None:
 
         async def answer(state: MessagesState) -> dict[str, Any]:
             return {"messages": [await policy.ainvoke(state["messages"])]}
 
         return StateGraph(MessagesState).add_node("policy", answer).add_edge(START, "policy").compile()
-    source, _, name = written["path"].rpartition(":")
-    found = load_agent(f"{(folder / source).resolve()}:{name}" if source.endswith(".py") else written["path"])
-    if not isinstance(found, Pregel):
-        raise ConfigurationError(f"{written['path']} is a {type(found).__name__} and no compiled graph")
-    served = with_policy(found, policy, route=written["route"], pass_through=written["pass_through"])
+    source, _, name = project["path"].rpartition(":")
+    graph = load_agent(f"{(folder / source).resolve()}:{name}" if source.endswith(".py") else project["path"])
+    if not isinstance(graph, Pregel):
+        raise ConfigurationError(f"{project['path']} is a {type(graph).__name__} and no compiled graph")
+    served = with_policy(graph, policy, route=project["route"], pass_through=project["pass_through"])
     served.checkpointer = served.store = None
     return served
 

@@ -51,17 +51,17 @@ class Shadows:
 
     # --- before the real run ----------------------------------------------------------------------------------------------
 
-    def snapshot(self, graph: Pregel, given: Any, config: RunnableConfig, arguments: Mapping[str, Any]) -> RealRun:
+    def snapshot(self, graph: Pregel, payload: Any, config: RunnableConfig, arguments: Mapping[str, Any]) -> RealRun:
         try:
             before = graph.get_state(config).values if _remembers(graph, config) else None
-            return _snapshot(graph, given, config, arguments, before)
+            return _snapshot(graph, payload, config, arguments, before)
         except Exception as error:
             return _unusable(config, error)
 
-    async def asnapshot(self, graph: Pregel, given: Any, config: RunnableConfig, arguments: Mapping[str, Any]) -> RealRun:
+    async def asnapshot(self, graph: Pregel, payload: Any, config: RunnableConfig, arguments: Mapping[str, Any]) -> RealRun:
         try:
             before = (await graph.aget_state(config)).values if _remembers(graph, config) else None
-            return _snapshot(graph, given, config, arguments, before)
+            return _snapshot(graph, payload, config, arguments, before)
         except Exception as error:
             return _unusable(config, error)
 
@@ -147,31 +147,31 @@ def _unplayed(run: RealRun) -> Pair | None:
 
 
 def _remembers(graph: Pregel, config: RunnableConfig) -> bool:
-    """Whether its thread has a state from before."""
+    """True if its thread may have a state from before."""
     configurable = config.get("configurable") or {}
-    given = isinstance(graph.checkpointer, BaseCheckpointSaver) or "__pregel_checkpointer" in configurable
-    return given and "thread_id" in configurable
+    saves = isinstance(graph.checkpointer, BaseCheckpointSaver) or "__pregel_checkpointer" in configurable
+    return saves and "thread_id" in configurable
 
 
-def _snapshot(graph: Pregel, given: Any, config: RunnableConfig, arguments: Mapping[str, Any], before: Any) -> RealRun:
+def _snapshot(graph: Pregel, payload: Any, config: RunnableConfig, arguments: Mapping[str, Any], before: Any) -> RealRun:
     """The run as it begins, before it changes any of its input."""
-    if given is None or isinstance(given, Command):
+    if payload is None or isinstance(payload, Command):
         return RealRun(thread=_thread(config), unusable="resumed")
-    payload = copy.deepcopy(_behind(graph, before, given) if before else given)
+    payload = copy.deepcopy(_behind(graph, before, payload) if before else payload)
     own = {key: value for key, value in (config.get("configurable") or {}).items() if not is_langgraphs(key)}
     context = {"context": arguments["context"]} if "context" in arguments else {}
     return RealRun(thread=_thread(config), payload=payload, config={"configurable": own}, arguments=context)
 
 
 def is_langgraphs(key: str) -> bool:
-    """Whether it is LangGraph's own: whose checkpoints a run reads and writes."""
+    """True for LangGraph's own keys, which say whose checkpoints a run reads and writes."""
     return key.startswith("__") or key in ("thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map")
 
 
-def _behind(graph: Pregel, before: Mapping[str, Any], given: Any) -> dict[str, Any]:
+def _behind(graph: Pregel, before: Mapping[str, Any], payload: Any) -> dict[str, Any]:
     """An input for a thread without a past that is this input behind that state: each key as its own reducer has it."""
     state = dict(before)
-    for key, value in dict(given).items():
+    for key, value in dict(payload).items():
         if key in before:
             kind: Any = graph.channels[key]
             channel = kind.from_checkpoint(before[key])

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 Verify = Callable[[Any, Any], bool | None]
 """(the run's input, the graph's final state) -> whether it is a success; None: not known yet."""
 
-Asked = tuple[str, bool]
+Attempt = tuple[str, bool]
 """A tool call as an action, and whether it was valid."""
 
 
@@ -78,7 +78,7 @@ class ThisRun:
         self._index = index
         self._answers: dict[Any, list[RecordedCall]] = {}
         self._repeated = Counter[Any]()
-        earlier = list[Asked]()
+        earlier = list[Attempt]()
         for call in calls:
             self._answers.setdefault(self._key(call.action, _effects(index, earlier)), []).append(call)
             earlier.append((call.action, call.valid))
@@ -95,7 +95,7 @@ class ThisRun:
         return self._index.call(action), effects
 
 
-def _effects(index: TraceIndex, calls: Sequence[Asked]) -> Any:
+def _effects(index: TraceIndex, calls: Sequence[Attempt]) -> Any:
     return index.effects((index.call(action), valid) for action, valid in calls)
 
 
@@ -149,17 +149,17 @@ class Simulation:
         if isinstance(error, Unanswered):
             call = parse_call(error.action)
             writes = call is not None and self.index.writes(call.name)
-            asked = [*made(episode, self._task(run)), (error.action, True)]
+            attempts = [*attempts_of(episode, self._task(run)), (error.action, True)]
             return Pair(
                 run.thread, run.chosen, "unanswered", False, False if writes else None, None, run.success, None,
-                self._details(run, episode, asked),
+                self._details(run, episode, attempts),
             )  # fmt: skip
         blocked = isinstance(error, RealAccessBlocked | AccessBlocked)
         details = {"error": type(error).__name__, "answered_by": answered_by(episode)}
         return Pair(run.thread, run.chosen, "blocked" if blocked else "failed", real_success=run.success, details=details)
 
     def _compare(self, run: RealRun, episode: SimulatedEpisode, state: Any) -> Pair:
-        real, other = [(call.action, call.valid) for call in run.calls], made(episode, self._task(run))
+        real, other = [(call.action, call.valid) for call in run.calls], attempts_of(episode, self._task(run))
         calls, effects = ([Counter(map(self._call, each)) for each in (real, other)], [*map(self._effects, (real, other))])
         answers = [" ".join(final_answer(each).casefold().split()) for each in (run.state, state)]
         simulated_success = judged(self.verify, run.payload, state)
@@ -168,27 +168,27 @@ class Simulation:
             run.success, simulated_success, self._details(run, episode, other),
         )  # fmt: skip
 
-    def _call(self, asked: Asked) -> Any:
-        return self.index.call(asked[0])
+    def _call(self, attempts: Attempt) -> Any:
+        return self.index.call(attempts[0])
 
-    def _effects(self, asked: Sequence[Asked]) -> Any:
-        return unordered(_effects(self.index, asked))
+    def _effects(self, attempts: Sequence[Attempt]) -> Any:
+        return unordered(_effects(self.index, attempts))
 
-    def _details(self, run: RealRun, episode: SimulatedEpisode, other: Sequence[Asked]) -> dict[str, Any]:
+    def _details(self, run: RealRun, episode: SimulatedEpisode, other: Sequence[Attempt]) -> dict[str, Any]:
         """Names of tools and counts alone: what users and tools say is not kept."""
         real = Counter(map(self._call, ((call.action, call.valid) for call in run.calls)))
-        found = Counter(map(self._call, other))
-        only = {"only_real": real - found, "only_simulated": found - real}
+        simulated_calls = Counter(map(self._call, other))
+        only = {"only_real": real - simulated_calls, "only_simulated": simulated_calls - real}
         names = {key: sorted(call.tool for call in calls.elements() if call is not None) for key, calls in only.items()}
         return {**{key: tools for key, tools in names.items() if tools}, "answered_by": answered_by(episode)}
 
 
-def made(episode: SimulatedEpisode, task: Task) -> list[Asked]:
+def attempts_of(episode: SimulatedEpisode, task: Task) -> list[Attempt]:
     """The tool calls of an episode, those that really ran in it included."""
-    found = Trajectory(task=task, steps=episode.steps, acts=episode.acts).in_order
+    events = Trajectory(task=task, steps=episode.steps, acts=episode.acts).in_order
     return [
         (each.action, each.valid) if isinstance(each, Step) else (each.text, True)
-        for each in found
+        for each in events
         if isinstance(each, Step) or each.kind == "passed through"
     ]
 
@@ -205,15 +205,15 @@ def _no_call(_: object) -> bool:
 def judged(verify: Verify | None, payload: Any, state: Any) -> bool | None:
     """The user's own verdict on a run; None where there is none, as where it raises."""
     try:
-        found = None if verify is None else verify(payload, state)
+        success = None if verify is None else verify(payload, state)
     except Exception as error:
         logger.warning("verify raised %s: the run has no outcome of it", type(error).__name__)
         return None
-    return None if found is None else bool(found)
+    return None if success is None else bool(success)
 
 
 def _request(payload: Any) -> str:
-    """What the user asks: the last human message, else the input as text."""
+    """The user's request: the last human message, else the input as text."""
     try:
         texts = [each.text for each in convert_to_messages(payload["messages"]) if each.type == "human"]
         return texts[-1]

@@ -201,10 +201,10 @@ class TrafficRouter:
                     self._log.add_error(self._name, run.thread)
             raise
 
-    def _record_outcome(self, run: _Run, given: Any) -> bool | None:
+    def _record_outcome(self, run: _Run, payload: Any) -> bool | None:
         if not run.recorder.ended or run.recorder.interrupted:
             return None
-        success = judged(self._verify, given, run.recorder.state)
+        success = judged(self._verify, payload, run.recorder.state)
         if self._share and success is not None:
             with _failures_logged():
                 self._log.record_outcome(run.thread, success, name=self._name)
@@ -212,10 +212,10 @@ class TrafficRouter:
 
 
 def _watched(graph: Pregel, config: RunnableConfig | None) -> _Run:
-    outer, own, given = (
+    outer, own, chosen = (
         (each or {}).get("configurable") or {} for each in (var_child_runnable_config.get(), graph.config, config)
     )
-    own = {**own, **given}
+    own = {**own, **chosen}
     thread = own.get("thread_id", outer.get("thread_id"))
     merged = {**{key: value for key, value in outer.items() if not is_langgraphs(key)}, **own}
     return _Run(uuid4().hex if thread is None else str(thread), {"configurable": merged}, Recorder())

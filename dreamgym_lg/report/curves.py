@@ -66,8 +66,8 @@ def read_series(history: History, key: str, most: float = math.inf) -> dict[int,
 
 
 def read_evaluations(history: History) -> dict[int, Evaluation]:
-    found = {i: Evaluation(read_rate(row, "eval_real_"), read_rate(row, "eval_dream_")) for i, row in history.items()}
-    return {iteration: each for iteration, each in found.items() if each.real or each.dream}
+    points = {i: Evaluation(read_rate(row, "eval_real_"), read_rate(row, "eval_dream_")) for i, row in history.items()}
+    return {iteration: each for iteration, each in points.items() if each.real or each.dream}
 
 
 def draw_rates(axes: "Axes", rates: Mapping[Any, Rate], **look: Any) -> None:
@@ -96,8 +96,8 @@ def draw_pair(axes: "Axes", history: History, *pair: tuple[str, str, float]) -> 
     """Two metrics (key, name, most), each on its own scale from 0, named and numbered in its own colour."""
     axes.set(title=", ".join(name for _, name, _ in pair), xlabel="iteration")
     axes.grid(axis="y")
-    found = [(name, most, read_series(history, key, most)) for key, name, most in pair]
-    for place, (name, most, series) in enumerate(metric for metric in found if metric[-1]):
+    metrics = [(name, most, read_series(history, key, most)) for key, name, most in pair]
+    for place, (name, most, series) in enumerate(metric for metric in metrics if metric[-1]):
         side, color = axes.twinx() if place else axes, PAIR[place]
         side.plot(list(series), list(series.values()), ".-", ms=4, color=color, linewidth=2)
         side.set_ylim(0, most if math.isfinite(most) else 1.1 * max(series.values()) or 1)
@@ -109,18 +109,18 @@ def draw_gap(axes: "Axes", history: History) -> None:
     """Dreamed minus real success of the evaluations, with its interval: above 0 the dream flatters."""
     axes.set(title="Gap: dream minus real", xlabel="iteration")
     axes.grid(axis="y")
-    given = {iteration: row for iteration, row in history.items() if row.get("eval_gap") is not None}
+    measured = {iteration: row for iteration, row in history.items() if row.get("eval_gap") is not None}
     ends = ("eval_gap_low", "eval_gap_high")
-    found = {iteration: _Gap(row["eval_gap"], *map(row.get, ends)) for iteration, row in given.items()}
-    if found:
-        gaps = [gap.value for gap in found.values()]
-        axes.errorbar(list(found), gaps, whiskers(found.values()), fmt="s-", color=INK, ms=7, lw=2, capsize=4)
+    gaps = {iteration: _Gap(row["eval_gap"], *map(row.get, ends)) for iteration, row in measured.items()}
+    if gaps:
+        values = [gap.value for gap in gaps.values()]
+        axes.errorbar(list(gaps), values, whiskers(gaps.values()), fmt="s-", color=INK, ms=7, lw=2, capsize=4)
         axes.axhline(0, color=FAINT, lw=1)
 
 
 def draw_curves(figure: "Figure", history: History, alarms: Collection[int]) -> None:
     """Success, gap, curriculum and health of a run; `alarms`, the iterations at which something began to go wrong."""
-    # Where the pictures are is said: matplotlib's own layout would take as long again as all the drawing.
+    # The edges are given: matplotlib's own layout would take as long again as all the drawing.
     edges = {"left": 0.045, "right": 0.955, "top": 0.94, "bottom": 0.08, "hspace": 0.36, "wspace": 0.22}
     places: Any = figure.subplots(2, 2, gridspec_kw=edges)
     draw_progress(places[0, 0], history)

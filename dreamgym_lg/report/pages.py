@@ -23,11 +23,11 @@ def create_templates(**filters: Callable[..., Any]) -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("dreamgym_lg", "templates")
-    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    found.filters.update(text=text, **filters)
-    found.tests["missing"] = is_missing
-    found.globals["deciders"] = DECIDERS
-    return found
+    templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    templates.filters.update(text=text, **filters)
+    templates.tests["missing"] = is_missing
+    templates.globals["deciders"] = DECIDERS
+    return templates
 
 
 def text(value: Any, spec: str = "") -> str:

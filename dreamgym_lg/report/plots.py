@@ -46,9 +46,9 @@ def whiskers(figures: Iterable[HasInterval]) -> list[list[float]]:
     An interval need not hold its figure (one read from a file), and a length must not be negative: it is then 0, as it is
     without an interval.
     """
-    given = [(each.value, each.low, each.high) for each in figures]
-    below = [0.0 if low is None else max(0.0, value - low) for value, low, _ in given]
-    above = [0.0 if high is None else max(0.0, high - value) for value, _, high in given]
+    intervals = [(each.value, each.low, each.high) for each in figures]
+    below = [0.0 if low is None else max(0.0, value - low) for value, low, _ in intervals]
+    above = [0.0 if high is None else max(0.0, high - value) for value, _, high in intervals]
     return [below, above]
 
 

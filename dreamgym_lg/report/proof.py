@@ -100,8 +100,8 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
         return ((within.get(place) or {}).get(policy) or {}).get(mode) or {}
 
     def recall(record: Mapping[str, Any]) -> str:
-        share, asked = read_number(record.get("invalid_recall"), 1), read_number(record.get("invalid_asked"))
-        return "–" if share is None or not asked else f"{share:.0%} of {asked:.0f}"
+        share, actions = read_number(record.get("invalid_recall"), 1), read_number(record.get("invalid_asked"))
+        return "–" if share is None or not actions else f"{share:.0%} of {actions:.0f}"
 
     rows, moved = [], []
     for mode, policy in product(MODES, POLICIES):
@@ -121,8 +121,8 @@ def _claims(result: Mapping[str, Any]) -> list[dict[str, str]]:
     """
     rates = {(row.policy, row.mode): row.real for row in _rows(result)}
     counts = result.get("real_steps") or {}
-    found = [count for kind in ("train", "refresh") if (count := read_number(counts.get(kind))) is not None]
-    spent = sum(found) if found else None
+    counted = [count for kind in ("train", "refresh") if (count := read_number(counts.get(kind))) is not None]
+    spent = sum(counted) if counted else None
     tail = "" if spent is None else f"; {spent:,.0f} real steps spent in training"
     claims: list[dict[str, str]] = []
     for mode in dict.fromkeys(mode for _, mode in rates):
@@ -188,9 +188,9 @@ def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajec
 
 def _uniform(result: Mapping[str, Any]) -> dict[str, Rate]:
     """Groups without any difference of reward, by how their task was chosen."""
-    given = (result.get("uniform_groups") or {}).items()
-    found = {kind: read_rate({"successes": row.get("uniform"), "episodes": row.get("groups")}) for kind, row in given}
-    return {kind: rate for kind, rate in found.items() if rate}
+    groups = (result.get("uniform_groups") or {}).items()
+    rates = {kind: read_rate({"successes": row.get("uniform"), "episodes": row.get("groups")}) for kind, row in groups}
+    return {kind: rate for kind, rate in rates.items() if rate}
 
 
 def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None:

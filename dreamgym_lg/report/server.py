@@ -58,11 +58,11 @@ def create_app(path: Path) -> Starlette:
     static = {"/style.css": ("text/css", ("style.css", "ui.css")), "/live.js": ("text/javascript", ("live.js",))}
 
     def page(request: Request) -> Response:
-        shown = PAGES[request.url.path]
-        seen = stamp(path)  # before the file is read: what is stored meanwhile is shown next
+        view = PAGES[request.url.path]
+        version = stamp(path)  # before the file is read: what is stored meanwhile is shown next
         with ReplayReader(path) as reader:
-            values = shown(reader, request.query_params)
-        return HTMLResponse(templates.get_template(f"ui_{shown.__name__}.html.j2").render(values, stamp=seen))
+            values = view(reader, request.query_params)
+        return HTMLResponse(templates.get_template(f"ui_{view.__name__}.html.j2").render(values, stamp=version))
 
     def failed(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
@@ -75,8 +75,8 @@ def create_app(path: Path) -> Starlette:
     def curves(request: Request) -> Response:
         with ReplayReader(path) as reader:
             metrics = reader.metrics(request.query_params.get("run", ""))
-        kept = {"Cache-Control": "private, max-age=3600"}  # its address changes with the figures
-        return Response(_curves(json.dumps(metrics)), media_type="image/png", headers=kept)
+        cached = {"Cache-Control": "private, max-age=3600"}  # its address changes with the figures
+        return Response(_curves(json.dumps(metrics)), media_type="image/png", headers=cached)
 
     def changed(request: Request) -> Response:
         return PlainTextResponse(stamp(path))

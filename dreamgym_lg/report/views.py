@@ -1,4 +1,4 @@
-"""What each page shows: from the reader of a replay buffer and the page's address to the values of its template."""
+"""Values of each page's template, from the reader of a replay buffer and the page's address."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from dreamgym_lg.statistics import Rate, wilson
 from dreamgym_lg.types import DECIDERS, Source, Split, Step, Trajectory
 
 Query = Mapping[str, str]
-"""What an address says behind its `?`."""
+"""The part of an address behind its `?`."""
 Values = dict[str, Any]
 
 CHOICES: Mapping[str, Sequence[str]] = {
@@ -41,13 +41,13 @@ class Column(NamedTuple):
     alike: int
     """So many first steps are those of the best rollout."""
     parting: str
-    """What then differs; empty for that one itself and for one that is the same."""
+    """The difference that follows; empty for that one itself and for one that is the same."""
 
 
 def link(page: str, **values: object) -> str:
     """The address of a page; None leaves a value away."""
-    given = {name: value for name, value in values.items() if value is not None}
-    return f"{page}?{urlencode(given)}" if given else page
+    query = urlencode({name: value for name, value in values.items() if value is not None})
+    return f"{page}?{query}" if query else page
 
 
 def success(row: Run | Iteration) -> Rate | None:
@@ -85,12 +85,10 @@ def run(reader: ReplayReader, query: Query) -> Values:
 def group(reader: ReplayReader, query: Query) -> Values:
     """The rollouts of one task in one iteration, the best first, and where each parts from it."""
     name, task_id, iteration = query.get("run", ""), query.get("task_id", ""), _number(query, "iteration") or 0
-    found = reader.group(name, iteration, task_id, most=ROLLOUTS_SHOWN)
-    if not found:
+    rollouts = reader.group(name, iteration, task_id, most=ROLLOUTS_SHOWN)
+    if not rollouts:
         raise NotStored(f"no episode of task {task_id!r} is stored in iteration {iteration} of run {name!r}")
-    ranked = sorted(
-        found, key=lambda each: (each[1].error is not None, -each[1].success, -each[1].reward, each[1].rollout_index)
-    )
+    ranked = sorted(rollouts, key=lambda each: (bool(each[1].error), -each[1].success, -each[1].reward, each[1].rollout_index))
     best = ranked[0][1]
     columns = [Column(id, each, *parting(best, each)) for id, each in ranked]
     return {"name": name, "iteration": iteration, "task": best.task, "columns": columns, "most": ROLLOUTS_SHOWN}
@@ -106,50 +104,48 @@ def episodes(reader: ReplayReader, query: Query) -> Values:
 def episode(reader: ReplayReader, query: Query) -> Values:
     """One episode, step by step."""
     id = _number(query, "id")
-    found = None if id is None else reader.trajectory(id)
-    if found is None:
+    episode = None if id is None else reader.trajectory(id)
+    if episode is None:
         raise NotStored(f"there is no episode {query.get('id', '')!r} in this replay buffer")
-    known = {name: getattr(found.task, name) for name in ("rubric", "seed", "panel", "tools", "metadata")}
-    data = {name: value for name, value in known.items() if value not in (None, "", {})}
-    return {"id": id, "episode": found, "data": json.dumps(data, indent=2, ensure_ascii=False) if data else ""}
+    fields = {name: getattr(episode.task, name) for name in ("rubric", "seed", "panel", "tools", "metadata")}
+    data = {name: value for name, value in fields.items() if value not in (None, "", {})}
+    return {"id": id, "episode": episode, "data": json.dumps(data, indent=2, ensure_ascii=False) if data else ""}
 
 
 def read_filters(query: Query) -> Filters:
-    """What an address asks for. Raises `ConfigurationError` for an unknown filter or value."""
-    given: dict[str, Any] = {name: value.strip() for name, value in query.items() if value.strip() and name != "before"}
-    for name, value in given.items():
+    """The filters of an address. Raises `ConfigurationError` for an unknown filter or value."""
+    values: dict[str, Any] = {name: text.strip() for name, text in query.items() if text.strip() and name != "before"}
+    for name, value in values.items():
         if name not in Filters._fields:
             raise ConfigurationError.unknown("filter", name, Filters._fields)
         if name in CHOICES and value not in CHOICES[name]:
             raise ConfigurationError.unknown(name, value, CHOICES[name])
-    if len(given.get("text", "")) > _LONGEST_TEXT:
-        raise ConfigurationError(f"the text to search for has {len(given['text'])} characters; give {_LONGEST_TEXT} at most")
-    if "iteration" in given:
-        given["iteration"] = _number(query, "iteration")
-    return Filters(**given)
+    if len(values.get("text", "")) > _LONGEST_TEXT:
+        raise ConfigurationError(f"the text to search for has {len(values['text'])} characters; give {_LONGEST_TEXT} at most")
+    if "iteration" in values:
+        values["iteration"] = _number(query, "iteration")
+    return Filters(**values)
 
 
 def alarms(history: History) -> list[tuple[int, str]]:
-    """What went wrong in a run: each iteration where something began, with its sentence."""
-    rows, told, found = list(history.values()), set[str](), list[tuple[int, str]]()
+    """Each iteration of a run where something began to go wrong, with its sentence."""
+    rows, before, sentences = list(history.values()), dict[str, str](), list[tuple[int, str]]()
     for end, (iteration, row) in enumerate(history.items(), 1):
-        wrong = dict(check_health(rows[:end]))
-        found += [(iteration, text) for name, text in wrong.items() if name not in told]
-        told = set(wrong)
+        current = dict(check_health(rows[:end]))
+        sentences += [(iteration, text) for name, text in current.items() if name not in before]
+        before = current
         failed, unreadable = (read_number(row.get(name)) or 0 for name in ("failed_episodes", "unreadable_episodes"))
-        causes = [
-            (failed - unreadable, "could not be played"),
-            (unreadable, "ended in an unreadable answer of the experience model"),
-        ]
-        if counted := [f"{n:.0f} episode{'s' * (n != 1)} {cause}" for n, cause in causes if n > 0]:
-            found.append((iteration, f"{' and '.join(counted)}, the first: {row.get('first_error')}"))
+        causes = {"could not be played": failed - unreadable}
+        causes["ended in an unreadable answer of the experience model"] = unreadable
+        if counted := [f"{n:.0f} episode{'s' * (n != 1)} {cause}" for cause, n in causes.items() if n > 0]:
+            sentences.append((iteration, f"{' and '.join(counted)}, the first: {row.get('first_error')}"))
         if row.get("stopped_early"):
-            found.append((iteration, "the run ended early"))
-    return found
+            sentences.append((iteration, "the run ended early"))
+    return sentences
 
 
 def parting(best: Trajectory, other: Trajectory) -> tuple[int, str]:
-    """How many first steps are the same, and what then differs."""
+    """The number of first steps that are the same, and the difference that follows."""
     pairs = zip(best.steps, other.steps, strict=False)
     same = next((place for place, (one, two) in enumerate(pairs) if _played(one) != _played(two)), None)
     if same is None:

@@ -19,7 +19,15 @@ def step(action: str, answer: str, reward: float = 0.0, **more: object) -> Step:
 
 
 OPENED = step("open door", "The door is open.", 0.5, reasoning="The key fits, so it opens.", decided_by="model")
-OUT = step("go north", "You are outside.", 0.5, terminated=True, reasoning="It was so before.", decided_by="recorded")
+OUT = step(
+    "go north",
+    "You are outside.",
+    0.5,
+    terminated=True,
+    reasoning="It was so before.",
+    decided_by="recorded",
+    judged_by="references",
+)
 STUCK = step("fly", "What?", valid=False, truncated=True, decided_by="schema", line="agent.py:7 in act")
 
 

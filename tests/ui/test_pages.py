@@ -176,6 +176,8 @@ def test_an_episode_shows_reasoning_who_decided_and_what_was_blocked_in_order(cl
     )
     assert opened < blocked < stuck
     assert "decided by the experience model The key fits, so it opens. The door is open." in text
+    judged = "decided by a recorded answer judged by a recorded success's writing calls It was so before."
+    assert judged in shown(client, "/episode?id=3")
     assert (
         "agent.py:12 in clean" in text and "invalid cut short decided by the tool's argument schema agent.py:7 in act" in text
     )
