@@ -63,12 +63,12 @@ class Task:
 
     def __post_init__(self) -> None:
         for name, allowed in (("split", Split), ("origin", Origin)):  # a task of no known split would take part in nothing
-            if (given := getattr(self, name)) not in get_args(allowed):
-                raise ConfigurationError.unknown(f"{name} of task {self.id!r}:", str(given), get_args(allowed))
+            if (value := getattr(self, name)) not in get_args(allowed):
+                raise ConfigurationError.unknown(f"{name} of task {self.id!r}:", str(value), get_args(allowed))
 
 
 class StepResult(NamedTuple):
-    """What an environment answers to one action (Gymnasium's five values, the observation being text)."""
+    """An environment's answer to one action: Gymnasium's five values, the observation being text."""
 
     observation: str
     reward: float
@@ -109,7 +109,7 @@ class Step:
 
 
 class Act(NamedTuple):
-    """What an agent's code did in an episode beside its steps, and what stopped it."""
+    """A deed of an agent's code beside its steps, or what stopped it."""
 
     kind: ActKind
     after: int
@@ -175,12 +175,12 @@ class Trajectory:
     @property
     def in_order(self) -> list[Step | Act]:
         """Steps and acts as they happened: how an episode is read to find out what went wrong."""
-        acts, found = list(self.acts), list[Step | Act]()
+        acts, ordered = list(self.acts), list[Step | Act]()
         for number, step in enumerate([*self.steps, None]):
             while acts and (step is None or acts[0].after <= number):
-                found.append(acts.pop(0))
-            found += [step] if step is not None else []
-        return found
+                ordered.append(acts.pop(0))
+            ordered += [step] if step is not None else []
+        return ordered
 
     @property
     def reward(self) -> float:
@@ -193,7 +193,7 @@ class Trajectory:
 
 
 def is_missing(error: str | None) -> bool:
-    """Whether an episode with this `Trajectory.error` could not be played: something it needs is broken or away.
+    """True for the error of an episode that could not be played: something it needs is broken or away.
 
     Such an episode is left out wherever success is counted. An experience model's unreadable answer (`PredictionFailed`) ends
     an episode too, but is an outcome of the dream, and no success: a model at temperature 0 would give it again.

@@ -43,7 +43,7 @@ _COUNTED = {
 
 
 class Changes(NamedTuple):
-    """What tells whether the real trajectories are still those that were read before."""
+    """Tells a reader whether the real trajectories are still those that it has read."""
 
     newest: int
     """Number of the newest trajectory of all; the next question's `after`."""
@@ -158,30 +158,30 @@ class ReplayBuffer:
     def set_reasoning(
         self, trajectory: Trajectory, reasoning: Sequence[str], *, annotation: Mapping[str, str] | None = None
     ) -> None:
-        """Store the reasoning of every step of a stored trajectory, in their order, in place of what they had.
+        """Replace the reasoning of every step of a stored trajectory, in their order.
 
         Args: `annotation`, of the episode as a whole, stored with them or, after a crash, not at all; None leaves what it had.
         """
         key = (trajectory.run, trajectory.iteration, trajectory.task.id, trajectory.rollout_index)
         sql = "SELECT id FROM trajectories WHERE run = ? AND iteration = ? AND task_id = ? AND rollout_index = ?"
-        found = self._rows(sql, key)
-        if not found or len(reasoning) != len(trajectory.steps):
+        ids = self._rows(sql, key)
+        if not ids or len(reasoning) != len(trajectory.steps):
             raise ReplayBufferError(
                 f"{self._name}: {len(reasoning)} texts for the {len(trajectory.steps)} steps of trajectory {key}; "
-                f"it is {'stored' if found else 'not stored'}, and takes one text a step"
+                f"it is {'stored' if ids else 'not stored'}, and takes one text a step"
             )
-        rows = [(as_text(text), found[0][0], position) for position, text in enumerate(reasoning)]
+        rows = [(as_text(text), ids[0][0], position) for position, text in enumerate(reasoning)]
         with self._transaction() as connection:
             connection.executemany("UPDATE steps SET reasoning = ? WHERE trajectory_id = ? AND position = ?", rows)
             if annotation is not None:
                 sql = "UPDATE trajectories SET annotation = ? WHERE id = ?"
-                connection.execute(sql, (annotation_text(annotation), found[0][0]))
+                connection.execute(sql, (annotation_text(annotation), ids[0][0]))
 
     def tasks(self, *, environment: str | None = None, split: Split | None = None, origin: Origin | None = None) -> list[Task]:
         """The stored tasks, oldest first."""
         where, values = _where(environment=environment, split=split, origin=origin)
-        found = self._rows(f"SELECT {TASK_COLUMNS} FROM tasks {where} ORDER BY position", values)
-        return [task_of(row) for row in found]
+        rows = self._rows(f"SELECT {TASK_COLUMNS} FROM tasks {where} ORDER BY position", values)
+        return [task_of(row) for row in rows]
 
     def trajectories(
         self,
@@ -238,7 +238,7 @@ class ReplayBuffer:
         return int(self._rows(f"SELECT {_COUNTED[what]} {where}", values)[0][0])
 
     def changes(self, after: int = 0) -> Changes:
-        """What was stored behind the trajectory of number `after`, by whichever process."""
+        """Count the real trajectories stored behind number `after`, by whichever process."""
         sql = (
             "SELECT coalesce(max(id), ?), coalesce(sum(source != 'synthetic' AND error IS NULL), 0), "
             "(SELECT count(*) FROM tasks WHERE split IN ('validation', 'test')) FROM trajectories WHERE id > ?"
@@ -250,19 +250,19 @@ class ReplayBuffer:
         where = f"FROM {WITH_TASK} WHERE source != 'synthetic' AND error IS NULL ORDER BY trajectories.id"
         first = "(SELECT observation FROM steps WHERE trajectory_id = trajectories.id AND position = 0)"
         columns = f"trajectories.id, task_id, environment, instruction, split, coalesce({first}, ''), success"
-        found = self._rows(f"SELECT {columns} {where}", ())
+        trajectories = self._rows(f"SELECT {columns} {where}", ())
         sql = (
             "SELECT trajectory_id, action, next_observation, valid, reasoning FROM steps WHERE trajectory_id IN "
             "(SELECT id FROM trajectories WHERE source != 'synthetic' AND error IS NULL) ORDER BY trajectory_id, position"
         )
-        steps: dict[int, list[tuple[str, str, bool, str]]] = {id: [] for id, *_ in found}
+        steps: dict[int, list[tuple[str, str, bool, str]]] = {id: [] for id, *_ in trajectories}
         for id, *step in self._rows(sql, ()):
             if id in steps:  # else stored since
                 steps[id].append((step[0], step[1], bool(step[2]), step[3]))
-        return [Record._make((*row, bool(success), steps[id])) for id, *row, success in found]
+        return [Record._make((*row, bool(success), steps[id])) for id, *row, success in trajectories]
 
     def answers(self, tool: str) -> list[str]:
-        """The different answers that a tool has been recorded to give to valid calls, of the steps that `similar` searches."""
+        """The different recorded answers of a tool to valid calls, of train tasks."""
         called = json.dumps(tool, ensure_ascii=False)
         sql = (
             f"SELECT DISTINCT next_observation FROM {WITH_TASK} JOIN steps ON trajectory_id = trajectories.id "
@@ -271,7 +271,7 @@ class ReplayBuffer:
         return [answer for (answer,) in self._rows(sql, [f', "name": {called}}}'])]
 
     def similar(self, observation: str, action: str, *, k: int = 3, exclude_task: str | None = None) -> list[Step]:
-        """The `k` stored steps whose (observation, action) has the highest cosine, best first, equal ones oldest first.
+        """The `k` stored steps most similar by cosine, best first, equal ones oldest first.
 
         Only steps of train tasks played offline or in the real environment. Steps with the same observation, action and
         next observation count once; `exclude_task` hides one task's. Fewer than `k` if there are fewer, none for `k=0`.
@@ -313,7 +313,7 @@ class ReplayBuffer:
 
 
 def _where(*conditions: str, **filters: object) -> tuple[str, list[object]]:
-    """The `WHERE` clause, or nothing, for `conditions` and for those filters that are not None, and their values."""
-    given = {column: value for column, value in filters.items() if value is not None}
-    conditions += tuple(f"{column} = ?" for column in given)
-    return ("WHERE " + " AND ".join(conditions) if conditions else ""), list(given.values())
+    """The `WHERE` clause for `conditions` and all filters that are not None, with its values."""
+    filters = {column: value for column, value in filters.items() if value is not None}
+    conditions += tuple(f"{column} = ?" for column in filters)
+    return ("WHERE " + " AND ".join(conditions) if conditions else ""), list(filters.values())

@@ -1,4 +1,4 @@
-"""What a page shows of a replay buffer: its runs, iterations, groups and episodes, read without ever writing to the file."""
+"""Reads a replay buffer for a page: its runs, iterations, groups and episodes, read without ever writing to the file."""
 
 import os
 import time
@@ -78,7 +78,7 @@ class Episode(NamedTuple):
 
 
 class Filters(NamedTuple):
-    """Which episodes are wanted; None is any."""
+    """Conditions on episodes; None is any."""
 
     run: str | None = None
     iteration: int | None = None
@@ -104,7 +104,7 @@ class Page(NamedTuple):
 
 
 class ReplayReader:
-    """Reads a replay buffer's file as it was when it was opened, and writes nothing to it.
+    """Reads a replay buffer's file as it was when opened, and never writes to it.
 
     A run may go on writing meanwhile: the next reader sees it. Opening takes a millisecond; one is not for several threads at
     once. Raises `ReplayBufferError` for a file that is missing, empty, foreign, damaged, locked, or made by
@@ -127,13 +127,13 @@ class ReplayReader:
         self._connection.close()
 
     def runs(self, name: str | None = None) -> list[Run]:
-        """Every run, or the one of this name, by source, the one that stored an episode last first."""
-        found = self._rows(
+        """All runs, or the one of this name, by source, the newest episode's first."""
+        rows = self._rows(
             f"SELECT run, source, {_COUNTS}, max(iteration), max(id) AS newest FROM trajectories "
             f"{'' if name is None else 'WHERE run = ?'} GROUP BY run, source ORDER BY newest DESC",
             () if name is None else [name],
         )
-        return [Run(*row) for row in found]
+        return [Run(*row) for row in rows]
 
     def metrics(self, run: str) -> list[dict[str, Any]]:
         """As `ReplayBuffer.metrics`."""
@@ -149,12 +149,12 @@ class ReplayReader:
             f"SELECT iteration, task_id, min(source) AS source, {_COUNTS} "
             "FROM trajectories WHERE run = ? GROUP BY iteration, task_id"
         )
-        found = self._rows(
+        rows = self._rows(
             "SELECT iteration, min(source), count(*), sum(origin = 'synthetic'), sum(episodes), sum(successes), sum(failed), "
             f"sum(errors) FROM ({groups}) JOIN tasks ON tasks.id = task_id GROUP BY iteration",
             [run],
         )
-        return [Iteration(*row) for row in found]
+        return [Iteration(*row) for row in rows]
 
     def groups(self, run: str, iteration: int, *, most: int) -> list[list[Episode]]:
         """The first `most` groups of an iteration, each the rollouts of one task in order."""
@@ -187,15 +187,15 @@ class ReplayReader:
         where, values = _conditions(filters)
         where = f"WHERE trajectories.id BETWEEN :low AND :high{where}"
         sql = f"SELECT {_EPISODE} FROM {WITH_TASK} {where} ORDER BY trajectories.id DESC LIMIT :most"
-        found: list[tuple[Any, ...]] = []
+        rows: list[tuple[Any, ...]] = []
         begun, end = top, time.monotonic() + seconds
-        while top > 1 and len(found) < most and (top == begun or time.monotonic() < end):
+        while top > 1 and len(rows) < most and (top == begun or time.monotonic() < end):
             low = max(1, top - _WINDOW)
-            found += self._rows(sql, values | {"low": low, "high": top - 1, "most": most - len(found)})
+            rows += self._rows(sql, values | {"low": low, "high": top - 1, "most": most - len(rows)})
             top = low
-        full = len(found) == most
-        older = int(found[-1][0]) if full else top
-        return Page(self._episodes(found), older if older > 1 else None, full or older <= 1)
+        full = len(rows) == most
+        older = int(rows[-1][0]) if full else top
+        return Page(self._episodes(rows), older if older > 1 else None, full or older <= 1)
 
     def _episodes(self, rows: Sequence[tuple[Any, ...]]) -> list[Episode]:
         sql = (
@@ -216,22 +216,22 @@ def stamp(path: str | os.PathLike[str]) -> str:
     Raises `ReplayBufferError` where the file is missing.
     """
     name = os.fspath(path)
-    found = []
+    parts = []
     for each in (name, f"{name}-wal"):
         try:
-            seen = os.stat(each)
-            found.append(f"{seen.st_mtime_ns:x}.{seen.st_size:x}")
+            status = os.stat(each)
+            parts.append(f"{status.st_mtime_ns:x}.{status.st_size:x}")
         except FileNotFoundError:
-            found.append("")
-    if not found[0]:
+            parts.append("")
+    if not parts[0]:
         raise ReplayBufferError(f"{name} does not exist any more; put it back, or end this and name another one")
-    return "-".join(found)
+    return "-".join(parts)
 
 
 def _conditions(filters: Filters) -> tuple[str, dict[str, Any]]:
     """The further conditions of a query, and their values."""
-    given = {name: value for name, value in filters._asdict().items() if value is not None}
-    parts = [f"{name} = :{name}" for name in ("run", "iteration", "source", "split", "task_id") if name in given]
+    values = {name: value for name, value in filters._asdict().items() if value is not None}
+    parts = [f"{name} = :{name}" for name in ("run", "iteration", "source", "split", "task_id") if name in values]
     if filters.outcome is not None:
         parts.append(_OUTCOMES[filters.outcome])
     if filters.happened == "invalid action":
@@ -241,9 +241,9 @@ def _conditions(filters: Filters) -> tuple[str, dict[str, Any]]:
     if filters.decided_by is not None:
         parts.append(f"EXISTS ({_OF_ITS_STEPS} decided_by = :decided_by)")
     if filters.text is not None:
-        given["text"] = "%" + "".join(f"\\{each}" if each in "\\%_" else each for each in filters.text) + "%"
+        values["text"] = "%" + "".join(f"\\{each}" if each in "\\%_" else each for each in filters.text) + "%"
         of_step = ("action", "next_observation", "reasoning", "position = 0 AND observation")
         texts = " OR ".join(f"{column} LIKE :text ESCAPE '\\'" for column in of_step)
         own = " OR ".join(f"{column} LIKE :text ESCAPE '\\'" for column in ("instruction", "error", "acts"))
         parts.append(f"({own} OR EXISTS ({_OF_ITS_STEPS} ({texts})))")
-    return "".join(f" AND {part}" for part in parts), given
+    return "".join(f" AND {part}" for part in parts), values

@@ -5,7 +5,6 @@ graph of neighbours (HNSW, extra `retrieval`) proposes candidates, which are ran
 """
 
 import json
-import os
 import warnings
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
@@ -134,36 +134,36 @@ class StepIndex:
         excluded = None if exclude_task is None else self._tasks.get(exclude_task)
         if self.graph is not None:
             return [self._nearby(vector, k, excluded) for vector in vectors]
-        found, rows, block = list[list[int]](), np.arange(len(self)), max(1, _SCORES_AT_ONCE // len(self))
+        nearest, rows, block = list[list[int]](), np.arange(len(self)), max(1, _SCORES_AT_ONCE // len(self))
         for start in range(0, len(vectors), block):
             part = vectors[start : start + block]
             # For one query a product over several threads waits longer for busy cores (8 ms, for 0.4) than it saves.
             products = np.vecdot(self.vectors, part)[np.newaxis] if len(part) == 1 else part @ self.vectors.T
-            found += [self._best(rows, scores, vector, k, excluded) for scores, vector in zip(products, part, strict=True)]
-        return found
+            nearest += [self._best(rows, scores, vector, k, excluded) for scores, vector in zip(products, part, strict=True)]
+        return nearest
 
     def _nearby(self, vector: Vectors, k: int, excluded: int | None) -> list[int]:
         """The best of the graph's candidates and of the rows that it lacks; of all rows where these have too few steps."""
         near = self.graph.search(vector, min(len(self.graph), max(_CANDIDATES, 8 * k))).keys.astype(np.int64)
         rows = np.concatenate([near, np.arange(len(self.graph), len(self))])
-        found = self._best(rows, np.vecdot(self.vectors[rows], vector), vector, k, excluded)
-        return found if len(found) == k else self._best(np.arange(len(self)), self.vectors @ vector, vector, k, excluded)
+        steps = self._best(rows, np.vecdot(self.vectors[rows], vector), vector, k, excluded)
+        return steps if len(steps) == k else self._best(np.arange(len(self)), self.vectors @ vector, vector, k, excluded)
 
     def _best(self, rows: NDArray[np.int64], scores: Vectors, vector: Vectors, k: int, excluded: int | None) -> list[int]:
         """The best steps of `rows`, whose scores are nearly `scores`."""
-        count, found = max(_CANDIDATES, k) if vector.any() else 0, list[int]()
-        while count and len(found) < k:
+        count, steps = max(_CANDIDATES, k) if vector.any() else 0, list[int]()
+        while count and len(steps) < k:
             last = scores[np.argpartition(scores, -count)[-count]] if count < len(scores) else -np.inf
             near = np.flatnonzero(scores >= last - _NOISE)
             near = rows[near[np.argsort(-scores[near], kind="stable")[: 16 * count]]]
             exact = (self.vectors[near] * vector.astype(np.float64)).sum(axis=1)
             ranked = zip((-exact).tolist(), near.tolist(), strict=True)
-            found = [step for _, step in sorted((score, step) for score, row in ranked for step in self._steps(row, excluded))]
+            steps = [step for _, step in sorted((score, step) for score, row in ranked for step in self._steps(row, excluded))]
             count = 8 * count if count < len(rows) else 0
-        return found[:k]
+        return steps[:k]
 
     def _steps(self, row: int, excluded: int | None) -> Iterator[int]:
-        """For each outcome of a row the first step that is not of the excluded task."""
+        """The first step of each outcome that is not of the excluded task."""
         first = self._first[row]
         for outcome in (first, *self._further.get(row, ())) if first >= 0 else ():
             step = self._step[outcome] if self._task[outcome] != excluded else self._other[outcome]
@@ -192,17 +192,17 @@ class Retriever:
                 self._save()
 
     def steps(self, queries: Sequence[tuple[str, str]], k: int, exclude_task: str | None) -> list[list[Step]]:
-        """For each (observation, action) the `k` most similar steps of train tasks that no dream made, best first."""
+        """The `k` most similar real steps of train tasks for each (observation, action), best first."""
         ask = self._embeddings and self._embeddings.embed_query
         vectors = unit(np.array([ask("\n".join(query)) for query in queries], np.float64)) if ask else phi(queries)
         with self._lock:
             while True:
                 self._refresh()
-                found = self._index.nearest(vectors, k, exclude_task=exclude_task)
-                ids = sorted({id for each in found for id in each})
+                nearest = self._index.nearest(vectors, k, exclude_task=exclude_task)
+                ids = sorted({id for each in nearest for id in each})
                 steps = {id: step_of(row) for id, *row in self._rows(_STILL_RETRIEVABLE, [json.dumps(ids)])}
                 if len(steps) == len(ids):
-                    return [[steps[id] for id in each] for each in found]
+                    return [[steps[id] for id in each] for each in nearest]
                 self._index.forget_steps()  # a task has been held out since, perhaps by another process
                 self._indexed_until = 0
 
@@ -234,7 +234,7 @@ class Retriever:
             self._save()
 
     def _load(self, last: int) -> None:
-        """Begin with the cached vectors and graph, unless the file is damaged, or of another buffer or embedding model."""
+        """Begin with cached vectors and graph, if they are this buffer's and this embedding model's."""
         if self._cache is None or not self._cache.is_file():
             return
         pairs = [(step[2], step[3]) for step in self._rows(_RETRIEVABLE, [0, last, 3])]
@@ -244,8 +244,8 @@ class Retriever:
             rows = [keys.index(digest(*pair)) for pair in pairs]
         except Exception:  # whatever a damaged file raises: all of it can be computed again
             return
-        made = self._embedded(pairs)
-        if made.shape == vectors[rows].shape and np.allclose(made, vectors[rows], atol=_SAME_VECTOR):
+        anew = self._embedded(pairs)
+        if anew.shape == vectors[rows].shape and np.allclose(anew, vectors[rows], atol=_SAME_VECTOR):
             self._index.add_rows(keys, vectors)
             self._cached = len(keys)
             if graph and find_spec("usearch"):
@@ -254,7 +254,7 @@ class Retriever:
     def _save(self) -> None:
         if self._cache is None:
             return
-        begun, index = self._cache.with_name(f"{self._cache.name}.{os.getpid()}"), self._index
+        begun, index = self._cache.with_name(f"{self._cache.name}.{uuid4().hex}"), self._index
         keys = np.frombuffer(b"".join(index.rows), f"V{_DIGEST}")
         graph = np.frombuffer(index.graph.save() if index.graph is not None else b"", np.uint8)
         try:

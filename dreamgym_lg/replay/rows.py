@@ -72,7 +72,7 @@ def _store_row(connection: sqlite3.Connection, each: Trajectory) -> int | None:
 
 
 def _set_failed_aside(connection: sqlite3.Connection, each: Trajectory) -> bool:
-    """Whether the row of this trajectory's key recorded a failed episode: it is kept, as run `RUN/failed/ID`.
+    """Keep a failed episode of this trajectory's key as run `RUN/failed/ID`; False where none is stored.
 
     Kept and not deleted, because a failed rollout is data, and because ids of steps must never be used again (`Retriever`).
     """
@@ -184,29 +184,29 @@ def step_of(row: Sequence[Any]) -> Step:
 
 def load_trajectories(rows: Rows, ids: Sequence[int], *, segments: bool = False) -> list[Trajectory]:
     """The trajectories of these row ids, all of them stored, in this order."""
-    given, chosen = [json.dumps(ids)], "IN (SELECT value FROM json_each(?))"
+    values, chosen = [json.dumps(ids)], "IN (SELECT value FROM json_each(?))"
     steps: dict[int, list[Step]] = defaultdict(list)
     tokens: dict[int, list[Segment]] = defaultdict(list)
     part = f"WHERE trajectory_id {chosen} ORDER BY trajectory_id, position"
-    for id, *row in rows(f"SELECT trajectory_id, {STEP_COLUMNS} FROM steps {part}", given):
+    for id, *row in rows(f"SELECT trajectory_id, {STEP_COLUMNS} FROM steps {part}", values):
         steps[id].append(step_of(row))
     if segments:
         sql = f"SELECT trajectory_id, {', '.join(_SEGMENT_FIELDS)} FROM segments {part}"
-        for id, *row in rows(sql, given):
+        for id, *row in rows(sql, values):
             tokens[id].append(_segment_of(row))
     columns = ", ".join(f"trajectories.{name}" for name in ("id", *_TRAJECTORY_FIELDS))
     sql = f"SELECT {columns}, {TASK_COLUMNS} FROM {WITH_TASK} WHERE trajectories.id {chosen}"
-    found = {id: _trajectory_of(row, steps[id], tokens[id]) for id, *row in rows(sql, given)}
-    return [found[id] for id in ids]
+    trajectories = {id: _trajectory_of(row, steps[id], tokens[id]) for id, *row in rows(sql, values)}
+    return [trajectories[id] for id in ids]
 
 
 def load_metrics(rows: Rows, run: str) -> list[dict[str, Any]]:
     """One dict for each iteration that has metrics, in order: `iteration`, and its figures by name."""
-    found: dict[int, dict[str, Any]] = {}
+    iterations: dict[int, dict[str, Any]] = {}
     sql = "SELECT iteration, name, value FROM metrics WHERE run = ? ORDER BY iteration, name"
     for iteration, name, value in rows(sql, [run]):
-        found.setdefault(iteration, {"iteration": iteration})[name] = value
-    return list(found.values())
+        iterations.setdefault(iteration, {"iteration": iteration})[name] = value
+    return list(iterations.values())
 
 
 @contextmanager

@@ -128,7 +128,7 @@ def connect(name: str) -> sqlite3.Connection:
 
 
 def connect_read_only(name: str) -> sqlite3.Connection:
-    """A connection that cannot write, to a file that is there, has something in it and is of this release's format."""
+    """A connection that cannot write, to an existing file of this release's format."""
     _check_file(name)
     path = Path(name)
     if not path.exists() or not path.stat().st_size:
@@ -184,7 +184,7 @@ def prepare(connection: sqlite3.Connection, name: str) -> None:
 
 
 def _check_ours(db: Database, name: str) -> None:
-    """Raise `ReplayBufferError` unless the file is empty or made by this release or an earlier one; only reads."""
+    """Raise `ReplayBufferError` for a foreign file or a newer release's; only reads."""
     ((application_id,),) = db.execute("PRAGMA application_id")
     ((objects,),) = db.execute("SELECT count(*) FROM sqlite_master")
     applied = [migration.name for migration in migrations.applied(db)]

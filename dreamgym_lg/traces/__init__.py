@@ -26,8 +26,8 @@ Format = Literal["auto", "messages", "langsmith", "otel"]
 Reward = Callable[[Sequence[BaseMessage]], float] | Mapping[str, float]
 """The score of a recorded conversation, above 0 for a success: by its messages, or by its id (`Conversation.id`)."""
 
-_Found = Iterator[Conversation | Rejected]
-_READERS: Mapping[str, Callable[[Iterator[rows.TraceRow | Rejected]], _Found]] = {
+_Conversations = Iterator[Conversation | Rejected]
+_READERS: Mapping[str, Callable[[Iterator[rows.TraceRow | Rejected]], _Conversations]] = {
     "messages": rows.conversations,
     "langsmith": langsmith.conversations,
     "otel": otel.conversations,
@@ -35,25 +35,25 @@ _READERS: Mapping[str, Callable[[Iterator[rows.TraceRow | Rejected]], _Found]] =
 
 
 class Traces(Iterable[Trajectory]):
-    """The trajectories of one source, read anew at each iteration, and what of it could not be read."""
+    """The trajectories of one source, read anew at each iteration, and its rejected rows."""
 
     def __init__(
         self,
         name: str,
-        found: Callable[[], _Found],
+        read: Callable[[], _Conversations],
         environment: str,
         reward: Reward | None,
         reward_range: Range,
         held_out: float,
     ) -> None:
-        self._name, self._found, self._environment, self._share = name, found, environment, held_out
+        self._name, self._read, self._environment, self._share = name, read, environment, held_out
         self._reward, self._range = reward, reward_range
         self._rejected: tuple[Rejected, ...] | None = None
 
     def __iter__(self) -> Iterator[Trajectory]:
         rejected, accepted = list[Rejected](), 0
-        for found in self._found():
-            trajectory = found if isinstance(found, Rejected) else self._trajectory(found)
+        for conversation in self._read():
+            trajectory = conversation if isinstance(conversation, Rejected) else self._trajectory(conversation)
             if isinstance(trajectory, Rejected):
                 rejected.append(trajectory)
             else:
@@ -78,13 +78,13 @@ class Traces(Iterable[Trajectory]):
 
     @cached_property
     def _lowest(self) -> float | None:
-        """The position of the one task that is held out where a small source has none in the share; None for another.
+        """The position of the one task to hold out of a small source; None for another.
 
         Reads the source up to the first task in the share.
         """
         positions = set[float]()
-        for found in self._found() if self._share else ():
-            if isinstance(found, Conversation) and isinstance(trajectory := self._trajectory(found), Trajectory):
+        for conversation in self._read() if self._share else ():
+            if isinstance(conversation, Conversation) and isinstance(trajectory := self._trajectory(conversation), Trajectory):
                 positions.add(_position(trajectory))
                 if min(positions) < self._share:
                     return None
@@ -92,17 +92,17 @@ class Traces(Iterable[Trajectory]):
 
     @cached_property
     def _tools(self) -> list[Mapping[str, Any] | str]:
-        """What the agent could call: every schema in the source, and names where a conversation came without schemas.
+        """The agent's tools: every schema in the source, and names where a conversation came without schemas.
 
         Reads the source once to its end. Raises `ConfigurationError` if `reward` names a conversation that is not in it.
         """
         tools: dict[str, Mapping[str, Any] | str] = {}
         unknown = set(self._reward) if isinstance(self._reward, Mapping) else set[str]()
-        for found in self._found():
-            if isinstance(found, Conversation):
-                unknown.discard(found.id)
-                tools |= {str(tool["function"]["name"]): tool for tool in found.tools}
-                for name in () if found.tools else called_tools(found.messages):
+        for conversation in self._read():
+            if isinstance(conversation, Conversation):
+                unknown.discard(conversation.id)
+                tools |= {str(tool["function"]["name"]): tool for tool in conversation.tools}
+                for name in () if conversation.tools else called_tools(conversation.messages):
                     tools.setdefault(name, name)
         if unknown:
             raise ConfigurationError(
@@ -123,13 +123,13 @@ class Traces(Iterable[Trajectory]):
 
     def _verdict(self, conversation: Conversation) -> tuple[float, bool]:
         if callable(self._reward):
-            given = self._reward(conversation.messages)
+            reward = self._reward(conversation.messages)
         elif self._reward is not None and conversation.id in self._reward:
-            given = self._reward[conversation.id]
+            reward = self._reward[conversation.id]
         else:
             return verdict(conversation, self._range)
         try:
-            return scaled(finite(given, "reward"), "reward", self._range), given > 0
+            return scaled(finite(reward, "reward"), "reward", self._range), reward > 0
         except ValueError as error:
             raise ConfigurationError(f"reward= of line {conversation.line} of {self._name}: {error}") from error
 
@@ -185,30 +185,30 @@ def load_traces(
         raise ConfigurationError.unknown("format", format, get_args(Format))
     if isinstance(path_or_checkpointer, BaseCheckpointSaver):
         checkpointer, name = path_or_checkpointer, type(path_or_checkpointer).__name__
-        found = partial(checkpoints.conversations, checkpointer)
+        read = partial(checkpoints.conversations, checkpointer)
     else:
         path, name = Path(path_or_checkpointer), os.fspath(path_or_checkpointer)
         if not path.is_file():
             raise ConfigurationError(f"{name} is not a file; give a file of traces or a LangGraph checkpointer")
         stored = format == "auto" and checkpoints.is_sqlite(path)
-        found = partial(checkpoints.of_file, path) if stored else partial(_of_file, path, format)
-    traces = Traces(name, found, environment, reward, reward_range, held_out)
+        read = partial(checkpoints.of_file, path) if stored else partial(_of_file, path, format)
+    traces = Traces(name, read, environment, reward, reward_range, held_out)
     if next(iter(traces), None) is None:
         what = "" if format == "auto" else f" as {format}"
         raise ConfigurationError(f"{name}: nothing in it can be read{what}; {_summary(traces.rejected)}")
     return traces
 
 
-def _of_file(path: Path, format: str) -> _Found:
-    found = rows.read_rows(path)
+def _of_file(path: Path, format: str) -> _Conversations:
+    recorded = rows.read_rows(path)
     if format == "auto":
-        for row in found:
+        for row in recorded:
             if not isinstance(row, Rejected) and (format := _format_of(row.value)):
-                found = chain([row], found)
+                recorded = chain([row], recorded)
                 break
             yield row if isinstance(row, Rejected) else Rejected(row.line, "no messages, no LangSmith run and no span")
     if format in _READERS:
-        yield from _READERS[format](found)
+        yield from _READERS[format](recorded)
 
 
 def _format_of(value: object) -> str:
@@ -222,5 +222,5 @@ def _format_of(value: object) -> str:
 def _summary(rejected: Sequence[Rejected]) -> str:
     if not rejected:
         return "it holds no conversation"
-    shown = "; ".join(f"line {each.line}: {each.reason}" for each in rejected[:3])
-    return f"{len(rejected)} rejected ({shown}{'; ...' if len(rejected) > 3 else ''})"
+    reasons = "; ".join(f"line {each.line}: {each.reason}" for each in rejected[:3])
+    return f"{len(rejected)} rejected ({reasons}{'; ...' if len(rejected) > 3 else ''})"

@@ -13,9 +13,9 @@ from dreamgym_lg.traces.rows import Conversation, Rejected, TraceRow
 
 @dataclass(frozen=True)
 class ModelCall:
-    """One call of a chat model: what it was shown, and its reply (nothing if it failed)."""
+    """One call of a chat model: its prompt and its reply (empty if it failed)."""
 
-    shown: Sequence[BaseMessage]
+    prompt: Sequence[BaseMessage]
     reply: Sequence[BaseMessage]
 
 
@@ -76,7 +76,7 @@ def by_trace(
 
 
 def _inside_tool(part: Part, known: Mapping[str, Part]) -> bool:
-    """Whether a tool made this call (an agent used as a tool): then it is no act of the agent."""
+    """True for a call that a tool made (an agent used as a tool): it is no act of the agent."""
     passed = {part.id}
     while (parent := known.get(part.parent)) and parent.id not in passed:
         if parent.kind == "tool":
@@ -101,11 +101,11 @@ def rebuilt(calls: Iterable[ModelCall], tools: Iterable[ToolRun]) -> list[BaseMe
     held: list[list[BaseMessage]] = []
     for call in calls:
         for messages in reversed(held):
-            if (new := _news(messages, call.shown)) is not None:
+            if (new := _news(messages, call.prompt)) is not None:
                 messages += [*new, *call.reply]
                 break
         else:
-            held.append([*call.shown, *call.reply])
+            held.append([*call.prompt, *call.reply])
     return _completed(max(held, key=len, default=[]), tools)
 
 
@@ -114,33 +114,33 @@ def asks_tools(messages: Iterable[BaseMessage]) -> bool:
 
 
 def around(agent: ModelCall, tools: Sequence[ToolRun]) -> list[BaseMessage]:
-    """Join an agent's question, its tool runs and its answer, where its own model calls were not recorded.
+    """Join an agent's prompt, tool runs and answer, where its model calls were not recorded.
 
     Empty if its messages leave the calls out and a tool's arguments are unknown: that would be another conversation.
     """
-    whole = [*agent.shown, *agent.reply]
+    whole = [*agent.prompt, *agent.reply]
     if asks_tools(whole):
         return _completed(whole, tools)
-    messages = list(agent.shown)
+    messages = list(agent.prompt)
     for number, run in enumerate(tools):
         if run.arguments is None:
             return []
         call_id, status = run.call_id or f"run {number}", "error" if run.error else "success"
-        asked = {"name": run.name, "args": dict(run.arguments), "id": call_id}
-        messages += [AIMessage("", tool_calls=[asked]), ToolMessage(run.content, tool_call_id=call_id, status=status)]
+        call = {"name": run.name, "args": dict(run.arguments), "id": call_id}
+        messages += [AIMessage("", tool_calls=[call]), ToolMessage(run.content, tool_call_id=call_id, status=status)]
     return [*messages, *agent.reply]
 
 
-def _news(messages: Sequence[BaseMessage], shown: Sequence[BaseMessage]) -> Sequence[BaseMessage] | None:
-    """What `shown` adds to the conversation so far; None if it belongs to another one."""
+def _news(messages: Sequence[BaseMessage], prompt: Sequence[BaseMessage]) -> Sequence[BaseMessage] | None:
+    """The messages that `prompt` adds to the conversation so far; None if it belongs to another one."""
     last = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
     if last is None:
         return None
-    for position in range(len(shown) - 1, -1, -1):
-        if _act(shown[position]) == _act(last):
-            return shown[position + 1 :]
+    for position in range(len(prompt) - 1, -1, -1):
+        if _act(prompt[position]) == _act(last):
+            return prompt[position + 1 :]
     # A provider that keeps the history is sent the tools' answers alone.
-    return shown if shown and all(isinstance(message, ToolMessage) for message in shown) else None
+    return prompt if prompt and all(isinstance(message, ToolMessage) for message in prompt) else None
 
 
 def _act(message: BaseMessage) -> tuple[str, list[tuple[str, dict[str, Any]]]] | None:
@@ -209,7 +209,7 @@ def best(candidates: Iterable[Sequence[BaseMessage]]) -> list[BaseMessage]:
 
 
 def moment(value: object) -> float:
-    """Read a start time, given in nanoseconds since 1970 or as an ISO date, as seconds since 1970; 0 for None.
+    """Seconds since 1970 of a start time in nanoseconds or as an ISO date; 0 for None.
 
     Raises `ValueError` for anything else.
     """
@@ -218,7 +218,7 @@ def moment(value: object) -> float:
     try:
         if isinstance(value, int) or str(value).isdigit():
             return (value if isinstance(value, int) else int(str(value))) / 1e9
-        found = datetime.fromisoformat(str(value))
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        date = datetime.fromisoformat(str(value))
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError) as error:
         raise ValueError(f"start time {str(value)[:40]!r} is neither nanoseconds since 1970 nor an ISO date") from error

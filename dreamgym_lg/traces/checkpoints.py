@@ -51,18 +51,18 @@ def _threads(checkpointer: BaseCheckpointSaver[Any]) -> list[str]:
         with checkpointer.cursor(transaction=False) as cursor:
             cursor.execute("SELECT thread_id FROM checkpoints GROUP BY thread_id ORDER BY min(rowid)")
             return [str(thread) for (thread,) in cursor.fetchall()]
-    return list(dict.fromkeys(str(found.config["configurable"]["thread_id"]) for found in checkpointer.list(None)))
+    return list(dict.fromkeys(str(state.config["configurable"]["thread_id"]) for state in checkpointer.list(None)))
 
 
 def _newest(checkpointer: BaseCheckpointSaver[Any], thread: str) -> list[BaseMessage]:
-    found = checkpointer.get_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
-    if found is None:
+    state = checkpointer.get_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
+    if state is None:
         raise ValueError("it holds only states of sub-graphs")
-    stored = found.checkpoint["channel_values"].get("messages")
+    stored = state.checkpoint["channel_values"].get("messages")
     added: list[Any] = []
     if stored is None:
         # A DeltaChannel (deepagents keeps its messages in one) stores what each step added, and seldom the whole.
-        history = checkpointer.get_delta_channel_history(config=found.config, channels=["messages"])["messages"]
+        history = checkpointer.get_delta_channel_history(config=state.config, channels=["messages"])["messages"]
         stored, added = history.get("seed"), history["writes"]
         if stored is None and not added:
             raise ValueError("its state has no 'messages' channel")

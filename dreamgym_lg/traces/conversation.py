@@ -28,12 +28,12 @@ class _Act:
 
 @dataclass
 class ParsedConversation:
-    """What an agent saw and did in a recorded conversation, read message by message."""
+    """Observations and actions of an agent in a recorded conversation, read message by message."""
 
     system: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     acts: list[_Act] = field(default_factory=list)
-    said: str | None = None
+    reply: str | None = None
     """The agent's last words, until it is known who answers them; at the end, its final answer."""
     malformed: _Act | None = None
     """In its place: a tool call that could not be read, with which the agent ended."""
@@ -50,7 +50,7 @@ class ParsedConversation:
         if waiting:
             # Stopped in the middle of a call: what is known of the turn stays, what would have come is not invented.
             parsed.acts = [act for act in parsed.acts if act.answered]
-        if not any(parsed.asked):
+        if not any(parsed.requests):
             raise ValueError("no human message has a text: there is nothing the agent could have seen first")
         if not parsed.acts and not parsed.ended:
             lost = f"; its call of {waiting[0].tool!r} was never answered" if waiting else ""
@@ -59,19 +59,19 @@ class ParsedConversation:
 
     @property
     def ended(self) -> bool:
-        return self.said is not None or self.malformed is not None
+        return self.reply is not None or self.malformed is not None
 
     def steps(self) -> list[Step]:
         """One step an act; each observation is what the step before brought, as it is in the dream."""
-        steps, observation = [], "\n\n".join(self.asked)
+        steps, observation = [], "\n\n".join(self.requests)
         for act in self.acts:
             after = "\n\n".join(act.seen)
             steps.append(Step(observation=observation, action=act.action, next_observation=after, valid=act.valid))
             observation = after
         if self.malformed is not None:
             last = self.malformed.action
-        elif self.said is not None:
-            last = render_answer(self.said)
+        elif self.reply is not None:
+            last = render_answer(self.reply)
         else:
             return [*steps[:-1], replace(steps[-1], truncated=True)]
         valid = self.malformed is None
@@ -82,10 +82,10 @@ class ParsedConversation:
             self._act(message)
         elif isinstance(message, ToolMessage):
             self._answer(message)
-        elif isinstance(message, SystemMessage) and not self.asked and not self.acts:
-            self.system.append(shown(message))
+        elif isinstance(message, SystemMessage) and not self.requests and not self.acts:
+            self.system.append(text_of(message))
         elif isinstance(message, HumanMessage | SystemMessage):
-            self._see(shown(message))
+            self._see(text_of(message))
         else:
             raise ValueError(f"a message of type {message.type!r} is neither system, human, AI nor tool")
 
@@ -96,12 +96,12 @@ class ParsedConversation:
         acts = [_Act(render_call(call["name"], call["args"]), call["id"] or "", call["name"]) for call in message.tool_calls]
         for bad in message.invalid_tool_calls:
             acts.append(_Act(render_malformed([bad]), bad["id"] or "", bad["name"] or "", valid=False))
-        if not self.asked:
+        if not self.requests:
             if acts:
                 raise ValueError("the agent called a tool before any human message: there is no first observation")
             return  # a greeting, before there is anything to do
         # Words that neither a user nor the end follows (a sub-agent's report) are no act towards the environment.
-        self.said = None if acts else message.text
+        self.reply = None if acts else message.text
         self.acts += acts
 
     def _answer(self, message: ToolMessage) -> None:
@@ -110,16 +110,16 @@ class ParsedConversation:
             raise ValueError(f"a tool message answers call {message.tool_call_id!r}, which no AI message before it left open")
         act = waiting[0]  # some models give every call of a reply the same id: answers come in order
         act.answered, act.valid = True, act.valid and message.status != "error"
-        act.seen.insert(0, shown(message))
+        act.seen.insert(0, text_of(message))
 
     def _see(self, text: str) -> None:
         """The user, or the application, says something."""
-        if not self.acts and self.said is None:
-            self.asked.append(text)
+        if not self.acts and self.reply is None:
+            self.requests.append(text)
             return
-        if self.said is not None:
-            self.acts.append(_Act(render_answer(self.said), answered=True))
-            self.said = None
+        if self.reply is not None:
+            self.acts.append(_Act(render_answer(self.reply), answered=True))
+            self.reply = None
         self.acts[-1].seen.append(text)
 
 
@@ -128,7 +128,7 @@ def called_tools(messages: Sequence[BaseMessage]) -> set[str]:
     return {call["name"] for message in messages if isinstance(message, AIMessage) for call in message.tool_calls}
 
 
-def shown(message: BaseMessage) -> str:
+def text_of(message: BaseMessage) -> str:
     """A message's text as its reader has it; `[image]` and the like for what is no text."""
     blocks = [message.content] if isinstance(message.content, str) else message.content
     lines = []
@@ -196,12 +196,8 @@ def to_trajectory(
     """
     steps = parsed.steps()
     steps[-1] = replace(steps[-1], reward=reward)
-    instruction = "\n\n".join([*parsed.system, *parsed.asked])
-    metadata = fields.get("metadata") or {}
-    if not isinstance(metadata, Mapping):
-        raise ValueError(f"its metadata is {str(metadata)[:40]!r}, not an object")
-    if not isinstance(rubric := fields.get("rubric") or "", str):
-        raise ValueError(f"its rubric is {str(rubric)[:40]!r}, not a text")
+    instruction = "\n\n".join([*parsed.system, *parsed.requests])
+    metadata, rubric = (_checked(fields, name, kind) for name, kind in (("metadata", Mapping), ("rubric", str)))
     # The same words with other metadata are another task: another customer, another order.
     about = "".join(f"\n{json.dumps(part, sort_keys=True)}" for part in (metadata, rubric) if part)
     task = Task(
@@ -210,18 +206,18 @@ def to_trajectory(
         environment=environment,
         observation=steps[0].observation,
         tools=list(tools),
-        rubric=rubric,
-        metadata=metadata,
+        rubric=rubric or "",
+        metadata=metadata or {},
     )
     # The content is the key: a trace that two exports share is stored once, two of the same task are both stored.
     index = int(_digest(repr(steps))[:12], 16)
-    return Trajectory(
-        task=task,
-        steps=steps,
-        success=success and parsed.ended,
-        run="traces",
-        rollout_index=index,
-    )
+    return Trajectory(task=task, steps=steps, success=success and parsed.ended, run="traces", rollout_index=index)
+
+
+def _checked(fields: Mapping[str, Any], name: str, kind: type) -> Any:
+    if (value := fields.get(name)) is not None and not isinstance(value, kind):
+        raise ValueError(f"its {name} is {str(value)[:40]!r}, not {'a text' if kind is str else 'an object'}")
+    return value
 
 
 def _digest(text: str) -> str:

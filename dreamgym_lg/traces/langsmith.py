@@ -63,10 +63,10 @@ def _conversation(trace: str, runs: Sequence[Part]) -> Conversation:
 
 
 def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a model call was bound to, as LangChain's tracer records it."""
+    """The tools that a model call was bound to, as LangChain's tracer records them."""
     extra = fields.get("extra")
-    given = extra.get("invocation_params") if isinstance(extra, Mapping) else None
-    return recorded_tools(given.get("tools")) if isinstance(given, Mapping) else []
+    parameters = extra.get("invocation_params") if isinstance(extra, Mapping) else None
+    return recorded_tools(parameters.get("tools")) if isinstance(parameters, Mapping) else []
 
 
 def _tool_run(fields: Mapping[str, Any]) -> ToolRun:

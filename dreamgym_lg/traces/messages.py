@@ -22,7 +22,7 @@ _HOLDERS = ("messages", "generations", "choices", "message", "output", "input")
 
 
 def is_message(value: object) -> bool:
-    """Whether `value` looks like one message, in any form."""
+    """True if `value` looks like one message, in any form."""
     if not isinstance(value, Mapping):
         return isinstance(value, BaseMessage)
     if value.get("lc") == 1:
@@ -35,7 +35,7 @@ def messages_of(value: object) -> list[BaseMessage]:
     if is_message(value):
         return to_messages([value])
     if isinstance(value, Mapping):
-        return next((found for key in _HOLDERS if (found := messages_of(value.get(key)))), [])
+        return next((held for key in _HOLDERS if (held := messages_of(value.get(key)))), [])
     if isinstance(value, Sequence) and not isinstance(value, str) and value:
         return to_messages(value) if is_message(value[0]) else messages_of(value[0])
     return []
@@ -55,8 +55,8 @@ def to_messages(values: object) -> list[BaseMessage]:
             messages += _converted(value)
         except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, RecursionError) as error:
             # A file may hold anything, and LangChain's own conversion raises each of these.
-            said = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise ValueError(f"message {position} cannot be read ({said[:120]}): {_short(value)}") from error
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ValueError(f"message {position} cannot be read ({reason[:120]}): {_short(value)}") from error
     return messages
 
 
@@ -95,10 +95,10 @@ def _role(value: Mapping[str, Any]) -> str:
     return str(role).lower().replace("messagechunk", "") if isinstance(role, str) else ""
 
 
-def _calls(given: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _calls(recorded: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Calls in LangChain's form, and those whose arguments are no JSON object."""
     calls, invalid = [], []
-    for call in given:
+    for call in recorded:
         function = call.get("function") or call
         arguments = decoded(function.get("arguments", function.get("args", function.get("input"))))
         named = {"name": function["name"], "id": call.get("id")}
@@ -143,12 +143,12 @@ def recorded_tools(value: object) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
         raise ValueError(f"its tools are {_short(value)}, not a list of function schemas")
     try:
-        found = tool_schemas(value)
+        tools = tool_schemas(value)
     except Exception as error:  # LangChain's conversion raises what each form brings
         raise ValueError(f"its tools cannot be read ({type(error).__name__}: {error}): {_short(value)}") from error
-    if not all(isinstance(tool["function"].get("name"), str) for tool in found):
+    if not all(isinstance(tool["function"].get("name"), str) for tool in tools):
         raise ValueError(f"its tools cannot be read (one has no name): {_short(value)}")
-    return found
+    return tools
 
 
 def decoded(value: object) -> Any:
@@ -160,7 +160,7 @@ def decoded(value: object) -> Any:
 
 
 def as_text(value: object) -> str:
-    """What a tool returned, as an agent is shown it."""
+    """A tool's return value, as an agent reads it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 

@@ -39,7 +39,7 @@ def _operation(attributes: Mapping[str, Any]) -> str:
 
 
 def is_span(value: object) -> bool:
-    """Whether a JSON value is a span or holds some."""
+    """True if a JSON value is a span or holds some."""
     if not isinstance(value, Mapping):
         return False
     return not value.keys().isdisjoint(_HOLDERS) or ("attributes" in value and bool(_trace(value)))
@@ -90,19 +90,19 @@ def _trace(fields: Mapping[str, Any]) -> str:
 
 
 def _text(fields: Mapping[str, Any], *names: str) -> str:
-    """The first of these that is set, on the span or on its `context`, as text."""
+    """The first of these that the span or its `context` has, as text."""
     context = fields.get("context")
     places = (fields, context) if isinstance(context, Mapping) else (fields,)
     return next((str(place[name]) for name in names for place in places if place.get(name)), "")
 
 
-def _plain_attributes(given: object) -> dict[str, Any] | None:
-    """Attributes by name, from OTLP's list of keys and typed values or from a plain object."""
-    if isinstance(given, Mapping):
-        return dict(given)
-    if not isinstance(given, list):
+def _plain_attributes(recorded: object) -> dict[str, Any] | None:
+    """Attributes by name, from OTLP's typed list or from a plain object."""
+    if isinstance(recorded, Mapping):
+        return dict(recorded)
+    if not isinstance(recorded, list):
         return None
-    pairs = [each for each in given if isinstance(each, Mapping) and "key" in each]
+    pairs = [each for each in recorded if isinstance(each, Mapping) and "key" in each]
     return {str(each["key"]): _plain(each.get("value")) for each in pairs}
 
 
@@ -132,16 +132,18 @@ def _conversation(trace: str, parts: Sequence[Part]) -> Conversation:
 
 
 def _model_call(span: _Span) -> ModelCall:
-    given = {**span.attributes}
+    attributes = {**span.attributes}
     for name, event in span.events:
         if name == "gen_ai.client.inference.operation.details":
-            given |= event
-    if "gen_ai.input.messages" in given or "gen_ai.output.messages" in given:
-        system = _system(decoded(given.get("gen_ai.system_instructions")))
-        shown = to_messages(_list(given.get("gen_ai.input.messages")))
-        return ModelCall([*system, *shown], to_messages(_list(given.get("gen_ai.output.messages"))[:1]))
-    if "gen_ai.prompt" in given:
-        return ModelCall(messages_of(decoded(given["gen_ai.prompt"])), messages_of(decoded(given.get("gen_ai.completion"))))
+            attributes |= event
+    if "gen_ai.input.messages" in attributes or "gen_ai.output.messages" in attributes:
+        system = _system(decoded(attributes.get("gen_ai.system_instructions")))
+        prompt = to_messages(_list(attributes.get("gen_ai.input.messages")))
+        return ModelCall([*system, *prompt], to_messages(_list(attributes.get("gen_ai.output.messages"))[:1]))
+    if "gen_ai.prompt" in attributes:
+        return ModelCall(
+            messages_of(decoded(attributes["gen_ai.prompt"])), messages_of(decoded(attributes.get("gen_ai.completion")))
+        )
     return ModelCall(*_of_events(span.events))
 
 
@@ -160,8 +162,8 @@ def _system(instructions: object) -> list[BaseMessage]:
 
 
 def _of_events(events: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[list[BaseMessage], list[BaseMessage]]:
-    """What a call was shown and replied, from one event a message (conventions up to 1.36)."""
-    shown: list[BaseMessage] = []
+    """Prompt and reply of a call, from one event a message (conventions up to 1.36)."""
+    prompt: list[BaseMessage] = []
     reply: list[BaseMessage] = []
     for name, attributes in events:
         body = decoded(attributes.get("gen_ai.event.content"))
@@ -172,8 +174,8 @@ def _of_events(events: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[list[Ba
             fields = message if isinstance(message, Mapping) else {"content": message}
             reply = _of_event("assistant", {"tool_calls": body.get("tool_calls"), **fields})
         elif name == f"gen_ai.{role}.message" and role in _EVENT_ROLES:
-            shown += _of_event(role, body)
-    return shown, reply
+            prompt += _of_event(role, body)
+    return prompt, reply
 
 
 def _of_event(role: str, body: Mapping[str, Any]) -> list[BaseMessage]:
@@ -190,15 +192,15 @@ def _of_event(role: str, body: Mapping[str, Any]) -> list[BaseMessage]:
 
 
 def _tool_run(span: _Span) -> ToolRun:
-    given = span.attributes
-    arguments = decoded(given.get("gen_ai.tool.call.arguments"))
+    attributes = span.attributes
+    arguments = decoded(attributes.get("gen_ai.tool.call.arguments"))
     known = arguments if isinstance(arguments, Mapping) else None
-    name, call_id = str(given.get("gen_ai.tool.name") or ""), str(given.get("gen_ai.tool.call.id") or "")
-    result = given.get("gen_ai.tool.call.result", given.get("gen_ai.completion"))
+    name, call_id = str(attributes.get("gen_ai.tool.name") or ""), str(attributes.get("gen_ai.tool.call.id") or "")
+    result = attributes.get("gen_ai.tool.call.result", attributes.get("gen_ai.completion"))
     for message in messages_of(decoded(result)):  # LangChain's tools return the message itself
         if isinstance(message, ToolMessage):
             failed = span.failed or message.status == "error"
             return ToolRun(message.name or name, message.content, call_id or message.tool_call_id, failed, known)
     if result is None and span.failed:
-        result = str(given.get("error.type") or "error")
+        result = str(attributes.get("error.type") or "error")
     return ToolRun(name, as_content(result), call_id, span.failed, known)

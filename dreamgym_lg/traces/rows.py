@@ -13,7 +13,7 @@ _DECODER = json.JSONDecoder()
 
 
 class Rejected(NamedTuple):
-    """What could not be read."""
+    """A row or trace that could not be read, and why."""
 
     line: int
     """Counted from 1: the line in the file; for a checkpointer, the number of the thread."""
@@ -49,8 +49,8 @@ def read_rows(path: Path) -> Iterator[TraceRow | Rejected]:
     with path.open("rb") as file:
         head = next((line for line in file if line.strip()), b"")
         file.seek(0)
-        found = _of_document(file) if _runs_over_lines(head) else _of_lines(file)
-        for row in found:
+        rows = _of_document(file) if _runs_over_lines(head) else _of_lines(file)
+        for row in rows:
             if isinstance(row, TraceRow) and isinstance(row.value, list) and row.value and not is_message(row.value[0]):
                 yield from (TraceRow(row.line, value) for value in row.value)
             else:

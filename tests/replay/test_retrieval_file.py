@@ -98,6 +98,7 @@ def test_each_process_takes_in_what_another_has_stored(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["replay.db"], "nothing is kept of a few hashed words"
 
 
+@pytest.mark.filterwarnings("error")
 def test_threads_and_processes_at_once_find_the_same(path: Path, graphs: None) -> None:
     with ReplayBuffer(path) as buffer, ReplayBuffer(path) as other:
         buffer.extend(episodes(5))

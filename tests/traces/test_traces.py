@@ -144,7 +144,7 @@ def test_a_rows_metadata_and_rubric_are_its_tasks(write) -> None:
     assert (task.metadata, task.rubric, task.observation, task.tools) == ({"customer": 3}, "It greets.", "hi", [])
     assert len({each.task.id for each in found}) == 22 and len({each.task.split for each in found}) == 1
     reasons = [row.reason for row in rejected(write(GOOD, GOOD | {"metadata": ["x"]}, GOOD | {"rubric": 3}))]
-    assert "not an object" in reasons[0] and "not a text" in reasons[1]
+    assert "metadata is \"['x']\", not an object" in reasons[0] and "rubric is '3', not a text" in reasons[1]
 
 
 ANSWER, VERDICT = "valid, fine\nreward 0, continues\n3 hits", "it greets\nsuccess"
