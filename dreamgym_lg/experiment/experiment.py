@@ -323,8 +323,9 @@ class Experiment(Workspace):
             unused.append(f"tasks= (the {len(tasks)} to train on are others than it had)")
         played = self.replay_buffer.trajectories(run=self.run_name(TRAIN), source="synthetic", limit=1)
         dreamed = next((each.experience_version for each in played), "")
-        if dreamed and isinstance(self._given, Model) and self._given.version != dreamed:
-            unused.append(f"experience_model={self._given.version!r} (it trained in the dream of {dreamed!r})")
+        given = "experience_model" if isinstance(self._given, Model) else "" if self.world.needs_model else "dream"
+        if dreamed and given and (version := self.dream().version) != dreamed:
+            unused.append(f"{given}={version!r} (it trained in the dream of {dreamed!r})")
         if unused:
             self.say(f"the training in {self.out} has ended and makes no use of {', '.join(unused)}; more iterations go on")
 

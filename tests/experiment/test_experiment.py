@@ -47,7 +47,7 @@ def test_a_local_experience_model_is_asked_as_it_was_trained(tmp_path: Path) -> 
     experience = load_experience_model(str(folder), buffer)
     form = experience.prompt_format
     assert (experience.version, experience.k, form.instructions, form.characters) == ("experience-0", 2, "", 70)
-    assert experience.model.temperature == 0 and experience.retries == 0
+    assert experience.model.temperature == 0 and experience.prompter.retries == 0
     with pytest.raises(ConfigurationError, match="Did you mean .*experience-0'"):
         load_experience_model(str(folder.with_name("experience")), buffer)
     with pytest.raises(ConfigurationError, match="nobody/nothing"):

@@ -1,7 +1,7 @@
 """The gate before training and the gap during it, on the traces of a small support desk."""
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +9,23 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg import Environment, Experiment, ReplayBuffer, Settings, Step, Task, Trajectory, World
+from dreamgym_lg import (
+    Dream,
+    Environment,
+    Episode,
+    Experiment,
+    Model,
+    ModelJudge,
+    ReplayBuffer,
+    Settings,
+    Step,
+    Task,
+    Trajectory,
+    World,
+)
 from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.dream import Answer, Verdict
 from dreamgym_lg.errors import ConfigurationError, UntruthfulDream
-from dreamgym_lg.experience.edits import edited_successes
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.evaluation import validate
 from dreamgym_lg.experiment.training import create_curriculum
@@ -43,9 +56,25 @@ def trace(number: int, *, refunds: bool = True, index: int = 0) -> Trajectory:
     return Trajectory(task=task(number), steps=steps, success=refunds, run="traces", rollout_index=index)
 
 
+class Traces:
+    """A judge that decides the outcome of these tasks."""
+
+    name = "references"
+
+    def __init__(self, judged: set[str]) -> None:
+        self.judged = judged
+
+    def decides(self, task: Task) -> bool:
+        return task.id in self.judged
+
+    def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
+        return None
+
+
 class Desk(World):
     name = "desk"
     settings = Settings(real_budget=0, evaluate_every=1, iterations=4, evaluate_tasks=4)
+    judged_by_traces: set[str] = set()
 
     def tasks(self, split: Any, *, limit: int | None = None, seed: int = 0) -> list[Task]:
         return [task(number, split) for number in range(4)]
@@ -53,11 +82,11 @@ class Desk(World):
     def create_environment(self) -> Environment:
         return Refuses()
 
+    def create_dream(self, model: Model) -> Dream:
+        return Dream([model], judges=[Traces(self.judged_by_traces), ModelJudge(model)])
+
     def writing_tools(self, replay_buffer: ReplayBuffer) -> Sequence[str]:
         return ("refund",)
-
-    def edited_successes(self, recorded: Sequence[Trajectory], *, writes: Collection[str], seed: int) -> Sequence[Trajectory]:
-        return edited_successes(recorded, writes=writes, seed=seed)
 
 
 class Refuses(Environment):
@@ -70,19 +99,28 @@ class Refuses(Environment):
         return StepResult("", 0.0, True, False, {"success": False})
 
 
-def pays_all(messages: list[Any]) -> str:
-    return "valid, it completes the task\nreward 1, success\n(nothing)"
+DELIVERED = 'valid, no progress yet\nreward 0, continues\n{"status": "delivered"}'
 
 
-def truthful(messages: list[Any], order: Callable[[list[Any]], str] = lambda m: m[0].text.split("A-")[1].split(".")[0]) -> str:
-    """Pays an answer after this task's own refund; every lookup finds the order delivered."""
-    said = "\n".join(message.text for message in messages)
-    action = messages[-1].text.rsplit("> ", 1)[1]
-    if '"answer"' not in action:
-        return 'valid, no progress yet\nreward 0, continues\n{"status": "delivered"}'
-    done = f"> {render_call('refund', {'order_id': f'A-{order(messages)}'})}" in said
-    end = "it completes the task\nreward 1, success" if done else "it fails the task\nreward 0, failure"
-    return f"valid, {end}\n(nothing)"
+def action_of(messages: list[Any]) -> str:
+    return str(messages[-1].text.rsplit("> ", 1)[1])
+
+
+def rewards_all(messages: list[Any]) -> str:
+    return "why\nsuccess" if '"answer"' in action_of(messages) else DELIVERED
+
+
+def rewards_nothing(messages: list[Any]) -> str:
+    return "why\nfailure" if '"answer"' in action_of(messages) else DELIVERED
+
+
+def truthful(messages: list[Any]) -> str:
+    """Rewards an answer after this task's own refund; every lookup finds the order delivered."""
+    if '"answer"' not in action_of(messages):
+        return DELIVERED
+    order = messages[-1].text.split("A-")[1].split(".")[0]
+    refunded = f"> {render_call('refund', {'order_id': f'A-{order}'})}" in messages[-1].text
+    return f"why\n{'success' if refunded else 'failure'}"
 
 
 Make = Callable[..., Experiment]
@@ -111,7 +149,7 @@ def test_a_dream_that_pays_everything_is_refused_with_the_figure_and_nothing_is_
 
     tokenizer = create_tokenizer(["Refund."], vocab_size=300)
     policy = LocalChatModel(model=create_model(tokenizer, hidden_size=32, layers=1), tokenizer=tokenizer)
-    work = make(pays_all, SUCCESSES)
+    work = make(rewards_all, SUCCESSES)
     work.collect()
     with pytest.raises(UntruthfulDream, match=r"must not be paid: 1\.00 \[.*max_false_success=0\.05.*max_false_success=None"):
         work.train(policy)
@@ -141,55 +179,48 @@ def test_a_truthful_dream_passes_and_is_measured_once(make: Make) -> None:
     assert work.fidelity().false_success != found.false_success
 
 
-def pays_nothing(messages: list[Any]) -> str:
-    return "valid, no progress yet\nreward 0, continues\n(nothing)"
-
-
 def test_a_dream_that_pays_no_success_is_refused_with_the_figure(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     traces = [trace(number) for number in range(gate.FEW_JUDGED)]
     with pytest.raises(
         UntruthfulDream, match=r"does not pay 20 of 20 real successes: 1\.00 \[0\.84.*experience_steps=.*--force"
     ):
-        gate.check_truthful(make(pays_nothing, traces))
+        gate.check_truthful(make(rewards_nothing, traces))
     assert Judgement(version="").false_failure is None, "unknown is no figure"
     said: list[str] = []
-    gate.check_truthful(make(pays_nothing, traces[1:], said=said))
+    gate.check_truthful(make(rewards_nothing, traces[1:], said=said))
     assert "of 19 real successes it misses 19" in said.pop(), "too few to refuse"
-    gate.check_truthful(make(pays_nothing, traces, max_false_success=None))
-    monkeypatch.setattr(Desk, "judged_by_traces", lambda self, tasks, buffer: tasks[:5])
-    gate.check_truthful(make(pays_nothing, traces, said=said))
+    gate.check_truthful(make(rewards_nothing, traces, max_false_success=None))
+    monkeypatch.setattr(Desk, "judged_by_traces", {f"train-{number}" for number in range(5)})
+    gate.check_truthful(make(rewards_nothing, traces, said=said))
     assert "Only the 5 of 20 tasks that recorded successes judge teach anything" in said[0]
-    monkeypatch.setattr(Desk, "rewards", "score")
-    gate.check_truthful(make(pays_nothing, traces, said=said))
-    assert len(said) == 3 and "of 20 real successes it misses 20" in said[-1]
+    assert len(said) == 2 and "of 20 real successes it misses 20" in said[-1]
 
 
-def test_a_dream_that_keeps_its_hidden_facts_for_itself_is_refused_with_the_figure(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    facts = staticmethod(lambda task, history, seed: ["shipped", *(["delivered"] * len(history))][::-1])
-    monkeypatch.setattr(Desk, "hidden_facts", facts)  # drawn is `shipped`, and recorded was `delivered`
-    traces = [trace(number) for number in range(gate.FEW_JUDGED)]
-    said: list[str] = []
-    gate.check_truthful(make(truthful, traces, said=said))
-    assert "It may tell them in other words" in said[0], "a model that was not trained here"
-    (work := make(truthful, traces)).models.joinpath("experience-0").mkdir(parents=True)
-    with pytest.raises(UntruthfulDream, match=r"names 0 of \d+ hidden facts.*0\.00 \[.*experience_steps=.*--force"):
-        gate.check_truthful(work)
-    gate.check_truthful(make(truthful, traces[:3], said=said))
-    assert "hidden facts" not in said[-1], "too few to refuse"
-    gate.check_truthful(make(truthful, traces, max_false_success=None))
-    gate.check_truthful(make(lambda messages: truthful(messages).replace("delivered", "shipped"), traces, said=said))
+def test_a_dream_that_pays_a_score_on_the_way_misses_no_success(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model never says that a game is won, and its score rises with the last step all the same."""
+
+    class Rises:
+        name = "score"
+
+        def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
+            return Verdict(0.5, False, terminated=False)
+
+    monkeypatch.setattr(Desk, "create_dream", lambda self, model: Dream([model], judges=[Rises()]))
+    step = Step(observation="A.", action="go", next_observation="B.", terminated=True, reward=0.5)
+    games = [replace(task(number), tools=None) for number in range(gate.FEW_JUDGED)]
+    traces = [Trajectory(task=each, steps=[step], success=True, run="traces") for each in games]
+    found = make(lambda _: "valid, why\nreward 0, continues\nB.", traces).fidelity()
+    assert found.false_failure and (found.false_failure.successes, found.false_failure.episodes) == (0, gate.FEW_JUDGED)
 
 
-def pays_some(messages: list[Any]) -> str:
+def rewards_some(messages: list[Any]) -> str:
     """As a strict judge would: it pays the right refunds of two orders."""
-    return truthful(messages) if any(f"A-{number}." in messages[0].text for number in (1, 2)) else pays_nothing(messages)
+    return truthful(messages) if any(f"A-{number}." in messages[-1].text for number in (1, 2)) else rewards_nothing(messages)
 
 
 def test_a_dream_that_pays_few_successes_is_trained_in(make: Make) -> None:
     said: list[str] = []
-    gate.check_truthful(make(pays_some, [trace(number) for number in range(gate.FEW_JUDGED)], said=said))
+    gate.check_truthful(make(rewards_some, [trace(number) for number in range(gate.FEW_JUDGED)], said=said))
     assert "of 20 real successes it misses 18" in said[0]
 
 
@@ -202,7 +233,7 @@ def test_a_dream_is_not_measured_with_other_settings_than_the_folder_was_made_wi
 
 def test_few_episodes_refuse_nothing_and_say_the_figure(make: Make) -> None:
     said: list[str] = []
-    work = make(pays_all, [trace(number, refunds=False) for number in range(gate.FEW_JUDGED - 1)], said=said)
+    work = make(rewards_all, [trace(number, refunds=False) for number in range(gate.FEW_JUDGED - 1)], said=said)
     gate.check_truthful(work)
     assert "pays 19 of 19" in said[0] and "too few" in said[0]
     work.replay_buffer.add(trace(50, refunds=False))
@@ -212,7 +243,7 @@ def test_few_episodes_refuse_nothing_and_say_the_figure(make: Make) -> None:
 
 def test_without_traces_it_is_said_that_nothing_is_known(make: Make) -> None:
     said: list[str] = []
-    gate.check_truthful(make(pays_all, [], said=said))
+    gate.check_truthful(make(rewards_all, [], said=said))
     assert "is unknown" in said[0] and "Import failed traces" in said[0]
 
 
@@ -222,7 +253,7 @@ def test_a_world_of_free_text_is_asked_a_bounded_number_of_questions(make: Make,
     def played(number: int, success: bool) -> Trajectory:
         ends = [{}] * 5 + [{"terminated": True, "reward": float(success)}]
         steps = [Step(observation="A.", action="go", next_observation="A.", **end) for end in ends]  # type: ignore[arg-type]
-        given = replace(task(number), observation="A.")
+        given = replace(task(number), observation="A.", tools=None)
         return Trajectory(task=given, steps=steps, success=success, run="traces", rollout_index=int(success))
 
     work = make(lambda _: "valid, why\nreward 0, failure\nA.", [played(n, good) for n in range(40) for good in (True, False)])
@@ -254,8 +285,8 @@ def test_a_figure_a_little_above_the_limit_is_measured_on_more_episodes(
 
 
 def test_no_limit_or_another_judge_measures_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate.check_truthful(make(pays_all, SUCCESSES, max_false_success=None))
-    work = make(pays_all, SUCCESSES)
+    gate.check_truthful(make(rewards_all, SUCCESSES, max_false_success=None))
+    work = make(rewards_all, SUCCESSES)
     monkeypatch.setattr(work.world, "judged_by_dream", False)
     gate.check_truthful(work)
     assert work.replay_buffer.metrics(work.run_name("fidelity")) == []
@@ -266,32 +297,23 @@ def test_a_refused_dream_can_train_on_what_recorded_successes_judge(
 ) -> None:
     """The experience model then judges nothing: there is no gate, and no validation task is dreamed."""
     said: list[str] = []
-    monkeypatch.setattr(Desk, "judged_by_traces", lambda self, tasks, buffer: tasks[:1])
+    monkeypatch.setattr(Desk, "judged_by_traces", {"train-0"})
     with pytest.raises(UntruthfulDream, match=r"\(`dreamgym train --references-only`\) on the 1 of 12 tasks that"):
-        gate.check_truthful(make(pays_all, SUCCESSES))
-    work = make(pays_all, SUCCESSES, references_only=True, real_budget=None, said=said)
+        gate.check_truthful(make(rewards_all, SUCCESSES))
+    work = make(rewards_all, SUCCESSES, references_only=True, real_budget=None, said=said)
     work.collect()
     gate.check_truthful(work)
     assert [each.id for each in gate.trainable_tasks(work)] == ["train-0"] and "trains on the 1 of" in said[0]
     curriculum = create_curriculum(work, real=False)
     assert [each.id for each in curriculum.sample(4, iteration=0)] == ["train-0"]
-    figures = validate(work, scripted(reply=lambda _: ANSWER), work.experience(), 1)
+    figures = validate(work, scripted(reply=lambda _: ANSWER), work.dream(), 1)
     assert figures["eval_real_episodes"] == 4 and not {"eval_dream_episodes", "eval_gap"} & set(figures)
-    monkeypatch.setattr(work.world, "judged_by_traces", lambda tasks, buffer: [])
+    monkeypatch.setattr(Desk, "judged_by_traces", set())
     with pytest.raises(ConfigurationError, match=r"the outcome of none of the \d+ training tasks: import successful traces"):
         gate.trainable_tasks(work)
     monkeypatch.setattr(work.world, "judged_by_dream", False)
-    with pytest.raises(ConfigurationError, match="verify_dream= or create_environment=.*leave references_only away"):
+    with pytest.raises(ConfigurationError, match="verify_dream=.*leave references_only away"):
         gate.trainable_tasks(work)
-
-
-def test_a_world_with_a_dream_of_its_own_has_no_experience_model_to_measure(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work = make(pays_all, SUCCESSES)
-    monkeypatch.setattr(work.world, "create_dream", lambda experience: Refuses())
-    with pytest.raises(ConfigurationError, match=r"brings a dream of its own \(Refuses\)"):
-        work.fidelity()
 
 
 # --- the gap to reality while training ----------------------------------------------------------------------------------------
@@ -301,28 +323,28 @@ def test_a_world_with_a_dream_of_its_own_has_no_experience_model_to_measure(
 def test_the_budget_is_shared_by_the_planned_evaluations(
     make: Make, scripted: Any, budget: int | None, real: list[int]
 ) -> None:
-    work = make(pays_all, SUCCESSES, real_budget=budget)
+    work = make(rewards_all, SUCCESSES, real_budget=budget)
     work.collect()
     policy = scripted(reply=lambda _: ANSWER)
-    figures = [validate(work, policy, work.experience(), iteration) for iteration in (1, 2, 3)]
+    figures = [validate(work, policy, work.dream(), iteration) for iteration in (1, 2, 3)]
     assert [each.get("eval_real_episodes", 0) for each in figures] == real
-    assert validate(work, policy, work.experience(), 3) == figures[2], "a repeated evaluation spends nothing"
+    assert validate(work, policy, work.dream(), 3) == figures[2], "a repeated evaluation spends nothing"
 
 
 def test_a_spent_budget_is_said_and_the_dream_goes_on_alone(make: Make, scripted: Any) -> None:
     said: list[str] = []
-    work = make(pays_all, SUCCESSES, real_budget=8, said=said)
+    work = make(rewards_all, SUCCESSES, real_budget=8, said=said)
     work.collect()
     for iteration in range(1, 6):
-        figures = validate(work, scripted(reply=lambda _: ANSWER), work.experience(), iteration)
+        figures = validate(work, scripted(reply=lambda _: ANSWER), work.dream(), iteration)
     assert "eval_gap" not in figures and figures["eval_dream_successes"] == 4
     assert "real_budget=8 is spent" in said[-1] and "real_budget=8 is spent" not in said[-2]
 
 
 def test_the_gap_is_that_of_the_tasks_played_in_both(make: Make, scripted: Any) -> None:
     said: list[str] = []
-    work = make(pays_all, SUCCESSES, real_budget=8, said=said)
+    work = make(rewards_all, SUCCESSES, real_budget=8, said=said)
     work.collect()
-    figures = validate(work, scripted(reply=lambda _: ANSWER), work.experience(), 1)
+    figures = validate(work, scripted(reply=lambda _: ANSWER), work.dream(), 1)
     assert figures["eval_gap"] == 1 and figures["eval_gap_low"] < 1
     assert "dream 4/4 (on the same tasks 2/2), real 0/2, gap +1.00" in said[0]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dreamgym_lg import Environment, Experiment, Model, Settings, Task, World
+from dreamgym_lg.environment import refused
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.evaluation import count_real_steps
 from dreamgym_lg.production.provenance import provenance
@@ -29,6 +30,8 @@ class Door(Environment):
         return "A closed door."
 
     def step(self, action: str) -> StepResult:
+        if action == "smash":
+            return refused("You have no hammer.")
         opens = action == "open"
         return StepResult("It is open." if opens else "What?", float(opens), opens, False, {"success": opens, "valid": opens})
 
@@ -44,9 +47,6 @@ class Doors(World):
 
     def create_environment(self) -> Environment:
         return Door()
-
-    def check_action(self, task: Task, action: str, observations: Any) -> str | None:
-        return "You have no hammer." if action == "smash" else None
 
 
 class Turns:
@@ -163,20 +163,25 @@ def test_an_ended_training_refuses_options_that_would_change_nothing(make: Make)
     def own(*modules: str) -> dict[str, Any]:
         return {"updates": 3, "tags": set(modules), "kind": LoraConfig(target_modules=list(modules))}
 
-    make().train(iterations=2, **own("a", "b"), **NUMBERS)
+    make().train(iterations=2, learner_options=own("a", "b"), **NUMBERS)
     settings = (make().out / "settings.json").read_text()
-    for given, told in {
-        "num_task": r"num_task=5: .* has ended with none, and nothing would change: leave it away.*Did you mean 'num_tasks'\?",
-        "updates": "updates=5: the training in .* has ended with another, and",
-        "iterations": "was made with iterations=2, and iterations=1 is given",
-        "real_budget": "was made with real_budget=0, and real_budget=5 is given",
-    }.items():
-        with pytest.raises(ConfigurationError, match=told):
-            make().train(**{"iterations": 2, **NUMBERS, given: 1 if given == "iterations" else 5})
+    refusals: list[tuple[dict[str, Any], str]] = [
+        ({"num_task": 5}, r"unknown setting 'num_task'.*Did you mean 'num_tasks'\?.*learner_options={'num_task': ...}"),
+        (
+            {"learner_options": {"update": 5}},
+            r"update=5: .* has ended with none, and.*: leave it away.*Did you mean 'updates'\?",
+        ),
+        ({"learner_options": {"updates": 5}}, "updates=5: the training in .* has ended with another, and"),
+        ({"iterations": 1}, "was made with iterations=2, and iterations=1 is given"),
+        ({"real_budget": 5}, "was made with real_budget=0, and real_budget=5 is given"),
+    ]
+    for given, message in refusals:
+        with pytest.raises(ConfigurationError, match=message):
+            make().train(**{"iterations": 2, **NUMBERS, **given})
     assert (make().out / "settings.json").read_text() == settings, "what is refused changes nothing"
-    make().train(iterations=2, **own("b", "a"), **NUMBERS)  # the same lines go on
+    make().train(iterations=2, learner_options=own("b", "a"), **NUMBERS)  # the same lines go on
     assert len(played(work := make())) == 2
-    work.train(iterations=3, updates=5, **NUMBERS)
+    work.train(iterations=3, learner_options={"updates": 5}, **NUMBERS)
     assert len(played(work)) == 3, "another training, which ends later, may have others"
 
 
@@ -206,7 +211,7 @@ def test_what_an_ended_training_cannot_use_is_said(make: Make, scripted: Any) ->
     unused = {"servers": "http://gpu:8000", "report_to": "tensorboard"}
     make(say=said.append, experience_model=other).train(iterations=2, **unused, **NUMBERS)
     assert "has ended and makes no use of servers='http://gpu:8000', report_to=('tensorboard',)" in said[0]
-    assert "experience_model='other' (it trained in the dream of 'ScriptedModel/experience-7')" in said[0]
+    assert "experience_model='other' (it trained in the dream of 'ScriptedModel/experience-lines-1')" in said[0]
 
 
 def test_a_policy_trained_in_reality_alone_is_proven_without_an_experience_model(make: Make) -> None:
