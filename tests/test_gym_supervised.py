@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 from tiny_models import create_model, create_tokenizer
 
-from dreamgym_lg import DreamGym, Model, ReplayBuffer, Step, Task, Trajectory
+from dreamgym_lg import DreamGym, Experiment, ReplayBuffer, Step, Task, Trajectory
 from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.dream.training_data import judge_conversations, responder_conversation
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import imitation, supervised
 from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.experiment.evaluation import count_real_steps
+from dreamgym_lg.experiment.experience_models import as_trained as as_trained_model
 from dreamgym_lg.integrations.transformers.batch import Batch
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.rollout import rollout
@@ -123,52 +125,70 @@ def tiny() -> LocalChatModel:
 
 def test_training_asks_word_for_word_what_the_dream_asks(make: Callable[..., DreamGym], scripted: Any) -> None:
     """The recorded actions, played in the dream of a model that answers as recorded, give the prompts of the training data."""
-    gym = make(checks=())
+    work = make(without_writes(TRACES)).experiment
     for recorded in (TRACES[0], TRACES[-1]):
-        (shown,) = gym.world.as_dreamed([recorded])
+        (shown,) = work.world.as_dreamed([recorded])
         assert [tool["function"]["name"] for tool in shown.task.tools] == ["find", "refund"], "not only the called"
         assert shown.steps[-1].reward == 1.0 and all(each.valid for each in shown.steps), "the graph itself refuses the other"
-        _, noted = supervised._as_dreamed(gym, [recorded, recorded])
-        (conversation,), (notes,) = supervised._conversations(gym, [noted]), supervised._notes_conversations(gym, [shown])
-        order = recorded.task.id
-        assert notes[-1]["content"] == f'find {{"order": "{order}"}}: {order} is delivered'
-        assert conversation[0]["content"].endswith(notes[-1]["content"])
+        (response,), (verdict,) = conversations(work, shown)
         asked = list[Any]()
-        experience = gym.experience("")
-        experience.model = scripted(reply=partial(as_trained, [conversation, notes], asked))
-        played = dreamed(gym, experience, Says(actions=[each.action for each in recorded.steps]), recorded.task)
-        assert played.error is None and played.success and played.annotation == {"notes": notes[-1]["content"]}
-        assert asked == [notes[:-1], conversation[:-3], conversation[:-1]], "nobody is asked about what is noted"
-        assert [each.decided_by for each in played.steps if each.valid] == ["notes", "model", "model"]
+        played = dreamed(work, as_trained([response, verdict], asked, scripted), recorded)
+        assert played.error is None and played.success
+        assert asked == [response[:-3], response[:-1], verdict[:-1]]
+        assert [each.decided_by for each in played.steps if each.valid] == ["model", "model", ""]
+        assert played.steps[-1].judged_by == "model" and played.steps[-1].reasoning == "it completes the task"
 
 
-def test_without_notes_none_are_learned_asked_for_or_mixed_with_a_folder_that_has_them(
+def test_a_verdict_with_a_recorded_success_beside_it_is_learned_as_the_dream_asks_for_it(
     make: Callable[..., DreamGym], scripted: Any
 ) -> None:
-    gym, recorded, asked = make(notes=False, checks=()), TRACES[0], list[Any]()
-    (shown,) = supervised._as_dreamed(gym, [recorded, recorded])[1:]
-    assert "world_notes" not in shown.task.metadata and supervised._notes_conversations(gym, [shown]) == []
-    (conversation,) = supervised._conversations(gym, [shown])
-    experience = gym.experience("")
-    experience.model = scripted(reply=partial(as_trained, [conversation], asked))
-    played = dreamed(gym, experience, Says(actions=[each.action for each in recorded.steps]), recorded.task)
-    assert played.success and played.annotation is None and {each.decided_by for each in played.steps} == {"model"}
-    gym.open()
-    with pytest.raises(ConfigurationError, match=r"was made with checks=\[\] notes=False, and checks=\(default\) notes="):
-        make().open()
+    """Of a task that is only to be looked up; where it is to be written, the recorded success decides itself."""
+    read_only = replace(trace("W-1", refunds=False), success=True)
+    work = make([read_only, trace("W-2")]).experiment
+    shown, written = work.world.as_dreamed([read_only, trace("W-2")])
+    (response,), verdicts = conversations(work, shown)
+    assert ["a recorded success:" in messages[1]["content"] for messages in verdicts] == [True, False]
+    asked = list[Any]()
+    played = dreamed(work, as_trained([response, *verdicts], asked, scripted), read_only)
+    assert played.success and asked == [verdicts[0][:-1]], "its calls were recorded"
+    _, (alone,) = conversations(work, written)
+    assert "a recorded success:" not in alone[1]["content"]
 
 
-def as_trained(conversations: list[Any], asked: list[Any], messages: list[BaseMessage]) -> str:
-    """What follows these messages in the training data, which has to hold them word for word."""
+def without_writes(traces: Any) -> list[Trajectory]:
+    """The same traces of other tasks of another world: they neither answer nor judge those of this one."""
+    return [replace(each, task=replace(each.task, id=f"other-{n}", environment="other")) for n, each in enumerate(traces)]
+
+
+def conversations(work: Experiment, trajectory: Trajectory) -> tuple[list[Any], list[Any]]:
+    """The training data of one episode: of the responder, of the judge."""
+    model = work.experience("")
+    verdicts = asyncio.run(judge_conversations(work.world.create_dream(model), trajectory))
+    return [in_roles(responder_conversation(model, trajectory))], [in_roles(messages) for messages in verdicts]
+
+
+def in_roles(messages: Sequence[BaseMessage]) -> list[dict[str, str]]:
     roles = {"system": "system", "human": "user", "ai": "assistant"}
-    asked.append([{"role": roles[message.type], "content": message.text} for message in messages])
-    (reply,) = [each[len(messages)]["content"] for each in conversations if each[: len(messages)] == asked[-1]]
-    return str(reply)
+    return [{"role": roles[message.type], "content": message.text} for message in messages]
 
 
-def dreamed(gym: DreamGym, experience: Model, policy: BaseChatModel, task: Task) -> Trajectory:
-    agent = gym.world.agent(policy, real=False)
-    (played,) = asyncio.run(rollout(agent, [task], lambda: gym.world.create_dream(experience), source="synthetic"))
+def as_trained(training_data: list[Any], asked: list[Any], scripted: Any) -> BaseChatModel:
+    """Answers with what follows a prompt in the training data, which has to hold it word for word."""
+
+    def reply(messages: list[BaseMessage]) -> str:
+        asked.append(in_roles(messages))
+        (answer,) = [each[len(messages)]["content"] for each in training_data if each[: len(messages)] == asked[-1]]
+        return str(answer)
+
+    model: BaseChatModel = scripted(reply=reply)
+    return model
+
+
+def dreamed(work: Experiment, model: BaseChatModel, recorded: Trajectory, policy: BaseChatModel | None = None) -> Trajectory:
+    """The recorded actions, or those of `policy`, in the dream of a model."""
+    dream = work.world.create_dream(as_trained_model(model, work.settings, work.replay_buffer, "experience-0"))
+    agent = work.world.agent(policy or Says(actions=[each.action for each in recorded.steps]), real=False)
+    (played,) = asyncio.run(rollout(agent, [recorded.task], dream.create_environment, source="synthetic"))
     return played
 
 
@@ -193,7 +213,7 @@ class Says(BaseChatModel):
 def test_a_base_policy_learns_the_tokens_that_its_rollouts_record(
     make: Callable[..., DreamGym], scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gym, policy, recorded = make(), tiny(), TRACES[0]
+    gym, policy, recorded = make(without_writes(TRACES)), tiny(), TRACES[0]
     (row,) = gym.world.policy_rows([recorded], policy.tokenizer, max_new_tokens=60)
     learned = [id for id in row["labels"] if id != -100]
     script, draw = list(learned), Batch._draw
@@ -204,11 +224,8 @@ def test_a_base_policy_learns_the_tokens_that_its_rollouts_record(
         return tokens
 
     monkeypatch.setattr(Batch, "_draw", steered)
-    _, noted = supervised._as_dreamed(gym, [recorded, recorded])
-    shown = [*supervised._conversations(gym, [noted]), *supervised._notes_conversations(gym, [noted])]
-    experience = gym.experience("")
-    experience.model = scripted(reply=partial(as_trained, shown, []))
-    played = dreamed(gym, experience, policy, recorded.task)
+    training_data = [each for part in conversations(gym.experiment, *gym.world.as_dreamed([recorded])) for each in part]
+    played = dreamed(gym.experiment, as_trained(training_data, [], scripted), recorded, policy)
     (segment,) = played.segments
     assert played.error is None and [each.action for each in played.steps] == [each.action for each in recorded.steps]
     assert list(segment.token_ids) == row["input_ids"]
@@ -232,25 +249,22 @@ def test_what_does_not_replay_is_left_out_and_said(make: Callable[..., DreamGym]
         toolless.policy_rows([TRACES[0]], policy.tokenizer, max_new_tokens=60)
 
 
-def test_the_judge_sees_successes_and_failures_alike_and_edits_are_no_real_data(make: Callable[..., DreamGym]) -> None:
+def test_judge_and_responder_learn_alike_and_edits_are_no_real_data(make: Callable[..., DreamGym]) -> None:
     gym, said = make(say=lambda line: said.append(line)), list[str]()
     gym.train_experience(tiny())
-    shown = gym.world.as_dreamed(gym.experience_data()[0])
-    edited = supervised._edited(gym, shown, None)
+    work = gym.experiment
+    shown = gym.world.as_dreamed(work.experience_data()[0])
+    edited = supervised._edited(work, shown, None)
     assert edited and all(each.run.startswith("edited/") and not each.success for each in edited)
-    assert [each.task.metadata.get("world_notes") for each in supervised._as_dreamed(gym, TRACES[:2])] == [
-        None,
-        'find {"order": "W-1"}: W-1 is delivered',
-    ]
-    assert len(supervised._notes_conversations(gym, shown)) == sum(each.success for each in shown)
-    rows = supervised._judging_rows(gym, gym.models / "start", shown, edited)
+    rows = supervised._rows(work, work.models / "start", shown, edited)
     tokenizer = tiny().tokenizer
-    verdicts = [tokenizer.decode([id for id in row["labels"] if id != -100]) for row in rows]
-    assert sum("reward 1, success" in each for each in verdicts) * 2 == len(verdicts)
-    assert sum(each.count("valid, ") == 1 for each in verdicts) >= len(edited), "of an edited one only the verdict is learned"
+    replies = [tokenizer.decode([id for id in row["labels"] if id != -100]) for row in rows]
+    judged = Counter(reply.rpartition("\n")[2].split("<")[0] for reply in replies if "valid, " not in reply)
+    assert judged["success"] == judged["failure"] == len(edited) + sum(not each.success for each in shown)
+    assert judged.total() * 2 == len(rows), "as many rows of the responder"
     recorded = sum(len(each.steps) for each in TRACES)
-    assert gym.replay_buffer.count("steps") == recorded == count_real_steps(gym)["offline"]
-    assert (gym.models / "experience-0").exists() and "12 recorded episodes are few" in said[0]
+    assert gym.replay_buffer.count("steps") == recorded == count_real_steps(work)["offline"]
+    assert (work.models / "experience-0").exists() and "12 recorded episodes are few" in said[0]
 
 
 def test_stages_go_on_and_hold_their_model(make: Callable[..., DreamGym], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,11 +277,11 @@ def test_stages_go_on_and_hold_their_model(make: Callable[..., DreamGym], monkey
     with pytest.raises(Killed):
         make(progress=kill).train_experience(tiny())
     gym = make()
-    assert not (gym.models / "experience-0").exists()
+    assert not (gym.experiment.models / "experience-0").exists()
     gym.train_experience(tiny())
-    version = (gym.models / "experience-0" / "version").read_text()
+    version = (gym.experiment.models / "experience-0" / "version").read_text()
     make().train_experience()
-    assert (gym.models / "experience-0" / "version").read_text() == version, "what is done is not done again"
+    assert (gym.experiment.models / "experience-0" / "version").read_text() == version, "what is done is not done again"
     with pytest.raises(ConfigurationError, match="made of the model 'tiny', and 'other' is given: take another folder"):
         make().train_experience("other")
 
@@ -278,7 +292,7 @@ def test_stages_go_on_and_hold_their_model(make: Callable[..., DreamGym], monkey
         make().train_experience(annotator="openai:gpt-5")
     gym.train_base(tiny())
     assert losses["base policy"][-1] < losses["base policy"][0] - 0.2
-    assert [path.name for path in gym.models.glob("base*")] == ["base"]
+    assert [path.name for path in gym.experiment.models.glob("base*")] == ["base"]
 
 
 @pytest.mark.parametrize(
@@ -295,8 +309,10 @@ def test_a_base_policy_that_nothing_evaluates_is_trained_to_its_end(
     said = list[str]()
     gym = make(settings=replace(AgentWorld.settings, **{**SETTINGS, **settings}), tasks=tasks, say=said.append)
     gym.train_base(tiny())
-    (line,) = (each for each in said if each.endswith(f"the base policy is trained for all {gym.settings.base_steps} steps"))
-    assert line.startswith(told) and [path.name for path in gym.models.glob("base*")] == ["base"]
+    (line,) = (
+        each for each in said if each.endswith(f"the base policy is trained for all {gym.experiment.settings.base_steps} steps")
+    )
+    assert line.startswith(told) and [path.name for path in gym.experiment.models.glob("base*")] == ["base"]
 
 
 def test_the_base_policys_training_ends_when_its_success_stops_rising_and_the_best_is_kept(
@@ -316,15 +332,15 @@ def test_the_base_policys_training_ends_when_its_success_stops_rising_and_the_be
             raise Killed
         return [replace(TRACES[0], success=number < good) for number in range(4)]
 
-    monkeypatch.setattr(gym, "play", play)
+    monkeypatch.setattr(gym.experiment, "play", play)
     with pytest.raises(Killed):
         gym.train_base(tiny())
-    assert not (gym.models / "base").exists()
+    assert not (gym.experiment.models / "base").exists()
     weights.clear()
     gym.train_base(tiny())
-    assert [path.name for path in gym.models.glob("base*")] == ["base"]
+    assert [path.name for path in gym.experiment.models.glob("base*")] == ["base"]
     assert [line for line in said if line.startswith("base policy after")][-1] == "base policy after 4 steps: real 2/4"
-    kept = gym.policy("base").model.state_dict()
+    kept = gym.experiment.policy("base").model.state_dict()
     assert all(torch.equal(value, weights[1][name]) for name, value in kept.items())
     assert not torch.equal(kept["model.embed_tokens.weight"], weights[3]["model.embed_tokens.weight"])
 
@@ -336,7 +352,7 @@ def test_a_base_policy_cannot_be_judged_in_a_dream_that_is_not_there(make: Calla
 
 def test_what_is_missing_is_said(make: Callable[..., DreamGym], scripted: Any) -> None:
     failed = [trace(f"W-{n}", refunds=False) for n in range(3)]
-    with pytest.raises(ConfigurationError, match="none of the 3 recorded episodes that end in an answer is a success"):
+    with pytest.raises(ConfigurationError, match="none of the 3 recorded episodes that end in a message is a success"):
         make(failed, "failed").train_experience(tiny())
     with pytest.raises(ConfigurationError, match="no recorded trajectory of the split 'train' to learn from"):
         make([], "nothing").train_experience(tiny())
@@ -346,7 +362,7 @@ def test_what_is_missing_is_said(make: Callable[..., DreamGym], scripted: Any) -
     with pytest.raises(ConfigurationError, match="leave out one of the two"):
         hosted.train_experience(tiny())
     hosted.train_experience()
-    assert not hosted.models.exists()
+    assert not hosted.experiment.models.exists()
 
 
 def test_an_annotator_writes_the_reasoning_of_traces_and_edits(make: Callable[..., DreamGym], scripted: Any) -> None:
@@ -359,7 +375,7 @@ def test_an_annotator_writes_the_reasoning_of_traces_and_edits(make: Callable[..
     gym.train_experience(tiny(), annotator=annotator)
     stored = list(gym.replay_buffer.trajectories())
     assert all(each.reasoning.startswith("because") for trajectory in stored for each in trajectory.steps)
-    with ReplayBuffer(gym.out / "edited.db") as edited:
+    with ReplayBuffer(gym.experiment.out / "edited.db") as edited:
         found = list(edited.trajectories())
     assert found and all(each.reasoning.startswith("because") for trajectory in found for each in trajectory.steps)
     assert len(annotator.asked) == len(stored) + len(found)

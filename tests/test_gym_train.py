@@ -126,9 +126,9 @@ def test_training_changes_the_weights_in_the_dream_alone(make: Make, booked: lis
     trained = gym.train(tiny, 2, learner=learner, **SETTINGS)
 
     assert hasattr(tiny.model, "value_head") == (learner == "ppo"), "the named one trains"
-    assert trained is tiny is gym.trained and not torch.equal(before, weights(tiny))
+    assert trained is tiny is gym.experiment.trained and not torch.equal(before, weights(tiny))
     assert booked == []
-    episodes = list(gym.replay_buffer.trajectories(run=gym.run_name("train"), segments=True))
+    episodes = list(gym.replay_buffer.trajectories(run=gym.experiment.run_name("train"), segments=True))
     assert len(episodes) == 2 * 2 * 4 and all(episode.error is None for episode in episodes)
     assert all(episode.steps[0].next_observation == "A dreamed room." for episode in episodes)
     assert all(episode.task.split == "train" for episode in episodes)
@@ -138,7 +138,7 @@ def test_training_changes_the_weights_in_the_dream_alone(make: Make, booked: lis
         assert segment.trainable > len(call) + 1
         assert "You book rooms." in tiny.tokenizer.decode(segment.token_ids)
     assert len({episode.reward for episode in episodes}) == 2
-    metrics = gym.replay_buffer.metrics(gym.run_name("train"))
+    metrics = gym.replay_buffer.metrics(gym.experiment.run_name("train"))
     assert [each["iteration"] for each in metrics] == [0, 1] and all(each["trainable_tokens"] > 0 for each in metrics)
     assert ("train: rollout", 1) in nodes
 
@@ -153,7 +153,7 @@ def test_a_killed_training_goes_on_where_it_was(make: Make, tmp_path: Path) -> N
     killed = make(tmp_path / "killed", progress=kill, report_to="tensorboard")
     with pytest.raises(Killed):
         killed.train(policy(), 2, **SETTINGS)
-    assert killed.trained is None
+    assert killed.experiment.trained is None
     nodes = list[tuple[str, int]]()
     gym = make(tmp_path / "killed", progress=lambda label, done, total: nodes.append((label, done)))
     resumed = gym.train(policy(), 2, **SETTINGS)
@@ -162,16 +162,16 @@ def test_a_killed_training_goes_on_where_it_was(make: Make, tmp_path: Path) -> N
     # a lost optimiser state or a repeated update by whole steps
     torch.testing.assert_close(weights(whole), weights(resumed), rtol=0, atol=SETTINGS["learning_rate"] / 10)
 
-    played = gym.replay_buffer.count("trajectories", run=gym.run_name("train"))
+    played = gym.replay_buffer.count("trajectories", run=gym.experiment.run_name("train"))
     again = gym.train(policy(), 2, **SETTINGS)
     torch.testing.assert_close(weights(again), weights(resumed))
-    assert gym.replay_buffer.count("trajectories", run=gym.run_name("train")) == played
+    assert gym.replay_buffer.count("trajectories", run=gym.experiment.run_name("train")) == played
     more = gym.train(policy(), 3, report_to=["tensorboard"], **SETTINGS)
     shown = EventAccumulator(str(tmp_path / "killed" / "tensorboard"))
     shown.Reload()
     assert {"dream/success", "policy/loss", "policy/entropy", "curriculum/value"} <= set(shown.Tags()["scalars"])
     assert [event.step for event in shown.Scalars("policy/loss")] == [0, 2], "iteration 1 was resumed without a tracker"
-    assert gym.replay_buffer.count("trajectories", run=gym.run_name("train")) == played + 8
+    assert gym.replay_buffer.count("trajectories", run=gym.experiment.run_name("train")) == played + 8
     assert not torch.equal(weights(more), weights(resumed))
 
 
@@ -186,7 +186,9 @@ def test_a_killed_training_takes_the_iterations_of_the_call_that_resumes_it(make
         make(progress=kill).train(policy(), 2, **SETTINGS)
     gym = make()
     gym.train(policy(), iterations, **SETTINGS)
-    assert [each["iteration"] for each in gym.replay_buffer.metrics(gym.run_name("train"))] == list(range(iterations))
+    assert [each["iteration"] for each in gym.replay_buffer.metrics(gym.experiment.run_name("train"))] == list(
+        range(iterations)
+    )
 
 
 @pytest.mark.slow
@@ -207,8 +209,8 @@ def test_another_folder_is_another_training(make: Make, tmp_path: Path) -> None:
     one, two = make(tmp_path / "one" / "run"), make(tmp_path / "two" / "run")
     one.train(policy(), 1, **SETTINGS)
     two.train(policy(), 1, **SETTINGS)
-    assert one.run_name("train") != two.run_name("train")
-    played = two.replay_buffer.count("trajectories", run=two.run_name("train"))
+    assert one.experiment.run_name("train") != two.experiment.run_name("train")
+    played = two.replay_buffer.count("trajectories", run=two.experiment.run_name("train"))
     assert played == 8, "played anew, not read from the other training"
 
 
@@ -224,7 +226,7 @@ def test_the_trained_policy_evaluates_and_goes_back_to_production(make: Make, bo
     messages = exported.invoke({"messages": [("human", "Book room t.")]})["messages"]
     assert messages[2].text == "A real room." and len(booked) == 2
     loaded = LocalChatModel.from_path(tmp_path / "policies" / "tiny", max_new_tokens=60)
-    torch.testing.assert_close(weights(loaded), weights(gym.trained))
+    torch.testing.assert_close(weights(loaded), weights(gym.experiment.trained))
     again = gym.export(policy=loaded.with_temperature(0)).invoke({"messages": [("human", "Book room t.")]})["messages"]
     assert again[1].tool_calls[0]["args"] == {"city": "Rome"} and len(booked) == 3
 
@@ -243,7 +245,7 @@ def test_adapters_are_trained_and_the_production_graph_gets_them_merged(make: Ma
         make(progress=kill).train(tiny, 2, lora=True, **SETTINGS)
     gym = make()
     trained = gym.train(tiny, 2, lora=True, **SETTINGS)
-    saved = gym.policy("base").model.state_dict()
+    saved = gym.experiment.policy("base").model.state_dict()
     now = {name.replace(".base_layer", ""): value for name, value in trained.model.state_dict().items()}
     frozen = {name: value for name, value in now.items() if "lora_" not in name}
     assert saved.keys() <= frozen.keys() and all(torch.equal(saved[name], frozen[name]) for name in saved)

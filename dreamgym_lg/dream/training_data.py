@@ -1,10 +1,9 @@
 """Training data of a local experience model: recorded episodes as the conversations that it should have held."""
 
-from collections.abc import Sequence
-
 from langchain_core.messages import BaseMessage
 
 from dreamgym_lg.actions import is_answer
+from dreamgym_lg.dream.dream import Dream
 from dreamgym_lg.dream.judges import ModelJudge
 from dreamgym_lg.dream.model import Model
 from dreamgym_lg.dream.parts import Episode, Verdict
@@ -23,22 +22,27 @@ def responder_conversation(model: Model, trajectory: Trajectory) -> list[BaseMes
     return model.conversation(trajectory.task, steps, success=trajectory.success) if steps else []
 
 
-def judge_conversation(judge: ModelJudge, trajectory: Trajectory) -> list[BaseMessage]:
-    """A recorded episode as `judge` should have judged it; empty unless it ends with a tool agent's message."""
-    if not ends_with_message(trajectory):
+async def judge_conversations(dream: Dream, trajectory: Trajectory) -> list[list[BaseMessage]]:
+    """A recorded episode as the `ModelJudge` of `dream` should have judged it.
+
+    It is judged twice where the prompts differ: with the traces of its task, and as of a new task. What an earlier judge
+    decides is left out. Empty without a `ModelJudge`, and for an episode that does not end with a tool agent's message.
+    """
+    place = next((number for number, judge in enumerate(dream.judges) if isinstance(judge, ModelJudge)), None)
+    if place is None or not ends_with_message(trajectory):
         return []
+    judge, earlier = dream.judges[place], Dream((), judges=dream.judges[:place])
+    assert isinstance(judge, ModelJudge)
     *steps, last = trajectory.steps
-    episode = Episode(task=trajectory.task, steps=steps, action=last.action, own_traces=False)
     outcome = "it completes the task" if trajectory.success else "it fails the task"
     verdict = Verdict(float(trajectory.success), trajectory.success, last.reasoning or outcome)
-    return [*judge.messages(episode), judge.answer(verdict)]
-
-
-def conversations(model: Model, judge: ModelJudge, trajectories: Sequence[Trajectory]) -> list[list[BaseMessage]]:
-    """All conversations that these episodes teach, those without an answer left out."""
-    model.retrieve(trajectories)
-    pairs = ((responder_conversation(model, each), judge_conversation(judge, each)) for each in trajectories)
-    return [conversation for pair in pairs for conversation in pair if conversation]
+    prompts = dict[tuple[str, ...], list[BaseMessage]]()
+    for own_traces in (True, False):
+        episode = Episode(task=trajectory.task, steps=steps, action=last.action, own_traces=own_traces)
+        if (await earlier.judge(episode))[0] is None:
+            messages = judge.messages(episode)
+            prompts[tuple(message.text for message in messages)] = messages
+    return [[*messages, judge.answer(verdict)] for messages in prompts.values()]
 
 
 def ends_with_message(trajectory: Trajectory) -> bool:

@@ -11,12 +11,10 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 
 from dreamgym_lg.dream.annotate import Annotate, annotate
-from dreamgym_lg.dream.judges import ModelJudge
-from dreamgym_lg.dream.training_data import conversations, ends_with_message, judge_conversation
+from dreamgym_lg.dream.training_data import ends_with_message, judge_conversations, responder_conversation
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.workspace import DATA, REFRESH, Workspace
-from dreamgym_lg.experiment.world import Messages
 from dreamgym_lg.fidelity.edits import edited_successes
 from dreamgym_lg.hosted.chat_model import load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -61,11 +59,12 @@ def train_experience_model(
         )
     work.replay_buffer.record_metrics(work.run_name(DATA), 0, {"trajectories": len(offline)})
     shown, held_out = (work.world.as_taught(each) for each in work.experience_data())
-    start, watched = start_of(work, model), list["TokenizedConversation"]()
-    rows = _tokenized(start, _conversations(work, shown))
+    start, edited, watched = start_of(work, model), list[Trajectory](), list["TokenizedConversation"]()
     if any(map(ends_with_message, shown)):
-        rows += _judging_rows(work, start, shown, _edited(work, shown, annotated), len(rows))
-        watched = _tokenized(start, _conversations(work, held_out[:WATCHED]))
+        edited = _edited(work, shown, annotated)
+        _check_judged(work, shown, edited)
+        watched = _rows(work, start, held_out[:WATCHED])
+    rows = _rows(work, start, shown, edited)
     _say_cut(work, rows)
     fine_tune(
         work,
@@ -126,19 +125,27 @@ def _edited(work: Workspace, shown: Sequence[Trajectory], annotated: Annotate | 
         return list(buffer.trajectories())
 
 
-def _judging_rows(
-    work: Workspace, start: str | Path, shown: Sequence[Trajectory], edited: Sequence[Trajectory], number: int
+def _rows(
+    work: Workspace, start: str | Path, recorded: Sequence[Trajectory], edited: Sequence[Trajectory] = ()
 ) -> "list[TokenizedConversation]":
-    """About `number` rows for the judge, failures (recorded and edited) as frequent as successes."""
-    _check_judged(work, shown, edited)
-    judge = ModelJudge(work.experience(""))
-    outcomes: dict[bool, list[TokenizedConversation]] = {}
-    for success in (True, False):
-        episodes = [each for each in (*shown, *edited) if each.success is success]
-        pairs = (judge_conversation(judge, each) for each in episodes)
-        outcomes[success] = _tokenized(start, [_messages(messages) for messages in pairs if messages])
-    each_outcome = max(1, number // 2)
-    return [rows[index % len(rows)] for rows in outcomes.values() if rows for index in range(each_outcome)]
+    """The conversations of these episodes, as many of the judge as of the responder, and of successes as of failures.
+
+    Of an edited episode only the verdict is learned: what its tools answered is made up.
+    """
+    model = work.experience("")
+    dream = work.world.create_dream(model)
+    model.retrieve(recorded)
+    responses = _tokenized(start, [responder_conversation(model, each) for each in recorded])
+    verdicts: dict[bool, list[list[BaseMessage]]] = {True: [], False: []}
+    for each in (*recorded, *edited):
+        verdicts[each.success] += run_lasting(judge_conversations(dream, each))
+    return _evenly(responses, _evenly(*(_tokenized(start, conversations) for conversations in verdicts.values())))
+
+
+def _evenly(*groups: "list[TokenizedConversation]") -> "list[TokenizedConversation]":
+    """All of these rows, those of the smaller group repeated until it is as large as the other."""
+    most = max(map(len, groups))
+    return [rows[number % len(rows)] for rows in groups if rows for number in range(most)]
 
 
 def _check_judged(work: Workspace, shown: Sequence[Trajectory], edited: Sequence[Trajectory]) -> None:
@@ -168,28 +175,18 @@ def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None
     rng, half = Random(f"{s.seed}/mix/{iteration}"), s.batch_size * s.refresh_steps // 2
     played = list(work.replay_buffer.trajectories(run=work.run_name(REFRESH), errors=False))
     kept = work.replay_buffer.sample(half, rng=rng, source="offline")
-    old, new = (_conversations(work, work.world.as_taught(each)) for each in (kept, played))
     start = work.models / work.newest_experience()
+    old, new = (_rows(work, start, work.world.as_taught(each)) for each in (kept, played))
     fine_tune(
         work,
         "refresh",
         start,
         name,
-        _tokenized(start, [*old, *rng.choices(new, k=half)]),
+        [*rng.choices(old, k=half), *rng.choices(new, k=half)],
         steps=s.refresh_steps,
         slower=SLOWER,
         first_lines_weight=FIRST_LINES_WEIGHT,
     )
-
-
-def _conversations(work: Workspace, trajectories: Sequence[Trajectory]) -> list[Messages]:
-    """The questions of these episodes with the right answers, of the responder and of the judge: a conversation each."""
-    model = work.experience("")
-    return [_messages(messages) for messages in conversations(model, ModelJudge(model), trajectories)]
-
-
-def _messages(messages: Sequence[BaseMessage]) -> Messages:
-    return [{"role": {"human": "user", "ai": "assistant"}.get(m.type, m.type), "content": m.text} for m in messages]
 
 
 def tokenizer_of(start: str | Path) -> Any:
@@ -199,10 +196,14 @@ def tokenizer_of(start: str | Path) -> Any:
     return load_tokenizer(start)
 
 
-def _tokenized(start: str | Path, conversations: Sequence[Messages]) -> "list[TokenizedConversation]":
+def _tokenized(start: str | Path, conversations: Sequence[Sequence[BaseMessage]]) -> "list[TokenizedConversation]":
     from dreamgym_lg.integrations.trl.rows import tokenize
 
-    return tokenize(tokenizer_of(start), conversations) if conversations else []
+    roles = {"human": "user", "ai": "assistant"}
+    held = [
+        [{"role": roles.get(m.type, m.type), "content": m.text} for m in messages] for messages in conversations if messages
+    ]
+    return tokenize(tokenizer_of(start), held) if held else []
 
 
 def start_of(work: Workspace, model: "StartModel") -> str | Path:
