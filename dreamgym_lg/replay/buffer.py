@@ -77,7 +77,7 @@ class ReplayBuffer:
 
     The vectors of `embeddings` are kept in `<path>.embedded.npz` beside the file, so that each distinct (observation,
     action) is paid once, and three of them at each start, to see that the model is the same: another one's are made anew.
-    (Processes that embed new ones at the same time each pay.) Hashed words are made at each start in 40 µs a step, and kept
+    (Processes that embed new ones at the same time each pay.) Hashed words are made at each start in 60 µs a step, and kept
     in `<path>.hashed.npz` above 200,000 steps. Both files may be deleted at any time; where they cannot be written, a
     warning says so.
 
