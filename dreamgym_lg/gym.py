@@ -26,7 +26,7 @@ from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import check_played, rollout
 from dreamgym_lg.simulate import with_policy
 from dreamgym_lg.simulate.doctor import Examination
-from dreamgym_lg.statistics import Rate, wilson
+from dreamgym_lg.statistics import Rate
 from dreamgym_lg.tasks import first_observation, is_tool_task
 from dreamgym_lg.types import Split, Task, Trajectory
 
@@ -220,7 +220,7 @@ class DreamGym:
         check_played(episodes, again=f"evaluate(..., run={name!r})")
         work.say_unreadable(episodes)
         successes = sum(episode.success for episode in episodes)
-        return Rate(successes, len(episodes), *wilson(successes, len(episodes))), episodes
+        return Rate.of(successes, len(episodes)), episodes
 
     def export(self, path: str | Path | None = None, policy: BaseChatModel | None = None) -> Any:
         """The graph for production, its own tools and the trained policy in it (`with_policy`).

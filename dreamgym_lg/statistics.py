@@ -175,6 +175,11 @@ class Rate(NamedTuple):
     invalid_share: float | None = None
     """Share of invalid actions in these episodes; None where it was not counted."""
 
+    @classmethod
+    def of(cls, successes: int, episodes: int) -> "Rate":
+        """The rate with Wilson's interval."""
+        return cls(successes, episodes, *wilson(successes, episodes))
+
     @property
     def value(self) -> float:
         return self.successes / self.episodes
@@ -229,7 +234,7 @@ Figure = Rate | StepRate | Mean
 def rate(outcomes: Iterable[bool]) -> Rate | None:
     """The share of episodes (or tasks) that something is true of, with its Wilson interval; None of no outcome."""
     trials = [bool(outcome) for outcome in outcomes]
-    return Rate(sum(trials), len(trials), *wilson(sum(trials), len(trials))) if trials else None
+    return Rate.of(sum(trials), len(trials)) if trials else None
 
 
 def step_rate(episodes: Iterable[Iterable[bool]]) -> StepRate | None:

@@ -27,7 +27,7 @@ from dreamgym_lg import DreamGym, Trajectory
 from dreamgym_lg.experiment.evaluation import DREAMED, MODES
 from dreamgym_lg.experiment.settings import quick
 from dreamgym_lg.report.proof import POLICIES
-from dreamgym_lg.statistics import Rate, wilson
+from dreamgym_lg.statistics import Rate
 
 
 def evaluate(gym: DreamGym) -> dict[str, dict[str, tuple[int, int]]]:
@@ -45,7 +45,7 @@ def evaluate(gym: DreamGym) -> dict[str, dict[str, tuple[int, int]]]:
     for name, counted in result.items():
         successes, played = counted["all"]
         kinds = "  ".join(f"{kind} {good}/{all}" for kind, (good, all) in counted.items() if kind != "all")
-        print(f"{name:34} {Rate(successes, played, *wilson(successes, played))}  {kinds}")
+        print(f"{name:34} {Rate.of(successes, played)}  {kinds}")
     return result
 
 

@@ -12,7 +12,7 @@ from threading import RLock
 from typing import Any, Literal, NamedTuple
 
 from dreamgym_lg.errors import CanaryLogError, ConfigurationError
-from dreamgym_lg.statistics import Evidence, Rate, sequential_evidence, wilson
+from dreamgym_lg.statistics import Evidence, Rate, sequential_evidence
 
 logger = logging.getLogger(__name__)
 
@@ -338,7 +338,7 @@ def _served(db: sqlite3.Connection, name: str, side: Side) -> Served:
         "coalesce(sum(success IS NOT NULL AND counted), 0) FROM threads WHERE canary = ? AND side = ?"
     )
     threads, runs, errors, successes, outcomes = db.execute(sql, (name, side)).fetchone()
-    rate = Rate(successes, outcomes, *wilson(successes, outcomes)) if outcomes else None
+    rate = Rate.of(successes, outcomes) if outcomes else None
     return Served(threads, runs, errors, rate)
 
 

@@ -1,13 +1,13 @@
 """The report of a canary or a shadow: the same figures for the terminal and as a page."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dreamgym_lg.production.log import SIDES, CanaryLog, CanaryState, Pair, Side
 from dreamgym_lg.report.pages import check_installed, create_templates, text
-from dreamgym_lg.statistics import Rate, wilson
+from dreamgym_lg.statistics import Rate, rate
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,12 +54,11 @@ def create_report(log: CanaryLog, name: str | None = None) -> Report:
     statuses = {words: counts[status] for status, words in STATUSES.items() if counts[status]}  # type: ignore[index]
     if dropped:
         statuses["not simulated: too many waited"] = dropped
-    agreement = {words: rate for key, words in AGREEMENTS.items() if (rate := _rate([getattr(each, key) for each in pairs]))}
-    judged = [pair for pair in pairs if None not in (pair.real_success, pair.simulated_success)]
-    outcomes = {"real side": _rate([pair.real_success for pair in judged])}
-    outcomes["simulated side"] = _rate([pair.simulated_success for pair in judged])
-    rates = {words: rate for words, rate in outcomes.items() if rate is not None}
-    return Report(state, statuses, agreement, rates, _differences(pairs))
+    judged = [(each.real_success, each.simulated_success) for each in pairs]
+    judged = [both for both in judged if None not in both]
+    agreement = {words: [getattr(each, key) for each in pairs] for key, words in AGREEMENTS.items()}
+    outcomes = {words: [both[side] for both in judged] for side, words in enumerate(("real side", "simulated side"))}
+    return Report(state, statuses, _rates(agreement), _rates(outcomes), _differences(pairs))
 
 
 def report_table(report: Report) -> "Table":
@@ -73,8 +72,8 @@ def report_table(report: Report) -> "Table":
         outcome = f"success {text(success)}" if success else "no outcome yet"
         table.add_row(side, outcome, f"{threads} threads, {runs} runs, {errors} errors")
     for title, rows in (("the same in both sides", report.agreement), ("own check", report.outcomes)):
-        for words, rate in rows.items():
-            table.add_row(Text(title), Text(words), f"{rate} of {rate.episodes}")
+        for words, share in rows.items():
+            table.add_row(Text(title), Text(words), f"{share} of {share.episodes}")
     for words, count in [*report.statuses.items(), *report.differences]:
         table.add_row("simulated sides", Text(words), str(count))
     return table
@@ -87,9 +86,10 @@ def write_page(report: Report, path: Path) -> None:
     path.write_text(page, encoding="utf-8", errors="replace")
 
 
-def _rate(values: Sequence[bool | None]) -> Rate | None:
-    known = [value for value in values if value is not None]
-    return Rate(sum(known), len(known), *wilson(sum(known), len(known))) if known else None
+def _rates(outcomes: Mapping[str, Iterable[bool | None]]) -> dict[str, Rate]:
+    """The rates of the known outcomes; those without any are left out."""
+    rates = {words: rate(value for value in values if value is not None) for words, values in outcomes.items()}
+    return {words: each for words, each in rates.items() if each is not None}
 
 
 def _differences(pairs: Sequence[Pair]) -> list[tuple[str, int]]:

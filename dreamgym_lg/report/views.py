@@ -10,7 +10,7 @@ from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.metrics.health import check_health
 from dreamgym_lg.replay.reader import Event, Filters, Iteration, Outcome, ReplayReader, Run
 from dreamgym_lg.report.curves import History, by_iteration, read_evaluations, read_number
-from dreamgym_lg.statistics import Rate, wilson
+from dreamgym_lg.statistics import Rate
 from dreamgym_lg.types import DECIDERS, Source, Split, Step, Trajectory
 
 Query = Mapping[str, str]
@@ -53,7 +53,7 @@ def link(page: str, **values: object) -> str:
 def success(row: Run | Iteration) -> Rate | None:
     """Of the episodes that could be played (`is_missing`); None where each ended in an error, as in `missing_episodes`."""
     played = row.episodes - row.failed
-    return Rate(row.successes, played, *wilson(row.successes, played)) if row.errors < row.episodes else None
+    return Rate.of(row.successes, played) if row.errors < row.episodes else None
 
 
 def runs(reader: ReplayReader, query: Query) -> Values:
