@@ -70,8 +70,8 @@ def play(
             play_agent(world, compiled(loaded), policy, buffer=replay_buffer, task=task, record=record, **options)
             return
         _refuse(of_agents, "is for an agent's graph, FILE.py:NAME; in a world you act")
-        with opened(world, replay_buffer, experience_model, loaded) as source, _place(source, real) as place:
-            Player(place, _tasks(source, task, split), reasoning=reasoning, record=record).run()
+        with opened(world, replay_buffer, experience_model, loaded) as source, _environment(source, real) as played:
+            Player(played, _tasks(source, task, split), reasoning=reasoning, record=record).run()
 
 
 def _refuse(options: Mapping[str, object], reason: str) -> None:
@@ -80,7 +80,7 @@ def _refuse(options: Mapping[str, object], reason: str) -> None:
             raise ConfigurationError(f"--{name.replace('_', '-')} {reason}; leave it away")
 
 
-class Place(NamedTuple):
+class PlayedEnvironment(NamedTuple):
     """An environment for a person."""
 
     environment: Environment
@@ -92,18 +92,18 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def _place(source: Source, real: bool) -> Iterator[Place]:
+def _environment(source: Source, real: bool) -> Iterator[PlayedEnvironment]:
     max_steps = source.work.world.max_steps if source.work else None
     if not real:
         dream = source.dream()
         parts = ", ".join(DECIDERS.get(part.name, part.name) for part in dream.responders)
         described = f"the dream {dream.version}, answered by {parts}"
-        yield Place(dream.create_environment(), described, source.buffer, max_steps, dream.version)
+        yield PlayedEnvironment(dream.create_environment(), described, source.buffer, max_steps, dream.version)
     elif source.work is None:
         raise ConfigurationError("--real needs a WORLD: a replay buffer does not hold the tools themselves")
     else:
         with closing(source.work.world.create_environment()) as environment:
-            yield Place(environment, "the real environment", source.buffer, max_steps)
+            yield PlayedEnvironment(environment, "the real environment", source.buffer, max_steps)
 
 
 def _tasks(source: Source, task_id: str | None, split: Split | None) -> list[Task]:
@@ -119,16 +119,16 @@ def _tasks(source: Source, task_id: str | None, split: Split | None) -> list[Tas
 class Player:
     """The terminal around a session. Raises what the first task's start raises; later errors are shown."""
 
-    def __init__(self, place: Place, tasks: list[Task], *, reasoning: bool, record: bool) -> None:
-        self.place, self.tasks, self.reasoning, self.record = place, tasks, reasoning, record
+    def __init__(self, played: PlayedEnvironment, tasks: list[Task], *, reasoning: bool, record: bool) -> None:
+        self.played, self.tasks, self.reasoning, self.record = played, tasks, reasoning, record
         self.number = 0
-        self.session = Session(place.environment, tasks[0], place.max_steps)
+        self.session = Session(played.environment, tasks[0], played.max_steps)
 
     def run(self) -> None:
         """Until /quit or the end of the input. What was played is recorded when it is left, also by Ctrl-C."""
         with suppress(ImportError):
             import readline  # noqa: F401  (line editing and the arrow keys in input())
-        say(f"You act in {self.place.described}. /help says how.")
+        say(f"You act in {self.played.described}. /help says how.")
         self.task()
         try:
             while (line := typed("> ")) is not None and line != "/quit":
@@ -174,7 +174,7 @@ class Player:
     def leave(self) -> None:
         """Record what was played, with --record, if anything was."""
         if self.record and self.session.steps:
-            store_played(self.place.replay_buffer, self.session.trajectory(self.place.dream))
+            store_played(self.played.replay_buffer, self.session.trajectory(self.played.dream))
 
     # --- the commands, each with its help ---------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Player:
         """Go on to another task."""
         self.leave()
         self.number = (self.number + 1) % len(self.tasks)
-        self.session = Session(self.place.environment, self.tasks[self.number], self.place.max_steps)
+        self.session = Session(self.played.environment, self.tasks[self.number], self.played.max_steps)
         self.task()
 
     def task(self) -> None:
