@@ -34,7 +34,7 @@ def trace(of: Task, *acts: str | tuple[str, str] | tuple[str, str, bool], index:
     """A real episode of these actions, each with its answer and whether it was valid; a success by default."""
     steps, observation = [], of.instruction
     for act in acts:
-        action, answer, valid = ((act, "", True) if isinstance(act, str) else (*act, True))[:3]  # type: ignore[misc]
+        action, answer, valid = ((act, "", True) if isinstance(act, str) else (*act, True))[:3]
         ends = is_answer(action) and act is acts[-1]
         steps.append(Step(observation=observation, action=action, next_observation=answer, valid=valid, terminated=ends))
         observation = answer
