@@ -34,13 +34,14 @@ class Schemas:
             return None
         if (call := parse_call(episode.action)) is None:
             return Answer("Error: this is neither a tool call nor a message.", valid=False)
-        known = {str(schema["name"]): schema for schema in schemas(episode.task)}
-        if known and call.name not in known:
-            text = INVALID_TOOL_NAME_ERROR_TEMPLATE.format(requested_tool=call.name, available_tools=", ".join(known))
+        known, tools = {str(schema["name"]): schema for schema in schemas(episode.task)}, episode.task.tools or ()
+        names = [tool if isinstance(tool, str) else tool["function"]["name"] for tool in tools]
+        if call.name not in known and names != list(tools):  # names alone are those that traces called, and not all there are
+            text = INVALID_TOOL_NAME_ERROR_TEMPLATE.format(requested_tool=call.name, available_tools=", ".join(names))
             return Answer(text, valid=False)
         if call.name in self._tools:
             return self._validated(call, self._tools[call.name])
-        required = known.get(call.name, {}).get("parameters", {}).get("required", ())
+        required = (known.get(call.name, {}).get("parameters") or {}).get("required", ())
         missing = [name for name in required if name not in call.arguments]
         if not missing:
             return None

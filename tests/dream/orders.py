@@ -1,11 +1,12 @@
 """A support desk: its calls, its tasks, its recorded episodes, and a language model that plays and judges it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage
 
 from dreamgym_lg.actions import is_answer, render_answer, render_call
+from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.types import Step, Task, Trajectory
 
 ORDER = render_call("get_order", {"order_id": "W-204"})
@@ -39,6 +40,13 @@ def trace(of: Task, *acts: str | tuple[str, str] | tuple[str, str, bool], index:
         steps.append(Step(observation=observation, action=action, next_observation=answer, valid=valid, terminated=ends))
         observation = answer
     return Trajectory(task=of, steps=steps, **{"success": True, "run": "traces", "rollout_index": index, **fields})
+
+
+class Index(TraceIndex):
+    """An index of traces with `writes=`, but for tools that no trace holds yet."""
+
+    def writes(self, tool: str) -> bool:
+        return tool not in {"get_order", "get_user", *self._pass_through}
 
 
 def is_judging(messages: Sequence[BaseMessage]) -> bool:
@@ -91,6 +99,3 @@ def play(environment: Any, of: Task, *actions: str) -> list[Any]:
     """The results of an episode's actions."""
     environment.reset(of)
     return [environment.step(action) for action in actions]
-
-
-Play = Callable[..., list[Any]]

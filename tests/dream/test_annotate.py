@@ -4,7 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,6 @@ def episode(name: str, *steps: Step, **fields: Any) -> Trajectory:
         observation="A door.",
     )
     return Trajectory(task=task, steps=steps or (OPEN, NORTH), success=True, run="old", **fields)
-
-
-@pytest.fixture
-def buffer() -> Iterator[ReplayBuffer]:
-    with ReplayBuffer(":memory:") as buffer:
-        yield buffer
 
 
 def plans(*texts: str, **fields: Any) -> str:

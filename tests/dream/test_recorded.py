@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from orders import CANCEL, DONE, NOTE, ORDER, PAID, REFUND, REFUNDED, Says, order_task, play, plays_and_judges, trace
+from orders import CANCEL, DONE, NOTE, ORDER, PAID, REFUND, REFUNDED, Index, Says, order_task, play, plays_and_judges, trace
 
 from dreamgym_lg.actions import render_answer, render_call
 from dreamgym_lg.dream import Answer, Dream, Episode, Model, ModelJudge, Recorded
@@ -16,15 +16,13 @@ from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
 
-READS = {"get_order", "get_user"}
-
 
 class Desk:
     """A dream of recorded answers and a language model that answers the rest with a number of its own."""
 
     def __init__(self, scripted: Any, buffer: ReplayBuffer) -> None:
         self.chat = plays_and_judges(scripted)
-        self.index = _OnlyTheseRead(buffer)
+        self.index = Index(buffer)
         self.dream = Dream([Recorded(self.index), Model(self.chat)], judges=[ModelJudge(self.chat)])
 
     def play(self, of: Task, *actions: str) -> list[Any]:
@@ -33,13 +31,6 @@ class Desk:
     def decided(self, of: Task, *actions: str) -> list[tuple[str, str]]:
         """Observation of each step, and which part decided it."""
         return [(result.observation, result.info["decided_by"]) for result in self.play(of, *actions)]
-
-
-class _OnlyTheseRead(TraceIndex):
-    """As with `writes=`, but for tools that no trace holds yet."""
-
-    def writes(self, tool: str) -> bool:
-        return tool not in READS
 
 
 @pytest.fixture
@@ -96,7 +87,7 @@ def test_a_call_is_repeated_within_an_episode_until_something_is_written(desk: D
 def test_a_refused_write_changes_no_lookup(buffer: ReplayBuffer) -> None:
     refuses = Says(Answer("Error", valid=False))
     refuses.respond = lambda episode: Answer("Error", valid=False) if "cancel" in episode.action else Answer("x")  # type: ignore[method-assign]
-    dream = Dream([Recorded(_OnlyTheseRead(buffer)), refuses])
+    dream = Dream([Recorded(Index(buffer)), refuses])
     *_, last = play(dream.create_environment(), order_task(), ORDER, CANCEL, ORDER)
     assert last.info["decided_by"] == "recorded"
 

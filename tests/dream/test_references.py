@@ -1,0 +1,221 @@
+"""Recorded successes as judges: the same writing calls, whatever else was done; the rest is left to the next judge."""
+
+from typing import Any
+
+import pytest
+from langchain_core.tools import tool
+from orders import (
+    CANCEL,
+    DONE,
+    NOTE,
+    ORDER,
+    PAID,
+    REFUND,
+    TOOLS,
+    Index,
+    Says,
+    is_judging,
+    order_task,
+    play,
+    plays_and_judges,
+    trace,
+)
+from orders import tool as schema
+
+from dreamgym_lg.actions import render_answer, render_call
+from dreamgym_lg.dream import Answer, Dream, Episode, Model, ModelJudge, Recorded, References, ScriptedUser
+from dreamgym_lg.dream.trace_index import TraceIndex
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.types import Step, Task
+
+
+class Desk:
+    """A dream of recorded answers and successes, and of a language model that judges the rest."""
+
+    def __init__(self, scripted: Any, index: TraceIndex, *, success: bool = True) -> None:
+        self.chat = plays_and_judges(scripted, success=success)
+        self.references = References(index)
+        model = Model(self.chat)
+        self.dream = Dream([Recorded(index), model], judges=[self.references, ModelJudge(model)])
+
+    def judged(self, of: Task, *actions: str) -> tuple[float, str]:
+        """Reward of the last step, and the judge that decided it."""
+        last = play(self.dream.create_environment(), of, *actions)[-1]
+        assert last.terminated and last.info["success"] == (last.reward == 1)
+        return last.reward, last.info["judged_by"]
+
+
+@pytest.fixture
+def desk(scripted: Any, buffer: ReplayBuffer) -> Desk:
+    return Desk(scripted, Index(buffer))
+
+
+# --- writing calls ----------------------------------------------------------------------------------------------------
+
+
+def test_a_success_needs_the_writing_calls_of_a_recorded_one_and_no_others(buffer: ReplayBuffer, desk: Desk) -> None:
+    buffer.add(trace(order_task(), (ORDER, PAID), (REFUND, "ok"), (NOTE, "ok"), DONE))
+    wrong, same = render_call("refund", {"order_id": "W-205"}), order_task("another id", order_task().instruction)
+    assert desk.judged(order_task(), REFUND, NOTE, DONE) == (1, "references"), "what is only read does not count"
+    assert desk.judged(order_task(), NOTE, ORDER, REFUND, DONE) == (1, "references"), "nor the order of different tools"
+    assert desk.judged(same, REFUND, NOTE, DONE) == (1, "references"), "the same instruction"
+    for actions in ([], [REFUND], [wrong, NOTE], [REFUND, REFUND, NOTE], [REFUND, NOTE, CANCEL], [REFUND, NOTE, wrong]):
+        assert desk.judged(order_task(), *actions, DONE) == (0, "references"), actions
+    assert not any(map(is_judging, desk.chat.asked))
+    reason = play(desk.dream.create_environment(), order_task(), REFUND, DONE)[-1].info["reasoning"]
+    assert 'add_note {"order_id": "W-204"' in reason and "this episode made refund" in reason
+    assert desk.judged(order_task("t2"), DONE) == (1, "model"), "nothing is recorded of it"
+
+
+def test_calls_of_one_tool_have_to_come_in_their_order(buffer: ReplayBuffer) -> None:
+    first, second = (render_call("set_status", {"to": to}) for to in ("open", "closed"))
+    buffer.add(trace(order_task(), (first, "ok"), (second, "ok"), DONE))
+    of = order_task(tools=[*TOOLS, schema("set_status")])
+    dream = Dream([Says(Answer("ok"))], judges=[References(buffer)])
+    rewards = [play(dream.create_environment(), of, *each, DONE)[-1].reward for each in ((first, second), (second, first))]
+    assert rewards == [1, 0]
+
+
+def test_where_a_success_wrote_nothing_the_next_judge_reads_the_message(
+    buffer: ReplayBuffer, scripted: Any, desk: Desk
+) -> None:
+    buffer.add(trace(order_task(), (ORDER, PAID), DONE))
+    assert desk.judged(order_task(), ORDER, DONE) == (1, "model")
+    assert Desk(scripted, Index(buffer), success=False).judged(order_task(), ORDER, DONE) == (0, "model")
+    assert desk.judged(order_task(), ORDER, REFUND, DONE) == (0, "references")
+
+
+def test_any_of_several_recorded_successes_will_do_and_a_failure_is_none(buffer: ReplayBuffer, desk: Desk) -> None:
+    buffer.add(trace(order_task(), (REFUND, "ok"), DONE))
+    buffer.add(trace(order_task(), (CANCEL, "ok"), DONE, index=1))
+    buffer.add(trace(order_task(), (NOTE, "ok"), DONE, index=2, success=False))
+    assert [desk.judged(order_task(), act, DONE)[0] for act in (REFUND, CANCEL, NOTE)] == [1, 1, 0]
+    buffer.add(trace(order_task("t2"), (NOTE, "ok"), DONE, success=False))
+    assert desk.judged(order_task("t2"), CANCEL, DONE) == (1, "model")
+
+
+def test_refused_writes_are_no_writes(buffer: ReplayBuffer, desk: Desk) -> None:
+    buffer.add(trace(order_task(), (CANCEL, "Error: shipped", False), (REFUND, "ok"), DONE))
+    assert desk.judged(order_task(), REFUND, DONE) == (1, "references")
+    assert desk.judged(order_task(), CANCEL, REFUND, DONE) == (1, "references"), "the dream refuses it too, as recorded"
+
+
+def test_text_agents_and_calls_are_not_judged(buffer: ReplayBuffer) -> None:
+    buffer.add(trace(order_task(), (REFUND, "ok"), DONE))
+    references = References(buffer)
+    for action, answer in ((DONE, Answer("So.")), (REFUND, None), ("go north", None), ("", None)):
+        assert references.judge(Episode(task=order_task(), action=action), answer) is None
+
+
+# --- which successes --------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_task_is_judged_by_its_own_successes_which_judge_no_other(buffer: ReplayBuffer, desk: Desk) -> None:
+    held_out = order_task("held out", "Refund W-204.", split="test")
+    buffer.add(trace(held_out, (REFUND, "ok"), DONE))
+    assert desk.judged(held_out, DONE) == (0, "references") and desk.judged(held_out, REFUND, DONE) == (1, "references")
+    assert desk.judged(order_task("t2", "Refund W-204."), DONE) == (1, "model"), "a training task of the same words"
+
+
+def test_a_success_of_the_same_words_in_another_world_is_no_reference(buffer: ReplayBuffer, desk: Desk) -> None:
+    buffer.add(trace(order_task(), (REFUND, "ok"), DONE))
+    elsewhere = order_task("t2", order_task().instruction, environment="another")
+    assert desk.judged(elsewhere, DONE) == (1, "model")
+
+
+def test_a_success_that_the_agent_has_no_tools_for_is_no_reference(buffer: ReplayBuffer, desk: Desk) -> None:
+    buffer.add(trace(order_task(), (render_call("issue_refund", {}), "ok"), DONE))
+    assert desk.judged(order_task(), DONE) == (1, "model")
+    anything = order_task(tools=[])
+    assert References(buffer).references(anything), "a trace that came without schemas"
+
+
+def test_successes_of_several_turns_judge_a_dream_with_a_user_alone(buffer: ReplayBuffer, desk: Desk) -> None:
+    which = render_answer("Which order?")
+    buffer.add(trace(order_task(), (which, "W-204"), (REFUND, "ok"), DONE))
+    assert desk.judged(order_task(), DONE) == (1, "model"), "its first message ends an episode"
+    user = ScriptedUser(lambda episode: "W-204" if episode.action == which else None)
+    dream = Dream([Says(Answer("ok"))], user, [References(Index(buffer), conversations=True)])
+    for actions, reward in (((which, REFUND, DONE), 1), ((which, DONE), 0), ((REFUND, DONE), 1)):
+        assert play(dream.create_environment(), order_task(), *actions)[-1].reward == reward
+
+
+def test_measured_on_its_traces_a_task_is_judged_by_those_of_the_same_words_alone(buffer: ReplayBuffer, desk: Desk) -> None:
+    buffer.add(trace(order_task(), (REFUND, "ok"), DONE))
+
+    def judged() -> tuple[float, str]:
+        result = desk.dream.resume(order_task()).step(DONE)
+        return result.reward, result.info["judged_by"]
+
+    assert judged() == (1, "model") and desk.judged(order_task(), DONE) == (0, "references")
+    buffer.add(trace(order_task("t2"), (REFUND, "ok"), DONE))
+    assert judged() == (1, "model"), "another task"
+    buffer.add(trace(order_task("t3", order_task().instruction), (REFUND, "ok"), DONE))
+    assert judged() == (0, "references"), "the same task under another id, as for a task without traces"
+    same = [Step(observation="", action=REFUND, next_observation="ok")]
+    assert desk.dream.resume(order_task(), same).step(DONE).reward == 1
+
+
+def test_a_task_is_decided_if_every_recorded_success_wrote_something(buffer: ReplayBuffer) -> None:
+    asks, failed = order_task("asks"), order_task("failed")
+    buffer.add(trace(order_task(), (ORDER, PAID), (REFUND, "ok"), DONE))
+    buffer.add(trace(asks, (ORDER, PAID), DONE))
+    buffer.add(trace(failed, (REFUND, "ok"), DONE, success=False))
+    references = References(Index(buffer))
+    house = Task(id="t1", instruction="leave", environment="desk")
+    assert [references.decides(each) for each in (order_task(), asks, failed, house)] == [True, False, False, False]
+    buffer.add(trace(order_task(), (ORDER, PAID), DONE, index=1))
+    assert not references.decides(order_task()), "an episode that writes nothing is judged by its message"
+
+
+# --- calls by what they mean ------------------------------------------------------------------------------------------
+
+
+def test_numbers_and_defaults_are_compared_by_what_they_mean(buffer: ReplayBuffer, scripted: Any) -> None:
+    @tool
+    def refund(order_id: str, amount: float = 20, tags: list[str] | None = None) -> str:
+        """Refund."""
+        raise AssertionError("never run")
+
+    buffer.add(trace(order_task(), (render_call("refund", {"order_id": "W-1", "amount": 20.0}), "ok"), DONE))
+    desk = Desk(scripted, TraceIndex(buffer, tools=[refund]))
+    for arguments, reward in (({}, 1), ({"amount": 20}, 1), ({"amount": 21}, 0), ({"tags": ["a"]}, 0), ({"tags": None}, 1)):
+        call = render_call("refund", {"order_id": "W-1", **arguments})
+        assert desk.judged(order_task(), call, DONE)[0] == reward, arguments
+
+
+def test_of_free_text_only_that_it_is_there_counts_and_what_was_copied_has_to_be_right(
+    buffer: ReplayBuffer, desk: Desk
+) -> None:
+    def note(text: str) -> str:
+        return render_call("add_note", {"text": text})
+
+    def cancel(address: str) -> str:
+        return render_call("cancel", {"address": address})
+
+    for n in range(3):
+        street = f"{n} Old Mill Road, Springfield"
+        of = order_task(f"t{n}", f"Send it to {street}, please.")
+        buffer.add(trace(of, (note(f"The customer number {n} was angry"), "ok"), (cancel(street), "ok"), DONE))
+    first, right = order_task("t0", "Send it to 0 Old Mill Road, Springfield, please."), "0 Old Mill Road, Springfield"
+    own_words = note("He would like it sent elsewhere")
+    assert desk.judged(first, own_words, cancel(right), DONE)[0] == 1
+    assert desk.judged(first, note(" "), cancel(right), DONE)[0] == 0
+    assert desk.judged(first, own_words, cancel("0 Old Mill Street, Springfield"), DONE)[0] == 0
+
+
+def test_tools_that_really_run_are_no_effects(buffer: ReplayBuffer, scripted: Any, desk: Desk) -> None:
+    buffer.add(trace(order_task(), (NOTE, "ok"), (REFUND, "ok"), DONE))
+    assert desk.judged(order_task(), REFUND, DONE)[0] == 0
+    assert Desk(scripted, Index(buffer, pass_through=["add_note"])).judged(order_task(), REFUND, DONE)[0] == 1
+
+
+def test_which_tools_write_is_said_or_found_in_the_traces(buffer: ReplayBuffer) -> None:
+    buffer.add(trace(order_task(), (ORDER, PAID), (REFUND, "ok"), (ORDER, "refunded"), DONE))
+    index = TraceIndex(buffer, writes=["refund"])
+    index.refresh()
+    assert {name: use.writes for name, use in index.uses.items()} == {"get_order": False, "refund": True}
+    assert index.writes("refund") and not index.writes("get_order") and not index.writes("unheard_of")
+    unsaid = TraceIndex(buffer)
+    unsaid.refresh()
+    assert unsaid.writes("unheard_of") and unsaid.writes("refund")

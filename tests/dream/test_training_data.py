@@ -1,0 +1,115 @@
+"""Training data of a local experience model: recorded episodes as the prompts and answers of the dream."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from orders import DONE, NOTE, ORDER, PAID, REFUND, Index, is_judging, order_task, play, trace
+
+from dreamgym_lg.actions import render_answer
+from dreamgym_lg.dream import Dream, Episode, Model, ModelJudge, Recorded
+from dreamgym_lg.dream.training_data import conversations, ends_with_message, judge_conversation, responder_conversation
+from dreamgym_lg.replay.buffer import ReplayBuffer
+from dreamgym_lg.types import Step, Task, Trajectory
+
+HOUSE = Task(id="t0", instruction="leave the house", environment="house", observation="A closed door.")
+
+
+def seen(action: str, outcome: str = "It opens.", *, observation: str = "A closed door.", **fields: Any) -> Step:
+    return Step(observation=observation, action=action, next_observation=outcome, **fields)
+
+
+def test_a_text_agents_episode_is_the_very_conversation_held_in_the_dream(
+    scripted: Any, door_world: Any, buffer: ReplayBuffer
+) -> None:
+    outside = seen("go north", "Done.", observation="The door is open.", reward=1.0, terminated=True)
+    other = Task(id="t1", instruction="", environment="")
+    buffer.add(Trajectory(task=other, steps=[seen("open door"), outside], success=True))
+    steps = [
+        seen("go north", "The door is closed."),
+        seen("open door", "The door is open.", observation="The door is closed."),
+        seen("go north", "You are outside.", observation="The door is open.", reward=1.0, terminated=True),
+    ]
+    chat = scripted(reply=lambda messages: door_world(messages).replace("it brings progress", "no progress yet"))
+    model = Model(chat, replay_buffer=buffer, demonstrations=1)
+    play(Dream([model]).create_environment(), HOUSE, *(step.action for step in steps))
+    *prompt, answer = responder_conversation(model, Trajectory(task=HOUSE, steps=steps, success=True))
+    assert prompt == chat.asked[-1]
+    assert answer.text == "valid, it completes the task\nreward 1, success\nYou are outside."
+
+
+@pytest.mark.parametrize("prompt_format", ["lines", "json"])
+def test_a_tool_agents_episode_is_what_model_and_judge_are_asked_in_the_dream(
+    scripted: Any, buffer: ReplayBuffer, prompt_format: Any
+) -> None:
+    """Its recorded calls and the user's replies are read as the model's own answers, as in a dream that knows them."""
+    which = render_answer("Which order?")
+    episode = trace(order_task(), (which, "W-204"), (ORDER, PAID), (NOTE, "Error", False), (REFUND, "ok"), DONE)
+    buffer.add(trace(order_task("t2"), (ORDER, PAID), (NOTE, "Error", False), DONE))
+    model = Model(None, replay_buffer=buffer, demonstrations=1, prompt_format=prompt_format)
+    judge = ModelJudge(model, references=Index(buffer))
+    calls, verdict = conversations(model, judge, [episode])
+    assert calls[:-1] == model.messages(Episode(task=order_task(), steps=episode.steps[:3], action=REFUND))
+    assert calls[-1].text == model.prompt_format.answer(model.prompt_format.read(calls[-1].text))
+    ended = Episode(task=order_task(), steps=episode.steps[:-1], action=DONE, own_traces=False)
+    assert verdict[:-1] == judge.messages(ended) and judge.read(verdict[-1].text).success
+    assert is_judging(verdict) and not is_judging(calls)
+
+
+def test_the_prompt_in_training_is_the_prompt_of_a_dream_that_answers_as_recorded(scripted: Any, buffer: ReplayBuffer) -> None:
+    episode = trace(order_task(), (ORDER, PAID), (NOTE, "Error", False), (REFUND, "ok"), DONE)
+    buffer.add(episode)
+    chat = scripted(
+        reply=lambda messages: "as it was\nsuccess" if is_judging(messages) else "valid, no\nreward 0, continues\nok"
+    )
+    model = Model(chat)
+    dream = Dream([Recorded(buffer), model], judges=[ModelJudge(model)])
+    play(dream.create_environment(), order_task(), ORDER, NOTE, REFUND, DONE)
+    assert chat.asked[-1] == judge_conversation(ModelJudge(model), episode)[:-1]
+    asyncio.run(model.predict(Episode(task=order_task(), steps=episode.steps[:2], action=REFUND)))
+    assert chat.asked[-1] == responder_conversation(model, episode)[:-1]
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_a_verdict_is_the_real_outcome_with_the_reason_that_was_annotated(success: bool) -> None:
+    judge = ModelJudge(Model(None))
+    episode = trace(order_task(), (ORDER, PAID), DONE, success=success)
+    told = "it completes the task\nsuccess" if success else "it fails the task\nfailure"
+    assert judge_conversation(judge, episode)[-1].text == told
+    *steps, last = episode.steps
+    annotated = Step(observation=last.observation, action=DONE, next_observation="", terminated=True, reasoning="It was\nread.")
+    (*_, answer) = judge_conversation(judge, Trajectory(task=episode.task, steps=[*steps, annotated], success=success))
+    assert answer.text == f"It was read.\n{told.splitlines()[-1]}"
+
+
+def test_an_episode_that_asked_nothing_teaches_nothing() -> None:
+    model = Model(None)
+    judge = ModelJudge(model)
+    cut, silent = trace(order_task(), (ORDER, PAID)), trace(order_task(), DONE)
+    assert not ends_with_message(cut) and ends_with_message(silent) and not ends_with_message(trace(order_task()))
+    assert judge_conversation(judge, cut) == [] and responder_conversation(model, silent) == []
+    assert responder_conversation(model, trace(order_task())) == []
+    house = Trajectory(task=HOUSE, steps=[seen(render_answer("open door"))])
+    assert judge_conversation(judge, house) == [] and len(responder_conversation(model, house)) == 3
+    taught = conversations(model, judge, [cut, silent, house])
+    assert [is_judging(each) for each in taught] == [False, True, False]
+
+
+def test_demonstrations_are_looked_up_for_all_at_once(buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    episodes = [trace(order_task(f"t{n}"), (ORDER, f"paid {n}"), (REFUND, "ok"), DONE) for n in range(3)]
+    buffer.extend(episodes)
+    model = Model(None, replay_buffer=buffer, demonstrations=1)
+    monkeypatch.setattr(buffer, "similar", lambda *_, **__: pytest.fail("one by one"))
+    for number, (calls, _) in enumerate(zip(*[iter(conversations(model, ModelJudge(model), episodes))] * 2, strict=True)):
+        assert "seen: " in calls[1].text and f"\npaid {number}\n" not in calls[1].text, "never of the same task"
+
+
+def test_annotated_reasoning_is_what_the_experience_model_is_trained_on() -> None:
+    first = seen("open door", reasoning="The handle turns.\nIt is not locked.")
+    episode = Trajectory(task=HOUSE, steps=[first, seen("go north", observation="It opens.")])
+    lines = responder_conversation(Model(None, instructions=""), episode)
+    assert lines[2].text == "valid, The handle turns. It is not locked.\nreward 0, continues\nIt opens."
+    assert lines[-1].text.startswith("valid, no progress yet\n")
+    answer = json.loads(responder_conversation(Model(None, prompt_format="json"), episode)[2].text)
+    assert answer["reasoning"] == first.reasoning and list(answer)[0] == "reasoning"
