@@ -8,8 +8,8 @@ import pytest
 from orders import DONE, NOTE, ORDER, PAID, REFUND, Index, is_judging, order_task, play, trace
 
 from dreamgym_lg.actions import render_answer
-from dreamgym_lg.dream import Dream, Episode, Model, ModelJudge, Recorded
-from dreamgym_lg.dream.training_data import conversations, ends_with_message, judge_conversation, responder_conversation
+from dreamgym_lg.dream import Dream, Episode, Model, ModelJudge, Recorded, References, Verify
+from dreamgym_lg.dream.training_data import ends_with_message, judge_conversations, responder_conversation
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.types import Step, Task, Trajectory
 
@@ -18,6 +18,11 @@ HOUSE = Task(id="t0", instruction="leave the house", environment="house", observ
 
 def seen(action: str, outcome: str = "It opens.", *, observation: str = "A closed door.", **fields: Any) -> Step:
     return Step(observation=observation, action=action, next_observation=outcome, **fields)
+
+
+def judged(episode: Trajectory, *judges: Any) -> list[Any]:
+    """The conversations that an episode teaches the last of these judges."""
+    return asyncio.run(judge_conversations(Dream([], judges=judges), episode))
 
 
 def test_a_text_agents_episode_is_the_very_conversation_held_in_the_dream(
@@ -40,21 +45,37 @@ def test_a_text_agents_episode_is_the_very_conversation_held_in_the_dream(
 
 
 @pytest.mark.parametrize("prompt_format", ["lines", "json"])
-def test_a_tool_agents_episode_is_what_model_and_judge_are_asked_in_the_dream(
-    scripted: Any, buffer: ReplayBuffer, prompt_format: Any
-) -> None:
+def test_a_tool_agents_episode_is_what_model_and_judge_are_asked_in_the_dream(buffer: ReplayBuffer, prompt_format: Any) -> None:
     """Its recorded calls and the user's replies are read as the model's own answers, as in a dream that knows them."""
     which = render_answer("Which order?")
     episode = trace(order_task(), (which, "W-204"), (ORDER, PAID), (NOTE, "Error", False), (REFUND, "ok"), DONE)
     buffer.add(trace(order_task("t2"), (ORDER, PAID), (NOTE, "Error", False), DONE))
     model = Model(None, replay_buffer=buffer, demonstrations=1, prompt_format=prompt_format)
-    judge = ModelJudge(model, references=Index(buffer))
-    calls, verdict = conversations(model, judge, [episode])
+    calls = responder_conversation(model, episode)
     assert calls[:-1] == model.messages(Episode(task=order_task(), steps=episode.steps[:3], action=REFUND))
     assert calls[-1].text == model.prompt_format.answer(model.prompt_format.read(calls[-1].text))
-    ended = Episode(task=order_task(), steps=episode.steps[:-1], action=DONE, own_traces=False)
-    assert verdict[:-1] == judge.messages(ended) and judge.read(verdict[-1].text).success
-    assert is_judging(verdict) and not is_judging(calls)
+    judge = ModelJudge(model, references=Index(buffer))
+    (verdict,) = judged(episode, judge)
+    assert verdict[:-1] == judge.messages(Episode(task=order_task(), steps=episode.steps[:-1], action=DONE))
+    assert judge.read(verdict[-1].text).success and is_judging(verdict) and not is_judging(calls)
+
+
+def test_an_episode_is_judged_with_the_traces_of_its_task_and_as_of_a_new_one(buffer: ReplayBuffer) -> None:
+    episode = trace(order_task(), (ORDER, PAID), render_answer("It is paid."))
+    buffer.add(episode)
+    judge = ModelJudge(Model(None, prompt_format="json"), references=Index(buffer))
+    known, new = judged(episode, judge)
+    assert "reference" in json.loads(known[1].text) and "reference" not in json.loads(new[1].text)
+    assert known[-1] == new[-1]
+
+
+def test_what_an_earlier_judge_decides_teaches_nothing(buffer: ReplayBuffer) -> None:
+    episode = trace(order_task(), (REFUND, "ok"), DONE)
+    buffer.add(episode)
+    references, judge = References(Index(buffer)), ModelJudge(Model(None))
+    (as_of_a_new_task,) = judged(episode, references, judge)
+    assert is_judging(as_of_a_new_task)
+    assert judged(episode, Verify(lambda *_: 1), judge) == judged(episode, references) == judged(episode) == []
 
 
 def test_the_prompt_in_training_is_the_prompt_of_a_dream_that_answers_as_recorded(scripted: Any, buffer: ReplayBuffer) -> None:
@@ -66,7 +87,7 @@ def test_the_prompt_in_training_is_the_prompt_of_a_dream_that_answers_as_recorde
     model = Model(chat)
     dream = Dream([Recorded(buffer), model], judges=[ModelJudge(model)])
     play(dream.create_environment(), order_task(), ORDER, NOTE, REFUND, DONE)
-    assert chat.asked[-1] == judge_conversation(ModelJudge(model), episode)[:-1]
+    assert chat.asked[-1] == judged(episode, ModelJudge(model))[0][:-1]
     asyncio.run(model.predict(Episode(task=order_task(), steps=episode.steps[:2], action=REFUND)))
     assert chat.asked[-1] == responder_conversation(model, episode)[:-1]
 
@@ -76,10 +97,10 @@ def test_a_verdict_is_the_real_outcome_with_the_reason_that_was_annotated(succes
     judge = ModelJudge(Model(None))
     episode = trace(order_task(), (ORDER, PAID), DONE, success=success)
     told = "it completes the task\nsuccess" if success else "it fails the task\nfailure"
-    assert judge_conversation(judge, episode)[-1].text == told
+    assert judged(episode, judge)[0][-1].text == told
     *steps, last = episode.steps
     annotated = Step(observation=last.observation, action=DONE, next_observation="", terminated=True, reasoning="It was\nread.")
-    (*_, answer) = judge_conversation(judge, Trajectory(task=episode.task, steps=[*steps, annotated], success=success))
+    ((*_, answer),) = judged(Trajectory(task=episode.task, steps=[*steps, annotated], success=success), judge)
     assert answer.text == f"It was read.\n{told.splitlines()[-1]}"
 
 
@@ -88,12 +109,10 @@ def test_an_episode_that_asked_nothing_teaches_nothing() -> None:
     judge = ModelJudge(model)
     cut, silent = trace(order_task(), (ORDER, PAID)), trace(order_task(), DONE)
     assert not ends_with_message(cut) and ends_with_message(silent) and not ends_with_message(trace(order_task()))
-    assert judge_conversation(judge, cut) == [] and responder_conversation(model, silent) == []
+    assert judged(cut, judge) == [] and responder_conversation(model, silent) == []
     assert responder_conversation(model, trace(order_task())) == []
     house = Trajectory(task=HOUSE, steps=[seen(render_answer("open door"))])
-    assert judge_conversation(judge, house) == [] and len(responder_conversation(model, house)) == 3
-    taught = conversations(model, judge, [cut, silent, house])
-    assert [is_judging(each) for each in taught] == [False, True, False]
+    assert judged(house, judge) == [] and len(responder_conversation(model, house)) == 3
 
 
 def test_demonstrations_are_looked_up_for_all_at_once(buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +120,9 @@ def test_demonstrations_are_looked_up_for_all_at_once(buffer: ReplayBuffer, monk
     buffer.extend(episodes)
     model = Model(None, replay_buffer=buffer, demonstrations=1)
     monkeypatch.setattr(buffer, "similar", lambda *_, **__: pytest.fail("one by one"))
-    for number, (calls, _) in enumerate(zip(*[iter(conversations(model, ModelJudge(model), episodes))] * 2, strict=True)):
+    model.retrieve(episodes)
+    for number, episode in enumerate(episodes):
+        calls = responder_conversation(model, episode)
         assert "seen: " in calls[1].text and f"\npaid {number}\n" not in calls[1].text, "never of the same task"
 
 
