@@ -9,7 +9,6 @@ import queue
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from random import Random
@@ -50,21 +49,15 @@ class LocalEngine:
         self.prefixes = PrefixCache()
         self._prompts = SharedPromptBlocks()
         self._decoder = Decoder(model, tokenizer)
+        self.ends = self._decoder.ends
+        """The tokens that end a reply."""
+        self.passes = self._decoder.passes
+        """When each of the last 10,000 forward passes began and ended, by `time.perf_counter`."""
         self._seeds = itertools.count()
         self._waiting: _Waiting = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(self._waiting,), name="dreamgym-engine", daemon=True).start()
         # the thread holds no engine: model and cache go with their user
         weakref.finalize(self, self._waiting.put, None).atexit = False  # a process that ends needs no word to its daemons
-
-    @property
-    def ends(self) -> frozenset[int]:
-        """The tokens that end a reply."""
-        return self._decoder.ends
-
-    @property
-    def passes(self) -> deque[tuple[float, float]]:
-        """When each of the last 10,000 forward passes began and ended, by `time.perf_counter`."""
-        return self._decoder.passes
 
     def submit(self, request: Request) -> "Future[Generated]":
         """Ask for a reply; returns at once."""

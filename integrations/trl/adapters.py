@@ -6,15 +6,11 @@ PEFT puts them into the model's own layers, so the policy's model, which the eng
 from copy import deepcopy
 
 import torch
+from peft import LoraConfig, PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import PreTrainedModel
 
-from dreamgym_lg.errors import ConfigurationError, MissingDependency
-
-try:
-    from peft import LoraConfig, PeftModel
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from transformers import PreTrainedModel
-except ImportError as error:
-    raise MissingDependency.extra("peft", "train") from error
+from dreamgym_lg.errors import ConfigurationError
 
 ADAPTER_RATE_FACTOR = 10
 """Default learning rate of adapters over that of whole weights (Schulman 2025, "LoRA Without Regret")."""

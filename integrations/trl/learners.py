@@ -6,15 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from trl import GRPOConfig
 
-from dreamgym_lg.errors import ConfigurationError, MissingDependency
-
-try:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-    from trl import GRPOConfig
-except ImportError as error:
-    raise MissingDependency.extra("trl", "train") from error
-
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.trl.options import CLIPPING, STEP
 from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
 from dreamgym_lg.integrations.trl.policy_trainer import LikelihoodTrainer
@@ -41,7 +36,9 @@ LOSS_TYPES: Mapping[str, Normalisation] = {
     "cispo": "tokens",
     "dr_grpo": "length",
 }
-"""The `loss_type`s of TRL that `GRPOLearner` has, with the normalisation that each amounts to (`group_credit`)."""
+"""The `loss_type`s of TRL that `GRPOLearner` has, with the normalisation that each amounts to (`group_credit`).
+
+TRL's others have a mean or a ratio per row, and an episode may be several rows."""
 
 
 class GRPOLearner(PolicyLearner):
@@ -78,11 +75,6 @@ class GRPOLearner(PolicyLearner):
 
 
 def _check_loss_type(loss_type: str, options: Mapping[str, object]) -> None:
-    if loss_type in ("luspo", "sapo", "vespo"):
-        raise ConfigurationError(
-            f"loss_type={loss_type!r} has a mean or a ratio per row inside TRL, and an episode may be several rows; "
-            f"give one of {', '.join(LOSS_TYPES)}"
-        )
     if loss_type not in LOSS_TYPES:
         raise ConfigurationError.unknown("loss_type", loss_type, LOSS_TYPES)
     if "max_completion_length" in options and loss_type != "dr_grpo":

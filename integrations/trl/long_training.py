@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from dreamgym_lg.errors import MissingDependency
-
-try:
-    from transformers import TrainerCallback
-except ImportError as error:
-    raise MissingDependency.extra("trl", "train") from error
+from transformers import TrainerCallback
 
 from dreamgym_lg.integrations.trl.policy_trainer import OptimizerStep, PolicyTrainer, Stopped
 

@@ -5,14 +5,10 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from dreamgym_lg.errors import ConfigurationError, MissingDependency
-
-try:
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-except ImportError as error:
-    raise MissingDependency.extra("trl", "train") from error
+from dreamgym_lg.errors import ConfigurationError
 
 _HEAD_TILE = (4096, 32768)
 """Tokens and words whose logits TRL has in memory at once."""

@@ -9,18 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dreamgym_lg.errors import ConfigurationError, MissingDependency, NothingToTrain, writing
-from dreamgym_lg.learner import Credit, Groups, TrainingRow
-from dreamgym_lg.types import Trajectory
+from datasets import IterableDataset
+from peft import LoraConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
+from trl import GRPOConfig
 
-try:
-    from datasets import IterableDataset
-    from peft import LoraConfig
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
-    from trl import GRPOConfig
-except ImportError as error:
-    raise MissingDependency.extra("trl", "train") from error
-
+from dreamgym_lg.errors import ConfigurationError, NothingToTrain, writing
 from dreamgym_lg.integrations.trl.adapters import ADAPTER_RATE_FACTOR, check_adapters
 from dreamgym_lg.integrations.trl.long_training import LongTraining, Result
 from dreamgym_lg.integrations.trl.memory import check_memory, estimate_memory
@@ -33,6 +27,8 @@ from dreamgym_lg.integrations.trl.options import (
 )
 from dreamgym_lg.integrations.trl.policy_trainer import OptimizerStep, PolicyTrainer
 from dreamgym_lg.integrations.trl.ranks import join_ranks
+from dreamgym_lg.learner import Credit, Groups, TrainingRow
+from dreamgym_lg.types import Trajectory
 
 logger = logging.getLogger(__name__)
 

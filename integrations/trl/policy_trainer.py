@@ -6,20 +6,15 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
+from trl import GRPOTrainer
+from trl.trainer.utils import pad
 
 from dreamgym_lg.errors import MissingDependency, writing
-from dreamgym_lg.learner import TrainingRow
-
-try:
-    from transformers import PreTrainedModel
-    from trl import GRPOTrainer
-    from trl.trainer.utils import pad
-except ImportError as error:
-    raise MissingDependency.extra("trl", "train") from error
-
 from dreamgym_lg.integrations.trl.ranks import Ranks
 from dreamgym_lg.integrations.trl.rows import split_passes
 from dreamgym_lg.integrations.trl.shared_prefix import shared_prefix
+from dreamgym_lg.learner import TrainingRow
 from dreamgym_lg.types import Segment
 
 for _name in ("_compute_loss", "_get_per_token_logps_and_entropies"):
@@ -99,9 +94,7 @@ class PolicyTrainer(GRPOTrainer):
     _scored: torch.Tensor | None = None
     """True for the tokens of the completions at hand that have a weight, [rows, tokens]; None: all."""
 
-    def training_step(
-        self, model: PreTrainedModel, inputs: object, num_items_in_batch: torch.Tensor | int | None = None
-    ) -> torch.Tensor:
+    def training_step(self, model: Any, inputs: object, num_items_in_batch: object = None) -> torch.Tensor:
         if self.ranks is None:
             if (step := self.feed.get()) is None:
                 raise Stopped

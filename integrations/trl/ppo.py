@@ -10,15 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from trl.trainer.utils import pad
 
-from dreamgym_lg.errors import ConfigurationError, MissingDependency
-
-try:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-    from trl.trainer.utils import pad
-except ImportError as error:
-    raise MissingDependency.extra("trl", "train") from error
-
+from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.trl.options import CLIPPING, STEP
 from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
 from dreamgym_lg.integrations.trl.policy_trainer import PolicyTrainer, backbone

@@ -5,14 +5,8 @@ from itertools import groupby
 from typing import NotRequired, TypedDict
 
 import torch
-
-from dreamgym_lg.errors import MissingDependency
-
-try:
-    from transformers import PreTrainedTokenizerBase
-    from trl.chat_template_utils import get_training_chat_template
-except ImportError as error:
-    raise MissingDependency.extra("trl", "train") from error
+from transformers import PreTrainedTokenizerBase
+from trl.chat_template_utils import get_training_chat_template
 
 Conversation = Sequence[Mapping[str, str]]
 """Messages with `role` and `content`."""

@@ -12,25 +12,20 @@ from typing import Any
 from uuid import uuid4
 
 import torch
+from datasets import Dataset
 from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+)
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from trl import SFTConfig, SFTTrainer
 
-from dreamgym_lg.errors import ConfigurationError, MissingDependency, NothingToTrain, writing
-
-try:
-    from datasets import Dataset
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoTokenizer,
-        PreTrainedModel,
-        PreTrainedTokenizerBase,
-        PrinterCallback,
-        TrainerCallback,
-    )
-    from transformers.modeling_outputs import CausalLMOutputWithPast
-    from trl import SFTConfig, SFTTrainer
-except ImportError as error:
-    raise MissingDependency.extra("trl", "train") from error
-
+from dreamgym_lg.errors import ConfigurationError, NothingToTrain, writing
 from dreamgym_lg.integrations.transformers.loading import trains_bfloat16
 from dreamgym_lg.integrations.trl.adapters import merged_weights
 from dreamgym_lg.integrations.trl.options import FROM_SCRATCH_MAX_PARAMETERS, check_options, default_rate, precision
@@ -118,22 +113,11 @@ class _WeightedTrainer(SFTTrainer):
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "weights"]
 
-    def compute_loss(
-        self,
-        model: PreTrainedModel,
-        inputs: dict[str, torch.Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> torch.Tensor | tuple[torch.Tensor, CausalLMOutputWithPast]:
+    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **_: object) -> Any:
         loss, outputs = weighted_loss(model, inputs)
         return (loss, outputs) if return_outputs else loss
 
-    def training_step(
-        self,
-        model: PreTrainedModel,
-        inputs: dict[str, torch.Tensor],
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> torch.Tensor:
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """One batch in passes of `_TOKENS_A_PASS` tokens, whose gradients add up."""
         total, losses = _total_weight(inputs), []
         lengths = [padded(length) for length in inputs["attention_mask"].sum(dim=1).tolist()]
