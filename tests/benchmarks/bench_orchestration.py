@@ -28,10 +28,10 @@ from typing import Any
 import torch
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
+from dreamgym_lg.dream.dream import Dream
+from dreamgym_lg.dream.model import Model
+from dreamgym_lg.dream.training_data import responder_conversation
 from dreamgym_lg.errors import PredictionFailed
-from dreamgym_lg.experience.environment import DreamEnvironment
-from dreamgym_lg.experience.model import ExperienceModel
-from dreamgym_lg.experience.training_data import to_conversation
 from dreamgym_lg.graphs.episode import create_episode_graph, read_action
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.learners import GRPOLearner
@@ -89,15 +89,15 @@ def policy_conversation(episode: Trajectory) -> Messages:
     return messages
 
 
-def experience_conversation(experience: ExperienceModel, episode: Trajectory) -> Messages:
+def experience_conversation(experience: Model, episode: Trajectory) -> Messages:
     roles = {"human": "user", "ai": "assistant"}
-    return [{"role": roles.get(m.type, m.type), "content": m.text} for m in to_conversation(experience, episode)]
+    return [{"role": roles.get(m.type, m.type), "content": m.text} for m in responder_conversation(experience, episode)]
 
 
 def make_models(buffer: ReplayBuffer, episodes: Sequence[Trajectory], folder: Path, **size: int) -> None:
     """Policy and experience model; they learn what the forms are and nothing else."""
-    grounded = ExperienceModel(None, replay_buffer=buffer, demonstrations=DEMONSTRATIONS, instructions="")
-    plain = ExperienceModel(None, instructions="")
+    grounded = Model(None, replay_buffer=buffer, demonstrations=DEMONSTRATIONS, instructions="")
+    plain = Model(None, instructions="")
     answered = [experience_conversation(plain if i % 4 < 2 else grounded, episode) for i, episode in enumerate(episodes)]
     acted = [policy_conversation(episode) for episode in episodes[::2]]
     tokenizer = create_tokenizer(message["content"] for conversation in answered for message in conversation)
@@ -107,14 +107,14 @@ def make_models(buffer: ReplayBuffer, episodes: Sequence[Trajectory], folder: Pa
         save_model(model, tokenizer, folder / name)
 
 
-def graph_rollouts(policy: LocalChatModel, buffer: ReplayBuffer, experience: ExperienceModel, run: str) -> Play:
+def graph_rollouts(policy: LocalChatModel, buffer: ReplayBuffer, experience: Model, run: str) -> Play:
     """As the training graph plays an iteration."""
 
     async def play(iteration: int) -> Sequence[Trajectory]:
         return await rollout(
             create_episode_graph(policy, max_steps=MAX_STEPS).compile(),
             tasks_of(iteration),
-            lambda: DreamEnvironment(experience),
+            lambda: Dream([experience]).create_environment(),
             num_generations=NUM_GENERATIONS,
             source="synthetic",
             run=run,
@@ -125,11 +125,11 @@ def graph_rollouts(policy: LocalChatModel, buffer: ReplayBuffer, experience: Exp
     return play
 
 
-def bare_rollouts(policy: LocalChatModel, experience: ExperienceModel) -> Play:
+def bare_rollouts(policy: LocalChatModel, experience: Model) -> Play:
     """The least that plays the same episodes: no graph, no buffer."""
 
     async def episode(task: Task, seed: int) -> Trajectory:
-        environment, steps = DreamEnvironment(experience), list[Step]()
+        environment, steps = Dream([experience]).create_environment(), list[Step]()
         with TokenRecorder(seed=seed) as recorder:
             seen = environment.reset(task)
             messages: list[BaseMessage] = [SystemMessage(task.instruction), HumanMessage(seen)]
@@ -167,7 +167,7 @@ def whole_iterations(play: Play, policy: LocalChatModel, folder: Path) -> tuple[
 
         return run
 
-    trainer._reference = timed(trainer._reference)
+    trainer.reference_log_probs = timed(trainer.reference_log_probs)
     trainer.compute_loss = timed(trainer.compute_loss)
     trainer.accelerator.backward = timed(trainer.accelerator.backward)
 
@@ -233,8 +233,8 @@ def ways_of(size: str, buffer: ReplayBuffer, folder: Path, own_process: bool) ->
     policy = LocalChatModel.from_path(folder / "policy", max_new_tokens=16)
     answers = LocalChatModel.from_path(folder / "experience", max_new_tokens=80, temperature=0, own_process=own_process)
     run = f"{size} {own_process}"
-    plain = ExperienceModel(answers, instructions="", retries=0)
-    grounded = ExperienceModel(answers, replay_buffer=buffer, demonstrations=DEMONSTRATIONS, instructions="", retries=0)
+    plain = Model(answers, instructions="", retries=0)
+    grounded = Model(answers, replay_buffer=buffer, demonstrations=DEMONSTRATIONS, instructions="", retries=0)
     grounded.demonstrations("an apple", "take it", make_task(0))  # builds the index
     plays = {
         "bare loop": bare_rollouts(policy, plain),
