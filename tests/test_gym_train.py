@@ -1,6 +1,7 @@
 """Training by the facade, with a tiny model: a `create_agent` graph, a scripted world, real GRPO, and the way back."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from langchain_core.tools import tool
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_models import create_model, create_tokenizer
 
-from dreamgym_lg import DreamGym, ReplayBuffer, Task
+from dreamgym_lg import Dream, DreamGym, Model, ReplayBuffer, Schemas, Step, Task, Verify
+from dreamgym_lg.actions import parse_action
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.batch import Batch
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
@@ -100,16 +102,9 @@ def make(graph: Any, tmp_path: Path) -> Make:
     buffer = ReplayBuffer(tmp_path / "replay.db")
 
     def make(out: Path = tmp_path / "run", **options: Any) -> DreamGym:
-        return DreamGym(
-            graph,
-            replay_buffer=buffer,
-            experience_model=World(),
-            tasks=TASKS,
-            out=out,
-            verify_dream=odd,
-            verify_real=odd,
-            **options,
-        )
+        usual = {"experience_model": World(), "verify_dream": odd}
+        parts = {"tasks": TASKS, "verify_real": odd, **({} if "dream" in options else usual), **options}
+        return DreamGym(graph, replay_buffer=buffer, out=out, **parts)
 
     return make
 
@@ -229,6 +224,37 @@ def test_the_trained_policy_evaluates_and_goes_back_to_production(make: Make, bo
     torch.testing.assert_close(weights(loaded), weights(gym.experiment.trained))
     again = gym.export(policy=loaded.with_temperature(0)).invoke({"messages": [("human", "Book room t.")]})["messages"]
     assert again[1].tool_calls[0]["args"] == {"city": "Rome"} and len(booked) == 3
+
+
+@pytest.mark.slow
+def test_a_dream_of_ones_own_parts_trains_evaluates_and_is_named_by_the_export(
+    make: Make, booked: list[str], tmp_path: Path
+) -> None:
+    def odd_answer(task: Task, steps: Sequence[Step]) -> float:
+        return float(len(str(parse_action(steps[-1].action))) % 2)
+
+    def gym(**options: Any) -> DreamGym:
+        return make(dream=Dream([Schemas(), Model(World())], judges=[Verify(odd_answer)], version="mine-1"), **options)
+
+    gym().train(policy(), 2, **SETTINGS)
+    work = gym().experiment
+    episodes = list(work.replay_buffer.trajectories(run=work.run_name("train")))
+    assert len(episodes) == 16 and {each.experience_version for each in episodes} == {"mine-1"} and booked == []
+    assert {each.steps[0].decided_by for each in episodes} == {"model"} and len({each.reward for each in episodes}) == 2
+    assert {each.steps[-1].judged_by for each in episodes} == {"verify"}
+    (_, (episode,)) = gym().evaluate(gym().experiment.trained_policy())
+    assert episode.experience_version == "mine-1" and episode.steps[-1].judged_by == "verify"
+    gym().export(tmp_path / "tiny")
+    assert json.loads((tmp_path / "tiny" / "manifest.json").read_text())["experience_model"] == {"version": "mine-1"}
+    assert "* Dream: `mine-1`.\n" in (tmp_path / "tiny" / "README.md").read_text()
+    said = list[str]()
+    other = Dream([Schemas(), Model(World())], judges=[Verify(odd_answer)], version="mine-2")
+    make(dream=other, say=said.append).train(policy(), 2, **SETTINGS)
+    assert "makes no use of dream='mine-2' (it trained in the dream of 'mine-1')" in said[0]
+    with pytest.raises(
+        ConfigurationError, match="refresh_episodes=1 trains the local experience model.*set refresh_episodes=0"
+    ):
+        gym(out=tmp_path / "other").train(policy(), 2, refresh_episodes=1, **SETTINGS)
 
 
 @pytest.mark.slow

@@ -186,6 +186,7 @@ def prove(work: Workspace) -> dict[str, Any]:
         "seed": made_with.seed,
         "version": version("dreamgym-lg"),
         "iterations": made_with.iterations,
+        "assisted": work.world.assisted and dream is not None,
         **figures,
         "real_steps": count_real_steps(work),
         "filtered": filtered(work),

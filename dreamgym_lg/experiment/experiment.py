@@ -294,10 +294,10 @@ class Experiment(Workspace):
                 f"{self.out} has no task of the split 'train': call collect() first; for a DreamGym, pass tasks= or a replay "
                 "buffer with traces"
             )
-        if self.settings.refresh_episodes and self._given is not None:
+        if self.settings.refresh_episodes and (self._given is not None or not self.world.needs_model):
             raise ConfigurationError(
                 f"refresh_episodes={self.settings.refresh_episodes} trains the local experience model further, and "
-                "experience_model= is given: set refresh_episodes=0"
+                "experience_model= or dream= is given: set refresh_episodes=0"
             )
 
     def _check_ended(self, options: Mapping[str, Any], servers: str | Sequence[str]) -> None:

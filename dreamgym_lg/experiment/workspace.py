@@ -301,8 +301,10 @@ class Workspace:
 
     @property
     def experience_version(self) -> str:
-        """Which experience model answers, without loading it: the given one's version or name, else the newest."""
+        """The dream's version, without loading a model; "" before an experience model is trained."""
         given = self._given
+        if not self.world.needs_model:
+            return self.dream().version
         if given is None:
             return self.newest_experience()
         return given.version if isinstance(given, Model) else given if isinstance(given, str) else name_of(given)

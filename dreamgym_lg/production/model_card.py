@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dreamgym_lg.report.proof import ASSISTED
+
 _CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -19,7 +21,7 @@ The policy of a LangGraph agent: the chat model that decides which tool it calls
 
 * Weights `{policy_version}`, {parameters:,} parameters, safetensors; written {created} with dreamgym-lg {release}.
 * Data: {data}.
-* Experience model: {experience}.
+* Dream: {dream}.
 
 ## Evaluation
 
@@ -56,7 +58,7 @@ Row = Mapping[str, Any]
 def model_card(name: str, record: Mapping[str, Any]) -> str:
     """The card of the policy that `record`, the content of its manifest, tells of."""
     base, training, data = record["base_model"], record["training"], record["data"]
-    experience, agent = record["experience_model"], record["agent"]
+    agent = record["agent"]
     origin = f"Base model: {base}."
     if training is not None:
         iterations = f"iterations: {training['iterations']}, " if "iterations" in training else ""
@@ -73,10 +75,16 @@ def model_card(name: str, record: Mapping[str, Any]) -> str:
         created=record["created"],
         release=record["versions"]["dreamgym-lg"],
         data=f"{data['trajectories']:,} real trajectories, {data['steps']:,} steps (SHA-256 `{data['sha256'][:16]}…`)",
-        experience=f"`{experience['version']}`" if experience else "none",
+        dream=_dream(record["experience_model"]),
         evaluation=_evaluation(record["evaluation"], record.get("baselines", {})),
         served=f"the agent `{agent['path']}` with it" if agent else "it as a chat",
     )
+
+
+def _dream(experience: Mapping[str, Any] | None) -> str:
+    if experience is None:
+        return "none"
+    return f"`{experience['version']}`" + (f", {ASSISTED}" if experience.get("assisted") else "")
 
 
 def _evaluation(rows: Sequence[Row], baselines: Mapping[str, Sequence[Row]]) -> str:

@@ -73,13 +73,16 @@ def _model_name(name: str) -> str:
     return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
 
 
-def _experience_model(work: Workspace) -> dict[str, str] | None:
-    """The experience model that the policy was trained with; None where it played no part."""
+def _experience_model(work: Workspace) -> dict[str, Any] | None:
+    """The dream that the policy was trained in, by its version; None where it played no part."""
     name = work.experience_version
-    if (work.stored_settings() or work.settings).environment == "real" or not work.world.needs_model or not name:
+    if (work.stored_settings() or work.settings).environment == "real" or not name:
         return None
     stamp = work.models / name / "version"
-    return {"version": _model_name(name), **({"weights": stamp.read_text()} if stamp.is_file() else {})}
+    record: dict[str, Any] = {"version": _model_name(name)}
+    if work.world.assisted:
+        record["assisted"] = True
+    return {**record, "weights": stamp.read_text()} if stamp.is_file() else record
 
 
 def _data(buffer: ReplayBuffer) -> dict[str, Any]:

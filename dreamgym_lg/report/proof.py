@@ -29,7 +29,8 @@ the dream."""
 MODES = {"sampled": "temperature 1", "greedy": "greedy"}  # how actions were chosen; the first is the headline
 NODES = ("curriculum", "rollout", "update_policy", "evaluate", "refresh")
 STEPS = {"offline": "offline", "train": "in training", "refresh": "refresh", "evaluation": "evaluation"}
-_PLACES = {"real": "the real environment", "s2r": "a dream, then the real environment"}
+ASSISTED = "assisted by the world's rules"
+"""Said of a dream in which the world's own rules answer or judge (`World.assisted`)."""
 NOTE = (
     "Base: trained on every recorded success. Whiskers and bands: 95 % intervals. Uniform groups: all rollouts earned the "
     "same. Variance: of rewards, the mean over groups."
@@ -159,7 +160,9 @@ def _note(result: Mapping[str, Any]) -> str:
 
 def _title(result: Mapping[str, Any]) -> str:
     where = f"{result.get('world', 'unnamed')}, seed {result.get('seed', '–')}"
-    trained = _PLACES.get((result.get("settings") or {}).get("environment", "dream"), "a dream")
+    dream = f"a dream {ASSISTED}" if result.get("assisted") is True else "a dream"
+    places = {"real": "the real environment", "s2r": f"{dream}, then the real environment"}
+    trained = places.get((result.get("settings") or {}).get("environment", "dream"), dream)
     return f"Trained in {trained}, {_claims(result)[0]['word']} in the real environment: {where}"
 
 

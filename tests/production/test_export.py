@@ -324,6 +324,10 @@ def test_the_manifest_says_where_a_policy_comes_from(gym: DreamGym, tmp_path: Pa
     assert "| filtered imitation, no dream | real | test | greedy | 1 of 1 | 21% to 100% |" in card
     assert "| this one | real | test | as set | 2 of 3 | 21% to 94% |" in card and "by GRPO in a dream" in card
     assert "org/base" in card and (tmp_path / "mine" / "version").read_text() == version
+    assert "* Dream: `world-1`.\n" in card
+    gym.world.assisted = True
+    gym.export(tmp_path / "assisted", policy=trained)
+    assert "* Dream: `world-1`, assisted by the world's rules.\n" in (tmp_path / "assisted" / "README.md").read_text()
 
 
 def test_the_base_policy_says_what_it_was_made_of(gym: DreamGym, tmp_path: Path) -> None:

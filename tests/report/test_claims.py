@@ -9,7 +9,7 @@ from report_parts import Page, check_png, make_episode, make_metrics, make_resul
 from rich.console import Console
 
 from dreamgym_lg.errors import MissingDependency
-from dreamgym_lg.report.proof import EPISODES_SHOWN, summary_table, write_report
+from dreamgym_lg.report.proof import ASSISTED, EPISODES_SHOWN, summary_table, write_report
 from dreamgym_lg.types import Act, Step
 
 # --- what must not be claimed -----------------------------------------------------------------------------------------
@@ -217,3 +217,11 @@ def test_a_missing_package_is_named_and_nothing_is_written(tmp_path, monkeypatch
 def test_the_title_says_where_it_trained(tmp_path, place, told):
     page = Page(render(tmp_path, result=make_result(settings={"environment": place})))
     assert f"Trained in {told}, proven in the real environment" in page.text
+
+
+@pytest.mark.parametrize(("place", "where"), [("dream", "a dream {}"), ("s2r", "a dream {}, then the real environment")])
+def test_a_dream_that_the_worlds_rules_assist_is_named_so_wherever_the_result_is(tmp_path, place, where):
+    result = make_result(settings={"environment": place}, assisted=True)
+    title = f"Trained in {where.format(ASSISTED)}, proven in the real environment"
+    assert title in Page(render(tmp_path, result=result)).text and title in str(summary_table(result).title)
+    assert ASSISTED not in Page(render(tmp_path, result=make_result(assisted=False))).text
