@@ -1,10 +1,26 @@
 """Progress bars, one for each stage: in the terminal of the command line, and in the output of a notebook's cell."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+OnProgress = Callable[[str, int, int], None]
+"""(label, how many are done, of how many)."""
+
+
+def counter(report: OnProgress, label: str, total: int) -> Callable[[], None]:
+    """A function that reports one more done each time it is called."""
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        report(label, done, total)
+
+    return count
 
 
 class StageBars(Progress):

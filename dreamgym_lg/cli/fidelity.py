@@ -18,7 +18,6 @@ POLICY, UNSEEN = "the policy's own actions", "the policy's own actions, further 
 COLOURS = {"bad": "red", "watch": "yellow", "good": "green"}
 
 BUFFER_HELP = "In place of an experiment: your own replay buffer."
-REPLAY_HELP = "Play dreamed successes in the real environment (an experiment's only)."
 OUT_HELP = "Where to write. Default: the experiment's folder, or beside the buffer."
 
 
@@ -28,7 +27,6 @@ def fidelity(
     experience_model: ModelName = None,
     limit: Annotated[int, typer.Option(min=1, help="Episodes of each kind put to the model, drawn by --seed.")] = 100,
     judge_model: Annotated[str | None, typer.Option(help="Another chat model that scores dreamed episodes.")] = None,
-    replay: Annotated[bool, typer.Option("--replay/--no-replay", help=REPLAY_HELP)] = True,
     seed: Annotated[int, typer.Option(help="Decides which episodes are drawn.")] = 0,
     out: Annotated[Path | None, typer.Option(help=OUT_HELP)] = None,
 ) -> None:
@@ -40,7 +38,7 @@ def fidelity(
         with opened(world, replay_buffer, experience_model) as source, progress_shown() as progress:
             if source.work is not None:
                 source.work.progress = progress
-                arguments, folder = _of_experiment(source.work, source, replay, limit), source.work.out
+                arguments, folder = _of_experiment(source.work, source, limit), source.work.out
             else:
                 assert replay_buffer is not None
                 arguments, folder = _of_buffer(source), replay_buffer.parent
@@ -52,21 +50,18 @@ def fidelity(
     say(f"report: {html}\nfigures: {figures}")
 
 
-def _of_experiment(work: Experiment, source: Source, replay: bool, limit: int) -> dict[str, Any]:
+def _of_experiment(work: Experiment, source: Source, limit: int) -> dict[str, Any]:
     """The arguments of `measure`: offline data and the episodes of evaluations."""
     dream = source.dream()
     offline, note = _offline(work)
     evaluations = (work.run_name("validate/"), work.run_name("proof/"))
     panels = tuple(work.run_name(f"proof/{name}/") for name in work.panels())
     runs = [t for t in work.replay_buffer.trajectories() if t.run.startswith(evaluations)]
-    replayed = replay and any(t.success and t.source == "synthetic" for t in runs)
-    unplayed = "The buffer holds no dreamed success of an evaluation, so none was replayed in the real environment."
     return {
         "dream": dream,
         "trajectories": [*offline, *runs],
-        "create_environment": work.world.create_environment if replayed else None,
         "judgement": gate.measure(work, dream, limit=min(limit, gate.LIMIT)) if work.world.judged_by_dream else None,
-        "notes": [note, unplayed] if replay and not replayed else [note],
+        "notes": [note],
         "group": lambda t: "offline data" if t.source == "offline" else UNSEEN if t.run.startswith(panels) else POLICY,
     }
 

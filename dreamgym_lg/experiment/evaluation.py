@@ -94,7 +94,7 @@ def _compare(dream: Dream, dreamed: Sequence[Trajectory], real: Sequence[Traject
         "eval_gap_high": high,
         "eval_invalid_recall": agreement.invalid_recall,
         "eval_invalid_count": agreement.invalid,
-        "eval_reward_errors": agreement.reward_errors / max(agreement.valid + agreement.invalid, 1),
+        "eval_reward_errors": agreement.reward_errors / max(agreement.steps, 1),
     }
     return figures, (
         f"gap {gap:+.2f} [{low:+.2f}, {high:+.2f}]; the dream recognised {agreement.invalid_recognised} of "

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from dreamgym_lg.actions import is_answer, parse_call
 from dreamgym_lg.dream.dream import Dream
+from dreamgym_lg.environment import RULES
 from dreamgym_lg.fidelity.replay import step_or_none, with_observation
 from dreamgym_lg.statistics import Rate, clustered_interval, normalised
 from dreamgym_lg.tasks import is_tool_task
@@ -56,22 +57,6 @@ class Judgement:
         return cls(**fields)
 
 
-class _Answered(NamedTuple):
-    """One step of a recorded episode and the dream's answer; None where it cannot be read."""
-
-    step: Step
-    last: bool
-    result: StepResult | None
-
-    @property
-    def succeeds(self) -> bool:
-        return self.result is not None and bool(self.result.info.get("success"))
-
-    @property
-    def rewarded(self) -> bool:
-        return self.result is not None and (self.succeeds or self.result.reward > 0)
-
-
 class _Lookup(NamedTuple):
     """A reading call of an episode that is made again."""
 
@@ -85,15 +70,34 @@ class _Lookup(NamedTuple):
 
 
 class _Case(NamedTuple):
-    """One recorded episode with the dream's answers."""
+    """One recorded episode with the dream's answers; None where one cannot be read."""
 
     trajectory: Trajectory
-    answered: list[_Answered]
+    answers: list[tuple[Step, StepResult | None]]
+    ends: bool
+    """Whether the last answer is that to its end."""
     lookups: list[tuple[_Lookup, StepResult | None]]
 
     @property
     def succeeds(self) -> bool:
-        return any(each.succeeds for each in self.answered)
+        return any(result is not None and bool(result.info.get("success")) for _, result in self.answers)
+
+    @property
+    def misses(self) -> bool:
+        """Whether the dream gives its last step nothing: neither success nor, in a world with a score, a reward."""
+        result = self.answers[-1][1]
+        return result is None or not (result.info.get("success") or result.reward > 0)
+
+    @property
+    def judge(self) -> str:
+        result = self.answers[-1][1]
+        return str(result.info.get("judged_by", "")) if result is not None else ""
+
+    @property
+    def kind(self) -> str:
+        if self.trajectory.run.startswith("edited/"):
+            return self.trajectory.run
+        return "recorded failures" if self.trajectory.source == "offline" else "the policy's failures"
 
 
 async def ajudge(
@@ -133,15 +137,15 @@ async def _put(dream: Dream, trajectory: Trajectory, writes: Collection[str]) ->
     async def ask(position: int, action: str) -> StepResult | None:
         return await step_or_none(dream.resume(trajectory.task, steps[:position]), action)
 
-    answered = []
+    answers, ends, last = list[tuple[Step, StepResult | None]](), False, len(steps) - 1
     for position, step in enumerate(steps):
-        last = position == len(steps) - 1
-        ends = last and is_answer(step.action) if by_tools else last or not trajectory.success
-        if ends or not step.valid:
-            answered.append(_Answered(step, last, await ask(position, step.action)))
+        ends = position == last and (is_answer(step.action) or not by_tools)
+        every = not by_tools and not trajectory.success
+        if (ends or every or not step.valid) and step.decided_by != RULES:
+            answers.append((step, await ask(position, step.action)))
     recorded = by_tools and not trajectory.run.startswith("edited/")
-    lookups = _lookups(steps, writes) if recorded else ()
-    return _Case(trajectory, answered, [(lookup, await ask(lookup.position, lookup.action)) for lookup in lookups])
+    lookups = [(lookup, await ask(lookup.position, lookup.action)) for lookup in (_lookups(steps, writes) if recorded else ())]
+    return _Case(trajectory, answers, ends and bool(answers), lookups)
 
 
 def _lookups(steps: Sequence[Step], writes: Collection[str]) -> Iterator[_Lookup]:
@@ -177,37 +181,26 @@ def _shows(lookup: _Lookup, result: StepResult | None) -> bool:
 
 
 def _judged(cases: Sequence[_Case], version: str) -> Judgement:
-    ended = [each for each in cases if any(answer.last for answer in each.answered)]
-    wrong = [each for each in ended if not each.trajectory.success]
-    right = [each for each in ended if each.trajectory.success]
-    kinds, judges = defaultdict[str, list[_Case]](list), defaultdict[str, list[_Case]](list)
-    for each in wrong:
-        kinds[_kind(each.trajectory)].append(each)
-        result = each.answered[-1].result
-        if result is not None and (judge := str(result.info.get("judged_by", ""))):
-            judges[judge].append(each)
-    invalid = [
-        [answer.result is not None and not answer.result.info["valid"] for answer in each.answered if not answer.step.valid]
-        for each in cases
-    ]
+    wrong = [each for each in cases if each.ends and not each.trajectory.success]
+    right = [each for each in cases if each.ends and each.trajectory.success]
+    refused = [[result is not None and not result.info["valid"] for step, result in c.answers if not step.valid] for c in cases]
     same = [[_shows(*lookup) for lookup in each.lookups if lookup[0].before is None] for each in cases]
     after = [[_shows(*lookup) for lookup in each.lookups if lookup[0].before is not None] for each in cases]
     return Judgement(
         version=version,
         false_success=_over_tasks(wrong, lambda each: each.succeeds),
-        false_failure=_over_tasks(right, lambda each: not each.answered[-1].rewarded),
-        invalid_recall=_clustered(invalid),
+        false_failure=_over_tasks(right, lambda each: each.misses),
+        invalid_recall=_clustered(refused),
         same_lookup=_clustered(same),
         lookup_after_write=_clustered(after),
-        by_kind={kind: rate for kind, of in sorted(kinds.items()) if (rate := _over_tasks(of, lambda each: each.succeeds))},
-        by_judge={name: rate for name, of in sorted(judges.items()) if (rate := _over_tasks(of, lambda each: each.succeeds))},
+        by_kind=_false_success_by(wrong, lambda each: each.kind),
+        by_judge=_false_success_by(wrong, lambda each: each.judge),
     )
 
 
-def _kind(trajectory: Trajectory) -> str:
-    if trajectory.run.startswith("edited/"):
-        return trajectory.run
-    return "recorded failures" if trajectory.source == "offline" else "the policy's failures"
+def _false_success_by(wrong: Sequence[_Case], key: Callable[[_Case], str]) -> dict[str, Rate]:
+    groups = {name: [each for each in wrong if key(each) == name] for name in sorted({key(each) for each in wrong} - {""})}
+    return {name: rate for name, group in groups.items() if (rate := _over_tasks(group, lambda each: each.succeeds))}
 
 
 def _over_tasks(cases: Sequence[_Case], outcome: Callable[[_Case], bool]) -> Rate | None:

@@ -1,6 +1,6 @@
-"""The leak check: evaluation tasks and steps that have a near-duplicate among what retrieval can show."""
+"""The leak check: evaluation tasks that have a near-duplicate among the training tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.hashed_words import phi
-from dreamgym_lg.statistics import Rate, StepRate, normalised, rate, step_rate
-from dreamgym_lg.types import Step, Task
+from dreamgym_lg.statistics import Rate, normalised, rate
+from dreamgym_lg.types import Task
 
 NEAR = 0.98
 """Cosine of retrieval's own vectors (hashed words and word pairs) from which on two texts are near-duplicates."""
@@ -31,7 +31,7 @@ class Twin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaks:
-    """What evaluation shares with what retrieval (and training) can see."""
+    """What evaluation shares with what retrieval and training can see."""
 
     near: float
     """The threshold used."""
@@ -41,44 +41,27 @@ class Leaks:
     tasks_exact: Rate | None
     twins: tuple[Twin, ...]
     """The nearest pairs at or above the threshold, most alike first; not more than 20."""
-    steps_near: StepRate | None
-    """Measured steps whose nearest retrievable step, of another task, is a near-duplicate in observation and action."""
-    steps_answered: StepRate | None
-    """Measured steps whose nearest retrievable step shows the very next observation: copying it would be right."""
 
 
-def find_leaks(
-    buffer: ReplayBuffer | None,
-    evaluated: Sequence[tuple[Task, Sequence[Step]]],
-    tasks: Sequence[Task] = (),
-    *,
-    near: float = NEAR,
-) -> Leaks | None:
-    """Search the replay buffer for near-duplicates of evaluation tasks and steps; None without a replay buffer.
+def find_leaks(buffer: ReplayBuffer | None, tasks: Iterable[Task] = ()) -> Leaks | None:
+    """Search the training tasks for near-duplicates of evaluation tasks; None without a replay buffer.
 
-    Args:
-        evaluated: For each measured episode its task and those of its steps that the experience model was asked about.
-        tasks: Evaluation tasks beyond those and the buffer's.
-        near: Cosine, up to 1, from which on two texts are near-duplicates.
+    Args: `tasks`, evaluation tasks beyond the buffer's.
     """
     if buffer is None:
         return None
     training = buffer.tasks(split="train", origin="real")
-    given = [*buffer.tasks(split="validation"), *buffer.tasks(split="test"), *tasks, *(task for task, _ in evaluated)]
-    held_out = list({task.id: task for task in given if task.split != "train"}.values())
+    known = [*buffer.tasks(split="validation"), *buffer.tasks(split="test"), *tasks]
+    held_out = list({task.id: task for task in known if task.split != "train"}.values())
     twins = _nearest(held_out, training)
-    close = sorted((twin for twin in twins if twin.cosine >= near), key=lambda twin: (-twin.cosine, twin.evaluation))
-    searched = evaluated if buffer.count("steps") else ()
-    shared = [[_retrievable(buffer, task, step, near) for step in steps] for task, steps in searched]
+    close = sorted((twin for twin in twins if twin.cosine >= NEAR), key=lambda twin: (-twin.cosine, twin.evaluation))
     return Leaks(
-        near=near,
+        near=NEAR,
         evaluation_tasks=len(held_out),
         training_tasks=len(training),
-        tasks_near=rate(twin.cosine >= near for twin in twins),
+        tasks_near=rate(twin.cosine >= NEAR for twin in twins),
         tasks_exact=rate(twin.exact for twin in twins),
         twins=tuple(close[:_LISTED]),
-        steps_near=step_rate([same for same, _ in episode] for episode in shared),
-        steps_answered=step_rate([answer for _, answer in episode] for episode in shared),
     )
 
 
@@ -112,12 +95,3 @@ def _alike(tasks: Sequence[Task], others: Sequence[Task]) -> NDArray[np.float32]
         wordless = ~a.any(axis=1, keepdims=True) & ~b.any(axis=1)
         lowest = np.minimum(lowest, np.where(wordless, 1, a @ b.T))
     return lowest
-
-
-def _retrievable(buffer: ReplayBuffer, task: Task, step: Step, near: float) -> tuple[bool, bool]:
-    """Whether the nearest step of another task is a near-duplicate, and whether it shows what really followed."""
-    found = buffer.similar(step.observation, step.action, k=1, exclude_task=task.id)
-    if not found:
-        return False, False
-    a, b = phi([(step.observation, step.action), (found[0].observation, found[0].action)])
-    return float(a @ b) >= near, normalised(found[0].next_observation) == normalised(step.next_observation)

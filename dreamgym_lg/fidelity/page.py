@@ -23,21 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 STEP_FIGURES: tuple[tuple[str, Callable[[OneStep], StepRate | Mean | None], str], ...] = (
-    ("observation, exact", lambda one: one.exact, ""),
     ("observation, words", lambda one: one.normalised, "case, whitespace and punctuation do not count"),
     ("observation, token F1", lambda one: one.token_f1, "mean over steps"),
-    ("ends or goes on", lambda one: one.terminated, "agreement"),
-    ("completes the task or not", lambda one: one.success, "agreement; easy where completion is rare"),
     ("completions recognised", lambda one: one.success_recalled, "of the steps that really completed the task"),
     ("false successes", lambda one: one.success_false, "of the dream's successes, those that really were none; 0 is best"),
     ("reward right", lambda one: one.reward_right, f"within {CLOSE}"),
     ("reward error", lambda one: one.reward_error, "mean |predicted − real|; 0 is best"),
-    ("reward bias", lambda one: one.reward_bias, "mean predicted − real; above 0 the dream overpays"),
     ("transition error", lambda one: one.transition_error, "observation (words) or end is another one; 0 is best"),
     ("invalid actions recognised", lambda one: one.invalid_recall, "recall, of those really invalid"),
     ("invalid actions rightly called", lambda one: one.invalid_precision, "precision, of those called invalid"),
 )
-_MARKS = "os^Dv<>"
 
 
 def write_fidelity(fidelity: Fidelity, out: Path) -> tuple[Path, Path]:
@@ -101,23 +96,13 @@ def _table(fidelity: Fidelity) -> list[tuple[str, str, list[StepRate | Mean | No
 
 def _picture(fidelity: Fidelity) -> bytes | None:
     """The PNG, with a panel for everything that was measured; None if nothing was."""
-    panels: list[Callable[[Axes, Fidelity], None]] = []
-    if fidelity.groups:
-        panels += [_draw_drift, _draw_reliability]
-    if fidelity.comparisons:
-        panels.append(_draw_policies)
-    if not panels:
-        return None
-    rows = -(-len(panels) // 2)
+    panels = [panel for panel, measured in ((_draw_drift, fidelity.groups), (_draw_policies, fidelity.comparisons)) if measured]
 
     def draw(whole: "figure.Figure") -> None:
-        grid = whole.subplots(rows, 2, squeeze=False).flatten()
-        for axes, panel in zip(grid, panels, strict=False):
+        for axes, panel in zip(whole.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             panel(axes, fidelity)
-        for axes in grid[len(panels) :]:
-            axes.set_axis_off()
 
-    return draw_png(draw, width=16, height=5.6 * rows, layout="constrained")
+    return draw_png(draw, width=8 * len(panels), height=5.6, layout="constrained") if panels else None
 
 
 def _draw_drift(axes: "Axes", fidelity: Fidelity) -> None:
@@ -125,30 +110,14 @@ def _draw_drift(axes: "Axes", fidelity: Fidelity) -> None:
     axes.grid(axis="y")
     for group, color, shift in zip(fidelity.groups, (REAL, DREAM, *PAIR), (-0.09, 0.09, -0.03, 0.03), strict=False):
         for kind, look in (("forced", "o-"), ("free", "D--")):
-            found = {at.number: each for at in group.drift.by_number if (each := getattr(at, kind))}
-            places, rates = [number + shift for number in found], list(found.values())
+            rates_at = {at.number: each for at in group.drift.by_number if (each := getattr(at, kind))}
+            places, rates = [number + shift for number in rates_at], list(rates_at.values())
             label = f"{group.name}: {'behind the real history' if kind == 'forced' else 'behind its own answers'}"
             arms, fill = whiskers(rates), color if kind == "forced" else "white"
-            shown: dict[str, Any] = {"color": color, "ms": 6, "lw": 2, "elinewidth": 1, "mfc": fill, "label": label}
-            axes.errorbar(places, [r.value for r in rates], arms, fmt=look, **shown)
+            look_of: dict[str, Any] = {"color": color, "ms": 6, "lw": 2, "elinewidth": 1, "mfc": fill, "label": label}
+            axes.errorbar(places, [r.value for r in rates], arms, fmt=look, **look_of)
     axes.locator_params(axis="x", integer=True)
     axes.legend(fontsize=11, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, columnspacing=1)
-
-
-def _draw_reliability(axes: "Axes", fidelity: Fidelity) -> None:
-    axes.set(title="Reward: said and real", xlabel="reward that the dream predicts", ylabel="mean real reward")
-    axes.grid()
-    bins = [(group.name, group.one_step.reliability) for group in fidelity.groups]
-    for (name, rows), color, mark in zip(bins, (REAL, DREAM, *PAIR), _MARKS, strict=False):
-        real = [row.real for row in rows]
-        shown: dict[str, Any] = {"fmt": f"{mark}-", "color": color, "ms": 8, "capsize": 4, "label": name}
-        axes.errorbar([row.predicted for row in rows], [r.value for r in real], whiskers(real), **shown)
-        for row in rows:
-            axes.annotate(f"n={row.real.n}", (row.predicted, row.real.value), (7, -14), textcoords="offset points", fontsize=11)
-    ends = [value for _, rows in bins for row in rows for value in (row.predicted, row.real.value)]
-    if ends:
-        axes.plot([min(ends), max(ends)], [min(ends), max(ends)], ":", color=FAINT, label="perfect")
-        axes.legend(fontsize=11.5)
 
 
 def _draw_policies(axes: "Axes", fidelity: Fidelity) -> None:

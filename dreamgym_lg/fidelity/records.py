@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from dreamgym_lg.fidelity.judgement import Judgement
 from dreamgym_lg.fidelity.leak import Leaks
-from dreamgym_lg.fidelity.policies import Comparison, DreamToReal
+from dreamgym_lg.fidelity.policies import Comparison
 from dreamgym_lg.fidelity.rubric import Rubric
 from dreamgym_lg.fidelity.steps import Drift, OneStep
 from dreamgym_lg.statistics import Mean, Rate, StepRate
@@ -52,7 +52,6 @@ class Fidelity:
     comparisons: tuple[Comparison, ...]
     judgement: Judgement | None
     """The dream's verdicts on recorded episodes."""
-    dream_to_real: DreamToReal | None
     rubric: Rubric | None
     leaks: Leaks | None
     notes: tuple[str, ...]

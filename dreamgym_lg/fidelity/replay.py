@@ -7,7 +7,9 @@ from typing import Literal, NamedTuple
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.dream import Dream, DreamEnvironment
+from dreamgym_lg.environment import RULES
 from dreamgym_lg.errors import PredictionFailed
+from dreamgym_lg.statistics import normalised
 from dreamgym_lg.tasks import is_tool_task
 from dreamgym_lg.types import Step, StepResult, Trajectory
 
@@ -48,6 +50,19 @@ class Answered:
     @property
     def called_invalid(self) -> bool:
         return self.answer is not None and not self.answer.info["valid"]
+
+    @property
+    def words_are_right(self) -> bool:
+        """Case, whitespace and punctuation do not count."""
+        return self.answer is not None and normalised(self.answer.observation) == normalised(self.step.next_observation)
+
+    @property
+    def end_is_right(self) -> bool:
+        return self.answer is not None and self.answer.terminated == self.step.terminated
+
+    @property
+    def reward_is_right(self) -> bool:
+        return self.answer is not None and abs(self.answer.reward - self.step.reward) <= CLOSE
 
 
 class Replay(NamedTuple):
@@ -112,14 +127,11 @@ def with_observation(trajectory: Trajectory) -> Trajectory:
 
 
 def _askable(dream: Dream, trajectory: Trajectory) -> list[tuple[int, Step]]:
-    """The steps, numbered from 1, without messages that a user answered where the dream has no user."""
-    asks_user = is_tool_task(trajectory.task) and dream.user is None
-    last = len(trajectory.steps)
-    return [
-        (number, step)
-        for number, step in enumerate(trajectory.steps, start=1)
-        if not (asks_user and number < last and is_answer(step.action))
-    ]
+    """The steps, numbered from 1, that reached the real world; without messages to a user where the dream has none."""
+    no_user, last = is_tool_task(trajectory.task) and dream.user is None, len(trajectory.steps)
+    numbered = enumerate(trajectory.steps, start=1)
+    reached = ((number, step) for number, step in numbered if step.decided_by != RULES)
+    return [(number, step) for number, step in reached if not (no_user and number < last and is_answer(step.action))]
 
 
 def _answered(trajectory: Trajectory, number: int, step: Step, answer: StepResult | None) -> Answered:
@@ -127,37 +139,34 @@ def _answered(trajectory: Trajectory, number: int, step: Step, answer: StepResul
 
 
 class StepAgreement(NamedTuple):
-    """How a dream judges real steps, each behind the real history."""
+    """How a dream judges real steps, each behind the real history. An unreadable answer is a wrong one."""
 
+    steps: int
     invalid: int
     """Steps that the real environment did not understand."""
     invalid_recognised: int
-    valid: int
-    valid_refused: int
     reward_errors: int
-    """Steps whose dreamed reward differs from the real one by more than 0.01."""
+    """Steps whose dreamed reward differs from the real one by more than `CLOSE`."""
 
     @property
     def invalid_recall(self) -> float | None:
-        """Share of really invalid actions called invalid; None if there were none to recognise."""
+        """Share of really invalid actions called invalid; None without one."""
         return self.invalid_recognised / self.invalid if self.invalid else None
 
 
 async def measure_agreement(
     dream: Dream, trajectories: Sequence[Trajectory], *, only_invalid: bool = False, concurrency: int = 32
 ) -> StepAgreement:
-    """Count how often a dream recognises real invalid actions and rewards. An unreadable answer is a wrong one.
+    """Count how often a dream recognises real invalid actions and rewards.
 
     Args: `only_invalid`, ask about really invalid actions alone.
     """
     slots = asyncio.Semaphore(concurrency)
     episodes = await asyncio.gather(*(answer_forced(dream, each, slots, only_invalid=only_invalid) for each in trajectories))
     answers = [each for episode in episodes for each in episode]
-    valid = [each for each in answers if each.step.valid]
     return StepAgreement(
-        invalid=len(answers) - len(valid),
+        steps=len(answers),
+        invalid=sum(not each.step.valid for each in answers),
         invalid_recognised=sum(each.called_invalid for each in answers if not each.step.valid),
-        valid=len(valid),
-        valid_refused=sum(each.answer is None or each.called_invalid for each in valid),
-        reward_errors=sum(each.answer is None or abs(each.answer.reward - each.step.reward) > CLOSE for each in answers),
+        reward_errors=sum(not each.reward_is_right for each in answers),
     )

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import HumanMessage, SystemMessage
 
+from dreamgym_lg.dream.prompter import Prompter
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.hosted.chat_model import name_of
 from dreamgym_lg.statistics import Mean, mean
-from dreamgym_lg.token_recorder import unrecorded
 from dreamgym_lg.types import Trajectory
 
 RUBRICS = ("consistency", "diversity", "informativeness", "hallucination")
@@ -61,16 +61,19 @@ async def judge_episodes(
     """Score dreamed episodes; None if there are none. Args: `retries`, further tries after an answer not in the form."""
     if not dreamed:
         return None
-    slots = asyncio.Semaphore(concurrency)
+    slots, prompter = asyncio.Semaphore(concurrency), Prompter(judge, retries=retries)
 
     async def one(trajectory: Trajectory) -> dict[str, int] | None:
-        async with slots:
-            scores = await _score(judge, trajectory, retries)
-        on_episode()
-        return scores
+        messages = [SystemMessage(prompt()), HumanMessage(_episode(trajectory))]
+        try:
+            async with slots:
+                return await prompter.ask(messages, parse_scores, prompt=PROMPT)
+        except PredictionFailed:
+            return None
+        finally:
+            on_episode()
 
-    found = await asyncio.gather(*map(one, dreamed))
-    scored = [scores for scores in found if scores is not None]
+    scored = [scores for scores in await asyncio.gather(*map(one, dreamed)) if scores is not None]
     return Rubric(
         judge=name_of(judge),
         prompt=PROMPT,
@@ -86,45 +89,24 @@ def prompt() -> str:
 
 
 def parse_scores(text: str) -> dict[str, int]:
-    """Read the judge's answer strictly. Raises `PredictionFailed` unless it is the one JSON object that was asked for."""
+    """The scores in the judge's answer. Raises `PredictionFailed` unless it is one JSON object in the form."""
     try:
-        found = json.loads(text)
+        fields = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or set(found) != {"reason", *RUBRICS} or not isinstance(found["reason"], str):
+        fields = None
+    if not isinstance(fields, dict) or set(fields) != {"reason", *RUBRICS} or not isinstance(fields["reason"], str):
         raise PredictionFailed(f"the judge answered {text[:200]!r}; expected one JSON object with reason, {', '.join(RUBRICS)}")
     for name in RUBRICS:
-        if isinstance(found[name], bool) or found[name] not in range(TOP + 1) or not isinstance(found[name], int):
-            raise PredictionFailed(f"the judge gave {name} {found[name]!r}; allowed: 0, 1 or 2")
-    return {name: found[name] for name in RUBRICS}
-
-
-async def _score(judge: BaseChatModel, trajectory: Trajectory, retries: int) -> dict[str, int] | None:
-    messages: list[BaseMessage] = [SystemMessage(prompt()), HumanMessage(_episode(trajectory))]
-    for _ in range(retries + 1):
-        with unrecorded():
-            # in a thread: a provider's async client belongs to the first event loop that used it
-            answer = await asyncio.to_thread(judge.invoke, messages)
-        try:
-            return parse_scores(answer.text)
-        except PredictionFailed as error:
-            messages += [AIMessage(answer.text), HumanMessage(f"That could not be read: {error}. Answer again, in the form.")]
-    return None
+        if isinstance(fields[name], bool) or fields[name] not in range(TOP + 1) or not isinstance(fields[name], int):
+            raise PredictionFailed(f"the judge gave {name} {fields[name]!r}; allowed: 0, 1 or 2")
+    return {name: fields[name] for name in RUBRICS}
 
 
 def _episode(trajectory: Trajectory) -> str:
     """JSON, so that nothing in an action or observation can pass for an instruction to the judge."""
-    steps = [
-        {
-            "action": step.action,
-            "valid": step.valid,
-            "reward": step.reward,
-            "ends": step.terminated,
-            "observation": step.next_observation,
-            "reasoning": step.reasoning,
-        }
-        for step in trajectory.steps
-    ]
+    shown = {"action": "action", "valid": "valid", "reward": "reward", "ends": "terminated"}
+    shown |= {"observation": "next_observation", "reasoning": "reasoning"}
+    steps = [{key: getattr(step, field) for key, field in shown.items()} for step in trajectory.steps]
     first = trajectory.steps[0].observation if trajectory.steps else ""
     episode = {"task": trajectory.task.instruction, "first_observation": first, "steps": steps, "success": trajectory.success}
     return json.dumps(episode, ensure_ascii=False)

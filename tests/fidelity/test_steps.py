@@ -11,7 +11,6 @@ from dreamgym_lg.dream import Answer, Dream, Episode, Model, Recorded, Verify
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.fidelity import measure, page
 from dreamgym_lg.fidelity.records import Group
-from dreamgym_lg.fidelity.steps import reliability
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.statistics import Mean, StepRate, mean, normalised, rate, step_mean, step_rate, token_f1, wilson
 from dreamgym_lg.types import Step, Task, Trajectory
@@ -72,16 +71,18 @@ def test_figures_know_their_samples_and_none_comes_from_none() -> None:
 def test_a_faultless_dream_has_faultless_figures(scripted: Any, text_dream: Any, door_world: Any) -> None:
     group = only(text_dream(scripted(reply=door_world)), recorded(DANCE, OPEN, NORTH, success=True, source="real"))
     one, drift = group.one_step, group.drift
-    for each in (one.exact, one.normalised, one.terminated, one.success, one.success_recalled, one.reward_right):
+    for each in (one.normalised, one.success_recalled, one.reward_right):
         assert each and each.value == 1
     for rare in (one.invalid_recall, one.invalid_precision, drift.agreed, drift.success_recalled):
         assert rare and rare.value == 1
-    assert one.exact and (one.exact.low, one.exact.high) == wilson(1, 1)  # three steps of one episode are one sample
+    assert one.normalised and (one.normalised.low, one.normalised.high) == wilson(
+        1, 1
+    )  # three steps of one episode: one sample
     assert one.token_f1 and one.token_f1.value == 1 and one.token_f1.n == 3
     assert one.success_false and one.success_false.successes == 0
     assert one.confusion["continues"] == {"continues": 2, "failure": 0, "success": 0, "unreadable": 0}
     assert one.confusion["success"] == {"continues": 0, "failure": 0, "success": 1, "unreadable": 0}
-    assert one.reward_error == Mean(0.0, 3, 1) and one.calibration_error == 0 and one.unreadable == 0
+    assert one.reward_error == Mean(0.0, 3, 1) and one.unreadable == 0
     right = [(at.number, at.forced.value, at.free.value) for at in drift.by_number if at.forced and at.free]
     assert right == [(1, 1, 1), (2, 1, 1), (3, 1, 1)]
     assert group.name == "the policy's own actions" and (group.episodes, group.of) == (1, 1)
@@ -105,18 +106,13 @@ def test_every_known_fault_is_in_its_figure(answering: Any) -> None:
     found = {name: each for name, each in zip(names, shares, strict=True) if isinstance(each, StepRate)}
     counts = {name: (each.successes, each.steps) for name, each in found.items()}
     assert counts == {
-        "exact": (0, 4),
         "normalised": (1, 4),  # open door
-        "terminated": (1, 4),  # open door: dance ended what goes on, go north did not end, jump cannot be read
-        "success": (1, 4),
         "success_recalled": (0, 1),
         "success_false": (1, 1),
         "reward_right": (0, 4),
-        "transition_error": (3, 4),
+        "transition_error": (3, 4),  # dance ended what goes on, go north did not end, jump cannot be read
         "invalid_recall": (0, 1),
         "invalid_precision": (0, 1),  # go north
-        "success_if_said": (0, 1),
-        "success_if_not_said": (1, 3),
     }
     assert (one.unreadable, one.steps, one.episodes) == (1, 4, 2)
     assert one.confusion == {
@@ -125,15 +121,8 @@ def test_every_known_fault_is_in_its_figure(answering: Any) -> None:
         "success": {"continues": 1, "failure": 0, "success": 0, "unreadable": 0},
     }
     assert one.reward_error and one.reward_error.value == pytest.approx((1 + 0.25 + 0.5) / 3) and one.reward_error.n == 3
-    assert one.reward_bias and one.reward_bias.value == pytest.approx((1 - 0.25 - 0.5) / 3)
     # what, you dance out: 0; the door is open: 1; you are outside, you are inside: 2 of 3 words; unreadable: 0
     assert one.token_f1 and one.token_f1.value == pytest.approx((0 + 1 + 2 / 3 + 0) / 4)
-    assert [(each.predicted, each.real.value, each.real.n) for each in one.reliability] == [
-        (0, 0.5, 1),
-        (0.25, 0.5, 1),
-        (1, 0, 1),
-    ]
-    assert one.calibration_error == pytest.approx((0.5 + 0.25 + 1) / 3)
 
 
 def test_recall_and_precision_of_invalid_actions(answering: Any) -> None:
@@ -163,7 +152,6 @@ def test_drift_counts_the_steps_after_the_dreams_own_end_as_lost(answering: Any)
     assert drift.agreed and drift.agreed.successes == 0
     assert drift.success_false and (drift.success_false.successes, drift.success_false.episodes) == (1, 1)
     assert drift.ended_early and drift.ended_early.successes == 1
-    assert drift.return_bias and drift.return_bias.value == pytest.approx((-0.5 + 0) / 2)
 
 
 def test_teacher_free_each_answer_stands_behind_the_dreams_own(scripted: Any, text_dream: Any) -> None:
@@ -212,15 +200,6 @@ def test_offline_data_and_the_policys_own_actions_are_apart(answering: Any) -> N
     assert policy.success_false and policy.success_false.value == 1
 
 
-def test_reliability_has_a_row_for_each_value_or_for_each_tenth() -> None:
-    few = reliability([[(1.0, 0.0), (0.5, 0.5), (1.0, 1.0)]])
-    assert [(each.low, each.high, each.real.value, each.real.n) for each in few] == [(0.5, 0.5, 0.5, 1), (1, 1, 0.5, 2)]
-    many = reliability([[(place / 100, 0.0) for place in range(100)]])
-    assert len(many) == 10 and all(each.real.n == 10 for each in many)
-    assert (many[0].low, many[0].high, many[-1].high) == (0.0, 0.09, 0.99)
-    assert reliability([]) == ()
-
-
 def test_where_nothing_was_earned_no_reward_is_praised(answering: Any) -> None:
     answers = {"open door": "valid, no progress\nreward 0, continues\nThe door is open."}
     unpaid = Step(observation="A closed door.", action="open door", next_observation="The door is open.")
@@ -232,11 +211,11 @@ def test_where_nothing_was_earned_no_reward_is_praised(answering: Any) -> None:
 
 def test_many_steps_of_few_episodes_make_nobody_sure(answering: Any) -> None:
     """With each step as a trial of its own, twenty right ones of two episodes would give [0.84, 1.00] and be called good."""
-    right = {"open door": "valid, it brings progress\nreward 0.5, continues\nThe door is open."}
-    found = measure(answering(right), [recorded(*[OPEN] * 10), recorded(*[OPEN] * 10)])
-    exact = found.groups[0].one_step.exact
-    assert exact and (exact.successes, exact.steps, exact.episodes) == (20, 20, 2)
-    assert (exact.low, exact.high) == wilson(2, 2)
+    answers = {"open door": "valid, it brings progress\nreward 0.5, continues\nThe door is open."}
+    found = measure(answering(answers), [recorded(*[OPEN] * 10), recorded(*[OPEN] * 10)])
+    right = found.groups[0].one_step.normalised
+    assert right and (right.successes, right.steps, right.episodes) == (20, 20, 2)
+    assert (right.low, right.high) == wilson(2, 2)
     assert all(each.level != "good" for each in found.conclusions)
 
 

@@ -1,18 +1,17 @@
-"""Beyond single steps: the same policy in both worlds, replays in reality, twins of evaluation tasks, the judge."""
+"""Beyond single steps: the same policy in both worlds, twins of evaluation tasks, the judge."""
 
 import json
 from typing import Any
 
 import pytest
 
-from dreamgym_lg.environment import Environment, refused
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed, PredictionFailed
+from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.fidelity import ameasure, measure
 from dreamgym_lg.fidelity.leak import find_leaks
-from dreamgym_lg.fidelity.policies import compare_success_rates, dream_to_real
+from dreamgym_lg.fidelity.policies import compare_success_rates
 from dreamgym_lg.fidelity.rubric import RUBRICS, judge_episodes, parse_scores, prompt
 from dreamgym_lg.replay.buffer import ReplayBuffer
-from dreamgym_lg.types import Step, StepResult, Task, Trajectory
+from dreamgym_lg.types import Step, Task, Trajectory
 
 DOOR = "A closed door."
 SCORES = {"reason": "fine", **dict.fromkeys(RUBRICS, 2)}
@@ -59,64 +58,6 @@ def test_worlds_that_are_provably_apart_are_said_to_be(scripted: Any, text_dream
     assert said.level == "bad" and "0/32" in said.sentence and "32/32" in said.sentence
 
 
-# --- dream to real -----------------------------------------------------------------------------------------------------
-
-
-class House(Environment):
-    """The real house: the door needs `push`; a note names a colour."""
-
-    def __init__(self, colour: str = "red") -> None:
-        self.colour = colour
-
-    def reset(self, task: Task) -> str:
-        if task.id == "ruin":
-            raise EnvironmentFailed("it burnt down")
-        return "A closed door."
-
-    def step(self, action: str) -> StepResult:
-        if action == "xyzzy":
-            return refused("No such word.")
-        if action == "read note":
-            return StepResult(f"It says {self.colour}.", 0.0, False, False, {"success": False})
-        if action in ("push", f"paint {self.colour}"):
-            return StepResult("Done.", 1.0, True, False, {"success": True})
-        return StepResult("Nothing.", 0.0, False, False, {"success": False, "valid": action != "dance"})
-
-
-def dreamed(*steps: Step, name: str = "t0", **fields: Any) -> Trajectory:
-    fields = {"task": task(name), "source": "synthetic", "success": True, "run": "dream"} | fields
-    return Trajectory(steps=steps, **fields)
-
-
-TRUE = dreamed(step("push", "Done.", 1, terminated=True))
-LIE = dreamed(step("pull", "Done.", 1, terminated=True))
-CHOSEN = dreamed(step("read note", "It says blue."), step("paint blue", "Done.", 1, terminated=True))
-LUCKY = dreamed(step("read note", "It says red."), step("paint red", "Done.", 1, terminated=True))
-
-
-async def test_dreamed_successes_are_played_in_the_real_world_and_their_first_difference_is_named() -> None:
-    ruin, synthetic = dreamed(*TRUE.steps, name="ruin"), dreamed(task=task("s", origin="synthetic"))
-    unknown = dreamed(step("xyzzy", "A hall.", 0), *TRUE.steps)
-    episodes = [TRUE, LIE, CHOSEN, LUCKY, unknown, ruin, synthetic, dreamed(*LIE.steps, success=False)]
-    found = await dream_to_real(episodes, lambda: House())
-    assert found.succeeded and (found.succeeded.successes, found.succeeded.episodes) == (3, 5)
-    assert found.partings == {"none": 2, "hidden": 1, "verdict": 2}
-    assert found.succeeded_unless_hidden
-    assert (found.succeeded_unless_hidden.successes, found.succeeded_unless_hidden.episodes) == (3, 4)
-    assert found.failed == ("ruin: EnvironmentFailed: it burnt down",) and found.synthetic == 1
-    lie, chosen = found.cases
-    assert (lie.number, lie.parting, lie.dreamed, lie.real) == (1, "verdict", "Done.", "Nothing.")
-    assert (chosen.number, chosen.parting, chosen.action, chosen.real) == (1, "hidden", "read note", "It says red.")
-    assert found.means_little  # one in five chose the world
-
-
-async def test_where_the_dream_chooses_nothing_the_share_has_its_meaning() -> None:
-    found = await dream_to_real([TRUE, LIE, LIE], lambda: House())
-    assert not found.means_little and found.succeeded and found.succeeded.successes == 1
-    none = await dream_to_real([dreamed(*LIE.steps, success=False)], lambda: House())
-    assert none.succeeded is None and not none.means_little and none.cases == ()
-
-
 # --- the leak check ----------------------------------------------------------------------------------------------------
 
 
@@ -126,22 +67,24 @@ def test_twins_of_evaluation_tasks_are_listed() -> None:
     twin = task("test-1", split="test", observation="you see AN orange; a sink and a dusty old book on the shelf")
     other = task("test-2", split="test", observation="A forest. Birds sing, and a river runs to the north.")
     asked = task("test-3", split="test", observation=known.observation, instruction="Sing a song for the king of the hill.")
-    buffer.add(Trajectory(task=known, steps=[step("take orange", "You take the orange.", before="You see an orange.")]))
-    buffer.add_tasks([twin, other, asked])
-    again = step("take orange", "You take the orange!", before="You see an orange.")
-    changed = step("take orange", "It rolls away.", before="You see an orange.")
-    unlike = step("fly", "You fall.", before="A tower.")
-    leaks = find_leaks(buffer, [(twin, [again, changed, unlike]), (known, [again])])
+    buffer.add_tasks([known, twin, other])
+    leaks = find_leaks(buffer, [asked, known])
     assert leaks and (leaks.evaluation_tasks, leaks.training_tasks) == (3, 1)
     assert [(each.evaluation, each.training, each.exact) for each in leaks.twins] == [("test-1", "train-1", True)]
     assert leaks.tasks_near and leaks.tasks_near.successes == 1 and leaks.tasks_exact and leaks.tasks_exact.successes == 1
-    # a task's own step is not retrievable for it
-    assert leaks.steps_near and tuple(leaks.steps_near[:3]) == (2, 4, 2)
-    assert leaks.steps_answered and leaks.steps_answered.successes == 1
-    assert find_leaks(None, []) is None
+    assert find_leaks(None) is None
 
 
 # --- the judge ---------------------------------------------------------------------------------------------------------
+
+
+def dreamed(*steps: Step, name: str = "t0", **fields: Any) -> Trajectory:
+    fields = {"task": task(name), "source": "synthetic", "success": True, "run": "dream"} | fields
+    return Trajectory(steps=steps, **fields)
+
+
+TRUE = dreamed(step("push", "Done.", 1, terminated=True))
+LIE = dreamed(step("pull", "Done.", 1, terminated=True))
 
 
 async def test_scores_are_counted_and_the_episode_is_data(scripted: Any, text_dream: Any) -> None:
