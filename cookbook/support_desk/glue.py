@@ -10,7 +10,8 @@ from agent import create_desk
 from old_policy import WRITES, OldPolicy
 from tickets import Shop
 
-from dreamgym_lg import AgentWorld, DreamGym, ReplayBuffer, Task, load_traces
+from dreamgym_lg import DreamGym, ReplayBuffer, Task, load_traces
+from dreamgym_lg.experiment.agent_world import AgentWorld
 from dreamgym_lg.simulate.agent import final_answer
 
 SETTINGS = replace(AgentWorld.settings, iterations=10, evaluate_every=5, evaluate_tasks=48, real_budget=None, policy_tokens=64)
@@ -30,7 +31,6 @@ def create_gym(shop: Shop, held_out: Sequence[Task], out: Path, **options: Any) 
     return DreamGym(
         create_desk(OldPolicy()),
         replay_buffer=replay_buffer,
-        experience_model=None,
         tasks=held_out,
         writes=WRITES,
         reset_real=reset_real,

@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 from glue import SETTINGS, create_gym, train
 from old_policy import write_traces
 from tickets import KINDS, Shop, create_shop
-from truthful_server import TruthfulServer
+from truthful_server import truthful_dream
 
 from dreamgym_lg import DreamGym, Trajectory
 from dreamgym_lg.experiment.evaluation import DREAMED, MODES
@@ -36,11 +35,11 @@ def evaluate(gym: DreamGym) -> dict[str, dict[str, tuple[int, int]]]:
     A truthful server dreams some too. In an experience model's dream no recorded success judges a held-out ticket.
     """
     result = {"old policy, its own tickets, real": _counted(list(gym.replay_buffer.trajectories(source="offline")))}
-    dreamed = [] if gym.settings.references_only else [("trained", DREAMED, False)]
-    policies = [name for name in POLICIES if (gym.models / name).exists()]
+    dreamed = [] if gym.experiment.settings.references_only else [("trained", DREAMED, False)]
+    policies = [name for name in POLICIES if (gym.experiment.models / name).exists()]
     for policy, mode, real in (*product(policies, MODES, [True]), *dreamed):
         name = f"{policy}, {mode}, {'real' if real else 'dream'}"
-        _, episodes = gym.evaluate(gym.policy(policy, MODES[mode]), real=real, run=f"evaluate/{policy}/{mode}")
+        _, episodes = gym.evaluate(gym.experiment.policy(policy, MODES[mode]), real=real, run=f"evaluate/{policy}/{mode}")
         result[name] = _counted(episodes)
     for name, counted in result.items():
         successes, played = counted["all"]
@@ -81,9 +80,8 @@ def main() -> None:
     if not (out / "traces.jsonl").exists():
         write_traces(out / "traces.jsonl", shop, [task for task in tasks if task.split == "train"], seed=seed)
     unseen = [task for task in tasks if task.split != "train"]
-    server = partial(TruthfulServer, shop) if arguments.truthful else None
-    # a model as small as this one writes no notes
-    gym = create_gym(shop, unseen, out, create_environment=server, notes=False, settings=settings, say=print)
+    dream = truthful_dream(shop) if arguments.truthful else None
+    gym = create_gym(shop, unseen, out, dream=dream, settings=settings, say=print)
     train(gym)
     result = evaluate(gym)
     (out / "result.json").write_text(json.dumps({"seconds": time.perf_counter() - start, "successes": result}, indent=2))

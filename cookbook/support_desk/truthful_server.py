@@ -1,33 +1,52 @@
-"""The truthful server: answers an agent's calls as its tools do, and judges as reality does."""
+"""The truthful server: a dream's part that answers calls by the tools' own code, and judges as reality does."""
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 
 from agent import TOOLS, connected
 from langchain_core.tools import StructuredTool
 from tickets import Shop
 
-from dreamgym_lg import Environment, StepResult, Task
+from dreamgym_lg import Answer, Dream, Episode, Step, Verdict
 from dreamgym_lg.actions import ToolCall, parse_action
 
 
-class TruthfulServer(Environment):
-    """The tools' own code, on a copy of the database that only this episode has.
+class TruthfulServer:
+    """A responder and a judge on a private copy of the database, where the episode's calls so far are made again.
 
-    With `DreamGym(create_environment=...)` everything but the dream is in the loop: what does not learn here does not learn in
-    a dream either.
+    With `DreamGym(dream=truthful_dream(shop))` everything but the dream is in the loop: what does not learn here does not learn
+    in a dream either.
     """
+
+    name = "truth"
 
     def __init__(self, shop: Shop) -> None:
         self.shop, self.tools = shop, {tool.__name__: StructuredTool.from_function(tool) for tool in TOOLS}
 
-    def reset(self, task: Task) -> str:
-        self.task, self.database = task, self.shop.copy()
-        return task.instruction
+    def respond(self, episode: Episode) -> Answer:
+        with self._after(episode.steps):
+            return Answer(self._call(episode.action))
 
-    def step(self, action: str) -> StepResult:
+    def judge(self, episode: Episode, answer: Answer | None) -> Verdict:
+        with self._after(episode.steps):
+            success = self.shop.solved(episode.task, str(parse_action(episode.action)))
+        return Verdict(float(success), success, "every row of the database was compared")
+
+    @contextmanager
+    def _after(self, steps: Sequence[Step]) -> Iterator[None]:
+        """The block's tools work on a copy of the database as it is after these steps."""
+        with closing(self.shop.copy()) as copy, connected(copy):
+            for step in steps:
+                self._call(step.action)
+            yield
+
+    def _call(self, action: str) -> str:
         call = parse_action(action)
-        with connected(self.database):
-            if isinstance(call, ToolCall):
-                return StepResult(json.dumps(self.tools[call.name].invoke(dict(call.arguments))), 0.0, False, False, {})
-            success = self.shop.solved(self.task, call)
-        return StepResult("", float(success), True, False, {"success": success})
+        return json.dumps(self.tools[call.name].invoke(dict(call.arguments))) if isinstance(call, ToolCall) else ""
+
+
+def truthful_dream(shop: Shop) -> Dream:
+    """The dream in which only the agent's policy can be wrong."""
+    server = TruthfulServer(shop)
+    return Dream([server], judges=[server])
