@@ -10,7 +10,7 @@ import pytest
 
 from dreamgym_lg.actions import ToolCall, is_answer, parse_action, render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.experience.edits import edited_successes
+from dreamgym_lg.fidelity.edits import edited_successes
 from dreamgym_lg.types import Step, Task, Trajectory
 
 WRITES = frozenset({"refund", "set_address", "escalate", "add_note", "close"})
@@ -58,10 +58,12 @@ class Desk:
             if isinstance(call, ToolCall) and call.name in WRITES - {"add_note", "close"}
         }
         answer = str(parse_action(episode.steps[-1].action))
-        return done == {tuple([n, *r]) for n, *r in self.expected()} and (self.kind != "status" or self.status in answer)
+        return done == {tuple([n, *r]) for n, *r in self.expected()} and (
+            self.kind != "status" or f"{self.status} and costs {self.total}." in answer
+        )
 
 
-def success(number: int, *, note: bool = False, retry: bool = False, look_again: bool = False) -> Trajectory:
+def success(number: int, *, note: bool = False, retry: bool = False) -> Trajectory:
     desk = Desk(number)
     calls = [ToolCall("lookup_order", {"order_id": desk.order})]
     for name, _, *rest in desk.expected():
@@ -69,8 +71,6 @@ def success(number: int, *, note: bool = False, retry: bool = False, look_again:
             calls.append(ToolCall("refund", {"order_id": desk.order, "amount": 5}))
         more = {"refund": {"amount": desk.total}, "set_address": {"new_address": rest[0] if rest else ""}}
         calls.append(ToolCall(name, {"order_id": desk.order, **more.get(name, {"reason": f"asked: {desk.wants}"})}))
-    if look_again:
-        calls.append(calls[0])
     if note:
         calls.append(ToolCall("add_note", {"order_id": desk.order, "text": "handled"}))
     said = {
@@ -108,9 +108,7 @@ def test_no_edit_would_really_be_paid_and_every_kind_is_there() -> None:
     paid = [(edit.run, [step.action for step in edit.steps]) for edit in edits if Desk(number_of(edit)).pays(edit)]
     assert paid == []
     kinds = Counter(edit.run for edit in edits)
-    assert set(kinds) == {
-        f"edited/{kind}" for kind in ("left_out", "other_argument", "other_answer", "answered_at_once", "escalated_at_once")
-    }
+    assert set(kinds) == {f"edited/{kind}" for kind in ("left_out", "other_episode", "no_call", "other_message")}
     assert min(kinds.values()) >= 12 and {edit.task.id for edit in edits} == {each.task.id for each in RECORDED}
 
 
@@ -130,21 +128,7 @@ def test_the_same_seed_gives_the_same_edits_and_keys_are_unique() -> None:
     assert first == edited_successes(RECORDED, writes=WRITES, seed=3) != edited_successes(RECORDED, writes=WRITES, seed=4)
     assert len({(edit.run, edit.task.id, edit.rollout_index) for edit in first}) == len(first)
     of_each = Counter(edit.task.id for edit in first)
-    assert max(of_each.values()) == 3
-
-
-def test_answers_of_another_argument_agree_with_it() -> None:
-    edits = edited_successes(RECORDED, writes=WRITES, per_success=5)
-    for edit in edits:
-        if edit.run != "edited/other_argument":
-            continue
-        call, answer = next(
-            (call, step.next_observation)
-            for step in edit.steps
-            if isinstance(call := parse_action(step.action), ToolCall)
-            and (call.name in WRITES or Desk(number_of(edit)).kind == "status")
-        )
-        assert str(call.arguments["order_id"]) in answer
+    assert max(of_each.values()) <= 3
 
 
 def test_a_call_that_another_success_of_the_request_lacks_is_not_left_out() -> None:
@@ -152,45 +136,16 @@ def test_a_call_that_another_success_of_the_request_lacks_is_not_left_out() -> N
     needed = edited_successes(noted, writes=WRITES, per_success=5)
     assert any(not _calls(edit, "add_note") for edit in needed if edit.run == "edited/left_out")  # nothing says otherwise
     both = [*noted, success(1)]
-    left = [edit for edit in edited_successes(both, writes=WRITES, per_success=5) if edit.run == "edited/left_out"]
-    assert left and all(_calls(edit, "add_note") for edit in left if len(edit.steps) > 2)
-    assert not any(Desk(number_of(edit)).pays(edit) for edit in edited_successes(both, writes=WRITES, per_success=5))
+    edits = [edit for edit in edited_successes(both, writes=WRITES, per_success=5) if edit.task.id == "desk/1"]
+    left = [edit for edit in edits if edit.run == "edited/left_out"]
+    assert left and all(not _calls(edit, "escalate") and not _calls(edit, "refund") for edit in left)
+    assert not any(Desk(number_of(edit)).pays(edit) for edit in edits)
 
 
 def test_a_refused_first_try_is_not_left_out_alone() -> None:
     tried = [success(number, retry=True) for number in range(48)]
     edits = edited_successes(tried, writes=WRITES, per_success=5)
     assert edits and not any(Desk(number_of(edit)).pays(edit) for edit in edits)
-
-
-def test_what_was_read_after_a_left_out_call_goes_with_it() -> None:
-    again = [success(number, look_again=True) for number in range(8)]
-    left = [edit for edit in edited_successes(again, writes=WRITES, per_success=5) if edit.run == "edited/left_out"]
-    assert left and all(_calls(edit, "lookup_order") == 1 for edit in left)
-
-
-def test_a_call_whose_answer_a_later_one_needs_stays() -> None:
-    steps = [
-        (render_call("open_case", {"order_id": "A-1"}), '{"case": "C-77"}'),
-        (render_call("close", {"case": "C-77"}), '{"done": "close"}'),
-        (render_answer("Done."), ""),
-    ]
-    edits = edited_successes([recorded(1, "Open and close a case for A-1.", steps)], writes={"open_case", "close"})
-    left = [[step.action for step in edit.steps] for edit in edits if edit.run == "edited/left_out"]
-    assert left == [[steps[0][0], steps[2][0]]]
-
-
-def test_the_same_answer_in_other_words_is_no_other_answer() -> None:
-    def told(number: int, order: str, status: str, answer: str) -> Trajectory:
-        call = render_call("lookup_order", {"order_id": order})
-        return recorded(number, f"Where is {order}?", [(call, f'{{"status": "{status}"}}'), (render_answer(answer), "")])
-
-    alike = [told(1, "A-1", "delivered", "It is delivered."), told(2, "A-2", "delivered", "A-2 was delivered to you.")]
-    assert edited_successes(alike) == []
-    edits = edited_successes([*alike, told(3, "A-3", "shipped", "It has shipped.")])
-    assert {edit.run for edit in edits} == {"edited/other_answer", "edited/other_argument", "edited/answered_at_once"}
-    for edit in edits:
-        assert ("shipped" in edit.steps[-1].action) == (edit.task.id != "desk/3")
 
 
 def test_episodes_of_another_form_give_no_edits_and_failures_are_refused() -> None:
@@ -200,9 +155,9 @@ def test_episodes_of_another_form_give_no_edits_and_failures_are_refused() -> No
     assert edited_successes([game, chat, turns], writes=WRITES) == []
     failed = Trajectory(task=game.task, steps=game.steps, success=False)
     with pytest.raises(ConfigurationError, match="'desk/1' is no success"):
-        edited_successes([failed])
+        edited_successes([failed], writes=WRITES)
     with pytest.raises(ConfigurationError, match="per_success=0"):
-        edited_successes(RECORDED, per_success=0)
+        edited_successes(RECORDED, writes=WRITES, per_success=0)
 
 
 def _calls(episode: Trajectory, name: str) -> int:
