@@ -71,9 +71,9 @@ def doctor(
         from dreamgym_lg.replay.buffer import ReplayBuffer
         from dreamgym_lg.simulate.doctor import examine
         from dreamgym_lg.simulate.loading import load_agent
-        from dreamgym_lg.simulate.wall.wall import capabilities
+        from dreamgym_lg.simulate.wall.wall import missing_for_wall
 
-        missing = capabilities().missing
+        missing = missing_for_wall()
         with redirect_stdout(sys.stderr):  # what the module prints is not our answer
             graph = load_agent(agent)
         with ReplayBuffer(replay_buffer or ":memory:") as buffer:

@@ -24,9 +24,9 @@ from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 from dreamgym_lg.simulate.context import Blocked, ContextEpisode, RealAccessBlocked, guarded_episode
-from dreamgym_lg.simulate.deferred import is_collecting, patch_deferred, run_in
 from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch
 from dreamgym_lg.simulate.guard_checks import NETWORK, WATCHED, Allow
+from dreamgym_lg.simulate.ownership import is_collecting, patch_deferred, run_in
 from dreamgym_lg.simulate.user_code import frames, user_line, users_frame
 
 

@@ -25,7 +25,7 @@ from dreamgym_lg.simulate.graphs import GraphTwins, patch_graphs
 from dreamgym_lg.simulate.guard import Guard, install_guard
 from dreamgym_lg.simulate.guard_checks import Allow
 from dreamgym_lg.simulate.models import patch_model_class, patch_models
-from dreamgym_lg.simulate.threads import patch_threads
+from dreamgym_lg.simulate.ownership import patch_threads
 from dreamgym_lg.simulate.tools import patch_tool_class, patch_tools
 from dreamgym_lg.simulate.user_code import raising_line
 from dreamgym_lg.tracing import episode_tracing

@@ -13,7 +13,7 @@ from dreamgym_lg.cli.app import app
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.loading import load_agent
 from dreamgym_lg.simulate.wall import wall
-from dreamgym_lg.simulate.wall.wall import capabilities
+from dreamgym_lg.simulate.wall.wall import missing_for_wall
 
 APP = '''
 import os
@@ -93,7 +93,7 @@ def test_the_command_tells_what_cannot_be_simulated_and_how_to_fix_it(folder: Pa
     assert handling["model", "GenericFakeChatModel"] == handling["tool", "book"] == "simulated"
     assert handling["node", "log"] == "stopped" and handling["code", "think"] == "passes through"
     assert not found["ready"]
-    assert found["isolation"] == {"process": not capabilities().missing, "missing": list(capabilities().missing)}
+    assert found["isolation"] == {"process": not missing_for_wall(), "missing": missing_for_wall()}
     assert "the module speaks" in done.stderr
 
     fixed = doctor("my_agent:graph", "--simulate-node", "log", cwd=folder)
@@ -128,7 +128,7 @@ def test_the_verdict_is_that_of_the_isolation(folder: Path, monkeypatch: pytest.
     assert "could leak" in shown["guard"][1] and "no guard sees" in shown["guard"][1]
     assert "could leak" not in shown["process"][1] and "stopped" in shown["process"][1]
     for missing, said in (((), False), (("Landlock",), True)):
-        monkeypatch.setattr(wall, "capabilities", lambda missing=missing: wall.Capabilities(6, True, missing))
+        monkeypatch.setattr(wall, "missing_for_wall", lambda missing=missing: missing)
         assert ("could leak" in run("doctor", "leaks.py:graph")[1]) == said
 
 

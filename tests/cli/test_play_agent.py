@@ -15,7 +15,7 @@ import dreamgym_lg.cli.play as command
 from dreamgym_lg.cli.play_agent import ProviderModel
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate.wall import wall
-from dreamgym_lg.simulate.wall.wall import Capabilities, capabilities
+from dreamgym_lg.simulate.wall.wall import missing_for_wall
 from dreamgym_lg.types import Task, Trajectory
 
 AGENT = '''
@@ -122,7 +122,7 @@ def recorded() -> list[Trajectory]:
         return list(buffer.trajectories(run="play"))
 
 
-walled = pytest.mark.skipif(bool(capabilities().missing), reason=f"no wall here: {capabilities().missing}")
+walled = pytest.mark.skipif(bool(missing_for_wall()), reason=f"no wall here: {missing_for_wall()}")
 
 
 @pytest.mark.parametrize("isolation", ["guard", pytest.param(None, marks=walled)])
@@ -183,7 +183,7 @@ def test_the_wall_takes_the_options_of_a_dream(sit: Sit) -> None:
 
 
 def test_without_a_wall_the_guard_is_chosen_by_name(sit: Sit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wall, "capabilities", lambda: Capabilities(0, True, ["Landlock"]))
+    monkeypatch.setattr(wall, "missing_for_wall", lambda: ["Landlock"])
     done = sit("A room.", isolation=None)
     assert done.exit_code == 2 and "needs Landlock" in done.output and "--isolation guard" in done.output
     assert "You are the world" not in done.output and sit("A room.", "[]", "Yes.", "1").exit_code == 0

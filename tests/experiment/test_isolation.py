@@ -22,9 +22,9 @@ from dreamgym_lg.simulate import Allow, SimulatedAgent
 from dreamgym_lg.simulate.loading import load_agent
 from dreamgym_lg.simulate.wall import kernel
 from dreamgym_lg.simulate.wall.agent import WalledAgent
-from dreamgym_lg.simulate.wall.wall import capabilities
+from dreamgym_lg.simulate.wall.wall import missing_for_wall
 
-walls = pytest.mark.skipif(bool(capabilities().missing), reason=f"no wall here: {capabilities().missing}")
+walls = pytest.mark.skipif(bool(missing_for_wall()), reason=f"no wall here: {missing_for_wall()}")
 
 APP = """
 import ctypes, os, sqlite3

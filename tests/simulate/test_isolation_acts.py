@@ -26,13 +26,13 @@ from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import examine
 from dreamgym_lg.simulate.wall import worker
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
-from dreamgym_lg.simulate.wall.wall import Isolation, capabilities
+from dreamgym_lg.simulate.wall.wall import Isolation, missing_for_wall
 
 AGENT = Path(__file__).with_name("acts_agent.py")
 
 
 def slow_with_a_wall(test: Callable[..., None]) -> Callable[..., None]:
-    without = pytest.mark.skipif(bool(capabilities().missing), reason=f"no wall here: {capabilities().missing}")
+    without = pytest.mark.skipif(bool(missing_for_wall()), reason=f"no wall here: {missing_for_wall()}")
     return pytest.mark.slow(without(test))
 
 

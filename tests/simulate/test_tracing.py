@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import SimulatedAgent, simulated
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
-from dreamgym_lg.simulate.wall.wall import capabilities
+from dreamgym_lg.simulate.wall.wall import missing_for_wall
 from dreamgym_lg.types import Trajectory
 
 AGENT = Path(__file__).with_name("walled_agent.py")
@@ -125,7 +125,7 @@ async def test_a_real_episode_is_traced_as_ever_and_marked(langsmith: LangSmith)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(capabilities().missing), reason=f"no wall here: {capabilities().missing}")
+@pytest.mark.skipif(bool(missing_for_wall()), reason=f"no wall here: {missing_for_wall()}")
 async def test_behind_the_wall_the_policy_s_calls_are_one_marked_trace(langsmith: LangSmith) -> None:
     workers = Workers(f"{AGENT}:agent", count=1)
     try:

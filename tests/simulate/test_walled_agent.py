@@ -27,13 +27,13 @@ from dreamgym_lg.simulate.remote_episode import Parent, ParentFailed
 from dreamgym_lg.simulate.wall import agent as walled_agent
 from dreamgym_lg.simulate.wall import child, worker
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
-from dreamgym_lg.simulate.wall.wall import capabilities
+from dreamgym_lg.simulate.wall.wall import missing_for_wall
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
 from dreamgym_lg.types import StepResult, Task
 
 AGENT = Path(__file__).with_name("walled_agent.py")
 
-pytestmark = pytest.mark.skipif(bool(capabilities().missing), reason=f"no wall here: {capabilities().missing}")
+pytestmark = pytest.mark.skipif(bool(missing_for_wall()), reason=f"no wall here: {missing_for_wall()}")
 
 
 class Recorded(ScriptedPolicy):

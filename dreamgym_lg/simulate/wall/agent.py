@@ -1,4 +1,4 @@
-"""`WalledAgent`: an agent that is given by its path, its dreamed episodes in worker processes behind the wall.
+"""Plays the dreamed episodes of an agent, given by its path, in worker processes behind the wall.
 
 The whole simulation, the guard included, runs in the worker as it does in process; policy, world, `TokenRecorder` and replay
 buffer stay as they are in the parent: `rollout` plays a `WalledAgent` as it plays a `SimulatedAgent`.
@@ -37,8 +37,7 @@ class Workers:
 
     Args:
         path: `FILE.py:NAME` or `package.module:NAME`; imported in each worker.
-        count: The most processes that take episodes. Default: one for each core of this process. Each runs on its share of
-            the cores, one by default: to change the core costs more than it gains, since Python computes on one at a time.
+        count: The most processes that take episodes. Default: one for each core of this process.
         allow: What may be touched: see `start_walled` for what that means for hosts.
         options: `payload`, `verify` and the options of `simulated`. They are pickled: functions of a module, no lambdas.
 
@@ -49,15 +48,12 @@ class Workers:
         if count is not None and count < 1:
             raise ConfigurationError(f"count={count}: at least 1 worker")
         check_wall()
-        if allow is not None:
-            check_allowed(allow)
+        check_allowed(allow or Allow())
         remove_stale_scratch()
         source, _, name = path.rpartition(":")
         self._path = f"{os.path.abspath(source)}:{name}" if source.endswith(".py") else path
         self._options, self._allow = _pickled(options | {"allow": allow}), allow
-        cores = sorted(os.sched_getaffinity(0), reverse=True)  # the last first: this process is more often on the others
-        self._count = count or len(cores)
-        self._shares = [cores[place % len(cores) :: self._count] for place in range(self._count)]
+        self._count = count or len(os.sched_getaffinity(0))
         self._workers, self._lock = list[Worker](), threading.Lock()
         weakref.finalize(self, _close, self._workers)
 
@@ -69,8 +65,7 @@ class Workers:
             able = [each for each in self._workers if not each.retired]
             worker = min(able, key=lambda each: each.playing, default=None)
             if worker is None or (worker.playing and len(able) < self._count):
-                taken = [each.cores for each in able]
-                worker = Worker(self._path, self._options, self._allow, min(self._shares, key=taken.count))
+                worker = Worker(self._path, self._options, self._allow)
                 self._workers.append(worker)
             worker.playing += 1
             worker.taken += 1
@@ -115,7 +110,7 @@ def _pickled(options: dict[str, Any]) -> bytes:
 
 
 class WalledAgent:
-    """What `rollout` plays: an agent given by its path, its episodes in worker processes that cannot touch the real world.
+    """Plays an agent, given by its path, for `rollout`: in worker processes that cannot touch the real world.
 
     Args:
         workers: Where its episodes are played; policies may share them.

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.guard_checks import Allow
@@ -36,34 +36,24 @@ GUARD_LIMITS = (
 _DNS = 53
 
 
-class Capabilities(NamedTuple):
-    """What this machine has of what the wall needs."""
-
-    landlock: int
-    """The version of Landlock; 0: none, or switched off."""
-    seccomp: bool
-    missing: Sequence[str]
-    """What is lacking, each in words; empty if the wall can be built."""
-
-
-def capabilities() -> Capabilities:
-    """What this machine can do for the wall. Changes nothing."""
+def missing_for_wall() -> list[str]:
+    """What this machine lacks for the wall, each in words; empty if it can be built. Changes nothing."""
     if sys.platform != "linux":
-        return Capabilities(0, False, [f"Linux (this is {sys.platform})"])
-    landlock, seccomp, missing = kernel.landlock_abi(), kernel.has_seccomp(), []
-    if landlock < kernel.LANDLOCK_ABI:
-        found = f"version {landlock}" if landlock else "none: not built in, switched off, or kept back by a container"
-        missing.append(f"Landlock version {kernel.LANDLOCK_ABI}, of Linux 6.12 (here: {found}, Linux {platform.release()})")
-    if not seccomp:
+        return [f"Linux (this is {sys.platform})"]
+    missing = []
+    if (landlock := kernel.landlock_abi()) < kernel.LANDLOCK_ABI:
+        version = f"version {landlock}" if landlock else "none: not built in, switched off, or kept back by a container"
+        missing.append(f"Landlock version {kernel.LANDLOCK_ABI}, of Linux 6.12 (here: {version}, Linux {platform.release()})")
+    if not kernel.has_seccomp():
         missing.append("seccomp filters (not built in, or kept back by a container)")
     if platform.machine() not in kernel.MACHINES:
         missing.append(f"a machine of {', '.join(kernel.MACHINES)} (this is {platform.machine()})")
-    return Capabilities(landlock, seccomp, missing)
+    return missing
 
 
 def check_wall() -> None:
     """Raise `ConfigurationError`, which names what is lacking, if this machine cannot build the wall."""
-    if missing := capabilities().missing:
+    if missing := missing_for_wall():
         raise ConfigurationError(
             f"isolation='process' needs {'; and '.join(missing)}. Use a machine that has it, or choose isolation='guard' by "
             f"name (--isolation guard): it {GUARD_LIMITS}"
@@ -75,7 +65,6 @@ def start_walled(
     *,
     scratch: Path,
     allow: Allow | None = None,
-    pass_fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> "subprocess.Popen[bytes]":
@@ -88,7 +77,6 @@ def start_walled(
             address: the kernel knows no names, so that it is the guard in the process that keeps Python code to the host, and
             native code can reach that port of others. A host without a port opens every port. Names are asked of DNS by TCP,
             for which port 53 is opened too. Nothing listens, and no other socket is opened.
-        pass_fds: Descriptors that stay open besides the standard three; as of `subprocess.Popen`.
         env, options: As of `subprocess.Popen`.
 
     Raises `ConfigurationError` if this machine cannot build the wall, an allowed path does not exist, or a port is no number.
@@ -100,9 +88,9 @@ def start_walled(
     environment = {**(os.environ if env is None else env), "TMPDIR": str(scratch)}
     if allow.hosts:
         environment["RES_OPTIONS"] = f"{environment.get('RES_OPTIONS', '')} use-vc".strip()
-    built = {"writable": [os.path.realpath(scratch), *_writable(allow)], "ports": _ports(allow), "keep": [0, 1, 2, *pass_fds]}
-    launcher = [sys.executable, "-I", "-S", kernel.__file__, json.dumps(built), *map(str, command)]
-    return subprocess.Popen(launcher, pass_fds=pass_fds, env=environment, **options)
+    walls = {"writable": [os.path.realpath(scratch), *_writable(allow)], "ports": _ports(allow), "keep": [0, 1, 2]}
+    launcher = [sys.executable, "-I", "-S", kernel.__file__, json.dumps(walls), *map(str, command)]
+    return subprocess.Popen(launcher, env=environment, **options)
 
 
 def check_allowed(allow: Allow) -> None:
@@ -122,12 +110,12 @@ def _writable(allow: Allow) -> list[str]:
 def _ports(allow: Allow) -> list[int] | None:
     """The ports of the allowed hosts; None for every port, since a host was named without one."""
     ports = set()
-    for given in allow.hosts:
-        name, _, port = given.partition(":") if given.count(":") == 1 else (given, "", "")
+    for host in allow.hosts:
+        name, _, port = host.partition(":") if host.count(":") == 1 else (host, "", "")
         if not port:
             return None
         if not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ConfigurationError(f"Allow(hosts=[{given!r}]): {port!r} is no port; give a number, 1 to 65535")
+            raise ConfigurationError(f"Allow(hosts=[{host!r}]): {port!r} is no port; give a number, 1 to 65535")
         ports |= {int(port)} if _is_address(name) else {int(port), _DNS}
     return sorted(ports)
 

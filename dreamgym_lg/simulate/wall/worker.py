@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
@@ -57,10 +57,9 @@ class Worker:
         path: The agent, as `load_agent` takes it.
         options: Those of its `SimulatedAgent`, pickled.
         allow: What may be touched: see `start_walled`.
-        cores: Those that it runs on.
     """
 
-    def __init__(self, path: str, options: bytes, allow: Allow | None, cores: Collection[int]) -> None:
+    def __init__(self, path: str, options: bytes, allow: Allow | None) -> None:
         self._scratch, self._claim = _make_scratch()
         try:
             self._process = start_walled(
@@ -76,9 +75,6 @@ class Worker:
         except BaseException:
             _remove_scratch(self._scratch, self._claim)
             raise
-        self.cores = cores
-        with contextlib.suppress(OSError):  # a core that has been taken away: the worker runs on any
-            os.sched_setaffinity(self._process.pid, cores)
         self.playing = self.taken = 0
         """Episodes that it has to play, now and in all: of `Workers`."""
         self.retired = False

@@ -1,19 +1,27 @@
-"""Lets threads and tasks that a graph starts belong to its episode, until a queue brings them the work of another.
+"""Lets what an episode's code starts or hands on belong to it: threads, tasks, queue items, callbacks, finalisers.
 
-LangGraph's own belong to their run already, by the context that it copies.
+Threads and tasks belong to their episode until a queue brings them the work of another; LangGraph's own belong to their run
+already, by the context that it copies. What is registered to be called later runs as of who registered it.
 """
 
 import asyncio
+import atexit
+import contextlib
 import functools
+import gc
 import logging
 import queue
+import sys
 import threading
+import weakref
 from asyncio import BaseEventLoop
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
+from logging.handlers import QueueHandler, QueueListener
 from multiprocessing.pool import Pool, ThreadPool
+from multiprocessing.util import Finalize
 from typing import Any
 
 from langchain_core.runnables.config import var_child_runnable_config
@@ -24,12 +32,13 @@ from dreamgym_lg.simulate.context import (
     RealAccessBlocked,
     Worker,
     context_owner,
+    guarded_episode,
     in_episode,
     lend,
     set_var,
 )
 from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch
-from dreamgym_lg.simulate.user_code import frames, started_by, user_line
+from dreamgym_lg.simulate.user_code import frames, started_by, user_line, users_frame
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +49,7 @@ _making_worker: ContextVar[bool] = ContextVar("dreamgym_making_worker", default=
 
 
 def patch_threads() -> None:
+    """Patch what starts threads and tasks and gives them work; idempotent."""
     dispatch(threading.Thread, "start", _start, context_owner)
     dispatch(ThreadPoolExecutor, "submit", _submit, context_owner)
     dispatch(ThreadPool, "__init__", _make_pool, context_owner)
@@ -103,9 +113,13 @@ def _owned(owner: Owner, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     context = _copy_context(worker)
 
     def owned(value: Any) -> Any:
-        return (lambda *args, **kwargs: context.copy().run(value, *args, **kwargs)) if callable(value) else value
+        return _in_context(context, value) if callable(value) else value
 
     return tuple(map(owned, args)), {name: owned(value) for name, value in kwargs.items()}
+
+
+def _in_context(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(function)(lambda *args, **kwargs: context.copy().run(function, *args, **kwargs))
 
 
 def _create_task(owner: Owner, original: Method, loop: BaseEventLoop, args: Args, kwargs: Kwargs) -> Any:
@@ -189,3 +203,136 @@ def _pop_owner(jobs: Any, item: Any) -> tuple[ContextEpisode | None, bool]:
         if not owners:
             items.pop(id(item), None)
     return episode, by_node
+
+
+# --- what is called later -----------------------------------------------------------------------------------------------------
+
+
+def patch_deferred() -> None:
+    """Patch what registers code to be called later; once per process."""
+    dispatch(ThreadPoolExecutor, "__init__", _create_pool)
+    dispatch(Future, "add_done_callback", _add_done_callback)
+    dispatch(QueueHandler, "enqueue", _enqueue)
+    setattr(QueueListener, "handle", _handling(QueueListener.handle))  # noqa: B010
+    setattr(atexit, "register", _registering(atexit.register))  # noqa: B010
+    for owner in (weakref.finalize, Finalize):
+        dispatch(owner, "__init__", _create_finalizer)
+        dispatch(owner, "__call__", _finalize)
+    gc.callbacks.append(_around_collection)
+
+
+def _context() -> Context:
+    context = copy_context()
+    context.run(started_by.set, user_line())
+    return context
+
+
+def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What the guard raises would end the thread that calls it, which may be production's; the guard has noted it."""
+
+    def call(*args: Any) -> None:
+        with contextlib.suppress(RealAccessBlocked):
+            function(*args)
+
+    return call
+
+
+def _create_pool(episode: ContextEpisode, original: Method, pool: ThreadPoolExecutor, args: Args, kwargs: Kwargs) -> None:
+    original(pool, *args, **kwargs)
+    if pool._initializer is not None and episode.guard is not None:
+        pool._initializer = _in_context(_context(), pool._initializer)
+
+
+def _add_done_callback(episode: ContextEpisode, original: Method, future: Future[Any], args: Args, kwargs: Kwargs) -> None:
+    function = args[0] if args else kwargs["fn"]
+    original(future, _quiet(_in_context(_context(), function)) if episode.guard is not None else function)
+
+
+_queued: weakref.WeakKeyDictionary[logging.LogRecord, Context] = weakref.WeakKeyDictionary()
+"""Records on their way to a listener's thread, with the context of the code that logged them."""
+
+
+def _enqueue(episode: ContextEpisode, original: Method, handler: QueueHandler, args: Args, kwargs: Kwargs) -> None:
+    if episode.guard is not None:
+        _queued[args[0]] = _context()
+    original(handler, *args, **kwargs)
+
+
+def _handling(original: Method) -> Method:
+    @functools.wraps(original)
+    def handle(listener: QueueListener, record: logging.LogRecord) -> None:
+        context = _queued.pop(record, None)
+        if context is None:
+            original(listener, record)
+        else:
+            _quiet(context.run)(original, listener, record)
+
+    return handle
+
+
+def _registering(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Packages register what cleans up after the process; only what the user's own code registers is the episode's."""
+
+    @functools.wraps(original)
+    def register(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        episode = guarded_episode()
+        if episode is None or episode.guard is None or not users_frame(sys._getframe(1)):
+            return original(function, *args, **kwargs)
+        original(_in_context(_context(), function), *args, **kwargs)
+        return function
+
+    return register
+
+
+# --- finalisers ---------------------------------------------------------------------------------------------------------------
+# What an episode registers belongs to it for ever; all other finalisers belong to production. A `__del__` that the garbage
+# collector calls belongs to production, for nothing tells who created its object; one that runs since the last reference went
+# belongs to the episode whose code let go of it.
+
+
+def _create_finalizer(episode: ContextEpisode, original: Method, finalizer: Any, args: Args, kwargs: Kwargs) -> None:
+    watched, function, *rest = args
+    if episode.guard is not None and function is not None:
+        function = functools.partial(_run_owned, episode, function)
+    original(finalizer, watched, function, *rest, **kwargs)
+
+
+def _run_owned(episode: ContextEpisode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    global _collecting_thread
+    before, _collecting_thread = _collecting_thread, 0
+    try:
+        return run_in(episode, function, *args, **kwargs)
+    finally:
+        _collecting_thread = before
+
+
+def _finalize(episode: ContextEpisode, original: Method, finalizer: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Python gives the dead reference; code that calls it itself gives none."""
+    return run_in(None if args else episode, original, finalizer, *args, **kwargs)
+
+
+def run_in(episode: ContextEpisode | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `function` inside `episode`, in a context of its own.
+
+    A collection may begin while CPython sets a variable of the current context; to set another one then crashes 3.11.
+    """
+
+    def run() -> Any:
+        with in_episode(episode):
+            return function(*args, **kwargs)
+
+    return copy_context().run(run)
+
+
+_collecting_thread = 0
+"""The thread in which garbage is being collected; a process has one collection at a time."""
+
+
+def is_collecting() -> bool:
+    """Tells if this thread collects garbage, so that what runs is a finaliser."""
+    return _collecting_thread == threading.get_ident()
+
+
+def _around_collection(phase: str, info: Any) -> None:
+    global _collecting_thread
+    _collecting_thread = threading.get_ident() if phase == "start" else 0
