@@ -89,7 +89,7 @@ async def rollout(
         about = {"dreamgym_run": run, "dreamgym_task": task.id, "dreamgym_episode": f"{iteration}/{task.id}/{index}"}
         async with slots:
             try:
-                with episode_tracing(kind, about, given=tracing):
+                with episode_tracing(kind, about, caller=tracing):
                     played, segments = await _play_kept(graph, task, create_environment, own_seed, recursion_limit)
             except RunStopped as stopped:
                 return stopped

@@ -28,7 +28,9 @@ Trace = Sequence[tuple[str, str]]
 def find_tool_uses(
     tools: Iterable[BaseTool] = (), traces: Iterable[Trace] = (), *, writes: Collection[str] | None = None
 ) -> dict[str, ToolUse]:
-    """The use of each tool of an agent and of its traces, by name, from the first of these that tells it:
+    """The use of each tool of an agent and of its traces, by name.
+
+    From the first of these that tells it:
 
     1. `writes`, where it is given: these tools write and no others.
     2. The tool itself: `tool.metadata["writes"]`, or MCP's `readOnlyHint`, which langchain-mcp-adapters puts into the metadata.
@@ -77,7 +79,7 @@ def _declared_use(name: str, tool: BaseTool | None, writes: Collection[str] | No
 
 
 def _changed_after(traces: Sequence[Sequence[tuple[str, str, str]]], reading: Collection[str]) -> dict[str, str]:
-    """Tools after which alone an identical call of a reading tool was answered differently, each with that tool.
+    """Tools that change a reading tool's answer to an identical call, each with that tool.
 
     Args: `traces`, the calls of each as (tool, action, answer).
     """

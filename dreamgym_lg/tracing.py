@@ -1,4 +1,4 @@
-"""How tracers see episodes: marked as dreamed or played, and dreamed ones only where they were asked for.
+"""Marks episodes for tracers, and shows them dreamed ones only on demand.
 
 LangSmith's tracing context carries the mark: LangChain puts its tags on every run that is made in it, whoever traces them.
 """
@@ -18,13 +18,13 @@ _CARRIED = ("project_name", "client", "replicas", "tags", "metadata", "enabled")
 
 
 def caller_tracing() -> dict[str, Any]:
-    """What the caller's `langsmith.tracing_context` says, for episodes that begin in a context of their own."""
+    """The caller's `langsmith.tracing_context`, for episodes that begin in a context of their own."""
     return {name: value for name, value in get_tracing_context().items() if name in _CARRIED and value is not None}
 
 
 @contextmanager
 def episode_tracing(
-    kind: Literal["dream", "real"], about: Mapping[str, str] | None = None, *, given: Mapping[str, Any] | None = None
+    kind: Literal["dream", "real"], about: Mapping[str, str] | None = None, *, caller: Mapping[str, Any] | None = None
 ) -> Iterator[None]:
     """Every run in the block is marked as of an episode of this kind.
 
@@ -33,9 +33,9 @@ def episode_tracing(
 
     Args:
         about: Further metadata, such as the episode's task.
-        given: The caller's tracing context. Default: that of the running code.
+        caller: The caller's tracing context. Default: that of the running code.
     """
-    context = dict(caller_tracing() if given is None else given)
+    context = dict(caller_tracing() if caller is None else caller)
     if kind == "dream":
         context.setdefault("enabled", False)
     if context.get("enabled"):

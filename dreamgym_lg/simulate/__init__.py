@@ -1,10 +1,10 @@
-"""Unmodified LangGraph agents in the dream: their models answered by the policy, their tools by an environment."""
+"""Unmodified agents in the dream: the policy answers their models, an environment their tools."""
 
 from dreamgym_lg.simulate.agent import SimulatedAgent, with_policy
 from dreamgym_lg.simulate.context import Blocked, RealAccessBlocked
 from dreamgym_lg.simulate.doctor import Examination, Part, examine
 from dreamgym_lg.simulate.episode import Call, EpisodeOptions, Route
-from dreamgym_lg.simulate.guard_checks import Allow
+from dreamgym_lg.simulate.guard import Allow
 from dreamgym_lg.simulate.simulated import SimulatedEpisode, simulated
 
 __all__ = [

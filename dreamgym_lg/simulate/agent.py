@@ -1,4 +1,4 @@
-"""Plays an unmodified graph's episodes for `rollout`, and puts a policy into a graph for production."""
+"""Plays an unmodified graph's episodes for `rollout`; puts a policy into a graph for production."""
 
 import asyncio
 import logging
@@ -39,13 +39,13 @@ episode a world of its own, or take a lock.
 
 
 class AgentInput(TypedDict):
-    """What `rollout` gives an agent."""
+    """The input of an agent in `rollout`."""
 
     task: Task
 
 
 class AgentState(TypedDict, total=False):
-    """What `rollout` reads of an agent: the steps played so far, and with the last of them the outcome."""
+    """The steps of an agent in `rollout` so far, and with the last the outcome."""
 
     steps: list[Step]
     acts: list[Act]
@@ -53,7 +53,7 @@ class AgentState(TypedDict, total=False):
 
 
 class SimulatedAgent:
-    """Plays an unmodified graph with the policy in it, in the dream or, with `real=True`, on its own tools.
+    """Plays an unmodified graph with the policy in it, in the dream or on its own tools.
 
     The last step's reward is the episode's: the outcome, 0 to 1, of a task that the agent brought to its end. An episode
     that was cut short (recursion limit, the world's step limit, endless interrupts) has reward 0 and no success: its outcome
@@ -198,7 +198,7 @@ def final_answer(state: Any) -> str:
 
 
 def malformed_call(state: Any) -> str:
-    """The action with which the graph ended if that was a tool call that could not be read; else ""."""
+    """The action of a graph that ended with an unreadable tool call; else ""."""
     messages = _messages(state)
     last = messages[-1] if isinstance(messages, Sequence) and messages else None
     if not isinstance(last, AIMessage) or last.tool_calls or not last.invalid_tool_calls:
@@ -220,9 +220,9 @@ def with_policy(
     route: Route | None = None,
     pass_through: Sequence[str] = (),
 ) -> Graph:
-    """The graph for production: the same graph, tools and checkpointer, with `policy` in place of its chat models.
+    """The same graph for production, with `policy` in place of its chat models.
 
-    Still a graph of its own class: it streams, nests, and is served as before; the original is left as it is. Models that a
+    Tools and checkpointer are its own. It streams, nests, and is served as before; the original is left as it is. Models that a
     tool asks itself stay its own, as in the dream, unless the tool runs a graph or is named in `pass_through`.
 
     Args:
@@ -249,7 +249,7 @@ def with_policy(
 def production_episodes(
     graph: Pregel, policy: BaseChatModel, *, route: Route | None = None, pass_through: Sequence[str] = ()
 ) -> Callable[[Pregel], AgentEpisode]:
-    """Creates the episode of one real run in which `policy` answers, given the graph that runs; see `with_policy`."""
+    """A function that creates the episode of one real run of a graph; see `with_policy`."""
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
             f"{type(graph).__name__} is no compiled graph; give what StateGraph.compile or create_agent returns"
@@ -274,10 +274,10 @@ def production_episodes(
 
 
 def derive(graph: Graph, stream: Callable[..., Iterator[Any]], astream: Callable[..., AsyncIterator[Any]]) -> Graph:
-    """A graph of the same class that shares all parts of `graph` and whose runs, of whatever kind, go through two functions.
+    """A graph with all parts of `graph`, whose runs go through two functions.
 
-    Args: `stream` and `astream`, given the new graph, what `graph` runs by, and the arguments of the run. They have to leave
-    a run alone that is part of a dream (`guarded_episode()`).
+    Args: `stream` and `astream`, given the new graph, the method by which `graph` runs, and the arguments of the run. They have
+    to leave a run alone that is part of a dream (`guarded_episode()`).
     """
     kind: type[Any] = type(graph)
 

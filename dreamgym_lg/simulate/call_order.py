@@ -1,4 +1,4 @@
-"""Keeps the order of tool calls: those of one reply reach the environment in their order, and no two at once."""
+"""Orders tool calls: those of one reply reach the environment one after the other."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ class CallOrder:
         """The event loop on which a call has its turn."""
 
     def add_reply(self, ids: Sequence[str]) -> None:
-        """The policy asked for these calls, in this order; small models use the same ids in every reply, and within one."""
+        """Add a reply's calls, in their order. Small models use the same ids in every reply, and within one."""
         self._replies += 1
         self._begun.difference_update(ids)
         self._ended.difference_update(ids)
@@ -39,12 +39,12 @@ class CallOrder:
         return self._places.get(call_id or "")
 
     def refuse(self, ids: Iterable[str]) -> None:
-        """These calls are answered already and never begin, as a person has refused them: no other waits for them."""
+        """Let no other call wait for these. A person has refused them, and they never begin."""
         self._ended.update(ids)
 
     @contextmanager
     def running(self, call_id: str | None) -> Iterator[None]:
-        """The block is this call, from its begin to its end; the next call of the same reply waits for the end."""
+        """The block is this call. The next call of the same reply waits for its end."""
         self._begun.add(call_id or "")
         try:
             yield
@@ -87,7 +87,7 @@ class CallOrder:
             self._turn.release()
 
     def _take_turn(self, call_id: str | None) -> Callable[[], bool]:
-        """A function that takes the turn if every earlier call of the same reply has ended, or will not come."""
+        """A function that takes the turn once no earlier call of its reply may come."""
         since = time.monotonic()
 
         def take() -> bool:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class EpisodeBroken(BaseException):
-    """Ends a graph whose world has failed or ended, past every `except Exception`; `cause` or `last` of the episode say why."""
+    """Ends a graph whose world has failed or ended. `cause` or `last` of the episode says why."""
 
 
 class Blocked(NamedTuple):
@@ -35,7 +35,7 @@ class Blocked(NamedTuple):
 
 
 class RealAccessBlocked(BaseException):
-    """Raised at the place of a real access inside a dream; a `BaseException`, because users write `except Exception`."""
+    """Raised at a real access inside a dream; a `BaseException`, because users write `except Exception`."""
 
     def __init__(self, *blocked: Blocked) -> None:
         first = "; ".join(map(str, blocked[:3]))
@@ -51,7 +51,7 @@ class AccessGuard(Protocol):
 
 
 class ContextEpisode(Protocol):
-    """An episode as the context, its threads and its guard know it; what answers there is `episode.Episode`."""
+    """An episode as the context, its threads and its guard know it (`AgentEpisode`)."""
 
     @property
     def guard(self) -> AccessGuard | None:
@@ -59,7 +59,7 @@ class ContextEpisode(Protocol):
 
     @property
     def owns_threads(self) -> bool:
-        """Threads and pool work that its code starts belong to it; in production they are left as they are."""
+        """Threads and pool work of its code belong to it. In production they are left alone."""
 
     @property
     def ended(self) -> bool:
@@ -67,7 +67,7 @@ class ContextEpisode(Protocol):
 
 
 class Worker:
-    """A thread or task that an episode's code has started, and whose work it does: its episode's, until others give it some.
+    """A thread or task that an episode's code started, with its work's owners.
 
     Work is known by the queue that brings it (`take`). Without that it does its first episode's, and after that nobody's.
 
@@ -107,7 +107,7 @@ class Worker:
         self._owners, self._collecting = [*others, owner], True
 
     def start(self, name: str, started_at: str) -> "Worker | None":
-        """A thread or task that it starts for the work at hand; None: it is production's."""
+        """A thread or task that it starts for the work at hand. None: production's."""
         self._collecting = False
         return None if self._owners == [None] else Worker(name, started_at, self._owners)
 
@@ -127,13 +127,13 @@ _current: ContextVar[ContextEpisode | Worker | None] = ContextVar("dreamgym_epis
 
 
 def context_owner() -> ContextEpisode | Worker | None:
-    """The episode this code runs in or, in a thread or task that works for one, the worker that it is."""
+    """The episode that this code runs in, or the `Worker` that works for one."""
     owner = _current.get()
     return None if isinstance(owner, Worker) and owner.is_returned else owner
 
 
 def guarded_episode() -> ContextEpisode | None:
-    """The episode this code runs in; None in production, and inside the policy and the environment themselves."""
+    """The episode that this code runs in. None: production, the policy, or the environment."""
     owner = _current.get()
     return owner.owner if isinstance(owner, Worker) else owner
 
@@ -155,7 +155,7 @@ def answering_episode() -> ContextEpisode | None:
 
 
 def lend(queue: object, episode: ContextEpisode) -> None:
-    """This thread or task is production's, and a queue gave it what a node of `episode` had put there."""
+    """Lend this thread or task of production's to `episode`, whose node's work a queue brought."""
     worker = Worker(_thread_or_task(), "in production", [episode], lent=True)
     worker.take(queue, episode)
     _current.set(worker)
@@ -180,12 +180,12 @@ def set_var(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 def in_episode(owner: ContextEpisode | Worker | None) -> AbstractContextManager[None]:
-    """The block belongs to `owner`; None: to no episode, as the policy and the environment do."""
+    """The block belongs to `owner`. None: to no episode, as the policy and the environment."""
     return set_var(_current, owner)
 
 
 def iterate_in_episode(source: Iterator[Any], episode: ContextEpisode | None = None) -> Iterator[Any]:
-    """The items of `source`, each made inside `episode`: a generator by itself shares its caller's context."""
+    """The items of `source`, each made inside `episode`; a generator shares its caller's context."""
     end = object()
     try:
         while True:

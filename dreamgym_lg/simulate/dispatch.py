@@ -1,4 +1,4 @@
-"""Patches methods of classes so that they ask the active episode; without one they do what they did."""
+"""Patches methods of classes so that inside an episode they ask it."""
 
 import functools
 import inspect
@@ -16,10 +16,10 @@ Handler = Callable[[Any, Method, Any, Args, Kwargs], Any]
 
 
 def dispatch(owner: type, name: str, handler: Handler, lookup: Callable[[], Any] = guarded_episode) -> None:
-    """Replace `owner.name` by a method that calls `handler` with what `lookup` finds, and the original if that is None.
+    """Replace `owner.name` by a method that calls `handler` inside an episode.
 
-    Idempotent. Outside episodes it costs one look at a ContextVar. Raises `ConfigurationError` if the installed version has
-    no such method.
+    The episode is what `lookup` returns; None calls the original method. Idempotent. Outside episodes it costs one look at a
+    ContextVar. Raises `ConfigurationError` if the installed version has no such method.
     """
     original = owner.__dict__.get(name)
     if original is None:

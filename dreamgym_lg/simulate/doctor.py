@@ -1,4 +1,4 @@
-"""Examines an agent (`dreamgym doctor`): its parts, what a dream will simulate of it, what it cannot, and what to do."""
+"""Examines an agent (`dreamgym doctor`): what a dream simulates of it and what not."""
 
 import io
 import json
@@ -15,7 +15,6 @@ from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.tools import BaseTool
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 
@@ -66,12 +65,12 @@ class Examination:
 
     @property
     def refused(self) -> list[Part]:
-        """The problems with which no episode can be right: what leaks, what is not simulated, and what each would fail at."""
+        """The problems with which no episode can be right: leaks, parts not simulated, needed parts."""
         return [part for part in self.problems if part.handling != "stopped" or part.kind in _NEEDED]
 
     @property
     def writes_line(self) -> str:
-        """The `writes=[...]` to paste where nothing is known of some of the tools; "" if all are known."""
+        """The `writes=[...]` to paste, where nothing is known of some tools; else ""."""
         unknown = [each.name for each in self.parts if each.use == _COUNTS_AS_WRITING]
         if not unknown:
             return ""
@@ -82,7 +81,7 @@ class Examination:
         )
 
     def __str__(self) -> str:
-        """A line for each part: kind, name, handling, how a tool is known to write, what to do; then `writes_line`."""
+        """A line for each part (kind, name, handling, use, advice), then `writes_line`."""
         lines = ((f"{part.kind} {part.name}: {part.handling}", part.use, part.advice) for part in self.parts)
         return "\n".join(filter(None, [*("; ".join(filter(None, line)) for line in lines), self.writes_line]))
 
@@ -115,10 +114,10 @@ def examine(
     check_names(graph, pass_through=pass_through)
     tools = {tool.name: tool for tool in objects if isinstance(tool, BaseTool)}
     uses = find_tool_uses(tools.values(), map(trace_of, trajectories), writes=writes)
-    parts = list(_models(objects))
+    parts = [part for each in objects if (part := _object(each)) is not None]
     for name, tool in tools.items():
         parts += _tool(tool, pass_through, uses[name])
-    parts += [*_backends(objects), *_middleware(objects), *_graphs(graphs)]
+    parts += _graphs(graphs)
     for place, roots in _places(graph, graphs, simulate_nodes):
         parts += [Part("node", place, "simulated")] if roots is None else _plain_code(place, roots)
     if isinstance(get_llm_cache(), BaseCache):
@@ -130,11 +129,21 @@ def examine(
     return Examination(list(dict.fromkeys(parts)), list(tools.values()))
 
 
-def _models(objects: Sequence[Any]) -> Iterator[Part]:
-    for each in objects:
-        if isinstance(each, BaseChatModel):
-            name = f"{type(each).__name__} {each._get_ls_params().get('ls_model_name') or ''}"
-            yield Part("model", name.strip(), "simulated")
+_VIRTUAL = ("StateBackend", "StoreBackend", "CompositeBackend")
+"""deepagents' file tools, which really run, keep files there in the graph's state or store."""
+
+
+def _object(each: Any) -> Part | None:
+    """A part that counts wherever the agent holds it."""
+    module, name = type(each).__module__, type(each).__name__
+    if isinstance(each, BaseChatModel):
+        return Part("model", f"{name} {each._get_ls_params().get('ls_model_name') or ''}".strip(), "simulated")
+    if name == "OpenAIModerationMiddleware":
+        advice = "it asks OpenAI around each model call: allow that host, or build the agent without it to train it"
+        return Part("middleware", name, "stopped", advice)
+    if module.startswith("deepagents.backends") and name.endswith(("Backend", "Sandbox")) and name not in _VIRTUAL:
+        return Part("backend", name, "stopped", "its files are real: build the agent with StateBackend to train it")
+    return None
 
 
 _COUNTS_AS_WRITING = "counts as writing; name the tools that write in writes=[...]"
@@ -158,43 +167,21 @@ def _tool(tool: BaseTool, pass_through: Sequence[str], use: ToolUse) -> Iterator
     yield from (part for part in _plain_code(f"tool {tool.name}", [root]) if part.handling != "passes through")
 
 
-def _middleware(objects: Sequence[Any]) -> Iterator[Part]:
-    for each in objects:
-        if type(each).__name__ == "OpenAIModerationMiddleware":
-            advice = "it asks OpenAI around each model call: allow that host, or build the agent without it to train it"
-            yield Part("middleware", type(each).__name__, "stopped", advice)
-
-
-_VIRTUAL = ("StateBackend", "StoreBackend", "CompositeBackend")
-
-
-def _backends(objects: Sequence[Any]) -> Iterator[Part]:
-    """Where the file tools of deepagents work, which really run: in the graph's state or store, else in the real world."""
-    for each in objects:
-        name = type(each).__name__
-        of_files = type(each).__module__.startswith("deepagents.backends") and name.endswith(("Backend", "Sandbox"))
-        if of_files and name not in _VIRTUAL:
-            yield Part("backend", name, "stopped", "its files are real: build the agent with StateBackend to train it")
-
-
 def _graphs(graphs: Sequence[Pregel]) -> Iterator[Part]:
     for i, each in enumerate(graphs):
         name = each.get_name()
         if i:
             yield Part("sub-graph", name, "simulated")
-        if each.cache is not None:
-            yield Part("cache", f"{type(each.cache).__name__} of {name}", "replaced")
-        if isinstance(each.checkpointer, BaseCheckpointSaver):
-            yield Part("checkpointer", f"{type(each.checkpointer).__name__} of {name}", "replaced")
-        if each.store is not None:
-            yield Part("store", f"{type(each.store).__name__} of {name}", "replaced")
+        for kind in ("cache", "checkpointer", "store"):
+            if (kept := getattr(each, kind)) is not None and not isinstance(kept, bool):
+                yield Part(kind, f"{type(kept).__name__} of {name}", "replaced")
         for when in ("before", "after"):
             if nodes := getattr(each, f"interrupt_{when}_nodes", ()):
                 yield Part("interrupt", f"{when} {nodes if isinstance(nodes, str) else ', '.join(nodes)}", "answered")
 
 
 def _places(graph: Any, graphs: Sequence[Pregel], simulated: Sequence[str]) -> Iterator[tuple[str, list[Any] | None]]:
-    """Where plain code runs, with what is called there; None for a node that the environment answers."""
+    """Places of plain code with what is called there. None: the environment answers the node."""
     for each in graphs:
         for name, node in each.nodes.items():
             place = f"{name} of {each.get_name()}" if len(graphs) > 1 else name
@@ -234,32 +221,29 @@ def _fix(place: str) -> str:
 
 
 def _problem(each: Any, place: str) -> Part | None:
-    """An object of plain code by which it asks a model or the world where no patched class is asked."""
-    module, name = type(each).__module__, type(each).__name__
-    package = module.partition(".")[0]
-    fix = _fix(place)
+    """The problem of an object by which plain code asks past the patched classes."""
+    name, package = type(each).__name__, type(each).__module__.partition(".")[0]
+    here, qualified, fix = f"{name} in {place}", f"{package}.{name} in {place}", _fix(place)
     if isinstance(each, BaseLLM):
         advice = "a text-completion model has no messages, so that no policy answers for it: use its chat-model class"
-        return Part("model", f"{name} in {place}", "not simulated", advice)
+        return Part("model", here, "not simulated", advice)
     if isinstance(each, BaseRetriever):
-        return Part("retriever", f"{name} in {place}", _of_search(each), fix)
+        return Part("retriever", here, _of_search(each), fix)
     if isinstance(each, Embeddings) and package != "langchain_core":  # those are fakes, which ask nobody
-        return Part("embeddings", f"{name} in {place}", _of_search(each), fix)
+        return Part("embeddings", here, _of_search(each), fix)
     if package in ("openai", "anthropic") and hasattr(each, "base_url"):
-        return Part("client", f"{package}.{name} in {place}", "stopped", "call the model through its LangChain class")
+        return Part("client", qualified, "stopped", "call the model through its LangChain class")
     if name == "RemoteGraph" and package == "langgraph":
-        return Part("sub-graph", f"{name} in {place}", "stopped", "it runs on a server: use the graph itself instead")
+        return Part("sub-graph", here, "stopped", "it runs on a server: use the graph itself instead")
+    if package in _DRIVERS:
+        return Part("connection", qualified, "stopped", fix)
     if _is_open_file(each):
         file = f"{getattr(each, 'name', name)} open in {place}"
         return Part("file", file, "could leak", f"no guard sees what is written to an open file: {fix}")
     if package == "mcp" and name == "ClientSession":
-        session = f"MCP session in {place}"
-        return Part("connection", session, "could leak", f"no guard sees what is sent in an open session: {fix}")
-    if package in _DRIVERS:
-        return Part("connection", f"{package}.{name} in {place}", "stopped", fix)
+        return Part("connection", f"MCP session in {place}", "could leak", f"no guard sees an open session: {fix}")
     if _is_open_database(each) or package in _DRIVERS_IN_C or (package == "sqlalchemy" and name in _POOLS):
-        advice = f"no guard sees what is sent on an open connection: {fix}"
-        return Part("connection", f"{package}.{name} in {place}", "could leak", advice)
+        return Part("connection", qualified, "could leak", f"no guard sees what is sent on an open connection: {fix}")
     return None
 
 
@@ -267,13 +251,13 @@ _HOSTED = tuple(f"langchain_{name}" for name in ("openai", "google", "mistralai"
 
 
 def _of_search(each: Any) -> Handling:
-    """A provider's embeddings are asked by the network; what others do, and the user's own class, nothing tells."""
+    """A provider's embeddings need the network; of others nothing tells what they do."""
     modules = [type(part).__module__ for part in reachable(each) if isinstance(part, Embeddings)]
     return "stopped" if any(module.startswith(_HOSTED) for module in modules) else "unknown"
 
 
 def _is_open_file(each: Any) -> bool:
-    """Tells if it can be written to, and is neither the terminal nor a file in memory."""
+    """Tells if it is a file on disk that is open for writing."""
     if not isinstance(each, io.IOBase) or each is sys.stdout or each is sys.stderr or each.closed or not each.writable():
         return False
     try:
@@ -283,7 +267,7 @@ def _is_open_file(each: Any) -> bool:
 
 
 def _is_open_database(each: Any) -> bool:
-    """Tells if it is a database of SQLite in a file; what is in memory alone is not the world."""
+    """Tells if it is an open SQLite database in a file."""
     if not isinstance(each, sqlite3.Connection):
         return False
     try:
@@ -307,7 +291,7 @@ def _called_past_its_class(function: types.FunctionType, place: str) -> Iterator
 
 
 def _referred_objects(function: types.FunctionType) -> Iterator[Any]:
-    """The objects that a function refers to, and those that the lists and dictionaries among them hold."""
+    """The objects that a function refers to, those in lists and dictionaries included."""
     for each in function_references(function):
         yield each
         if isinstance(each, list | tuple | dict):
@@ -315,7 +299,7 @@ def _referred_objects(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _created_there(function: types.FunctionType, place: str) -> Iterator[Part]:
-    """Models and tools that exist only while the graph runs: their classes are patched all the same."""
+    """Models and tools that exist only while the graph runs; their classes are patched too."""
     if makes_tools(function):
         yield Part("tool", f"made in {place}", "simulated")
     for each in function_references(function):

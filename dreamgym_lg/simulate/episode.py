@@ -18,7 +18,7 @@ from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.call_order import CallOrder
 from dreamgym_lg.simulate.context import AccessGuard, EpisodeBroken, in_episode, set_var
-from dreamgym_lg.simulate.guard_checks import Allow
+from dreamgym_lg.simulate.guard import Allow
 from dreamgym_lg.simulate.object_graph import makes_tools, reachable, run_by
 from dreamgym_lg.simulate.return_types import with_returns
 from dreamgym_lg.simulate.tool_code import runs_in_dream
@@ -90,7 +90,7 @@ def check_names(graph: Any, route: Route | None = None, pass_through: Collection
 
 @dataclass(kw_only=True)
 class PendingStep:
-    """A step or an act whose answer may still change: LangChain words it for the policy once the tool has returned."""
+    """A step or an act whose answer LangChain may still reword for the policy."""
 
     action: str
     answer: str = ""
@@ -110,7 +110,7 @@ class PendingStep:
 
 
 class AgentEpisode:
-    """One episode as the patched classes see it, which find it by the context that their code runs in.
+    """One episode as the patched classes find it in the context of their code.
 
     Without an environment the tools are real: none is answered, no graph replaced by a twin, and no guard stands.
     """
@@ -165,7 +165,7 @@ class AgentEpisode:
         return self._environment is None or self.runs_anyway(tool)
 
     def runs_anyway(self, tool: BaseTool) -> bool:
-        """Tells if this tool is no part of the world: named in `pass_through`, a state tool, or a sub-agent."""
+        """Tells if this tool runs in a dream too: passed through, a state tool, a sub-agent."""
         if tool.name in self._pass_through:
             return True
         if id(tool) not in self._runs_anyway:  # the tool is kept too: the id of a collected object is used again
@@ -173,7 +173,7 @@ class AgentEpisode:
         return self._runs_anyway[id(tool)][1]
 
     def owner_of_body(self, tool: BaseTool) -> "AgentEpisode | None":
-        """The episode that a running tool's body belongs to: a real tool's own models are no part of the policy."""
+        """The episode of a running tool's body. None: the models of a real tool are its own."""
         return self if self.runs_anyway(tool) else None
 
     def twin(self, graph: Pregel) -> Pregel:
@@ -183,7 +183,7 @@ class AgentEpisode:
     # --- the environment's answers ----------------------------------------------------------------------------------------
 
     def play(self, action: str, call_id: str | None, read: Callable[[str], T], *, line: str) -> tuple[PendingStep, T]:
-        """The environment answers an action, in the order of calls; `read` makes of its answer what the graph gets."""
+        """The environment answers an action, in the order of calls. `read` turns it into the graph's value."""
         with self._asking_environment(), self.call_order.turn(call_id):
             self._check_running()
             return self._record_result(action, call_id, self.environment.step(action), read, line)
@@ -218,7 +218,7 @@ class AgentEpisode:
 
     @contextlib.contextmanager
     def _asking_environment(self) -> Iterator[None]:
-        """The block is outside the episode; what it raises ends the episode, whatever the graph catches."""
+        """The block is outside the episode. What it raises ends it, whatever the graph catches."""
         try:
             with in_episode(None), set_var(var_child_runnable_config, None):
                 yield
@@ -229,7 +229,7 @@ class AgentEpisode:
     # --- what happened ----------------------------------------------------------------------------------------------------
 
     def register_tools(self, tools: Sequence[dict[str, Any]]) -> None:
-        """The policy was shown these tools (OpenAI's form): the environment is told what can be called, and what it returns."""
+        """Show the environment the policy's tools (OpenAI's form), with what they return."""
         if self._environment is not None and not {tool["function"]["name"] for tool in tools} <= self._tools.keys():
             self._tools |= {tool["function"]["name"]: tool for tool in with_returns(self.graph, tools)}
             with self._asking_environment():
@@ -245,7 +245,7 @@ class AgentEpisode:
                     self.call_order.add_reply([tool_call["id"] for tool_call in message.tool_calls if tool_call["id"]])
 
     def add_step(self, action: str, answer: str, call_id: str | None, *, valid: bool = True, line: str) -> PendingStep:
-        """Record a call that the environment was not asked about, behind all steps but later calls of the same reply."""
+        """Record a call that the environment did not answer, in its reply's order."""
         # in a dream no tool's own code runs: what failed before the environment, LangChain refused
         decided_by = "schema" if self._environment is not None and not valid else ""
         place = self.call_order.place(call_id)
@@ -264,7 +264,7 @@ class AgentEpisode:
 
     @property
     def acts(self) -> list[Act]:
-        """What happened beside the steps."""
+        """The events beside the steps."""
         steps, acts = 0, list[Act]()
         for each in self._pending:
             if each.kind is None:
@@ -275,7 +275,7 @@ class AgentEpisode:
 
     @property
     def steps(self) -> list[Step]:
-        """What was played so far; an observation is what the policy read last. Rewards are 0: only the outcome earns."""
+        """The steps so far; an observation is what the policy read last. Rewards are 0: only the outcome earns."""
         steps: list[Step] = []
         observation = first_observation(self.task) if self.task else ""
         for each in self._pending:

@@ -1,4 +1,4 @@
-"""Runs copies ("twins") of graphs in an episode, which share everything but caches, checkpoints and the store.
+"""Runs copies ("twins") of graphs in an episode, with its own checkpoints and stores.
 
 A node cache would replay old actions; a production checkpointer or store would be written to.
 """
@@ -53,7 +53,7 @@ def _on_twin(episode: AgentEpisode, original: Method, graph: Pregel, args: Args,
 
 
 class GraphTwins:
-    """The copies of graphs that one episode runs: without cache, with the episode's own checkpointers and stores.
+    """The copies of graphs that one episode runs.
 
     Args:
         episode: Answers the simulated nodes.
@@ -94,7 +94,7 @@ class GraphTwins:
         return twin
 
     def _simulated(self, name: str, node: PregelNode) -> PregelNode:
-        """A node whose plain code the environment answers: its input is the action, the answer its state update (JSON)."""
+        """A node that the environment answers. Its input is the action, the answer its state update (JSON)."""
 
         def action(state: Any) -> str:
             return render_call(f"node:{name}", to_jsonable_python({"state": state}, fallback=str))
@@ -126,7 +126,7 @@ class _Words(Embeddings):
 
 
 def _copy_store(real: BaseStore) -> InMemoryStore:
-    """A store of the episode's own: with what an in-memory one holds, else empty, for reading it would reach a server."""
+    """The episode's own store, with the items of an in-memory one. To read another would reach a server."""
     index = getattr(real, "index_config", None)
     own = InMemoryStore(index={**index, "embed": _Words(), "dims": DIMENSION} if index else None)
     if isinstance(real, InMemoryStore):

@@ -1,4 +1,4 @@
-"""Stops what would touch the real world while a dreamed episode is active; it fails closed.
+"""Stops what would touch the real world in a dreamed episode; it fails closed.
 
 Python raises an audit event before it happens; the few functions without one are wrapped. What the guard raises is no
 `Exception`, so that `except Exception` does not get past it; and what was stopped is kept, so that code which swallows even
@@ -9,25 +9,79 @@ import _posixsubprocess
 import functools
 import inspect
 import logging
+import mmap
 import os
 import signal
 import socket
 import sqlite3
 import ssl
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
 from multiprocessing.pool import Pool, ThreadPool
 from multiprocessing.process import BaseProcess
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from typing import Any
 
-from dreamgym_lg.simulate.context import Blocked, ContextEpisode, RealAccessBlocked, guarded_episode
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.simulate.context import Blocked, ContextEpisode, RealAccessBlocked, guarded_episode, in_episode
 from dreamgym_lg.simulate.dispatch import Args, Handler, Kwargs, Method, dispatch
-from dreamgym_lg.simulate.guard_checks import NETWORK, WATCHED, Allow
 from dreamgym_lg.simulate.ownership import is_collecting, patch_deferred, run_in
 from dreamgym_lg.simulate.user_code import frames, user_line, users_frame
+
+_NOWHERE = (os.devnull, "/dev/tty", "/dev/stdout", "/dev/stderr")
+
+
+@dataclass(frozen=True)
+class Allow:
+    """The hosts and paths that episodes may touch all the same."""
+
+    hosts: Sequence[str] = ()
+    """`host` or `host:port`, names or addresses."""
+    paths: Sequence[str | Path] = ()
+    """Files, or folders with all they hold, that may be written. For a SQLite file its folder, where its journal goes."""
+    _resolved: dict[str, set[str]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, value in (("hosts", self.hosts), ("paths", self.paths)):
+            if isinstance(value, str | Path):
+                raise ConfigurationError(f"Allow({name}={value!r}): give a list; of a text, each letter would be allowed")
+
+    @cached_property
+    def _roots(self) -> list[str]:
+        return [os.path.realpath(path) for path in self.paths]
+
+    def path(self, path: str) -> bool:
+        real = os.path.realpath(path)
+        if path in _NOWHERE or real in _NOWHERE:
+            return True
+        return any(real == root or real.startswith(os.path.join(root, "")) for root in self._roots)
+
+    def host(self, host: str, port: int | None) -> bool:
+        """Tells if a host may be connected to; without a port, looked up."""
+        for allowed in self.hosts:
+            name, _, allowed_port = allowed.partition(":") if allowed.count(":") == 1 else (allowed, "", "")
+            if allowed_port and port is not None and str(port) != allowed_port:
+                continue
+            if host == name or (port is not None and self._is_address(name, host)):
+                return True
+        return False
+
+    def _is_address(self, name: str, address: str) -> bool:
+        """Names are looked up again for an address not seen before: their servers take turns."""
+        known = self._resolved.setdefault(name, set())
+        if address not in known:
+            with in_episode(None):
+                try:
+                    known |= {str(address[0]) for *_, address in socket.getaddrinfo(name, None)}
+                except OSError:
+                    return False
+        return address in known
 
 
 class Guard:
@@ -52,7 +106,7 @@ _ASKING = ("platform", "ctypes.util", "uuid", "distro", "multiprocessing.resourc
 
 
 def _is_of_the_process() -> bool:
-    """Tells if the innermost user's line has Python import a package, cache bytecode or ask about the machine.
+    """Tells if Python itself imports a package, caches bytecode or asks about the machine.
 
     Each process does that once, whoever comes first: a package writes its caches when it is imported, and Python tries
     which folder takes temporary files.
@@ -68,6 +122,153 @@ def _is_of_the_process() -> bool:
         if name == "<module>" and frame.f_back and frame.f_back.f_code.co_filename.startswith("<frozen importlib"):
             return True
     return False
+
+
+# --- targets: a check finds the file, address or process that an event would touch and may not --------------------------------
+
+Check = Callable[[Any, Allow], str | None]
+"""(an audit event's arguments, what is allowed) -> the target that is forbidden, or None."""
+
+
+def _path(path: Any, allow: Allow, folder: int | None = None) -> str | None:
+    """The path, if it is not allowed. Args: `folder`, the number of an open folder that a relative path is meant in."""
+    if path is None:
+        return None
+    if isinstance(path, int):
+        open_path = _path_of(path)
+        return None if open_path is None or allow.path(open_path) else open_path
+    text = os.fsdecode(path)
+    if folder is not None and folder >= 0:
+        try:
+            text = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), text)
+        except OSError:  # not Linux: where it lies is unknown
+            return text
+    return None if allow.path(text) else text
+
+
+def _path_of(number: int) -> str | None:
+    """The path of an open file or folder; None without one, and of the output."""
+    status = os.fstat(number)
+    if number <= 2 or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or not status.st_nlink:
+        return None
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except OSError:  # not Linux
+        return None
+
+
+def _at(*places: tuple[int, int]) -> Check:
+    """Checks the paths at these places of the arguments. The second number is the folder's place, 0 for none."""
+
+    def check(args: Any, allow: Allow) -> str | None:
+        paths = (_path(args[path], allow, args[folder] if folder else None) for path, folder in places)
+        return next(filter(None, paths), None)
+
+    return check
+
+
+def _opened(args: Any, allow: Allow) -> str | None:
+    path, mode, flags = args
+    writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND) if isinstance(flags, int) else 0
+    return _path(path, allow) if writes or (isinstance(mode, str) and set(mode) & set("wax+")) else None
+
+
+def _sqlite(args: Any, allow: Allow) -> str | None:
+    if args[0] is None:  # ATTACH ?
+        return "a file that a parameter names"
+    text = os.fsdecode(args[0])
+    path, _, options = text.removeprefix("file:").partition("?") if text.startswith("file:") else (text, "", "")
+    if path in ("", ":memory:") or {"mode=ro", "mode=memory"} & set(options.split("&")):
+        return None
+    return _path(path, allow)
+
+
+def _peer(args: Any, allow: Allow) -> str | None:
+    """A socket first; its peer's address last, or None if it is connected."""
+    address = args[-1]
+    if address is None:
+        try:
+            address = args[0].getpeername()
+        except OSError:  # not connected: nothing can be sent
+            return None
+    if args[0].family in (socket.AF_INET, socket.AF_INET6):
+        host, port = str(address[0]), address[1]
+        return None if allow.host(host, port) else f"{host}:{port}"
+    address = address or args[0].getsockname()
+    if not address:  # a pair of sockets without a name, as event loops wake themselves with
+        return None
+    text = os.fsdecode(address) if isinstance(address, str | bytes) else repr(address)
+    return None if "\0" not in text and allow.path(text) else text
+
+
+def _sent(args: Any, allow: Allow) -> str | None:
+    """The number of an open file first; if it is a socket's, its peer counts. A pipe leads to another process."""
+    mode = os.fstat(args[0]).st_mode
+    if stat.S_ISFIFO(mode):
+        return None if args[0] <= 2 else "a pipe"
+    if not stat.S_ISSOCK(mode):
+        return _path(args[0], allow)
+    with socket.socket(fileno=os.dup(args[0])) as same:
+        pair = same.family == socket.AF_UNIX and not (same.getpeername() or same.getsockname())
+        return "a pair of sockets" if pair else _peer((same, None), allow)
+
+
+def _sent_on(args: Any, allow: Allow) -> str | None:
+    return _sent(args[1:], allow)
+
+
+def _mapped(args: Any, allow: Allow) -> str | None:
+    number, _, access, _ = args
+    if number < 0 or access in (mmap.ACCESS_READ, mmap.ACCESS_COPY) or (path := _path_of(number)) is None:
+        return None
+    with open(f"/proc/self/fdinfo/{number}") as file:
+        flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
+    return None if not flags & os.O_RDWR or allow.path(path) else path
+
+
+def _name(args: Any, allow: Allow) -> str | None:
+    name = args[0].decode() if isinstance(args[0], bytes) else str(args[0])
+    return None if args[0] is None or name == socket.gethostname() or allow.host(name, None) else name
+
+
+def _reverse_name(args: Any, allow: Allow) -> str | None:
+    return _name(args[0], allow)
+
+
+def _signal(args: Any, allow: Allow) -> str | None:
+    return _anything(args, allow) if args[1] else None  # signal 0 only asks whether the process is there
+
+
+def _anything(args: Any, allow: Allow) -> str | None:
+    return " ".join(str(arg) for arg in args[:2])[:120] or "the system"
+
+
+WATCHED: dict[str, Check] = {
+    "open": _opened,
+    **dict.fromkeys(("sqlite3.connect", "sqlite3.attach"), _sqlite),
+    "mmap.__new__": _mapped,
+    **dict.fromkeys(("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"), _peer),
+    **dict.fromkeys(("socket.send", "socket.sendall", "socket.sendfile", "socket.write"), _peer),
+    **dict.fromkeys(("os.sendfile", "os.write", "os.writev", "os.pwrite", "os.pwritev", "os.posix_fallocate"), _sent),
+    **dict.fromkeys(("os.splice", "os.copy_file_range"), _sent_on),
+    **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), _name),
+    "socket.getnameinfo": _reverse_name,
+    **dict.fromkeys(("os.truncate", "os.setxattr", "os.removexattr", "os.mkfifo", "os.mknod"), _at((0, 0))),
+    **dict.fromkeys(("os.remove", "os.rmdir", "shutil.rmtree"), _at((0, 1))),
+    **dict.fromkeys(("os.mkdir", "os.chmod"), _at((0, 2))),
+    **dict.fromkeys(("os.chown", "os.utime"), _at((0, 3))),
+    **dict.fromkeys(("os.rename", "os.link"), _at((0, 2), (1, 3))),
+    "os.symlink": _at((1, 2)),
+    **dict.fromkeys(("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork"), _anything),
+    **dict.fromkeys(("os.forkpty", "pty.spawn", "os.startfile", "webbrowser.open"), _anything),
+    **dict.fromkeys(("os.kill", "os.killpg", "signal.pthread_kill", "signal.pidfd_send_signal"), _signal),
+    **dict.fromkeys(("signal.raise_signal", "process.fork_exec", "process.start", "process.submit"), _anything),
+    **dict.fromkeys(("subprocess.stdin", "shared_memory.open", "builtins.input"), _anything),
+}
+"""Audit event -> its check. What Python raises no event for, `install_guard` wraps and names likewise."""
+
+NETWORK = (_peer, _name, _reverse_name)
+"""Those of what leaves this machine."""
 
 
 # --- watching the process ---------------------------------------------------------------------------------------------------
@@ -161,7 +362,7 @@ def _authorize(action: int, name: str | None, *_: Any) -> int:
 
 
 def _stdin(process: subprocess.Popen[Any]) -> Any:
-    """Inside an episode it is stopped already that code asks for it: what is written to a pipe is no event."""
+    """Stops already the look-up: what is written to a pipe is no event."""
     pipe = vars(process)["stdin"]
     if pipe is not None:
         _hook("subprocess.stdin", (process.args,))

@@ -1,4 +1,4 @@
-"""Loads an agent, or anything else of a user's, by where it is written: `my_app.py:graph`, `my_package.module:create`."""
+"""Loads an agent, or another object, by its place: `my_app.py:graph`, `my_package.module:create`."""
 
 import asyncio
 import importlib
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TypeGuard, TypeVar
+from typing import TypeVar
 
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.simulate.user_code import count_as_users
@@ -16,35 +16,33 @@ from dreamgym_lg.simulate.user_code import count_as_users
 T = TypeVar("T")
 
 
-def load_agent(given: str) -> object:
+def load_agent(place: str) -> object:
     """The agent behind `FILE.py:NAME` or `package.module:NAME`, compiled; raises what `load_object` raises."""
-    return compiled(load_object(given))
+    return compiled(load_object(place))
 
 
-def compiled(found: object) -> object:
+def compiled(agent: object) -> object:
     """A `StateGraph` compiled; anything else as it is."""
-    return found.compile() if hasattr(found, "compile") and not hasattr(found, "invoke") else found
+    return agent.compile() if hasattr(agent, "compile") and not hasattr(agent, "invoke") else agent
 
 
-def load_object(given: str) -> object:
-    """The object behind `FILE.py:NAME` or `package.module:NAME`. A function is called: with nothing, or with an empty config.
+def load_object(place: str) -> object:
+    """The object behind `FILE.py:NAME` or `package.module:NAME`.
 
-    Raises `ConfigurationError` if there is no such file, module or name, or loading it raises.
+    A function is called: with nothing, or with an empty config. Raises `ConfigurationError` if there is no such file, module or
+    name, or loading it raises.
     """
-    source, _, name = given.rpartition(":")
+    source, _, name = place.rpartition(":")
     if not source or not name:
-        raise ConfigurationError(f"{given!r} names no object; write it as FILE.py:NAME or package.module:NAME")
+        raise ConfigurationError(f"{place!r} names no object; write it as FILE.py:NAME or package.module:NAME")
     module = _loading(source, lambda: _from_file(Path(source)) if source.endswith(".py") else _from_module(source))
     top = sys.modules[module.__name__.partition(".")[0]]
     count_as_users(next(iter(getattr(top, "__path__", ())), top.__file__ or ""))
     if not hasattr(module, name):
         raise ConfigurationError.unknown(f"name in {source}", name, [each for each in vars(module) if not each.startswith("_")])
-    found = getattr(module, name)
-    return _loading(given, lambda: _called(given, found)) if _is_factory(found) else found
-
-
-def _is_factory(found: object) -> TypeGuard[Callable[..., object]]:
-    return callable(found) and not hasattr(found, "invoke") and not hasattr(found, "compile")
+    value = getattr(module, name)
+    is_factory = callable(value) and not hasattr(value, "invoke") and not hasattr(value, "compile")
+    return _loading(place, lambda: _called(place, value)) if is_factory else value
 
 
 def _loading(what: str, load: Callable[[], T]) -> T:
@@ -67,9 +65,9 @@ def _from_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(root))
     if "." in name:
         return importlib.import_module(name.removesuffix(".__init__"))
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(path):
-        return known  # a second copy would have other functions, which cannot be pickled
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded  # a second copy would have other functions, which cannot be pickled
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -87,18 +85,18 @@ def _from_module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def _called(given: str, factory: Callable[..., object]) -> object:
-    empty = inspect.Parameter.empty
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+def _called(place: str, factory: Callable[..., object]) -> object:
+    Parameter = inspect.Parameter
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(factory).parameters.values()
-    needed = [each for each in parameters if each.default is empty and each.kind in kinds]
-    if len(needed) > 1 or any(each.kind is inspect.Parameter.KEYWORD_ONLY for each in needed):
+    needed = [each for each in parameters if each.default is Parameter.empty and each.kind in kinds]
+    if len(needed) > 1 or any(each.kind is Parameter.KEYWORD_ONLY for each in needed):
         raise ConfigurationError(
-            f"{given} needs {', '.join(each.name for each in needed)}; give a function of nothing, or of a config alone"
+            f"{place} needs {', '.join(each.name for each in needed)}; give a function of nothing, or of a config alone"
         )
-    found = factory(*([{}] if needed else []))
-    return asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
+    value = factory(*([{}] if needed else []))
+    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
 
 
-async def _awaited(found: Awaitable[object]) -> object:
-    return await found
+async def _awaited(value: Awaitable[object]) -> object:
+    return await value

@@ -1,4 +1,4 @@
-"""Lets an active episode's policy answer the calls of chat models that it trains, whatever their class."""
+"""Lets an episode's policy answer calls of chat models, whatever their class."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ _CONFIGURATION = ("callbacks", "tags", "metadata", "run_name", "run_id")
 
 
 def patch_models() -> None:
-    """Patch every chat-model class known by now; classes come later too, so each episode's start calls this anew."""
+    """Patch every chat-model class known by now. Classes come later too: each episode's start calls it anew."""
     for cls in subclasses(BaseChatModel):
         patch_model_class(cls)
 
@@ -101,7 +101,7 @@ def _answer(name: str) -> Handler:
 
 
 def _describe(model: BaseChatModel, name: str, args: Args, kwargs: Kwargs) -> Call:
-    """The call as a route sees it: where in the graph it was made, and of which model."""
+    """The call as a route sees it."""
     config: Any = kwargs.get("config") or (args[1] if len(args) > 1 and isinstance(args[1], dict) else None)
     metadata = dict(ensure_config(config).get("metadata") or {})
     metadata |= kwargs.get("metadata") or {}
@@ -170,7 +170,7 @@ def _finish_stream(episode: AgentEpisode, call: Call | None, chunks: list[Any]) 
 
 
 def _parsed(message: AIMessage, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A structured answer's `parsed` form, which ChatOpenAI's parser reads, where the policy has not made it."""
+    """The `parsed` form of a structured answer, for ChatOpenAI's parser, where the policy gave none."""
     if "response_format" in kwargs and "parsed" not in message.additional_kwargs:
         with contextlib.suppress(ValueError):
             return {"parsed": json.loads(message.text)}

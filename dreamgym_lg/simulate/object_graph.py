@@ -1,4 +1,4 @@
-"""Follows what objects refer to: fields, closures, bound methods, partials and the globals their code names; runs nothing."""
+"""Follows the references of objects: fields, closures, methods, partials, globals that code names."""
 
 import contextlib
 import functools
@@ -68,14 +68,14 @@ def _class_members(cls: type) -> Iterator[Any]:
 
 
 def function_references(function: types.FunctionType) -> Iterator[Any]:
-    """The closure's cells, the defaults, what it wraps and, of the user's code, the globals that it names."""
+    """A function's named values and what it wraps; globals only of the user's code."""
     yield from named_values(function, globals=users(function))
     if (wrapped := getattr(function, "__wrapped__", None)) is not None:
         yield wrapped
 
 
 def named_values(function: types.FunctionType, *, globals: bool = True) -> Iterator[Any]:
-    """The closure's cells, the defaults and, with `globals`, those named in the code, nested functions included."""
+    """The closure's cells, the defaults and the globals named in the code, nested functions included."""
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # not filled yet
@@ -105,7 +105,7 @@ _ANSWERED = (BaseTool, BaseChatModel, Pregel, BaseCheckpointSaver, BaseStore, Ba
 
 
 def run_by(roots: Iterable[Any]) -> Iterator[Any]:
-    """The functions that run when one of `roots` is called, and the objects they refer to, each once.
+    """The functions that calls of `roots` run, and the objects they refer to.
 
     Of an object of the user's class only the fields and methods count that the code names. Models, tools, graphs,
     checkpointers and stores are yielded and not opened.
@@ -142,7 +142,7 @@ def _run_next(item: Any) -> Iterator[Any]:
 
 
 def _named_members(function: types.FunctionType, owner: Any) -> Iterator[Any]:
-    """The fields of `owner`, and its methods bound to it, that the code of `function` may mean by the names it uses."""
+    """The fields and bound methods of `owner` that the code of `function` may name."""
     is_class = isinstance(owner, type)
     if not users_class(owner if is_class else type(owner)) or (is_class and issubclass(owner, _ANSWERED)):
         return
@@ -162,7 +162,7 @@ def _named_members(function: types.FunctionType, owner: Any) -> Iterator[Any]:
 
 
 def run_codes(function: types.FunctionType) -> list[types.CodeType]:
-    """A function's code with the functions inside of it, unless those may be the bodies of tools that it makes."""
+    """A function's code with that of inner functions, unless those may be bodies of tools."""
     return [function.__code__] if makes_tools(function) else list(codes(function))
 
 

@@ -1,4 +1,4 @@
-"""Lets what an episode's code starts or hands on belong to it: threads, tasks, queue items, callbacks, finalisers.
+"""Lets threads, tasks, queue items, callbacks and finalisers belong to their episode.
 
 Threads and tasks belong to their episode until a queue brings them the work of another; LangGraph's own belong to their run
 already, by the context that it copies. What is registered to be called later runs as of who registered it.
@@ -65,7 +65,7 @@ def patch_threads() -> None:
 
 
 def _started(owner: Owner, name: str) -> Worker | None:
-    """The worker of a new thread, task or work that this code starts; None: production's, which is left as it is."""
+    """The worker of what this code starts. None: production's, which is left as it is."""
     if isinstance(owner, Worker):
         return owner.start(name, user_line())
     return Worker(name, user_line(), [owner]) if owner.owns_threads else None
@@ -78,7 +78,7 @@ def _start(owner: Owner, original: Method, thread: threading.Thread, args: Args,
 
 
 def _run(worker: Worker, context: Context, run: Callable[[], None]) -> None:
-    """A thread that was stopped ends with one line: the episode itself tells what was stopped, and where."""
+    """End a stopped thread with one line: the episode tells what was stopped, and where."""
     try:
         context.run(run)
     except (RealAccessBlocked, EpisodeBroken) as stopped:
@@ -107,7 +107,7 @@ def _give_to_pool(owner: Owner, original: Method, pool: Pool, args: Args, kwargs
 
 
 def _owned(owner: Owner, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-    """A thread pool's arguments with each function, be it work, initialiser or callback, as of who gives it."""
+    """A thread pool's arguments, its work, initialisers and callbacks as of who gives them."""
     if (worker := _started(owner, "work of a pool")) is None:
         return args, kwargs
     context = _copy_context(worker)
@@ -123,7 +123,7 @@ def _in_context(context: Context, function: Callable[..., Any]) -> Callable[...,
 
 
 def _create_task(owner: Owner, original: Method, loop: BaseEventLoop, args: Args, kwargs: Kwargs) -> Any:
-    """A task has the context already; this adds who made it, and that it may outlive the episode."""
+    """A task has the context already. This adds who made it: it may outlive the episode."""
     coroutine = args[0] if args else kwargs["coro"]
     name = f"task of {getattr(coroutine, '__qualname__', coroutine)}"
     of_run = _made_by_langgraph()
@@ -141,7 +141,7 @@ def _create_task(owner: Owner, original: Method, loop: BaseEventLoop, args: Args
 
 
 def _made_by_langgraph() -> bool:
-    """Tells if the task about to be made is one of a run's own, which ends with it."""
+    """Tells if the new task is one of a graph's run, which ends with it."""
     modules = (frame.f_globals.get("__name__", "") for frame in frames())
     maker = next((each for each in modules if not each.startswith(("asyncio", "dreamgym_lg.simulate"))), "")
     return maker.startswith(("langgraph.", "langchain_core."))
@@ -157,7 +157,7 @@ def _run_in_executor(episode: ContextEpisode, original: Method, loop: BaseEventL
 
 
 def _copy_context(worker: Worker) -> Context:
-    """This context as that of new work, with the line that started it: a thread's own frames do not reach back to it."""
+    """This context for new work, with the line that starts it."""
     with in_episode(worker), set_var(started_by, worker.started_at):
         return copy_context()
 
@@ -194,7 +194,7 @@ def _get(_: bool, original: Method, jobs: Any, args: Args, kwargs: Kwargs) -> An
 
 
 def _pop_owner(jobs: Any, item: Any) -> tuple[ContextEpisode | None, bool]:
-    """The episode that put the item there, and whether a node of its graph did; None: production."""
+    """The episode that put the item there (None: production), and whether a node did."""
     if not (items := vars(jobs).get(_OWNERS)):
         return None, False
     with _lock:
@@ -228,7 +228,7 @@ def _context() -> Context:
 
 
 def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What the guard raises would end the thread that calls it, which may be production's; the guard has noted it."""
+    """Keep what the guard raises, and has noted, from a thread that may be production's."""
 
     def call(*args: Any) -> None:
         with contextlib.suppress(RealAccessBlocked):
@@ -271,7 +271,7 @@ def _handling(original: Method) -> Method:
 
 
 def _registering(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Packages register what cleans up after the process; only what the user's own code registers is the episode's."""
+    """Only what the user's own code registers is the episode's. Packages clean up after the process."""
 
     @functools.wraps(original)
     def register(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

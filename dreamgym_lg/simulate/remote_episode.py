@@ -1,7 +1,8 @@
-"""Plays an episode in another process, a walled worker or a Ray actor, whose policy stays in this one, the parent.
+"""Plays an episode in another process, whose policy stays in this one, the parent.
 
-What comes up is JSON, one line for each message: a walled worker is not trusted, and to unpickle is to run what was sent. What
-goes down is pickled. `N` numbers the episodes of the process, `K` the questions of an episode, which may be open at once:
+The other process is a walled worker or a Ray actor. What comes up is JSON, one line for each message: a walled worker is not
+trusted, and to unpickle is to run what was sent. What goes down is pickled. `N` numbers the episodes of the process, `K` the
+questions of an episode, which may be open at once:
 
     up      {"episode": N, "number": K, "ask": "policy", "args": [MESSAGES, STOP, OPTIONS]}
             {"episode": N, "number": K, "ask": "step", "args": [ACTION, TOOLS]}    where the world stays in the parent, too
@@ -63,7 +64,7 @@ class Parent:
         self._numbers, self._questions = itertools.count(1), dict[int, Future[Any]]()
 
     def ask(self, kind: str, *args: Any) -> "Future[Any]":
-        """Raises `RuntimeError` once the episode has ended: a thread that lives on gets no answers of the next one."""
+        """Raises `RuntimeError` after the episode's end: its threads get no answers of the next one."""
         if self.ended:
             raise RuntimeError("the episode of this thread has ended")
         number, future = next(self._numbers), Future[Any]()
@@ -72,7 +73,7 @@ class Parent:
         return future
 
     def answer(self, number: int, value: Any, error: str | None) -> None:
-        """Deliver the parent's answer to a question; one that comes after the episode's end is dropped."""
+        """Deliver the parent's answer to a question; dropped after the episode's end."""
         future = self._questions.pop(number, None)
         if future is not None and future.set_running_or_notify_cancel():
             future.set_result(value) if error is None else future.set_exception(ParentFailed(number, error))
@@ -207,7 +208,7 @@ async def play_episode(
 
 
 class RemoteEpisode:
-    """An episode in another process, as its parent sees it: what it asks is answered as it comes, until it has ended.
+    """An episode in another process, whose questions are answered as they come.
 
     The answers are given in a copy of the context in which this object is made, and in its event loop.
 
@@ -272,7 +273,7 @@ class RemoteEpisode:
             each.cancel()
 
     def result(self, where: str) -> tuple[AgentState | None, Exception | None]:
-        """The state that was played, and what ended the episode if it failed: the parent's own error where that is behind it.
+        """The state that was played, and the error that ended it, the parent's own where one is behind.
 
         Args: `where`, what played the episode.
         """
@@ -290,7 +291,7 @@ def read_state(message: Message) -> AgentState | None:
 
 
 def read_error(message: Message, where: str, own: Mapping[int, Exception]) -> Exception:
-    """The error that a message tells of: one of `own`, by its number, else one of this library's."""
+    """The error of a message: by its number one of `own`, else this library's."""
     if message["number"] in own:
         return own[message["number"]]
     kind = getattr(errors, message["failed"], None)

@@ -1,4 +1,4 @@
-"""Recorded episodes of an agent, played through its graph as it is now.
+"""Plays recorded episodes of an agent through its graph as it is now.
 
 The policy says again what was recorded and the environment answers as it did. What that shows is exact for any unmodified
 graph: the prompts of its policy, the tools it offers, and which of the calls reach the environment at all.
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.messages.tool import ToolCall as LangChainCall
 from langchain_core.messages.tool import tool_call
 from langchain_core.outputs import ChatGeneration, ChatResult
 
@@ -25,10 +24,10 @@ from dreamgym_lg.types import Segment, Step, StepResult, Task, Trajectory
 
 
 class Replayed(NamedTuple):
-    """What a replay showed."""
+    """A recorded episode in the graph of today."""
 
-    asked: Mapping[int, str]
-    """The action that the environment was asked, by its step's number from 0; a call that the graph refuses is missing."""
+    actions: Mapping[int, str]
+    """The actions that reach the environment, by their step's number from 0; a call that the graph refuses is missing."""
     tools: Sequence[Mapping[str, Any]]
     """The tools that the graph offered its policy, in OpenAI's form."""
     segments: Sequence[Segment]
@@ -45,7 +44,7 @@ _playing: ContextVar["Script"] = ContextVar("dreamgym_script")
 
 
 class Script:
-    """A recorded episode as it is played again: whose turn it is, and what did not fit."""
+    """A recorded episode as it is played again, and what did not fit."""
 
     @staticmethod
     def current() -> "Script":
@@ -54,29 +53,30 @@ class Script:
 
     def __init__(self, trajectory: Trajectory, say: Callable[[str], str] = str) -> None:
         self.steps, self.say = trajectory.steps, say
-        self.said = 0
-        self.asked: dict[int, str] = {}
+        self.position = 0
+        """Number of the actions that the policy has said."""
+        self.actions: dict[int, str] = {}
         self.tools: list[Mapping[str, Any]] = []
         self.misfit: str | None = None
 
     def next_action(self) -> str:
-        """What the policy says now: one call, or a final answer; of parallel calls, one after the other."""
-        if self.said == len(self.steps):
+        """The policy's next reply, one call or a final answer; of parallel calls, one after the other."""
+        if self.position == len(self.steps):
             if not self.steps[-1].truncated:
-                self.misfit = self.misfit or f"the graph asks its policy again after the {self.said} recorded actions"
+                self.misfit = self.misfit or f"the graph asks its policy again after the {self.position} recorded actions"
             return '{"answer": ""}'
-        self.said += 1
-        return self.say(self.steps[self.said - 1].action)
+        self.position += 1
+        return self.say(self.steps[self.position - 1].action)
 
     def answer(self, action: str) -> StepResult:
-        """What the environment answers."""
-        number = self.said - 1
+        """The environment's answer, as it was recorded."""
+        number = self.position - 1
         step = self.steps[number]
-        if number in self.asked or not _same(step.action, action):
-            asked = f"the graph asks the environment {action[:80]!r} where {step.action[:80]!r} is recorded"
-            unread = is_answer(action) and parse_call(step.action) is not None
-            self.misfit = self.misfit or (asked + _NO_TOOLS if unread and not self.tools else asked)
-        self.asked.setdefault(number, action)
+        if number in self.actions or not _same(step.action, action):
+            misfit = f"the graph asks the environment {action[:80]!r} where {step.action[:80]!r} is recorded"
+            is_unread_call = is_answer(action) and parse_call(step.action) is not None
+            self.misfit = self.misfit or misfit + (_NO_TOOLS if is_unread_call and not self.tools else "")
+        self.actions.setdefault(number, action)
         ended = step.terminated and parse_call(action) is None  # a tool ends nothing
         return StepResult(step.next_observation, 0.0, ended or is_answer(action), False, {"valid": step.valid})
 
@@ -108,12 +108,10 @@ class RecordedPolicy(BaseChatModel):
     def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
         script = Script.current()
         action = parse_action(script.next_action())
-        message = AIMessage(action) if isinstance(action, str) else AIMessage("", tool_calls=[_call(action, script.said)])
+        message = AIMessage(action) if isinstance(action, str) else AIMessage("")
+        if isinstance(action, ToolCall):
+            message.tool_calls = [tool_call(name=action.name, args=dict(action.arguments), id=f"call-{script.position}")]
         return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-def _call(action: ToolCall, number: int) -> LangChainCall:
-    return tool_call(name=action.name, args=dict(action.arguments), id=f"call-{number}")
 
 
 async def replay(agent: Agent, trajectory: Trajectory, *, say: Callable[[str], str] = str) -> Replayed:
@@ -132,35 +130,34 @@ async def replay(agent: Agent, trajectory: Trajectory, *, say: Callable[[str], s
                 pass
         except Exception as error:
             script.misfit = script.misfit or f"{type(error).__name__}: {str(error)[:200]}"
-    if script.misfit is None and script.said < len(script.steps):
-        script.misfit = f"the graph ends after {script.said} of the {len(script.steps)} recorded actions"
-    return Replayed(script.asked, script.tools, recorder.segments(), script.misfit)
+    if script.misfit is None and script.position < len(script.steps):
+        script.misfit = f"the graph ends after {script.position} of the {len(script.steps)} recorded actions"
+    return Replayed(script.actions, script.tools, recorder.segments(), script.misfit)
 
 
 def as_dreamed(trajectory: Trajectory, replayed: Replayed) -> Trajectory:
     """A recorded episode as the environment of a dream meets it.
 
     The task has the tools of the graph; calls that the graph refuses by itself are left out, so that what was seen before a
-    call is the environment's own last answer; and the outcome is all that is paid. Of an episode that the graph does not
+    call is the environment's own last answer; and the outcome is the only reward. Of an episode that the graph does not
     replay, the invalid calls are left out.
     """
-    task = with_tools(trajectory.task, replayed.tools)
-    asked: Mapping[int, str] = replayed.asked
+    actions = replayed.actions
     if replayed.misfit is not None:
-        asked = {number: step.action for number, step in enumerate(trajectory.steps) if step.valid}
+        actions = {number: step.action for number, step in enumerate(trajectory.steps) if step.valid}
     steps: list[Step] = []
-    seen = trajectory.steps[0].observation
+    observation = trajectory.steps[0].observation
     for number, step in enumerate(trajectory.steps):
-        if number in asked or (step.terminated and is_answer(step.action)):
+        if number in actions or (step.terminated and is_answer(step.action)):
             reward = float(step.terminated and trajectory.success)
-            steps.append(replace(step, observation=seen, action=asked.get(number, step.action), reward=reward))
-            seen = step.next_observation
-    return replace(trajectory, task=task, steps=steps)
+            steps.append(replace(step, observation=observation, action=actions.get(number, step.action), reward=reward))
+            observation = step.next_observation
+    return replace(trajectory, task=with_tools(trajectory.task, replayed.tools), steps=steps)
 
 
-def _same(recorded: str, asked: str) -> bool:
+def _same(recorded: str, action: str) -> bool:
     try:
-        one, other = parse_action(recorded), parse_action(asked)
+        one, other = parse_action(recorded), parse_action(action)
     except ValueError:
-        return recorded == asked
+        return recorded == action
     return one == other or not (isinstance(one, ToolCall) or isinstance(other, ToolCall))

@@ -1,4 +1,4 @@
-"""Makes of the world's answer what a tool's body would return, and tells the world its structure."""
+"""Turns the world's answer into what a tool returns; tells the world its structure."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -42,7 +42,7 @@ def parse_answer(tool: BaseTool, graph: object, arguments: Mapping[str, Any], ca
 
 
 def with_returns(graph: object, tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tools (in OpenAI's form) with the JSON schema of what they return, where the graph's own say a structure."""
+    """Tools (in OpenAI's form) with the JSON schemas of the structures that they return."""
     schemas = _known(graph).schemas
     with_schema = []
     for tool in tools:
@@ -88,7 +88,7 @@ _TEXT = (str, Any, None, type(None), inspect.Signature.empty)
 
 
 def _structure(tool: BaseTool, state: Mapping[str, Any]) -> TypeAdapter[Any] | None:
-    """The structure that the world answers with; None for text, and for what has no JSON, as a data frame."""
+    """The structure of the world's answer; None for text and for what has no JSON."""
     kind = _returned_type(tool)
     if returns_command(tool):
         kind = _state_type(update, state) if (update := state_update(tool)) is not None and update.answered else None
@@ -96,7 +96,7 @@ def _structure(tool: BaseTool, state: Mapping[str, Any]) -> TypeAdapter[Any] | N
 
 
 def _returned_type(tool: BaseTool) -> Any:
-    """The structure that a tool's body promises to return; None where it is text, unknown, or LangGraph's own."""
+    """The structure that a tool promises; None for text, unknown, or LangGraph's own."""
     kind = returns(tool)
     if kind in _TEXT or tool.response_format == "content_and_artifact":
         return None
@@ -115,7 +115,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any] | None:
 
 
 def _state_type(update: StateUpdate, types: Mapping[str, Any]) -> Any:
-    """Of a `Command`: the state that it writes, and the message, without which the whole answer is the message."""
+    """The type of the state that a `Command` writes, and its message."""
     kinds = {key: types.get(key, Any) for key in update.answered}
     kinds = {key: _readable(kind) if _adapter(kind) is not None else Any for key, kind in kinds.items()}
     fields = {key: kinds[key] if in_all else NotRequired[kinds[key]] for key, in_all in update.answered.items()}
@@ -123,7 +123,7 @@ def _state_type(update: StateUpdate, types: Mapping[str, Any]) -> Any:
 
 
 def _readable(kind: Any) -> Any:
-    """The type with each `typing.TypedDict` in it as one of `typing_extensions`: before Python 3.12 pydantic reads no other."""
+    """The type with each `TypedDict` as of `typing_extensions`: before Python 3.12 pydantic needs it."""
     if is_typeddict(kind) and type(kind).__module__ == "typing":
         fields = {name: _readable(hint) for name, hint in get_type_hints(kind).items()}
         optional = {name: NotRequired[hint] for name, hint in fields.items() if name in kind.__optional_keys__}
@@ -135,7 +135,7 @@ def _readable(kind: Any) -> Any:
 
 
 class _Known(NamedTuple):
-    """What a graph tells of its tools."""
+    """The state of a graph and the answers of its tools, by type."""
 
     state: Mapping[str, Any]
     """The type of each key of its state, sub-graphs included."""

@@ -1,4 +1,4 @@
-"""Runs an unmodified graph as an episode: its models answered by the policy, its tools by an environment, nothing real."""
+"""Runs an unmodified graph as an episode: policy and environment answer, nothing real runs."""
 
 import asyncio
 import contextlib
@@ -20,10 +20,9 @@ from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.context import Blocked, EpisodeBroken, RealAccessBlocked, in_episode, set_var
 from dreamgym_lg.simulate.dispatch import Args, Kwargs, Method, dispatch
-from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, Route, check_names
+from dreamgym_lg.simulate.episode import AgentEpisode, EpisodeOptions, check_names
 from dreamgym_lg.simulate.graphs import GraphTwins, patch_graphs
-from dreamgym_lg.simulate.guard import Guard, install_guard
-from dreamgym_lg.simulate.guard_checks import Allow
+from dreamgym_lg.simulate.guard import Allow, Guard, install_guard
 from dreamgym_lg.simulate.models import patch_model_class, patch_models
 from dreamgym_lg.simulate.ownership import patch_threads
 from dreamgym_lg.simulate.tools import patch_tool_class, patch_tools
@@ -41,7 +40,7 @@ class Invocable(Protocol):
 
 
 def approve(interrupt: Interrupt) -> Any:
-    """Approve what a person is asked: every action of LangChain's human-in-the-loop middleware; anything else with "yes"."""
+    """Approve every action of LangChain's human-in-the-loop middleware; answer anything else with "yes"."""
     value = interrupt.value
     if isinstance(value, Mapping) and "action_requests" in value:
         return {"decisions": [{"type": "approve"} for _ in value["action_requests"]]}
@@ -51,7 +50,7 @@ def approve(interrupt: Interrupt) -> Any:
 
 
 class SimulatedEpisode(AgentEpisode):
-    """`with simulated(graph, policy=..., environment=...) as episode:`; see `simulated` for the arguments."""
+    """An episode that runs its graph, under a guard in a dream. Args: as of `simulated` and `AgentEpisode`."""
 
     graph: Invocable
 
@@ -59,20 +58,16 @@ class SimulatedEpisode(AgentEpisode):
         self,
         graph: Invocable,
         *,
-        policy: BaseChatModel,
-        environment: Environment | None,
-        task: Task | None = None,
-        route: Route | None = None,
-        pass_through: Sequence[str] = (),
         simulate_nodes: Sequence[str] = (),
         allow: Allow | None = None,
         respond: Callable[[Interrupt], Any] = approve,
         recursion_limit: int | None = None,
+        **arguments: Any,
     ) -> None:
-        super().__init__(graph, policy=policy, environment=environment, task=task, route=route, pass_through=pass_through)
+        super().__init__(graph, **arguments)
         if recursion_limit is not None and (not isinstance(recursion_limit, int) or recursion_limit < 1):
             raise ConfigurationError(f"recursion_limit={recursion_limit!r}: give the most supersteps of a run, at least 1")
-        self.guard: Guard | None = None if environment is None else Guard(allow or Allow(), self._add_blocked)
+        self.guard: Guard | None = None if self._environment is None else Guard(allow or Allow(), self._add_blocked)
         self.truncated = False
         """Cut short: by the recursion limit, by the world's step limit, or since interrupts never ended."""
         self._respond = respond
@@ -170,7 +165,7 @@ class SimulatedEpisode(AgentEpisode):
 
 
 class _InterruptedRun:
-    """One run of a graph over its interrupts: `while run.next_input()`, stream the graph with `run.input`, add each chunk."""
+    """One run of a graph over its interrupts. `while run.next_input()`: stream with `run.input`, add each chunk."""
 
     def __init__(self, payload: Any, config: RunnableConfig | None, respond: Callable[[Interrupt], Any]) -> None:
         configurable = {"thread_id": uuid4().hex, **((config or {}).get("configurable") or {})}
@@ -241,20 +236,14 @@ def simulated(
 
 
 def install_answering() -> None:
-    """Patch all chat-model and tool classes known by now, and nothing else: what the policy needs in production.
-
-    Users import more classes at any time, so each run calls it anew.
-    """
+    """Patch all chat-model and tool classes known by now, anew in each run. Production needs no more."""
     patch_models()
     patch_tools()
     dispatch(Serializable, "__init__", _patch_new_class)
 
 
 def install_episode(*, guarded: bool) -> None:
-    """Patch what an episode needs: graphs run as its twins, threads belong to it; `guarded` also installs the guard.
-
-    The guard's audit hook stays for the life of the process; outside episodes it does nothing.
-    """
+    """Patch what an episode needs. `guarded`: also the guard, whose audit hook stays for the life of the process."""
     install_answering()
     patch_graphs()
     patch_threads()
@@ -263,7 +252,7 @@ def install_episode(*, guarded: bool) -> None:
 
 
 def _patch_new_class(episode: object, original: Method, created: Any, args: Args, kwargs: Kwargs) -> None:
-    """An object is created during an episode: its class may be younger than the episode's start."""
+    """Patch the class of an object that an episode creates: it may be younger."""
     original(created, *args, **kwargs)
     if isinstance(created, BaseChatModel | BaseTool):
         for cls in type(created).__mro__:

@@ -1,4 +1,4 @@
-"""Reads from plain code where it touches the world, which a dream really runs; runs none of it."""
+"""Reads from plain code, which a dream really runs, where it touches the world."""
 
 import dis
 import sys
@@ -44,7 +44,7 @@ _OF_PATHS = {"write_text", "write_bytes", "unlink", "mkdir", "rmdir", "touch", "
 
 
 def touched(function: types.FunctionType) -> list[str]:
-    """What in a function's code touches the world where the guard stops it, as dotted names: `os.remove`, `.write_text`."""
+    """The names in a function's code that the guard stops, dotted: `os.remove`, `.write_text`."""
     names = list(_names(function, run_codes(function)))
     native_loop = any(name.startswith("uvloop.") for name, _ in names)  # its connections are none of asyncio's
     return sorted({n for n, writes in names if _reaches(n, writes) and not (native_loop and n.startswith("asyncio."))})
@@ -82,7 +82,7 @@ _KEEPING = {"append", "add", "update", "pop", "remove", "insert", "extend", "cle
 
 
 def unclear(function: types.FunctionType) -> list[str]:
-    """What a function's code uses of which nothing tells what it does, as dotted names.
+    """The names in a function's code of which nothing tells what they do, dotted.
 
     That are other packages, calls below Python, queues that others read, and changes of what is kept outside of the function.
     """
@@ -117,17 +117,17 @@ _LEAVING = ("contextvars.Context", "_contextvars.Context", "_thread.start_new_th
 
 
 def leaves_episode(function: types.FunctionType) -> list[str]:
-    """What in a function's code runs other code where no episode is known: an empty context, a thread below Python's."""
+    """The names in a function's code that run other code outside of any episode."""
     return sorted({name for name, _ in _names(function, run_codes(function)) if name.startswith(_LEAVING)})
 
 
 def nodes_with_own_threads(graph: Pregel) -> list[str]:
-    """Names of the nodes whose own code starts threads or uses a pool, sorted; models asked there see no ContextVar."""
+    """Names of the nodes whose own code starts threads or uses a pool, sorted."""
     return sorted(name for name, node in graph.nodes.items() if any(map(_starts_threads, run_by([node.bound, *node.writers]))))
 
 
 def _starts_threads(value: Any) -> bool:
-    """Tells if this is a thread, or code of the user's that starts one or hands its work to a pool."""
+    """Tells if this is a thread, or code that starts one or uses a pool."""
     if not users(value):
         return isinstance(value, threading.Thread)
     names = (name for name, _ in _names(value, codes(value)))
@@ -192,7 +192,7 @@ def _chains(function: types.FunctionType, steps: Sequence[dis.Instruction]) -> I
 
 
 def _own_name(function: types.FunctionType, name: str, *, builtin: bool) -> str:
-    """`os` for the module under any alias, `subprocess.run` for an imported function, a class's name for an object."""
+    """The dotted name: of a module under any alias, a function, or an object's class."""
     enclosing = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     try:
         value = enclosing[name].cell_contents if name in enclosing else function.__globals__[name]

@@ -1,4 +1,4 @@
-"""Reads off a tool's code what it does: it calls an agent, changes the graph's state, or acts on the world."""
+"""Reads off a tool's code if it calls an agent, changes state, or acts."""
 
 import ast
 import datetime
@@ -29,12 +29,12 @@ from dreamgym_lg.simulate.object_graph import body, codes, function_references, 
 
 
 def runs_in_dream(tool: BaseTool) -> str:
-    """Why a tool runs in a dream too: it is "a sub-agent" or "state only"; "" if it is a part of the world."""
+    """ "a sub-agent" or "state only", if the tool runs in a dream too; else ""."""
     return "a sub-agent" if runs_an_agent(tool) else "state only" if changes_state_only(tool) else ""
 
 
 def simulated_tools(graph: Any, pass_through: Sequence[str] = ()) -> tuple[list[BaseTool], list[str]]:
-    """The tools of an agent that a dream plays, and the names of those that really run in it."""
+    """The tools of an agent that a dream plays; the names of the others."""
     tools = {tool.name: tool for tool in reachable(graph) if isinstance(tool, BaseTool)}
     running = [name for name, tool in tools.items() if name in pass_through or runs_in_dream(tool)]
     return [tool for name, tool in tools.items() if name not in running], running
@@ -46,7 +46,7 @@ _RUNS = {"invoke", "ainvoke", "stream", "astream", "batch", "abatch", "stream_ev
 
 
 def runs_an_agent(tool: BaseTool) -> bool:
-    """Tells if the tool's body calls a graph: a sub-agent, whose own tools are simulated while it really runs.
+    """Tells if the tool's body calls a graph, whose own tools are then simulated.
 
     The code must name both the graph and a way to run it: an object that merely holds one, as an application does, makes no
     tool a sub-agent. What is not seen here is simulated, so that nothing real runs by mistake.
@@ -104,7 +104,7 @@ _ATTR_SAYS_METHOD = sys.version_info >= (3, 12)
 
 
 def changes_state_only(tool: BaseTool) -> bool:
-    """Tells if a tool only changes the graph's state or hands over to another node, so that it runs in a dream too.
+    """Tells if a tool only changes the graph's state or hands over to another node.
 
     So do LangChain's and deepagents' own, those of langgraph-supervisor and langgraph-swarm, and every function that makes a
     `Command` of nothing but its arguments. What refers to anything else is simulated: it may act on the world.
@@ -118,7 +118,7 @@ def changes_state_only(tool: BaseTool) -> bool:
 
 
 def _is_harmless(value: Any, seen: tuple[Any, ...] = ()) -> bool:
-    """Tells if what code refers to is a constant, a part of LangChain or LangGraph, or a function of such alone."""
+    """Tells if a value is a constant, of a harmless package, or a function of such."""
     if isinstance(value, tuple | frozenset):
         return all(_is_harmless(each, seen) for each in value)
     if isinstance(value, str | bytes | int | float | bool | type(None)):
@@ -182,7 +182,7 @@ class StateUpdate(NamedTuple):
 
 
 def returns(tool: BaseTool) -> Any:
-    """The type that a tool's body promises to return, `Command` for `Command[...]`; None if it does not say."""
+    """The type that a tool's body promises, `Command` for `Command[...]`; or None."""
     try:
         kind = typing.get_type_hints(inspect.unwrap(body(tool))).get("return")
     except Exception:  # a name that exists for type checkers only
@@ -202,7 +202,7 @@ def returns_command(tool: BaseTool) -> bool:
 
 
 def state_update(tool: BaseTool) -> StateUpdate | None:
-    """What the Commands of a tool do; None if its code does not show it: an update that is no dict of literal keys, say."""
+    """The effect of a tool's Commands; None if its code does not show it."""
     function = inspect.unwrap(body(tool))
     return _read(function) if isinstance(function, types.FunctionType) else None
 
@@ -232,7 +232,7 @@ def _read(function: types.FunctionType) -> StateUpdate | None:
 
 
 def _parse(source: str) -> ast.Module:
-    """`ast.parse`, again where another thread disturbed it: before Python 3.12 threads share its count of the depth."""
+    """`ast.parse`, again where another thread disturbed it, as before Python 3.12."""
     for _ in range(20):  # "AST constructor recursion depth mismatch", https://github.com/python/cpython/issues/106905
         with suppress(SystemError):
             return ast.parse(source)

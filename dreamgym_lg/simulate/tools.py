@@ -55,17 +55,17 @@ def patch_tool_class(cls: type[BaseTool]) -> None:
 
 
 def _start_shell(episode: AgentEpisode, original: Method, middleware: Any, args: Args, kwargs: Kwargs) -> Any:
-    """LangChain starts a shell before the agent; where the environment answers the tool, none is needed."""
+    """Start no shell before the agent where the environment answers the tool."""
     return original(middleware, *args, **kwargs) if all(map(episode.passes, middleware.tools)) else None
 
 
 def _ainvoke(episode: AgentEpisode, original: Method, tool: BaseTool, args: Args, kwargs: Kwargs) -> Any:
-    """LangChain gives a sync function's call to a thread; the environment answers on the loop, many at once."""
+    """Answer on the loop, many at once. LangChain gives a sync function's call to a thread."""
     return (original if episode.passes(tool) else BaseTool.ainvoke)(tool, *args, **kwargs)
 
 
 def _entry_point(name: str) -> Handler:
-    """A subclass's own `invoke` or `run` would do its work around the body: LangChain's stands in, unless it really runs."""
+    """LangChain's method in the place of a subclass's own, unless the tool really runs."""
 
     @contextmanager
     def recorded(episode: AgentEpisode, tool: BaseTool, args: Args, kwargs: Kwargs) -> Iterator[Any]:
@@ -83,7 +83,7 @@ def _entry_point(name: str) -> Handler:
 
 
 def _recording(name: str, recorded: Callable[..., AbstractContextManager[Any]]) -> Handler:
-    """Run the method inside `recorded`, which takes its result; async if the method's name begins so."""
+    """Runs the method inside `recorded`, which takes its result; async by the method's name."""
 
     def run(episode: AgentEpisode, original: Method, owner: Any, args: Args, kwargs: Kwargs) -> Any:
         with recorded(episode, owner, args, kwargs) as record:
@@ -112,7 +112,7 @@ class _Attempt:
         self.step: PendingStep | None = None
 
     def begin(self, tool: BaseTool, arguments: Any) -> None:
-        """It calls `tool` with these arguments; its line is that of who calls by hand, else the tool's first."""
+        """Note the call. Its line is that of who calls by hand, else the tool's first."""
         self.tool, self.action = tool, action_of(tool, arguments)
         self.line = self.line or (first_line(body(tool)) if self.by_node else user_line())
 
@@ -121,7 +121,7 @@ _attempt: ContextVar[_Attempt | None] = ContextVar("dreamgym_tool_call", default
 
 
 def action_of(tool: BaseTool, arguments: Any) -> str:
-    """The call as an action: the arguments as the policy gave them, without what LangChain and LangGraph inject."""
+    """The call as an action, with the policy's arguments and without injected ones."""
     if not isinstance(arguments, dict):
         arguments = {next(iter(tool.args), "input"): arguments}  # a tool of one text
     return render_call(tool.name, to_jsonable_python(tool._filter_injected_args(arguments), fallback=str))
@@ -148,7 +148,7 @@ async def _abody(episode: AgentEpisode, original: Method, tool: BaseTool, args: 
 
 
 def _attempt_at_body(tool: BaseTool, args: Args, kwargs: Kwargs) -> _Attempt:
-    """The attempt that led to this body; a new one if the body was called by hand."""
+    """The attempt that led to this body; a new one for calls by hand."""
     attempt = _attempt.get()
     if attempt is None or attempt.tool is not tool:
         attempt = _Attempt(None)
@@ -160,7 +160,7 @@ def _attempt_at_body(tool: BaseTool, args: Args, kwargs: Kwargs) -> _Attempt:
 
 @contextmanager
 def _recorded(episode: AgentEpisode, tool: BaseTool, args: Args, kwargs: Kwargs) -> Iterator[Any]:
-    """Around `run` and `arun`, or a subclass's `invoke`: `record` takes the result and records the step.
+    """Around `run`, or a subclass's `invoke`: `record` takes the result and records the step.
 
     What fails before the body is reached was an invalid action.
     """
@@ -202,7 +202,7 @@ def _is_error(result: Any) -> bool:
 
 @contextmanager
 def _current_attempt(episode: AgentEpisode, tool: BaseTool, call_id: str | None) -> Iterator[_Attempt]:
-    """The attempt that the tool node began, or a new one for a tool that is called by hand."""
+    """The attempt that the tool node began; a new one for calls by hand."""
     attempt = _attempt.get()
     begun = attempt is not None and (attempt.by_node or attempt.tool is tool) and not attempt.ran
     if attempt is not None and begun and call_id in (None, attempt.call_id):
@@ -216,7 +216,7 @@ def _current_attempt(episode: AgentEpisode, tool: BaseTool, call_id: str | None)
 
 @contextmanager
 def _recorded_of_node(episode: AgentEpisode, node: ToolNode, args: Args, kwargs: Kwargs) -> Iterator[Callable[[Any], Any]]:
-    """Around a tool node's call: records those that it answers itself with an error, as the tool is unknown or raised."""
+    """Around a tool node's call: records one that it answers itself with an error."""
     call, runtime = args[0], args[2]
     episode.call_order.refuse(_refused(node, runtime.state))
     attempt = _Attempt(call["id"], by_node=True)
@@ -233,7 +233,7 @@ def _recorded_of_node(episode: AgentEpisode, node: ToolNode, args: Args, kwargs:
 
 
 def _refused(node: ToolNode, state: Any) -> Iterator[str]:
-    """Ids of the last reply's calls that are answered before any has begun: the human-in-the-loop middleware refuses so."""
+    """Ids of the last reply's calls that human-in-the-loop middleware has answered before any began."""
     key = node._messages_key
     messages = state if isinstance(state, list) else state.get(key) if isinstance(state, dict) else getattr(state, key, ())
     for message in reversed(messages or ()):
@@ -244,7 +244,7 @@ def _refused(node: ToolNode, state: Any) -> Iterator[str]:
 
 
 def as_text(result: Any) -> str:
-    """The text that the policy reads of a tool's result: LangChain writes other content in the same way."""
+    """The text that the policy reads of a tool's result, as LangChain writes it."""
     if isinstance(result, Command):
         messages = result.update.get("messages", ()) if isinstance(result.update, dict) else ()
         return next((as_text(message) for message in messages if isinstance(message, ToolMessage)), "")

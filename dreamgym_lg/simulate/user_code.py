@@ -1,4 +1,4 @@
-"""Tells the user's own code from Python's and that of packages: files, classes, functions, and frames on the stack."""
+"""Tells the user's own code from that of Python and packages."""
 
 import inspect
 import sys
@@ -26,17 +26,17 @@ started_by: ContextVar[str] = ContextVar("dreamgym_started_by", default="")
 
 
 def count_as_users(folder: str) -> None:
-    """The user's own package, where it is installed as any other: without this its code is taken for a library's."""
+    """Count an installed package as the user's own."""
     _installed.add(folder)
 
 
 def of_library(file: str) -> bool:
-    """Tells if a file is Python's or an installed package's, and not counted as the user's."""
+    """Tells if a file is Python's or a package's, and not counted as the user's."""
     return file.startswith(_SIMULATION) or (file.startswith(LIBRARIES) and not file.startswith(tuple(_installed)))
 
 
 def users_class(cls: type) -> bool:
-    """Tells if a class is defined in the user's own code; a notebook's `__main__` has no file."""
+    """Tells if a class is the user's own; a notebook's `__main__` has no file."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return cls.__module__ == "__main__" or (file is not None and not of_library(file))
 
@@ -62,7 +62,7 @@ _RUNNING = ("langgraph.pregel._retry", "asyncio.events")
 
 
 def user_line() -> str:
-    """The innermost line that is neither Python's, nor a package's, nor ours; else who started the thread; else the node."""
+    """The innermost line of the user's; else who started the thread; else the node."""
     for frame in frames():
         if frame.f_globals.get("__name__") in _RUNNING:
             break
@@ -79,7 +79,7 @@ def first_line(function: object) -> str:
 
 
 def raising_line(error: BaseException) -> str:
-    """The innermost line of the user's that an exception came through; "" if there is none."""
+    """The innermost line of the user's that an exception came through; else ""."""
     line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):  # outermost first
         if users_frame(frame):

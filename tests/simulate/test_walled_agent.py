@@ -25,7 +25,7 @@ from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import Allow
 from dreamgym_lg.simulate.remote_episode import Parent, ParentFailed
 from dreamgym_lg.simulate.wall import agent as walled_agent
-from dreamgym_lg.simulate.wall import child, worker
+from dreamgym_lg.simulate.wall import worker
 from dreamgym_lg.simulate.wall.agent import WalledAgent, Workers
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
 from dreamgym_lg.token_recorder import TokenCall, TokenRecorder
@@ -344,9 +344,9 @@ def test_scratch_folders_of_killed_processes_are_removed(tmp_path: Path, monkeyp
 def test_what_ended_an_episode_is_told_also_where_two_errors_are_each_others_context() -> None:
     one, other = ValueError("one"), KeyError("other")
     one.__context__, other.__context__ = other, one
-    assert child._failure(one) == {"failed": "ValueError", "text": "one", "number": None}
+    assert worker._failure(one) == {"failed": "ValueError", "text": "one", "number": None}
     other.__context__ = ParentFailed(7, "the world's")
-    assert child._failure(one)["number"] == 7
+    assert worker._failure(one)["number"] == 7
 
 
 def test_what_cannot_be_allowed_is_said_before_the_first_episode(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The wall: processes that the kernel keeps from touching the real world, and the workers that play dreamed episodes there."""
+"""Processes that the kernel keeps from the real world, and dreamed episodes in them."""

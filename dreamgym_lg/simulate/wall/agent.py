@@ -1,4 +1,4 @@
-"""Plays the dreamed episodes of an agent, given by its path, in worker processes behind the wall.
+"""Plays dreamed episodes of an agent, given by its path, in processes behind the wall.
 
 The whole simulation, the guard included, runs in the worker as it does in process; policy, world, `TokenRecorder` and replay
 buffer stay as they are in the parent: `rollout` plays a `WalledAgent` as it plays a `SimulatedAgent`.
@@ -20,7 +20,7 @@ from langchain_core.runnables import RunnableConfig
 from dreamgym_lg.environment import EpisodeContext
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.simulate.agent import AgentInput, AgentState
-from dreamgym_lg.simulate.guard_checks import Allow
+from dreamgym_lg.simulate.guard import Allow
 from dreamgym_lg.simulate.wall.wall import check_allowed, check_wall
 from dreamgym_lg.simulate.wall.worker import Worker, remove_stale_scratch
 
@@ -29,7 +29,7 @@ RENEWED_AFTER = 200
 
 
 class Workers:
-    """The worker processes of an agent, as many as there are cores; each plays many episodes at once, as an event loop does.
+    """The worker processes of an agent. Each plays many episodes at once, as an event loop does.
 
     One is started when all others play, and lasts: it imports this library and the agent, which takes seconds. One that has
     begun `RENEWED_AFTER` episodes, or had an episode cancelled, takes no more and ends with its last; one that died is
@@ -110,7 +110,7 @@ def _pickled(options: dict[str, Any]) -> bytes:
 
 
 class WalledAgent:
-    """Plays an agent, given by its path, for `rollout`: in worker processes that cannot touch the real world.
+    """Plays an agent for `rollout`, in worker processes that cannot touch the real world.
 
     Args:
         workers: Where its episodes are played; policies may share them.

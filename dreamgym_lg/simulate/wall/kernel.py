@@ -1,4 +1,4 @@
-"""Puts a process behind a wall of the Linux kernel, for ever: it may read, and write nothing outside the folders given.
+"""Puts a process behind a wall of the Linux kernel: it writes only to named folders.
 
 The standard library alone, since it runs as a script before anything else is imported: `kernel.py OPTIONS COMMAND...` builds
 the wall around itself and then becomes the command, whose children are behind it too. No root is needed. Three parts:
@@ -31,8 +31,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def _call(what: str, function: str, *args: object) -> int:
     """A function of the C library. Raises `OSError` if it fails, with `what` was meant."""
-    given = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
-    result: int = getattr(_libc, function)(*given)
+    values = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
+    result: int = getattr(_libc, function)(*values)
     if result < 0:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
     return result
@@ -189,7 +189,7 @@ def _seccomp(rules: Sequence[Rule]) -> None:
 
 
 def has_seccomp() -> bool:
-    """Whether this kernel takes filters: it then finds no program at address 0."""
+    """Tells if this kernel takes filters: it then finds no program at address 0."""
     _libc.prctl(*map(ctypes.c_long, (22, 2, 0, 0, 0)))
     return ctypes.get_errno() == errno.EFAULT
 
@@ -198,7 +198,7 @@ def has_seccomp() -> bool:
 
 
 def _drop_capabilities() -> None:
-    """Keep two, by which root reads and writes as before where Landlock lets it; the others change the machine."""
+    """Keep the two by which root reads and writes files where Landlock lets it."""
     header = struct.pack("Ii", 0x20080522, 0)
     held = ctypes.create_string_buffer(24)
     _call("capabilities", "capget", header, held)
@@ -207,7 +207,7 @@ def _drop_capabilities() -> None:
 
 
 def _close_descriptors(keep: Collection[int]) -> None:
-    """All but those; the standard three, where they are not kept, lead nowhere, since programs expect to have them."""
+    """Close all others; of the standard three, which programs expect, those lead nowhere."""
     kept = sorted({0, 1, 2, *keep})
     for below, above in zip(kept, [*kept[1:], 2**31 - 1], strict=True):
         os.closerange(below + 1, above)
@@ -244,7 +244,7 @@ def build_wall(*, writable: Sequence[str], ports: Sequence[int] | None = (), kee
 
 
 def main() -> None:
-    """Build the wall of the first argument, the arguments of `build_wall` as JSON, and become the command that follows."""
+    """Build the wall by the first argument, JSON of `build_wall`'s, and become the command."""
     options, *command = sys.argv[1:]
     build_wall(**json.loads(options))
     os.execv(command[0], command)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.simulate.guard_checks import Allow
+from dreamgym_lg.simulate.guard import Allow
 from dreamgym_lg.simulate.wall import kernel
 
 Isolation = Literal["process", "guard"]
@@ -37,7 +37,7 @@ _DNS = 53
 
 
 def missing_for_wall() -> list[str]:
-    """What this machine lacks for the wall, each in words; empty if it can be built. Changes nothing."""
+    """The needs of the wall that this machine lacks, in words."""
     if sys.platform != "linux":
         return [f"Linux (this is {sys.platform})"]
     missing = []
@@ -94,7 +94,7 @@ def start_walled(
 
 
 def check_allowed(allow: Allow) -> None:
-    """Raise `ConfigurationError` for a path that does not exist and a port that is no number."""
+    """Raise `ConfigurationError` for a missing path and a port that is no number."""
     _writable(allow), _ports(allow)
 
 
@@ -108,7 +108,7 @@ def _writable(allow: Allow) -> list[str]:
 
 
 def _ports(allow: Allow) -> list[int] | None:
-    """The ports of the allowed hosts; None for every port, since a host was named without one."""
+    """The ports of the allowed hosts; None for every port."""
     ports = set()
     for host in allow.hosts:
         name, _, port = host.partition(":") if host.count(":") == 1 else (host, "", "")

@@ -1,11 +1,14 @@
-"""A walled process that plays episodes, many at once, as an event loop does.
+"""A walled process that plays episodes, many at once: its handle in the parent, and its program.
 
-Only what an episode asks of others anyway crosses the wall (`remote_episode`). Threads read and write the pipes, so that no
-worker can keep the caller's event loop waiting.
+The episode itself is a `SimulatedAgent`, as in process, whose policy and environment are the parent's: only what an episode
+asks of others anyway crosses the wall (`remote_episode`). The parent sends the agent and its options first, and
+`{"ready": true}` or a failure comes back. Threads of the parent read and write the pipes: no worker can keep the caller's
+event loop waiting.
 """
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import itertools
 import json
@@ -20,20 +23,36 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
+from contextvars import Context
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, cast
+from typing import IO, Any, BinaryIO, cast
 
 from langchain_core.language_models import BaseChatModel
 from langsmith.run_helpers import trace
 
 from dreamgym_lg.environment import Environment
+from dreamgym_lg.errors import ConfigurationError, DreamGymError
 from dreamgym_lg.redaction import redact_environment
-from dreamgym_lg.simulate.agent import AgentState
-from dreamgym_lg.simulate.guard_checks import Allow
-from dreamgym_lg.simulate.remote_episode import Message, RemoteEpisode, read_error
+from dreamgym_lg.simulate.agent import AgentState, SimulatedAgent
+from dreamgym_lg.simulate.guard import Allow
+from dreamgym_lg.simulate.loading import load_agent
+from dreamgym_lg.simulate.remote_episode import (
+    Message,
+    Parent,
+    ParentEnvironment,
+    ParentPolicy,
+    RemoteEpisode,
+    errors_behind,
+    failure_of,
+    play_episode,
+    read_error,
+    to_line,
+)
 from dreamgym_lg.simulate.wall.wall import start_walled
 from dreamgym_lg.tracing import episode_tracing
 from dreamgym_lg.types import Task
@@ -45,7 +64,7 @@ SILENCE = 600.0
 LONGEST_LINE = 64 * 2**20
 """Bytes of a message: an episode's steps, or all that a policy is shown."""
 
-_CHILD = "from dreamgym_lg.simulate.wall.child import main; main()"
+_CHILD = "from dreamgym_lg.simulate.wall.worker import main; main()"
 _SCRATCH = "dreamgym-scratch-"
 _WHERE = "the walled worker"
 
@@ -120,7 +139,7 @@ class Worker:
     # --- an episode -------------------------------------------------------------------------------------------------------
 
     async def play(self, task: Task, policy: BaseChatModel, environment: Environment) -> AsyncGenerator[AgentState]:
-        """One episode: what is asked is answered as it comes, many at once, in a copy of the caller's context.
+        """Play one episode, answering in a copy of the caller's context.
 
         Raises what the policy or the world raised; `AccessBlocked` for what the guard or the wall stopped; `EnvironmentFailed`
         for what else the agent raised, for a worker that died, and for one that hangs; `ConfigurationError` for an agent that
@@ -247,7 +266,7 @@ def _remove_scratch(folder: str, claim: int) -> None:
 
 
 def remove_stale_scratch() -> None:
-    """Remove the folders of processes that were killed: those, older than a minute, that nobody has locked."""
+    """Remove the folders of killed processes: older than a minute, and not locked."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         with contextlib.suppress(OSError):  # another user's, or another process removes it
             if time.time() - folder.stat().st_mtime > 60:
@@ -257,3 +276,91 @@ def remove_stale_scratch() -> None:
                     shutil.rmtree(folder, ignore_errors=True)
                 finally:
                     os.close(claim)
+
+
+# --- in the worker ----------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Load the agent, then obey the parent until its orders end."""
+    orders, write = os.fdopen(os.dup(0), "rb"), _writer(os.fdopen(os.dup(1), "wb"))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what the agent prints is no answer
+    path, options = pickle.load(orders)
+    try:
+        graph, options = load_agent(path), _unpickled(options)
+        allow = options["allow"] or Allow()
+        options["allow"] = replace(allow, paths=[*allow.paths, os.environ["TMPDIR"]])  # the scratch folder of `start_walled`
+    except Exception as error:
+        failure = _failure(error)
+        if _is_of_the_wall(error):
+            failure["text"] += "; behind the wall nothing is written but what allow= names: do it in a tool, or allow it"
+        return write(to_line(**failure))
+    write(to_line(ready=True))
+    loop = asyncio.new_event_loop()
+    arguments = orders, write, loop, partial(SimulatedAgent, graph, **options)  # type: ignore[arg-type]
+    threading.Thread(target=_obey, args=arguments, name="dreamgym-orders", daemon=True).start()
+    while True:
+        with contextlib.suppress(BaseException):  # SystemExit of an agent ends its episode alone
+            loop.run_forever()
+
+
+def _unpickled(options: bytes) -> dict[str, Any]:
+    try:
+        return dict(pickle.loads(options))
+    except Exception as error:
+        raise ConfigurationError(
+            f"a worker cannot import the functions that it was given ({type(error).__name__}: {error}): let them be of a "
+            "module that can be imported without touching anything, such as the agent's own, or take isolation='guard'"
+        ) from error
+
+
+def _writer(pipe: BinaryIO) -> Callable[[bytes], None]:
+    """Writes lines, by any thread."""
+    lock = threading.Lock()
+
+    def write(line: bytes) -> None:
+        with lock:
+            pipe.write(line)
+            pipe.flush()
+
+    return write
+
+
+def _obey(
+    orders: BinaryIO,
+    write: Callable[[bytes], None],
+    loop: asyncio.AbstractEventLoop,
+    create: Callable[[BaseChatModel], SimulatedAgent],
+) -> None:
+    def create_both(parent: Parent, first: str) -> tuple[SimulatedAgent, Environment]:
+        return create(ParentPolicy(parent=parent, cache=False)), ParentEnvironment(parent, first)
+
+    parents: dict[int, Parent] = {}
+    with contextlib.suppress(EOFError):
+        while True:
+            order, number, *rest = pickle.load(orders)
+            if order == "play":
+                parents = {number: parent for number, parent in parents.items() if not parent.ended}
+                parents[number] = parent = Parent(write, number)
+                task, first = rest
+                playing = play_episode(parent, task, partial(create_both, parent, first), failure=_failure)
+                loop.call_soon_threadsafe(partial(loop.create_task, playing, context=Context()))
+            elif number in parents:
+                parents[number].answer(*rest)
+    os.killpg(0, signal.SIGKILL)  # with the children, and threads of the agent that may run for ever
+
+
+def _failure(error: BaseException) -> Message:
+    """`failure_of`, which tells the wall's refusals from others."""
+    failure, refused = failure_of(error), any(map(_is_of_the_wall, errors_behind(error)))
+    if failure["number"] is None and not isinstance(error, DreamGymError) and refused:
+        text = f"the wall stopped {type(error).__name__}: {error}; allow it with allow=, or simulate it"
+        failure |= {"failed": "AccessBlocked", "text": text}
+    return failure
+
+
+def _is_of_the_wall(error: BaseException) -> bool:
+    """Tells if the kernel refused something; native libraries say so in the text alone."""
+    refusals = (os.strerror(errno.EACCES), os.strerror(errno.EPERM), "readonly database")  # the last is SQLite's
+    return isinstance(error, PermissionError) or any(text.lower() in str(error).lower() for text in refusals)
