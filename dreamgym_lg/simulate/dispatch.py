@@ -45,12 +45,8 @@ def dispatch(owner: type, name: str, handler: Handler, lookup: Callable[[], Any]
 
 
 def subclasses(owner: type) -> Iterator[type]:
-    """`owner` and every class derived from it so far, each once."""
-    seen: set[type] = {owner}
-    waiting = [owner]
-    while waiting:
-        cls = waiting.pop()
-        yield cls
-        derived: set[type] = set(type.__subclasses__(cls)) - seen
-        seen |= derived
-        waiting.extend(derived)
+    """`owner` and every class derived from it so far; one with several bases may come again."""
+    derived: type
+    yield owner
+    for derived in type.__subclasses__(owner):
+        yield from subclasses(derived)

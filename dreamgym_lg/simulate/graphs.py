@@ -11,7 +11,6 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any
 
-from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
@@ -115,20 +114,12 @@ class GraphTwins:
         return twin
 
 
-class _Words(Embeddings):
-    """Finds texts by their words: no provider of embeddings is asked in a dream."""
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return phi([(text, "") for text in texts]).tolist()
-
-    def embed_query(self, text: str) -> list[float]:
-        return self.embed_documents([text])[0]
-
-
 def _copy_store(real: BaseStore) -> InMemoryStore:
     """The episode's own store, with the items of an in-memory one. To read another would reach a server."""
-    index = getattr(real, "index_config", None)
-    own = InMemoryStore(index={**index, "embed": _Words(), "dims": DIMENSION} if index else None)
+    index: Any = getattr(real, "index_config", None)
+    # texts are found by their words: no provider of embeddings is asked in a dream
+    by_words = {"embed": lambda texts: phi([(text, "") for text in texts]).tolist(), "dims": DIMENSION}
+    own = InMemoryStore(index=index and {**index, **by_words})
     if isinstance(real, InMemoryStore):
         indexed = [
             PutOp(namespace, item.key, item.value)

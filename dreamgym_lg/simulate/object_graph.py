@@ -86,11 +86,10 @@ def named_values(function: types.FunctionType, *, globals: bool = True) -> Itera
 
 def codes(function: types.FunctionType) -> Iterator[types.CodeType]:
     """The function's code, and that of the functions and classes inside of it."""
-    waiting = [function.__code__]
-    while waiting:
-        code = waiting.pop()
+    parts = [function.__code__]
+    for code in parts:  # which grows
         yield code
-        waiting.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+        parts.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
 
 
 def body(tool: BaseTool) -> Any:

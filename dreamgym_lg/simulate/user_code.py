@@ -95,7 +95,4 @@ def _line(code: types.CodeType, number: int) -> str:
 
 def frames() -> Iterator[types.FrameType]:
     """The stack's frames, innermost first."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    return (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
