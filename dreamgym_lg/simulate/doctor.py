@@ -241,7 +241,8 @@ def _problem(each: Any, place: str) -> Part | None:
         file = f"{getattr(each, 'name', name)} open in {place}"
         return Part("file", file, "could leak", f"no guard sees what is written to an open file: {fix}")
     if package == "mcp" and name == "ClientSession":
-        return Part("connection", f"MCP session in {place}", "could leak", f"no guard sees an open session: {fix}")
+        advice = f"no guard sees what is sent in an open session: {fix}"
+        return Part("connection", f"MCP session in {place}", "could leak", advice)
     if _is_open_database(each) or package in _DRIVERS_IN_C or (package == "sqlalchemy" and name in _POOLS):
         return Part("connection", qualified, "could leak", f"no guard sees what is sent on an open connection: {fix}")
     return None

@@ -117,9 +117,9 @@ class GraphTwins:
 def _copy_store(real: BaseStore) -> InMemoryStore:
     """The episode's own store, with the items of an in-memory one. To read another would reach a server."""
     index: Any = getattr(real, "index_config", None)
-    # texts are found by their words: no provider of embeddings is asked in a dream
-    by_words = {"embed": lambda texts: phi([(text, "") for text in texts]).tolist(), "dims": DIMENSION}
-    own = InMemoryStore(index=index and {**index, **by_words})
+    if index:  # texts are found by their words: no provider of embeddings is asked in a dream
+        index = {**index, "embed": lambda texts: phi([(text, "") for text in texts]).tolist(), "dims": DIMENSION}
+    own = InMemoryStore(index=index)
     if isinstance(real, InMemoryStore):
         indexed = [
             PutOp(namespace, item.key, item.value)
