@@ -1,6 +1,6 @@
 """`RayRollouts`: episodes in Ray actors, whose policy answers in this process, the driver.
 
-An actor has the agent and, of real episodes, their environment. What it asks of the policy (`simulate.remote_episode`) comes
+An actor has the agent and, of real episodes, their environment. Requests to the policy (`simulate.remote_episode`) come
 back here, where the calls of all actors become one batch of a local model, or go on to a server. `TokenRecorder` and replay
 buffer are here alone. A streamed result of the actor carries its questions; a method of it takes the answers.
 """

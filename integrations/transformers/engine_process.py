@@ -65,7 +65,7 @@ class ProcessEngine:
         try:
             self._child.send((number, streamed, pickled))
         except ProcessLost as error:
-            if self._waiting.pop(number, None) is not None:  # else the thread that reads has said so
+            if self._waiting.pop(number, None) is not None:  # else the reading thread has set it
                 future.set_exception(error)
         return future
 

@@ -79,8 +79,8 @@ def _check_loss_type(loss_type: str, options: Mapping[str, object]) -> None:
         raise ConfigurationError.unknown("loss_type", loss_type, LOSS_TYPES)
     if "max_completion_length" in options and loss_type != "dr_grpo":
         raise ConfigurationError(
-            f"max_completion_length is the constant of loss_type='dr_grpo' and has no effect with {loss_type!r}; how much the "
-            "policy says at most is its own max_new_tokens"
+            f"max_completion_length is the constant of loss_type='dr_grpo' and has no effect with {loss_type!r}; the policy's "
+            "own max_new_tokens limits its replies"
         )
 
 

@@ -109,7 +109,7 @@ class PPOLearner(PolicyLearner):
     Args:
         gamma: Discount from one token of an episode to the next, above 0, at most 1.
         gae_lambda: 0 to 1; below 1 the critic's expectations after the next tokens stand for the rest of the episode, which
-            says little as long as it has learned nothing.
+            means little as long as it has learned nothing.
         value_coef: Of the critic's loss; its gradient reaches the policy's model too.
         value_clip: How far from its expectation before the update the critic is moved at most, above 0.
         options: Of `PolicyLearner`, and of `GRPOConfig`: `epsilon`, `epsilon_high`, `delta`, `use_bias_correction_kl`,

@@ -183,8 +183,8 @@ class ServedEngine:
                 "start it with --logprobs-mode processed_logprobs"
             )
         raise ConfigurationError(
-            f"{server.url} has other weights than the policy: the log-probabilities of what model {self._sync.name(server)!r} "
-            f"says there differ by {gap:.2f} nats a token: serve the model that the policy is loaded from"
+            f"{server.url} has other weights than the policy: the log-probabilities of a reply of {self._sync.name(server)!r} "
+            f"differ by {gap:.2f} nats a token: serve the model that the policy is loaded from"
         )
 
     async def _reply(self, request: Request) -> Generated:
