@@ -53,7 +53,7 @@ class ChatTaskGenerator:
 
     Args:
         model: A temperature above 0 gives more different tasks.
-        hosted: Limits and retries of a model behind a network. Default: as for `ExperienceModel`.
+        hosted: Limits and retries of a model behind a network. Default: as for `Model`.
         num_proposals: Variations that the first stage writes.
     """
 
