@@ -2,12 +2,14 @@
 
 import inspect
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, TypeVar
 
 from dreamgym_lg.actions import is_answer
 from dreamgym_lg.dream.parts import Answer, DecidesTasks, Episode, Judge, Responder, User, Verdict
 from dreamgym_lg.dream.returns import fits_returns
+from dreamgym_lg.dream.schemas import Schemas
 from dreamgym_lg.environment import Environment
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.event_loop import wait_in_loop
@@ -62,7 +64,10 @@ class Dream:
         """An episode behind recorded steps, as of a task without traces of its own: to measure the dream on recordings."""
         environment = DreamEnvironment(self, own_traces=False)
         environment.reset(task)
-        environment.steps.extend(steps)
+        schemas = [part for part in self.responders if isinstance(part, Schemas)]
+        for step in steps:
+            refused = not step.valid and any(part.respond(Episode(task=task, action=step.action)) for part in schemas)
+            environment.steps.append(replace(step, decided_by=Schemas.name) if refused else step)
         return environment
 
     def decides_by_traces(self, task: Task) -> bool:
@@ -130,7 +135,9 @@ class DreamEnvironment(Environment):
 
     async def astep(self, action: str) -> StepResult:
         task = self._playing()
-        episode = Episode(task=task, steps=tuple(self.steps), action=action, own_traces=self.own_traces)
+        # in a graph, LangChain refuses a call before any environment is asked: no part sees it
+        steps = tuple(step for step in self.steps if step.decided_by != Schemas.name)
+        episode = Episode(task=task, steps=steps, action=action, own_traces=self.own_traces)
         if is_tool_task(task) and is_answer(action):
             return await self._hear(episode)
         answer, decided_by = await self.dream.respond(episode)
@@ -157,7 +164,7 @@ class DreamEnvironment(Environment):
         verdict = verdict or Verdict(0.0, False, terminated=False)
         self.steps.append(
             Step(
-                observation=episode.observation,
+                observation=self.steps[-1].next_observation if self.steps else episode.observation,
                 action=episode.action,
                 next_observation=answer.observation,
                 reward=verdict.reward,

@@ -101,6 +101,10 @@ class AgentWorld(World):
     ) -> None:
         functions = {"payload": payload, "verify_dream": verify_dream, "verify_real": verify_real, "reset_real": reset_real}
         _check_arguments(tasks, writes, functions, options)
+        if dream is not None and dream.user is not None:
+            raise ConfigurationError(
+                f"dream= has a user ({dream.user.name!r}), but an episode of a graph ends with its message: leave the user away"
+            )
         self._generator, self._checks = _to_task_generator(task_generator), TaskChecks([], evaluation=[])
         self.isolation = _isolation(isolation, graph)
         self.payload, self.options = payload, options
@@ -144,7 +148,7 @@ class AgentWorld(World):
 
     def with_tools(self, task: Task) -> Task:
         """The task with the schemas of all the graph's tools, as dream, training data and judge show them."""
-        return replace(task, tools=self.tools) if self.tools else task
+        return replace(task, tools=self.tools)
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
         return [task for task in self.all_tasks if task.split == split][:limit]

@@ -127,11 +127,14 @@ def with_observation(trajectory: Trajectory) -> Trajectory:
 
 
 def _askable(dream: Dream, trajectory: Trajectory) -> list[tuple[int, Step]]:
-    """The steps, numbered from 1, that reached the real world; without messages to a user where the dream has none."""
-    no_user, last = is_tool_task(trajectory.task) and dream.user is None, len(trajectory.steps)
+    """The steps, numbered from 1, that reached the real world; without messages that no user of the dream hears.
+
+    The last message is for its judges, if it has any: a world's own check may stand in their place.
+    """
+    no_user, last = is_tool_task(trajectory.task) and dream.user is None, len(trajectory.steps) if dream.judges else None
     numbered = enumerate(trajectory.steps, start=1)
     reached = ((number, step) for number, step in numbered if step.decided_by != RULES)
-    return [(number, step) for number, step in reached if not (no_user and number < last and is_answer(step.action))]
+    return [(number, step) for number, step in reached if not (no_user and number != last and is_answer(step.action))]
 
 
 def _answered(trajectory: Trajectory, number: int, step: Step, answer: StepResult | None) -> Answered:

@@ -110,6 +110,8 @@ class Simulation:
     model: Model | None
     environment: str
     """The name under which the traces are stored."""
+    tools: Sequence[Mapping[str, Any]]
+    """Schemas of the agent's tools, as its tasks have them in training."""
     options: EpisodeOptions
     verify: Verify | None
 
@@ -122,7 +124,8 @@ class Simulation:
         return simulated(self.graph, policy=self.policy, environment=world, task=self._task(run), **options)
 
     def _task(self, run: RealRun) -> Task:
-        return Task(id=run.thread or "", instruction=_request(run.payload) or "-", environment=self.environment)
+        instruction = _request(run.payload) or "-"
+        return Task(id=run.thread or "", instruction=instruction, environment=self.environment, tools=self.tools)
 
     def play(self, run: RealRun) -> Pair:
         """Play it where a run without an event loop was played: in a thread."""

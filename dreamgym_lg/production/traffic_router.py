@@ -109,6 +109,7 @@ class TrafficRouter:
             index=index,
             model=model,
             environment=stored.pop() if len(stored) == 1 else "production",
+            tools=world.tools,
             options=world.options,  # type: ignore[arg-type]
             verify=self._verify,
         )

@@ -10,7 +10,19 @@ import pytest
 from orders import CANCEL, DONE, NOTE, ORDER, PAID, REFUND, TOOLS, Says, SaysLater, order_task, play, tool, trace
 
 from dreamgym_lg.actions import render_answer, render_call
-from dreamgym_lg.dream import Answer, Dream, Episode, Model, ModelJudge, Recorded, References, ScriptedUser, Verdict, Verify
+from dreamgym_lg.dream import (
+    Answer,
+    Dream,
+    Episode,
+    Model,
+    ModelJudge,
+    Recorded,
+    References,
+    Schemas,
+    ScriptedUser,
+    Verdict,
+    Verify,
+)
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.environment import check_environment
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
@@ -247,6 +259,22 @@ def test_a_resumed_dream_goes_on_behind_recorded_steps_without_the_tasks_own_tra
     assert Dream([part]).resume(DOOR).step("look").observation == "fine"
     with pytest.raises(ConfigurationError, match="no observation"):
         Dream([part]).resume(Task(id="t", instruction="", environment=""))
+
+
+def test_no_part_sees_a_call_that_langchain_refuses() -> None:
+    """In a graph it reaches no environment; where there is none, `Schemas` refuses it, also among recorded steps."""
+    unknown, part, judge = render_call("fly", {}), Says(Answer("fine")), Says(WON)
+    dream = Dream([Schemas(), part], judges=[judge])
+    environment = dream.create_environment()
+    refused, *_ = play(environment, order_task(), unknown, ORDER, DONE)
+    assert not refused.info["valid"] and [step.action for step in environment.steps] == [unknown, ORDER, DONE]
+    assert environment.steps[1].observation == refused.observation, "the policy saw it"
+    recorded = Step(observation="Task t1.", action=unknown, next_observation="no such tool", valid=False)
+    fine = Step(observation="no such tool", action=ORDER, next_observation="fine")
+    dream.resume(order_task(), [recorded, fine]).step(DONE)
+    behind = [[step.action for step in episode.steps] for episode, _ in judge.episodes]
+    assert [episode.steps for episode in part.episodes] == [()] and behind == [[ORDER], [ORDER]]
+    assert part.episodes[0].observation == "Task t1."
 
 
 # --- callers ----------------------------------------------------------------------------------------------------------

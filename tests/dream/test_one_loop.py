@@ -1,151 +1,362 @@
-"""One dream for every caller: rollouts, `play`, the served episode and `fidelity` step the same object."""
+"""One dream for every caller: the same parts, task and history give the same answers, step by step, whoever steps them."""
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from langchain_core.messages import AIMessage, BaseMessage
-from orders import CANCEL, DONE, NOTE, ORDER, PAID, REFUND, is_judging, order_task, trace
+from langchain.agents import create_agent
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.tools import tool
+from orders import DONE, ORDER, PAID, REFUND, REFUNDED, is_judging, order_task, trace
 
-from dreamgym_lg.actions import is_answer, render_answer, render_call
+from dreamgym_lg import DreamGym
+from dreamgym_lg.actions import ToolCall, is_answer, parse_action, render_answer, render_call, tool_schemas
 from dreamgym_lg.cli.play_session import Session
 from dreamgym_lg.dream import Dream, Episode, Model, ModelJudge, Recorded, References, Schemas, ScriptedUser
-from dreamgym_lg.dream.parts import Responder
 from dreamgym_lg.dream.trace_index import TraceIndex
-from dreamgym_lg.errors import PredictionFailed
+from dreamgym_lg.errors import ConfigurationError, EpisodesMissing, PredictionFailed
 from dreamgym_lg.experiment.served import _InThread
+from dreamgym_lg.fidelity.judgement import ajudge
 from dreamgym_lg.fidelity.replay import answer_forced, replay_free
+from dreamgym_lg.graphs.episode import create_episode_graph
+from dreamgym_lg.production.simulation import RealRun, Simulation
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
-from dreamgym_lg.types import Step, Task, Trajectory
-from graphs.episode import create_episode_graph
+from dreamgym_lg.simulate import SimulatedAgent
+from dreamgym_lg.types import Step, StepResult, Task, Trajectory
 
-UNREADABLE, UNKNOWN = render_call("get_order", {"order_id": "W-13"}), render_call("fly", {})
+
+@tool
+def get_order(order_id: str) -> str:
+    """Look up an order."""
+    raise AssertionError("never run in a dream")
+
+
+@tool
+def refund(order_id: str) -> str:
+    """Refund an order."""
+    raise AssertionError("never run in a dream")
+
+
+@tool
+def cancel(order_id: str) -> str:
+    """Cancel an order."""
+    raise AssertionError("never run in a dream")
+
+
+TOOLS = [get_order, refund, cancel]
+CANCEL, CANCEL_OTHER = (render_call("cancel", {"order_id": order}) for order in ("W-204", "W-999"))
+OTHER, UNREADABLE = (render_call("get_order", {"order_id": order}) for order in ("W-205", "unreadable"))
+REFUND_NONE, UNKNOWN, WRONG = (
+    render_call("refund", {"order_id": "none"}),
+    render_call("fly", {}),
+    render_call("get_order", {"id": 1}),
+)
+WHICH, SURE = render_answer("Which order?"), render_answer("Refund it?")
+
+DESK = order_task("new", "Task t1.", tools=tool_schemas(TOOLS))
+"""No trace is its own, so that nothing changes where a dream is measured."""
+ASKS, TALK = replace(DESK, id="asks", instruction="Is it paid?"), replace(DESK, id="talk", instruction="I want my money.")
 HOUSE = Task(id="door", instruction="leave the house", environment="house", observation="A closed door.")
 
 
 class Case(NamedTuple):
     task: Task
-    actions: list[str]
-    decided: list[str]
-    """Who decides each answer; shorter than the actions where one cannot be answered."""
-    judged: str
+    actions: Sequence[str]
+    decided: Sequence[str]
+    """The part that decides each answer; one fewer than the actions where the last cannot be read."""
+    judged: str = ""
 
 
+MODELS, TRACES = ["model"] * 3, ["recorded"] * 3
 CASES = {
-    "recorded answers": Case(order_task(), [ORDER, REFUND, DONE], ["recorded", "recorded", ""], "references"),
-    "answers of the model": Case(order_task(), [NOTE, CANCEL, ORDER, DONE], ["model", "model", "recorded", ""], "references"),
-    "a tool that is none": Case(order_task(), [UNKNOWN, ORDER, DONE], ["schema", "recorded", ""], "references"),
-    "an answer that cannot be read": Case(order_task(), [ORDER, UNREADABLE, DONE], ["recorded"], ""),
-    "a conversation of two user turns": Case(
-        order_task("talk"),
-        [render_answer("Which order?"), ORDER, render_answer("Refund it?"), REFUND, DONE],
-        ["user", "recorded", "user", "recorded", ""],
-        "model",
-    ),
-    "a text agent": Case(HOUSE, ["dance", "open door", "go north"], ["model", "model", "model"], "model"),
+    "recorded answers": Case(DESK, [ORDER, REFUND, ORDER, DONE], [*TRACES, ""], "references"),
+    "answers of the model": Case(DESK, [OTHER, CANCEL_OTHER, OTHER, OTHER, DONE], [*MODELS, "recorded", ""], "references"),
+    "a recorded error": Case(DESK, [CANCEL, OTHER, REFUND, DONE], ["recorded", "model", "recorded", ""], "references"),
+    "an error of the model": Case(DESK, [REFUND_NONE, OTHER, DONE], ["model", "model", ""], "references"),
+    "an error of a schema": Case(DESK, [UNKNOWN, WRONG, OTHER, DONE], ["schema", "schema", "model", ""], "references"),
+    "a message that a model judges": Case(ASKS, [ORDER, DONE], ["recorded", ""], "model"),
+    "an answer that cannot be read": Case(DESK, [ORDER, UNREADABLE], ["recorded"]),
+    "a verdict that cannot be read": Case(ASKS, [ORDER, render_answer("It is unreadable.")], ["recorded"]),
+    "two user turns": Case(TALK, [WHICH, ORDER, SURE, REFUND, DONE], ["user", "recorded", "user", "recorded", ""], "model"),
+    "a text agent's success": Case(HOUSE, ["dance", "open door", "go north"], MODELS, "model"),
+    "a text agent's failure": Case(HOUSE, ["open door", "jump"], MODELS[:2], "model"),
 }
 
 
-def _user(episode: Episode) -> str | None:
-    """In a conversation, two replies; silent elsewhere."""
-    turns = sum(is_answer(step.action) for step in episode.steps)
-    return f"the user's reply {turns + 1}" if episode.task.id == "talk" and turns < 2 else None
+@pytest.fixture
+def chat(scripted: Any, door_world: Any) -> Any:
+    """A language model whose every answer is a function of its prompt alone."""
+
+    def reply(messages: list[BaseMessage]) -> str:
+        text = "\n".join(message.text for message in messages)
+        if "unreadable" in text:
+            return "no answer in any form"
+        if is_judging(messages):
+            return f"it has {len(text)} characters\n{'success' if PAID in text else 'failure'}"
+        if "A closed door." in text:
+            return str(door_world(messages))
+        if '"none"' in messages[-1].text:
+            return "invalid, there is none\nreward 0, continues\nError: no such order"
+        return f'valid, it is made up\nreward 0, continues\n{{"characters": {len(text)}}}'
+
+    return scripted(reply=reply)
 
 
 @pytest.fixture
-def dream(scripted: Any, door_world: Any, buffer: ReplayBuffer) -> Dream:
-    """Every part is a function of the history alone, and the traces are those of another task."""
-
-    def reply(messages: list[BaseMessage]) -> str:
-        prompt = "\n".join(message.text for message in messages)
-        if is_judging(messages):
-            return "it is what the user wants\nsuccess"
-        if "A closed door." in prompt:
-            return str(door_world(messages))
-        if "W-13" in prompt:
-            return "no answer in any form"
-        return f"valid, it is done\nreward 0, continues\nnote {len(prompt) % 97}"
-
-    buffer.add(trace(order_task("other"), (ORDER, PAID), (REFUND, "ok"), DONE))
-    buffer.add(trace(order_task("t1"), (ORDER, PAID), (REFUND, "ok"), DONE))
-    chat, index = scripted(reply=reply), TraceIndex(buffer, writes=["refund"])
-    responders: list[Responder] = [Schemas(), Recorded(index), Model(chat)]
-    return Dream(responders, ScriptedUser(_user), [References(index), ModelJudge(chat)])
+def index(buffer: ReplayBuffer) -> TraceIndex:
+    """Recordings of other tasks, one of them in the same words."""
+    buffer.add(trace(order_task("other", DESK.instruction), (ORDER, PAID), (REFUND, "ok"), (ORDER, REFUNDED), DONE))
+    buffer.add(trace(order_task("failed"), (CANCEL, "Error: it is shipped", False), DONE, success=False))
+    return TraceIndex(buffer, tools=TOOLS, writes=["refund", "cancel"])
 
 
-class _Actor(NamedTuple):
-    """What a policy that acts by a list replies, by the number of its earlier replies."""
+def next_message(episode: Episode) -> str | None:
+    """The user's, twice."""
+    turns = sum(is_answer(step.action) for step in episode.steps)
+    return f"the user's reply {turns + 1}" if turns < 2 else None
+
+
+def create_dream(case: Case, chat: Any, index: TraceIndex) -> Dream:
+    """A new one for each caller: nothing is remembered of what another asked."""
+    user = ScriptedUser(next_message) if case.task is TALK else None
+    judges = [References(index, conversations=user is not None), ModelJudge(chat, references=index)]
+    return Dream([Schemas(TOOLS), Recorded(index), Model(chat, replay_buffer=index._replay_buffer)], user, judges)
+
+
+Answered = tuple[Any, ...]
+"""Everything that a step says of the answer."""
+
+
+def of_step(step: Step) -> Answered:
+    return step.next_observation, step.reward, step.terminated, step.valid, step.decided_by, step.judged_by
+
+
+def of_result(result: StepResult) -> Answered:
+    info = result.info
+    return *result[:3], info["valid"], info["decided_by"], info["judged_by"]
+
+
+def of_steps(steps: Sequence[Step], error: str | None = None) -> list[Answered | None]:
+    """With None at the end for an answer that could not be read."""
+    assert error is None or error.startswith("PredictionFailed: ")
+    return [*map(of_step, steps), *([None] if error else [])]
+
+
+# --- the callers ------------------------------------------------------------------------------------------------------
+
+
+class Acts(BaseChatModel):
+    """A policy that acts by a list, whatever it reads: in text, or by tool calls."""
 
     actions: Sequence[str]
+    calls_tools: bool = False
 
-    def __call__(self, messages: list[BaseMessage]) -> str:
-        return self.actions[sum(isinstance(message, AIMessage) for message in messages)]
+    @property
+    def _llm_type(self) -> str:
+        return "acts"
 
+    def bind_tools(self, tools: Any, **_: Any) -> Any:
+        return self.bind(tools=tool_schemas(tools))
 
-def _of_rollout(dream: Dream, case: Case, scripted: Any, concurrency: int) -> list[Step]:
-    """As training, evaluation and the gate play: the episode graph in the event loop, several episodes at once."""
-    graph = create_episode_graph(scripted(reply=_Actor(case.actions))).compile()
-    played = asyncio.run(
-        rollout(
-            graph,
-            [case.task],
-            dream.create_environment,
-            source="synthetic",
-            num_generations=concurrency,
-            run="training",
-        )
-    )
-    assert all(each.steps == played[0].steps and each.error == played[0].error for each in played), played[0].error
-    return list(played[0].steps)
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        number = sum(isinstance(message, AIMessage) for message in messages)
+        action = self.actions[number]
+        message = as_message(action, f"call-{number}") if self.calls_tools else AIMessage(action)
+        return ChatResult(generations=[ChatGeneration(message=message)])
 
 
-def _of_play(dream: Dream, case: Case, wrap: Callable[[Any], Any] = lambda environment: environment) -> list[Step]:
-    """As a person plays, and as a server steps it in a thread."""
-    session = Session(wrap(dream.create_environment()), case.task)
+def as_message(action: str, call_id: str) -> AIMessage:
+    """An action as a chat model says it that is bound to tools."""
+    parsed = parse_action(action)
+    if not isinstance(parsed, ToolCall):
+        return AIMessage(parsed)
+    return AIMessage("", tool_calls=[{"name": parsed.name, "args": dict(parsed.arguments), "id": call_id}])
+
+
+def by_step(dream: Dream, case: Case) -> list[Answered | None]:
+    environment = dream.create_environment()
+    environment.reset(case.task)
+    answered: list[Answered | None] = []
     for action in case.actions:
         try:
-            session.act(action)
+            answered.append(of_result(environment.step(action)))
         except PredictionFailed:
-            break
-    return session.steps
+            answered.append(None)
+    assert of_steps(environment.steps) == [each for each in answered if each is not None]
+    return answered
+
+
+def by_astep(dream: Dream, case: Case) -> list[Answered | None]:
+    async def episode() -> list[Answered | None]:
+        environment, answered = dream.create_environment(), list[Answered | None]()
+        await environment.areset(case.task)
+        for action in case.actions:
+            try:
+                answered.append(of_result(await environment.astep(action)))
+            except PredictionFailed:
+                answered.append(None)
+        return answered
+
+    return asyncio.run(episode())
+
+
+def by_training(dream: Dream, case: Case) -> list[Answered | None]:
+    """Three rollouts of the episode graph at once: the group of a training iteration."""
+    return of_group(dream, case, create_episode_graph(Acts(actions=case.actions)).compile())
+
+
+def by_training_of_an_agent(dream: Dream, case: Case) -> list[Answered | None]:
+    """The same of an unmodified LangChain agent."""
+    policy = Acts(actions=case.actions, calls_tools=True)
+    return of_group(dream, case, SimulatedAgent(create_agent(policy, TOOLS), policy))
+
+
+def of_group(dream: Dream, case: Case, agent: Any) -> list[Answered | None]:
+    playing = rollout(agent, [case.task], dream.create_environment, source="synthetic", num_generations=3)
+    first, *others = (of_steps(each.steps, each.error) for each in asyncio.run(playing))
+    assert others == [first, first]
+    return first
+
+
+def by_evaluation(dream: Dream, case: Case) -> list[Answered | None]:
+    policy = Acts(actions=case.actions, calls_tools=True)
+    with ReplayBuffer(":memory:") as buffer:
+        gym = DreamGym(create_agent(policy, TOOLS), replay_buffer=buffer, dream=dream, tasks=[case.task], say=lambda _: None)
+        with suppress(EpisodesMissing):  # where the only one ends in an unreadable answer
+            gym.evaluate(policy, tasks=[case.task])
+        (episode,) = buffer.trajectories(source="synthetic")
+    return of_steps(episode.steps, episode.error)
+
+
+def by_play(dream: Dream, case: Case) -> list[Answered | None]:
+    return of_session(Session(dream.create_environment(), case.task), case)
+
+
+def by_studio(dream: Dream, case: Case) -> list[Answered | None]:
+    """As `langgraph dev` serves an episode: in a thread."""
+    return of_session(Session(_InThread(dream.create_environment()), case.task), case)
+
+
+def of_session(session: Session, case: Case) -> list[Answered | None]:
+    answered: list[Answered | None] = []
+    for action in case.actions:
+        try:
+            answered.append(of_step(session.act(action)))
+        except PredictionFailed:
+            answered.append(None)
+    return answered
+
+
+def by_forced_fidelity(dream: Dream, case: Case) -> list[Answered | None]:
+    answered = asyncio.run(answer_forced(dream, recording(dream, case), asyncio.Semaphore(4)))
+    return [of_result(each.answer) if each.answer is not None else None for each in answered]
+
+
+def by_free_fidelity(dream: Dream, case: Case) -> list[Answered | None]:
+    played = asyncio.run(replay_free(dream, recording(dream, case), asyncio.Semaphore(4)))
+    answered = [of_result(each.answer) if each.answer is not None else None for each in played.answered]
+    assert of_steps(played.dreamed.steps, played.dreamed.error) == answered
+    return answered
+
+
+def recording(dream: Dream, case: Case, **fields: Any) -> Trajectory:
+    """The episode as it would have been recorded of a world that answers as the dream does."""
+    environment = dream.create_environment()
+    environment.reset(case.task)
+    for action in case.actions[: len(case.decided)]:
+        environment.step(action)
+    real = [replace(step, decided_by="", judged_by="") for step in environment.steps]
+    rest = [Step(observation="", action=action, next_observation="") for action in case.actions[len(case.decided) :]]
+    return Trajectory(task=case.task, steps=[*real, *rest], **fields)
+
+
+WITH_AN_AGENT: list[Callable[[Dream, Case], list[Answered | None]]] = [by_training_of_an_agent, by_evaluation]
+CALLERS = [by_astep, by_training, by_play, by_studio, by_forced_fidelity, by_free_fidelity, *WITH_AN_AGENT]
+
+
+def can_play(caller: Callable[..., Any], case: Case) -> bool:
+    """An agent with tools plays no text game, and hears no user yet."""
+    return caller not in WITH_AN_AGENT or case.task not in (HOUSE, TALK)
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_caller_gets_the_same_answers(
+    case: Case, caller: Callable[..., Any], chat: Any, index: TraceIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = by_step(create_dream(case, chat, index), case)
+    assert [each and each[4] for each in expected] == [*case.decided, *[None] * (len(case.actions) - len(case.decided))]
+    last = expected[-1]
+    assert last is None or (last[2], last[5]) == (True, case.judged)
+    if can_play(caller, case):
+        assert caller(create_dream(case, chat, index), case) == expected
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_caller_gets_the_same_answers_for_the_same_history(case: Case, dream: Dream, scripted: Any) -> None:
-    steps = _of_rollout(dream, case, scripted, 3)
-    assert [step.decided_by for step in steps] == case.decided
-    whole = len(steps) == len(case.actions)
-    assert steps[-1].terminated == whole and steps[-1].judged_by == case.judged
-    assert _of_rollout(dream, case, scripted, 1) == steps == _of_play(dream, case) == _of_play(dream, case, _InThread)
+def test_the_gate_measures_the_dream_that_is_trained_in(case: Case, chat: Any, index: TraceIndex) -> None:
+    *_, last = by_step(create_dream(case, chat, index), case)
+    rewarded, ends = last is not None and last[1] > 0, last is not None or is_answer(case.actions[-1])
+    for success in (True, False):
+        episode = recording(create_dream(case, chat, index), case, success=success, source="real")
+        judgement = asyncio.run(ajudge(create_dream(case, chat, index), [episode], writes=["refund", "cancel"]))
+        wrong = judgement.false_failure if success else judgement.false_success
+        assert (wrong.value if wrong is not None else None) == (rewarded != success if ends else None)
+        assert list(judgement.by_judge) == ([case.judged] if last is not None and not success else [])
+        again = (judgement.invalid_recall, judgement.same_lookup)
+        assert all(rate is None or rate.value == 1 for rate in again), "it refuses and looks up again as before"
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_fidelity_and_the_gate_measure_the_dream_that_is_trained_in(case: Case, dream: Dream, scripted: Any) -> None:
-    """Behind a history and played freely; they leave out traces of the own task, so the same is asked of a task without."""
-    task = replace(case.task, id=case.task.id if case.task.id == "talk" else "new")
-    case = case._replace(task=task)
-    steps = _of_rollout(dream, case, scripted, 1)
-    asked = [*steps, *(Step(observation="", action=action, next_observation="") for action in case.actions[len(steps) :][:1])]
-    recorded = Trajectory(task=task, steps=asked, success=steps[-1].reward > 0)
-    slots = asyncio.Semaphore(4)
-    forced = asyncio.run(answer_forced(dream, recorded, slots))
-    free = asyncio.run(replay_free(dream, recorded, slots))
-    assert list(free.dreamed.steps) == steps
-    assert (free.dreamed.error is None) == (len(steps) == len(case.actions))
-    for answered in (forced, free.answered):
-        assert [each.answer and _fields(each.answer) for each in answered] == [
-            *map(_of_step, steps),
-            *[None] * (len(asked) - len(steps)),
-        ]
+@pytest.mark.parametrize("case", [case for case in CASES.values() if can_play(by_evaluation, case)])
+@pytest.mark.parametrize("way", ["play", "aplay"])
+def test_the_simulated_side_of_a_real_run_gets_the_same_answers(case: Case, way: str, chat: Any, index: TraceIndex) -> None:
+    """Of its calls: a shadow has no user and no judge. Nothing is known of the real run itself."""
+    policy, played = Acts(actions=case.actions, calls_tools=True), list[Any]()
+
+    class Kept(Simulation):
+        def _episode(self, run: RealRun) -> Any:
+            played.append(super()._episode(run))
+            return played[-1]
+
+    model = Model(chat, replay_buffer=index._replay_buffer)
+    parts = {"graph": create_agent(policy, TOOLS), "policy": policy, "index": index, "model": model, "tools": DESK.tools}
+    simulation = Kept(**parts, environment="desk", options={}, verify=None)
+    run = RealRun(thread=case.task.id, payload={"messages": [HumanMessage(case.task.instruction)]}, state={"messages": []})
+    pair = asyncio.run(simulation.aplay(run)) if way == "aplay" else simulation.play(run)
+    expected = by_step(create_dream(case, chat, index), case)
+    assert of_steps(played[0].steps) == [each for each in expected if each is not None and not each[2]]
+    unread = len(case.decided) < len(case.actions) and not is_answer(case.actions[-1])
+    assert pair.status == ("failed" if unread else "compared")
 
 
-def _of_step(step: Step) -> tuple[Any, ...]:
-    return (step.next_observation, step.reward, step.terminated, step.valid, step.reasoning, step.decided_by, step.judged_by)
+def test_an_agent_without_tools_is_judged_by_the_judges(chat: Any, index: TraceIndex) -> None:
+    policy = Acts(actions=["It is paid."])
+    case = Case(replace(ASKS, tools=[]), [render_answer("It is paid.")], [""], "model")
+    with ReplayBuffer(":memory:") as buffer:
+        dream = create_dream(case, chat, index)
+        gym = DreamGym(create_agent(policy), replay_buffer=buffer, dream=dream, tasks=[ASKS], say=lambda _: None)
+        _, (episode,) = gym.evaluate(policy, tasks=[ASKS])
+    assert of_steps(episode.steps) == by_step(create_dream(case, chat, index), case)
+    assert episode.steps[-1].judged_by == "model"
 
 
-def _fields(answer: Any) -> tuple[Any, ...]:
-    info = answer.info
-    return (*answer[:3], info["valid"], info["reasoning"], info["decided_by"], info["judged_by"])
+def test_a_graph_with_a_user_is_refused_until_it_can_hear_one(chat: Any, index: TraceIndex, buffer: ReplayBuffer) -> None:
+    dream = create_dream(CASES["two user turns"], chat, index)
+    with pytest.raises(ConfigurationError, match="dream= has a user .'user'., but an episode of a graph ends with its message"):
+        DreamGym(create_agent(Acts(actions=[]), TOOLS), replay_buffer=buffer, dream=dream)
+
+
+async def test_where_nothing_judges_no_last_message_is_put_to_the_dream(chat: Any, index: TraceIndex) -> None:
+    """A check of the user's own stands in the place of judges (`verify_dream`)."""
+    recorded = trace(ASKS, (ORDER, PAID), DONE)
+    (answered,) = await answer_forced(Dream([Recorded(index)]), recorded, asyncio.Semaphore(1))
+    assert answered.step.action == ORDER
+    replay = await replay_free(Dream([Recorded(index)]), recorded, asyncio.Semaphore(1))
+    assert [step.action for step in replay.dreamed.steps] == [ORDER]
