@@ -125,7 +125,9 @@ def scene(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # tests/test_gym_supervised.py and tests/experiment/test_experiment.py run these three
     monkeypatch.setattr(DreamGym, "train_base", create_autospec(DreamGym.train_base))
     for stage in ("train_experience", "prepare"):
-        given = create_autospec(getattr(DreamGym, stage), side_effect=lambda gym, *_, **__: setattr(gym, "_given", world))
+        given = create_autospec(
+            getattr(DreamGym, stage), side_effect=lambda gym, *_, **__: setattr(gym.experiment, "_given", world)
+        )
         monkeypatch.setattr(DreamGym, stage, given)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none")
     (tmp_path / "scratch").mkdir()

@@ -105,10 +105,10 @@ def test_a_policy_is_trained_with_replies_from_a_server(
     trained = gym.train(here, 2, lora=True, servers=server.url, **settings)
 
     assert restarts
-    episodes = list(gym.replay_buffer.trajectories(run=gym.run_name("train"), segments=True))
+    episodes = list(gym.replay_buffer.trajectories(run=gym.experiment.run_name("train"), segments=True))
     assert len(episodes) == 2 * 2 * 4 and all(episode.error is None for episode in episodes)
     versions = [{s.policy_version for each in episodes if each.iteration == i for s in each.segments} for i in range(2)]
     assert [len(each) for each in versions] == [1, 1] and versions[0] != versions[1]
     assert len(server.requests) > 16, "the server has said it all"
-    merged = gym.policy("trained").model_copy(update={"max_new_tokens": 8})
+    merged = gym.experiment.policy("trained").model_copy(update={"max_new_tokens": 8})
     assert greedy(trained) == greedy(merged) != before, "merged here, adapters there"

@@ -195,7 +195,7 @@ async def test_only_purchases_are_trained_on_and_measured(setting: Setting, scri
     *_, question, answer = responder_conversation(model, taught)
     assert "chosen: red, large | tall" in question.text and answer.text.startswith("valid, it ")
     agreement = await measure_agreement(setting.dream(model.model), [bought, looked])
-    assert (agreement.valid, agreement.invalid) == (len(bought.steps) + len(looked.steps), 0)
+    assert (agreement.steps, agreement.invalid) == (len(bought.steps) + len(looked.steps), 0)
     assert len(model.model.asked) == 1  # type: ignore[union-attr]
 
 
