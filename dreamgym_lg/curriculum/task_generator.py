@@ -112,7 +112,7 @@ class _Text(NamedTuple):
         return {word for entity in self.entities for word in entity.split(" ")}
 
     def is_near(self, other: "_Text") -> bool:
-        """Whether few words differ, and none that names something."""
+        """True if few words differ, and none that names something."""
         differing = self.words ^ other.words
         return len(differing) <= (1 - NEAR) * len(self.words | other.words) and differing.isdisjoint(self.named | other.named)
 

@@ -56,7 +56,7 @@ class Annotation(NamedTuple):
 
 
 class Annotated(NamedTuple):
-    """What came of `annotate`."""
+    """The result of `annotate`."""
 
     written: int
     """Trajectories whose steps have their reasoning now."""

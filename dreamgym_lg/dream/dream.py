@@ -71,7 +71,7 @@ class Dream:
         return environment
 
     def decides_by_traces(self, task: Task) -> bool:
-        """Whether a judge that is no language model decides every outcome of the task (`DecidesTasks`)."""
+        """True if recorded traces decide every outcome of the task, before any language model (`DecidesTasks`)."""
         before_models = takewhile(lambda judge: getattr(judge, "model", None) is None, self.judges)
         return any(isinstance(judge, DecidesTasks) and judge.decides(task) for judge in before_models)
 
