@@ -2,6 +2,8 @@
 
 import os
 
+# Images of Python often set it: each process that a test starts then compiles torch and transformers anew, in eight seconds.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.update(
     HF_HUB_OFFLINE="1",  # a model or data set that is not on disk is an error, not a download
     TOKENIZERS_PARALLELISM="false",  # no warning when a test starts a process
@@ -48,6 +50,7 @@ the same worker."""
 _FOLDERS = tuple(f"tests/integrations/{name}" for name in ("alfworld", "browsergym", "textworld_express", "webshop"))
 """The same for all files of a folder."""
 
+sys.dont_write_bytecode = False  # pytest keeps its rewritten tests
 gc.disable()  # until everything is imported and collected: it finds nothing, and walks through all again and again
 
 
