@@ -22,6 +22,7 @@ from dreamgym_lg.actions import tool_line
 from dreamgym_lg.errors import ConfigurationError, PredictionFailed
 from dreamgym_lg.hosted.chat_model import Chat
 from dreamgym_lg.tasks import is_tool_task, schemas, world_seed
+from dreamgym_lg.text import clean, split_thought
 from dreamgym_lg.types import Prediction, Step, Task
 
 LINE_PROMPT, JSON_PROMPT = "experience-lines-1", "experience-json-1"
@@ -319,12 +320,12 @@ def encoded(value: Any) -> str:
     """
     text = json.dumps(value, ensure_ascii=False, default=str)
     text = re.sub(r"[<\x7f\x85\u2028\u2029]|\[(?=/?[A-Z_]+\])", lambda mark: f"\\u{ord(mark[0]):04x}", text)
-    return text.encode("utf-8", "replace").decode()  # half an emoji, from an answer that was cut
+    return str(clean(text))
 
 
 def json_object(text: str) -> dict[str, Any]:
     """The one JSON object that the text is, a code fence or a thinking block around it aside; else `PredictionFailed`."""
-    bare = re.sub(r"\A\s*<think>.*?</think>", "", text, flags=re.DOTALL).strip()
+    bare = split_thought(text)[1].strip()
     fenced = re.fullmatch(r"```(?:json)?\s*\n(.*)\n\s*```", bare, flags=re.DOTALL)
     try:
         value = json.loads(fenced[1] if fenced else bare)

@@ -23,7 +23,6 @@ from dreamgym_lg.replay.rows import (
     TASK_COLUMNS,
     WITH_TASK,
     annotation_text,
-    as_text,
     explained,
     load_metrics,
     load_trajectories,
@@ -32,6 +31,7 @@ from dreamgym_lg.replay.rows import (
     task_of,
     update_tasks,
 )
+from dreamgym_lg.text import clean
 from dreamgym_lg.types import Origin, Source, Split, Step, Task, Trajectory
 
 _PAGE = 500
@@ -170,7 +170,7 @@ class ReplayBuffer:
                 f"{self._name}: {len(reasoning)} texts for the {len(trajectory.steps)} steps of trajectory {key}; "
                 f"it is {'stored' if ids else 'not stored'}, and takes one text a step"
             )
-        rows = [(as_text(text), ids[0][0], position) for position, text in enumerate(reasoning)]
+        rows = [(clean(text), ids[0][0], position) for position, text in enumerate(reasoning)]
         with self._transaction() as connection:
             connection.executemany("UPDATE steps SET reasoning = ? WHERE trajectory_id = ? AND position = ?", rows)
             if annotation is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dreamgym_lg.errors import ConfigurationError, ReplayBufferError
+from dreamgym_lg.text import clean
 from dreamgym_lg.types import Act, Segment, Step, Task, Trajectory
 
 _TASK_FIELDS = tuple(field.name for field in fields(Task))
@@ -63,9 +64,9 @@ def _insert(table: str, *columns: str) -> str:
 def _store_row(connection: sqlite3.Connection, each: Trajectory) -> int | None:
     """The new row's id; None where there is one of this key."""
     row = {name: getattr(each, name) for name in _TRAJECTORY_FIELDS}
-    row |= {"error": each.error and as_text(each.error), "annotation": annotation_text(each.annotation)}
+    row |= {"error": each.error and clean(each.error), "annotation": annotation_text(each.annotation)}
     acts = [act._asdict() for act in each.acts]
-    row["acts"] = as_text(json.dumps(acts, ensure_ascii=False)) if acts else None
+    row["acts"] = clean(json.dumps(acts, ensure_ascii=False)) if acts else None
     sql = f"{_insert('trajectories', *row, 'task_id')} ON CONFLICT (run, iteration, task_id, rollout_index) DO NOTHING"
     cursor = connection.execute(sql, (*row.values(), each.task.id))
     return cursor.lastrowid if cursor.rowcount else None
@@ -131,22 +132,17 @@ def _check_split(connection: sqlite3.Connection, task: Task) -> None:
 
 def _task_row(task: Task) -> tuple[Any, ...]:
     row = {name: getattr(task, name) for name in _TASK_FIELDS}
-    row |= {name: json.dumps(kind(row[name])) for name, kind in _TASK_JSON.items() if row[name] is not None}
-    row |= {name: as_text(row[name]) for name in ("instruction", "observation", "rubric")}
+    row |= {name: json.dumps(clean(kind(row[name]))) for name, kind in _TASK_JSON.items() if row[name] is not None}
+    row |= {name: clean(row[name]) for name in ("instruction", "observation", "rubric")}
     return tuple(row.values())
 
 
-def as_text(text: str) -> str:
-    """`text` with what UTF-8 cannot hold (half an emoji from a cut-off answer) as `?`: no reason to lose an episode."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
 def annotation_text(annotation: Mapping[str, str] | None) -> str | None:
-    return as_text(json.dumps(dict(annotation), ensure_ascii=False)) if annotation is not None else None
+    return clean(json.dumps(dict(annotation), ensure_ascii=False)) if annotation is not None else None
 
 
 def _step_row(step: Step) -> tuple[Any, ...]:
-    return tuple(as_text(value) if isinstance(value, str) else value for value in _STEP_VALUES(step))
+    return tuple(clean(value) for value in _STEP_VALUES(step))
 
 
 def _segment_row(segment: Segment) -> tuple[Any, ...]:

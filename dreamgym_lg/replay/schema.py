@@ -12,7 +12,8 @@ from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
 from dreamgym_lg.errors import ReplayBufferError
-from dreamgym_lg.replay.rows import as_text, explained
+from dreamgym_lg.replay.rows import explained
+from dreamgym_lg.text import clean
 
 APPLICATION_ID = 0x4447796D
 """`DGym` in the file's header."""
@@ -106,7 +107,7 @@ def _task_fields(db: Database) -> None:
         metadata = json.loads(text)
         moved = {name: metadata.pop(name) for name, (kind, _) in kinds.items() if type(metadata.get(name)) is kind}
         if moved:
-            values = [as_text(value) if isinstance(value, str) else value for value in moved.values()]
+            values = [clean(value) if isinstance(value, str) else value for value in moved.values()]
             values = [json.dumps(value) if isinstance(value, list) else value for value in values]
             columns = ", ".join(f"{name} = ?" for name in ("metadata", *moved))
             db.execute(f"UPDATE tasks SET {columns} WHERE position = ?", [json.dumps(metadata), *values, position])
