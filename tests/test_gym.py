@@ -133,7 +133,7 @@ def test_what_the_constructor_refuses(agent: Agent, buffer: ReplayBuffer) -> Non
         gym_of(agent, buffer, experience_model="nobody:gpt")
     with pytest.raises(ConfigurationError, match="payload=3 is no function"):
         gym_of(agent, buffer, payload=3)
-    with pytest.raises(ConfigurationError, match="verify_real= for a check of what the tools.*verify_dream= for one"):
+    with pytest.raises(ConfigurationError, match="option of DreamGym 'verify'.*Did you mean 'verify_"):
         gym_of(agent, buffer, verify=agent.verify)
     with pytest.raises(ConfigurationError, match="writes='book': give a list"):
         gym_of(agent, buffer, writes="book")
@@ -248,14 +248,16 @@ def test_a_folder_refuses_another_dream_and_takes_the_same_script_again(agent: A
     gym().experiment.open()
     gym(dream=dream(), payload=lambda task: task).experiment.open()  # a lambda has no address
     gym(tasks=tasks()[:1], verify_real=agent.verify).experiment.open()  # more may be imported, and asked of reality, later
-    parts = r"dream=\['recorded', 'model', 'references', 'model'\] is given: give"
-    with pytest.raises(ConfigurationError, match=r"made with dream=\['recorded', 'model', 'model'\], and " + parts):
+    parts = r"arguments={'dream': \['recorded', 'model', 'references', 'model'\]} is given: give"
+    with pytest.raises(ConfigurationError, match=r"arguments={'dream': \['recorded', 'model', 'model'\]}, and " + parts):
         gym(dream=dream(References(buffer))).experiment.open()
-    with pytest.raises(ConfigurationError, match=r"was made with dream=.*, and dream=\(default\) is given"):
+    with pytest.raises(ConfigurationError, match=r"was made with arguments={'dream': .*}, and arguments={} is given"):
         gym(dream=None).evaluate(Says())
-    with pytest.raises(ConfigurationError, match="was made with payload='<lambda>', and payload='tasks' is given"):
+    with pytest.raises(
+        ConfigurationError, match="{'payload': '<lambda>'}, and arguments={'payload': 'tasks'} is"
+    ):
         gym(payload=partial(tasks, 3)).experiment.open()
-    with pytest.raises(ConfigurationError, match=r"verify_dream=\(default\), and verify_dream='verify' is given"):
+    with pytest.raises(ConfigurationError, match="made with arguments={}, and arguments={'verify_dream': 'verify'} is given"):
         gym(verify_dream=agent.verify).experiment.check_settings()
 
 

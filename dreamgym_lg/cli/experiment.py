@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from rich.markup import escape
 
 from dreamgym_lg.cli.console import console, errors_shown, progress_shown, quiet_libraries
 from dreamgym_lg.errors import ConfigurationError
@@ -147,7 +146,6 @@ def demo(
         work.train()
         work.prove()
         _show(work)
-        _show_episode(work)
 
 
 def collect(world: WorldArgument, seed: Seed = None, out: Out = None, quick: Quick = False) -> None:
@@ -223,10 +221,3 @@ def _show(work: Experiment) -> None:
     html, png = write_report(result, metrics, shown_episodes(work), work.out)
     console.print(summary_table(result))
     console.print(f"report: {html}\npicture: {png}\nfigures: {work.out / 'result.json'}", soft_wrap=True)
-
-
-def _show_episode(work: Experiment) -> None:
-    """The trained policy back in the agent graph, with the real environment."""
-    console.rule("the trained policy as a chat model in the agent graph, real environment")
-    for speaker, text in work.real_episode():
-        console.print(f"[bold cyan]{speaker:>12}[/]  {escape(text)}", highlight=False)

@@ -11,7 +11,7 @@ from dreamgym_lg.cli.experiment import OptionalWorld
 from dreamgym_lg.experiment import gate
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.fidelity import measure, write_fidelity
-from dreamgym_lg.hosted.chat_model import load_chat_model
+from dreamgym_lg.fidelity.page import check_pages
 from dreamgym_lg.types import Trajectory
 
 POLICY, UNSEEN = "the policy's own actions", "the policy's own actions, further panels"
@@ -26,7 +26,6 @@ def fidelity(
     replay_buffer: Annotated[Path | None, typer.Option(help=BUFFER_HELP, exists=True, dir_okay=False)] = None,
     experience_model: ModelName = None,
     limit: Annotated[int, typer.Option(min=1, help="Episodes of each kind put to the model, drawn by --seed.")] = 100,
-    judge_model: Annotated[str | None, typer.Option(help="Another chat model that scores dreamed episodes.")] = None,
     seed: Annotated[int, typer.Option(help="Decides which episodes are drawn.")] = 0,
     out: Annotated[Path | None, typer.Option(help=OUT_HELP)] = None,
 ) -> None:
@@ -35,6 +34,7 @@ def fidelity(
     Of an experiment it is the newest one, on held-out data; of a replay buffer, the one that you name.
     """
     with errors_shown():
+        check_pages()
         with opened(world, replay_buffer, experience_model) as source, progress_shown() as progress:
             if source.work is not None:
                 source.work.progress = progress
@@ -42,8 +42,7 @@ def fidelity(
             else:
                 assert replay_buffer is not None
                 arguments, folder = _of_buffer(source), replay_buffer.parent
-            judge = load_chat_model(judge_model) if judge_model else None
-            measured = measure(**arguments, limit=limit, judge_model=judge, seed=seed, on_progress=progress)
+            measured = measure(**arguments, limit=limit, seed=seed, on_progress=progress)
         html, figures = write_fidelity(measured, out or folder)
     for level, sentence in measured.conclusions:
         console.print(f"[{COLOURS[level]}]{level:>5}[/]  {sentence}", highlight=False, soft_wrap=True)

@@ -19,7 +19,7 @@ from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.workspace import logger
 from dreamgym_lg.experiment.world import World
-from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL, load_chat_model
+from dreamgym_lg.hosted.chat_model import load_chat_model
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import Agent
 from dreamgym_lg.simulate import Allow, SimulatedAgent
@@ -51,28 +51,28 @@ class AgentWorld(World):
             its tools and real episodes.
         tasks: Every task, of all splits.
         isolation: `process`: dreamed episodes run in worker processes, one for each core, which the kernel keeps from writing
-            outside a scratch folder and from the network (`start_walled` says what is promised); functions given here have to
-            be of a module that can be imported. `guard`: in this process, where Python code is stopped, and native code is not.
-            Default: `process` for an agent given by its path, `guard` for an object, which cannot leave this process.
+            outside a scratch folder and from the network (`start_walled`); functions given here have to be of a module that
+            can be imported. `guard`: in this process, where Python code is stopped, and native code is not. Default: `process`
+            for an agent given by its path, `guard` for an object, which cannot leave this process.
         payload: The graph's input for a task; by default its instruction as a human message.
         verify_dream: (task, final state) -> reward, 0 to 1, a success if it is 1: judges dreamed episodes, in which no tool
-            really ran. Without it the experience model judges the final answer by `Task.rubric`.
-        verify_real: The same for real episodes, where what the tools really did can be asked; they need it.
+            really ran. Default: the dream's judges.
+        verify_real: The same for real episodes, where the tools' real effects can be checked; they need it.
         reset_real: task -> the context manager, synchronous or asynchronous, in which each real episode is played and
             verified (`ResetReal`): resets a staging database, say.
-        writes: Names of the tools that change the world. Default: what the tools themselves say, else found in the traces.
+        writes: Names of the tools that change the world. Default: from the tools themselves, else from the traces.
         dream: A `Dream` that plays every dreamed episode, in place of the usual one (`create_dream`).
         task_generator: Writes variations of the tasks with the highest reward variance (`Settings.synthetic_share`): a chat
-            model or its name (`ChatTaskGenerator`), or any `TaskGenerator`. `TaskChecks` refuses what must not be trained on.
-            Default: None, nothing is generated.
+            model or its name (`ChatTaskGenerator`), or any `TaskGenerator`, checked by `TaskChecks`. Default: None, nothing is
+            generated.
         options: `route`, `pass_through`, `simulate_nodes`, `allow`, `respond` and `recursion_limit` of `simulated`.
 
     The folder of an experiment holds fixed the names of `payload`, `verify_dream` and of the dream's parts: another dream needs
-    another folder. What such a function does is not compared. `tasks` may change.
+    another folder. `tasks` and the functions' code may change.
 
-    Raises `ConfigurationError` for arguments of a wrong kind, for `process` where this machine cannot (it says what is lacking)
-    or without a path, and if no dreamed episode of the graph could be right: something is not simulated, would fail each of
-    them or, with `guard`, could leak (`Examination.refused` says what to do).
+    Raises `ConfigurationError` for arguments of a wrong kind, for `process` without a path or where this machine cannot, and
+    if no dreamed episode of the graph could be right: something is not simulated, would fail each of them or, with `guard`,
+    could leak (`Examination.refused` says what to do).
     """
 
     name = "agent"
@@ -127,13 +127,13 @@ class AgentWorld(World):
         """Raise `ConfigurationError` for what makes every dreamed episode wrong under the isolation chosen."""
         allowed = {"stopped"} if self.options.get("allow") else set()  # the guard lets through what is named there
         if refused := [part for part in examined.refused if part.handling not in allowed]:
-            told = "; ".join(f"{part.kind} {part.name} ({part.handling}): {part.advice}" for part in refused)
-            raise ConfigurationError(f"no dreamed episode of this graph can be right: {told}")
+            causes = "; ".join(f"{part.kind} {part.name} ({part.handling}): {part.advice}" for part in refused)
+            raise ConfigurationError(f"no dreamed episode of this graph can be right: {causes}")
 
     def examine(self, trajectories: Iterable[Trajectory] | None = None) -> Examination:
-        """What the graph is made of and what a dream makes of it, as `dreamgym doctor` shows it.
+        """The graph's parts and how a dream handles each, as `dreamgym doctor` shows it.
 
-        Args: `trajectories`, real ones: they show which tools write, and which there are that the graph makes as it runs.
+        Args: `trajectories`, real ones: they show which tools write, and which tools the graph makes as it runs.
         """
         names = {key: self.options[key] for key in ("pass_through", "simulate_nodes") if key in self.options}
         writes = self.writes if trajectories is not None else None
@@ -172,25 +172,19 @@ class AgentWorld(World):
         return self._index[1]
 
     def writing_tools(self, replay_buffer: ReplayBuffer) -> Collection[str]:
-        """The names of the tools that change the world, as the buffer's traces and the tools themselves show them."""
+        """Names of the tools that change the world, by the buffer's traces and the tools themselves."""
         index = self.index(replay_buffer)
         index.refresh()
         return frozenset(filter(index.writes, index.uses))
 
     def as_dreamed(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
-        """Recorded episodes with the tools of the graph and the steps that its environment would be asked.
-
-        Each is played through the graph, the policy saying again what was recorded.
-        """
+        """Recorded episodes, replayed through the graph: with its tools and the steps that reach its environment."""
         replayed = run_lasting(self._replay(recorded, RecordedPolicy()))
-        misfits = [each.misfit for each in replayed if each.misfit is not None]
-        if misfits:
-            logger.warning(
-                "%d of %d recorded episodes do not replay in the graph as it is now, and are taken as they are; the first: %s",
-                len(misfits),
-                len(replayed),
-                misfits[0],
+        if misfits := [each.misfit for each in replayed if each.misfit is not None]:
+            warning = (
+                "%d of %d recorded episodes do not replay in the graph as it is now, and are taken as they are; the first: %s"
             )
+            logger.warning(warning, len(misfits), len(replayed), misfits[0])
         most = max((each.tools for each in replayed), key=len, default=())
         fitting = (each if each.misfit is None else each._replace(tools=most) for each in replayed)
         return [as_dreamed(trajectory, each) for trajectory, each in zip(recorded, fitting, strict=True)]
@@ -200,7 +194,7 @@ class AgentWorld(World):
     ) -> "list[TokenizedConversation]":
         """The tokens that rollouts of the graph would record if its policy acted as in these episodes.
 
-        What does not replay is left out, and a warning says how much. Raises `ConfigurationError` if nothing does.
+        Episodes that do not replay are left out with a warning. Raises `ConfigurationError` if none does.
         """
         from dreamgym_lg.integrations.trl.recorded_engine import replayed_rows
 
@@ -214,7 +208,12 @@ class AgentWorld(World):
         if self._generator is not None:
             usual = self.judged_by_dream and self.dream is None
             judged = References(self.index(replay_buffer)).decides if usual else lambda task: True
-            self._checks = _task_checks(tasks, replay_buffer, judged)
+            self._checks = TaskChecks(
+                [*tasks, *replay_buffer.tasks(origin="synthetic")],
+                evaluation=[task for task in replay_buffer.tasks() if task.split != "train"],
+                trajectories=replay_buffer.trajectories(source="offline", split="train", errors=False),
+                judged=judged,
+            )
         return self._generator
 
     def check_task(self, task: Task) -> str | None:
@@ -228,8 +227,7 @@ class AgentWorld(World):
             return None
         if callable(route):
             logger.warning(
-                "route= is a function, which no folder can hold: `langgraph dev` in the exported one serves the policy alone; "
-                "give names of nodes in place of the function"
+                "route= is a function, which no folder can hold: the export serves the policy alone; give names of nodes"
             )
             return None
         kept = {"route": None if route is None else sorted(route), "pass_through": sorted(self.options.get("pass_through", ()))}
@@ -286,12 +284,6 @@ def _check_arguments(
     tasks: Sequence[Task], writes: Collection[str] | None, functions: Mapping[str, object], options: Mapping[str, Any]
 ) -> None:
     """Raise `ConfigurationError` for arguments of `AgentWorld` that are unknown or of a wrong kind."""
-    if "verify" in options:
-        raise ConfigurationError(
-            "verify= does not say which episodes it judges: give verify_real= for a check of what the tools really did, "
-            "which runs after real episodes alone, and verify_dream= for one that can judge a dreamed final state, where "
-            "no tool ran; without verify_dream= the experience model judges the dream"
-        )
     for name in sorted(set(options) - _OPTIONS):
         named = signature(AgentWorld).parameters.keys() - {"graph", "options"}
         raise ConfigurationError.unknown("option of DreamGym", name, {*_OPTIONS, *named})
@@ -300,26 +292,21 @@ def _check_arguments(
             raise ConfigurationError(f"{name}={names!r}: give a list of names")
     if not isinstance(options.get("allow"), Allow | None):
         raise ConfigurationError(f"allow={options['allow']!r}: give dreamgym_lg.simulate.Allow(paths=[...], hosts=[...])")
-    for name, given in functions.items():
-        if given is not None and not callable(given):
-            raise ConfigurationError(f"{name}={given!r} is no function; DreamGym's docstring says what it is given")
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise ConfigurationError(f"{name}={function!r} is no function; AgentWorld's docstring says what it is given")
     for task in tasks:
         if not isinstance(task, Task):
             raise ConfigurationError(f"tasks holds {task!r}; each has to be a Task")
 
 
-def _to_task_generator(given: object) -> TaskGenerator | None:
-    if given == "templates":
-        raise ConfigurationError(
-            "task_generator='templates' was replaced by variations that a chat model writes: give a chat model or its name "
-            f"(task_generator={EXAMPLE_MODEL!r}), or a TaskGenerator of your own"
-        )
-    model = load_chat_model(given) if isinstance(given, str) else given
+def _to_task_generator(generator: object) -> TaskGenerator | None:
+    model = load_chat_model(generator) if isinstance(generator, str) else generator
     if isinstance(model, BaseChatModel):
         return ChatTaskGenerator(model)
     if model is None or callable(model):
         return model
-    raise ConfigurationError(f"task_generator={given!r}: give a chat model or its name, a TaskGenerator, or None")
+    raise ConfigurationError(f"task_generator={generator!r}: give a chat model or its name, a TaskGenerator, or None")
 
 
 class _OwnTools(Environment):
@@ -332,13 +319,3 @@ class _OwnTools(Environment):
         raise EnvironmentFailed(
             "an agent's real environment is its own tools, which only the agent calls: evaluate(real=True) plays it there"
         )
-
-
-def _task_checks(tasks: Sequence[Task], replay_buffer: ReplayBuffer, judged: Callable[[Task], bool]) -> TaskChecks:
-    """The checks of generated tasks against these tasks, those generated so far, and what is recorded."""
-    return TaskChecks(
-        [*tasks, *replay_buffer.tasks(origin="synthetic")],
-        evaluation=[task for task in replay_buffer.tasks() if task.split != "train"],
-        trajectories=list(replay_buffer.trajectories(source="offline", split="train", errors=False)),
-        judged=judged,
-    )

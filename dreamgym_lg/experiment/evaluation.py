@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-from collections import Counter
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.curriculum.curriculum import value
 from dreamgym_lg.dream import Dream
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.experiment.lock import write_whole
 from dreamgym_lg.experiment.workspace import TRAIN, Workspace, policy_version
-from dreamgym_lg.fidelity.replay import measure_agreement
+from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.replay.rows import FAILED
 from dreamgym_lg.report.proof import POLICIES
 from dreamgym_lg.rollout import check_played, real_steps
@@ -28,12 +26,12 @@ from dreamgym_lg.types import Trajectory
 Played = TypeVar("Played")
 
 MODES = {"greedy": 0.0, "sampled": 1.0}
-"""How a policy is evaluated, and at which temperature."""
+"""Temperature by mode of evaluation."""
 DREAMED = "sampled"
-"""The mode whose episodes are dreamed too: it is the one that was trained, and dreamed episodes are the dear ones."""
+"""The mode that is dreamed too: it is the one that was trained, and dreamed episodes are expensive."""
 _VALIDATED = "validate/real"
 FILTERED = "stage/filtered/data"
-"""Where it is recorded how many episodes the filtered policy imitated; 0 where there was nothing to filter."""
+"""Record of the number of episodes that the filtered policy imitated; 0 where there was nothing to filter."""
 STAGES = ("collect", "experience", "base", "filtered", "train", "prove")
 
 
@@ -43,7 +41,7 @@ def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iterat
     With `references_only` nothing is dreamed here: no recorded success judges a validation task. Nor is anything while training
     is real (`dream` is None).
     """
-    tasks, dreamed, figures, told = work.validation_tasks(), list[Trajectory](), dict[str, Any](), list[str]()
+    tasks, dreamed, figures, parts = work.validation_tasks(), list[Trajectory](), dict[str, Any](), list[str]()
     panel = tasks[: _affordable(work, iteration)]
     plays = {"real": work.aplay(_VALIDATED, policy, panel, iteration=iteration)} if panel else {}
     if dream is not None and not work.settings.references_only:
@@ -53,24 +51,25 @@ def validate(work: Workspace, policy: BaseChatModel, dream: Dream | None, iterat
         work.say_unreadable(dreamed := check_played(played["dream"]))
         figures = {f"eval_dream_{key}": value for key, value in _counts(dreamed).items()}
         on = f" (on the same tasks {_of(dreamed[: len(panel)])})" if 0 < len(panel) < len(tasks) else ""
-        told.append(f"dream {_of(dreamed)}{on}")
+        parts.append(f"dream {_of(dreamed)}{on}")
     if panel:
         real = check_played(played["real"])
         figures |= {f"eval_real_{key}": value for key, value in _counts(real).items()}
-        told.append(f"real {_of(real)}")
+        parts.append(f"real {_of(real)}")
         if dreamed and dream is not None:
-            compared, said = _compare(dream, dreamed[: len(panel)], real)
-            figures |= compared
-            told.append(said)
+            gap = _compare(dream, dreamed[: len(panel)], real)
+            figures |= gap
+            parts.append("gap {eval_gap:+.2f} [{eval_gap_low:+.2f}, {eval_gap_high:+.2f}]".format_map(gap))
+            parts[-1] += "; the dream gave {eval_reward_errors:.1%} wrong rewards".format_map(gap)
     elif work.settings.real_budget:
-        told.append(f"real_budget={work.settings.real_budget} is spent: no real episode was played")
-    if told:
-        work.say(f"after {iteration} iterations: {', '.join(told)}")
+        parts.append(f"real_budget={work.settings.real_budget} is spent: no real episode was played")
+    if parts:
+        work.say(f"after {iteration} iterations: {', '.join(parts)}")
     return figures
 
 
 def _at_once(*plays: Coroutine[Any, Any, Played]) -> list[Played]:
-    """What each gives. While the experience model computes for a dream, the policy plays in reality."""
+    """Wait for all. While the experience model computes for a dream, the policy plays in reality."""
 
     async def gathered() -> list[Played]:
         tasks = [asyncio.create_task(play) for play in plays]
@@ -83,23 +82,20 @@ def _at_once(*plays: Coroutine[Any, Any, Played]) -> list[Played]:
     return run_lasting(gathered())
 
 
-def _compare(dream: Dream, dreamed: Sequence[Trajectory], real: Sequence[Trajectory]) -> tuple[dict[str, Any], str]:
-    """The gap between dream and reality on the same tasks, and what the experience model makes of the real episodes."""
-    agreement = run_lasting(measure_agreement(dream, real))
+def _compare(dream: Dream, dreamed: Sequence[Trajectory], real: Sequence[Trajectory]) -> dict[str, Any]:
+    """The gap between dream and reality on the same tasks, and how right the dream is about the real episodes."""
+    steps = run_lasting(measure_steps(dream, real))
     one, other = (sum(episode.success for episode in episodes) for episodes in (dreamed, real))
-    gap, (low, high) = (one - other) / len(real), difference_interval((one, len(dreamed)), (other, len(real)))
-    figures = {
-        "eval_gap": gap,
+    low, high = difference_interval((one, len(dreamed)), (other, len(real)))
+    invalid, right = steps.invalid_recall, steps.reward_right
+    return {
+        "eval_gap": (one - other) / len(real),
         "eval_gap_low": low,
         "eval_gap_high": high,
-        "eval_invalid_recall": agreement.invalid_recall,
-        "eval_invalid_count": agreement.invalid,
-        "eval_reward_errors": agreement.reward_errors / max(agreement.steps, 1),
+        "eval_invalid_recall": invalid.value if invalid else None,
+        "eval_invalid_count": invalid.steps if invalid else 0,
+        "eval_reward_errors": 1 - right.value if right else 0.0,
     }
-    return figures, (
-        f"gap {gap:+.2f} [{low:+.2f}, {high:+.2f}]; the dream recognised {agreement.invalid_recognised} of "
-        f"{agreement.invalid} invalid actions and gave {figures['eval_reward_errors']:.1%} wrong rewards"
-    )
 
 
 def _of(episodes: Sequence[Trajectory]) -> str:
@@ -190,7 +186,6 @@ def prove(work: Workspace) -> dict[str, Any]:
         **figures,
         "real_steps": count_real_steps(work),
         "filtered": filtered(work),
-        "uniform_groups": uniform_groups(work.replay_buffer.trajectories(run=work.run_name(TRAIN), errors=False)),
         "seconds": {name: work.seconds(name) for name in STAGES},
         "settings": asdict(made_with),
     }
@@ -220,12 +215,12 @@ def _prove_policy(work: Workspace, figures: dict[str, Any], name: str, dream: Dr
     for number, mode in enumerate(MODES):
         real, *moved = played[number * len(panels) : (number + 1) * len(panels)]
         figures["real"].setdefault(name, {})[mode] = summarise(check_played(real))
-        for panel, found in zip(work.panels(), moved, strict=True):
-            figures["panels"][panel].setdefault(name, {})[mode] = summarise(check_played(found))
+        for panel, episodes in zip(work.panels(), moved, strict=True):
+            figures["panels"][panel].setdefault(name, {})[mode] = summarise(check_played(episodes))
         if dream is not None and mode == DREAMED:
-            agreement = run_lasting(measure_agreement(dream, real, only_invalid=True))
-            invalid = {"invalid_recall": agreement.invalid_recall, "invalid_asked": agreement.invalid}
-            figures["real"][name][mode] |= invalid
+            recall = run_lasting(measure_steps(dream, real, only_invalid=True)).invalid_recall
+            shares = {"invalid_recall": recall.value, "invalid_asked": recall.steps} if recall else {}
+            figures["real"][name][mode] |= {"invalid_recall": None, "invalid_asked": 0, **shares}
             figures["dream"].setdefault(name, {})[mode] = summarise(check_played(dreamed[0]))
 
 
@@ -245,41 +240,19 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, int | float | lis
 
 def count_real_steps(work: Workspace) -> dict[str, int]:
     """All real steps of the experiment, counted from its records, by what they were spent on."""
-    counted, own = {"offline": 0, "train": 0, "refresh": 0, "evaluation": 0}, work.run_name("")
-    for source in ("offline", "real"):
-        for trajectory in work.replay_buffer.trajectories(source=source):
-            if source == "real" and not trajectory.run.startswith(own):
-                continue  # another experiment's, in a shared buffer
+    counts, own = {"offline": 0, "train": 0, "refresh": 0, "evaluation": 0}, work.run_name("")
+    for trajectory in work.replay_buffer.trajectories(source="offline"):
+        counts["offline"] += real_steps([trajectory])
+    for trajectory in work.replay_buffer.trajectories(source="real"):
+        if trajectory.run.startswith(own):  # else another experiment's, in a shared buffer
             name = trajectory.run.partition(FAILED)[0].rpartition("/")[2]
-            kind = "offline" if source == "offline" else name if name in counted else "evaluation"
-            counted[kind] += real_steps([trajectory])
-    return counted
+            counts[name if name in counts else "evaluation"] += real_steps([trajectory])
+    return counts
 
 
 def filtered(work: Workspace) -> int | None:
     """How many episodes the filtered policy imitated: 0 where there was nothing to filter, None before its stage."""
     return next((row["episodes"] for row in work.replay_buffer.metrics(work.run_name(FILTERED))), None)
-
-
-def uniform_groups(trained_on: Iterable[Trajectory]) -> dict[str, dict[str, Any]]:
-    """How many groups taught nothing, their rewards all equal: of tasks drawn uniformly, and of the curriculum's variations.
-
-    Both are of the iterations that have variations, so that the same policies played them: uniform sampling is the control.
-    """
-    groups: dict[tuple[int, str], list[Trajectory]] = {}
-    for episode in trained_on:
-        groups.setdefault((episode.iteration, episode.task.id), []).append(episode)
-    counted: dict[str, Counter[bool]] = {"drawn uniformly": Counter(), "variations": Counter()}
-    varied = {episodes[0].iteration for episodes in groups.values() if episodes[0].task.origin == "synthetic"}
-    for episodes in groups.values():
-        if episodes[0].iteration in varied:
-            kind = "variations" if episodes[0].task.origin == "synthetic" else "drawn uniformly"
-            counted[kind][value([episode.reward for episode in episodes]) == 0] += 1
-    return {
-        kind: {"uniform": found[True], "groups": found.total(), "interval": wilson(found[True], found.total())}
-        for kind, found in counted.items()
-        if found
-    }
 
 
 def shown_episodes(work: Workspace) -> list[Trajectory]:

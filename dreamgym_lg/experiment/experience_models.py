@@ -37,8 +37,11 @@ def load_experience_model(
         return model
     settings = settings or Settings()
     if isinstance(model, str) and is_local_model(model):
+        from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+
         trained_with = _settings_beside(Path(model), settings)
-        local = _load_local(model, (trained_with or settings).experience_tokens)
+        tokens = (trained_with or settings).experience_tokens
+        local = LocalChatModel.from_path(model, temperature=0, max_new_tokens=tokens)
         if trained_with is not None:
             return as_trained(local, trained_with, replay_buffer, Path(model).name, context)
         model = local
@@ -61,18 +64,8 @@ def _settings_beside(path: Path, settings: Settings) -> Settings | None:
     return None if stored is None else replace(settings, **{name: stored[name] for name in names if name in stored})
 
 
-def _load_local(name: str, max_new_tokens: int) -> BaseChatModel:
-    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-
-    return LocalChatModel.from_path(name, temperature=0, max_new_tokens=max_new_tokens)
-
-
 def as_trained(
-    model: BaseChatModel | None,
-    settings: Settings,
-    replay_buffer: ReplayBuffer,
-    version: str,
-    context: Context | None = None,
+    model: BaseChatModel | None, settings: Settings, replay_buffer: ReplayBuffer, version: str, context: Context | None = None
 ) -> Model:
     """The experience model as `train_experience` trains it and every dream asks it."""
     return Model(

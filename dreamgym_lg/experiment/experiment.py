@@ -1,10 +1,7 @@
 """`Experiment`: the stages `collect, train_experience, train_base, train_filtered, train, prove` on any world."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import BaseChatModel
 
-from dreamgym_lg.dream import Model
 from dreamgym_lg.dream.annotate import Annotate
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import evaluation, gate, imitation, supervised
 from dreamgym_lg.experiment.lock import only_process
-from dreamgym_lg.experiment.settings import Settings, digest_of, digests
+from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.trackers import check_trackers
 from dreamgym_lg.experiment.training import (
     CreateLearner,
@@ -28,24 +24,17 @@ from dreamgym_lg.experiment.training import (
     served_by,
     train_policy,
 )
-from dreamgym_lg.experiment.workspace import OFFLINE, TRAIN, Workspace, logger, policy_version
-from dreamgym_lg.experiment.world import Rollouts, World
+from dreamgym_lg.experiment.workspace import OFFLINE, Workspace, policy_version
+from dreamgym_lg.experiment.world import World
 from dreamgym_lg.fidelity.judgement import Judgement
-from dreamgym_lg.hosted.chat_model import name_of
-from dreamgym_lg.progress import show_progress
-from dreamgym_lg.replay.buffer import ReplayBuffer
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
-    from dreamgym_lg.experiment.workspace import CreateEngine
     from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
 
-_OPTIONS = "stage/train/options"
-"""Where it is recorded which options of the learner and which tasks the training had when it last went on."""
-
 _BEGAN = "stage/train/from"
-"""Where the policy that training began with is recorded, if one was given."""
+"""Record of a given policy that training began with."""
 
 
 class Experiment(Workspace):
@@ -62,7 +51,7 @@ class Experiment(Workspace):
         create_learner: Creates what trains the policy. Default: the learner that `Settings.learner` names.
         policy: The policy that training begins with, or its path or hub name. Default: the base policy of `train_base`.
         report_to: The trackers that `train` sends each iteration's metrics to: `tensorboard`, `wandb`, `mlflow`, `trackio`.
-        world, out, settings, replay_buffer, experience_model, engine, rollouts, progress, say: As of `Workspace`.
+        workspace: `replay_buffer`, `experience_model`, `engine`, `rollouts`, `progress` and `say` of `Workspace`.
     """
 
     def __init__(
@@ -73,40 +62,21 @@ class Experiment(Workspace):
         *,
         create_learner: CreateLearner = create_trl_learner,
         policy: "LocalChatModel | str | Path | None" = None,
-        replay_buffer: ReplayBuffer | None = None,
-        experience_model: Model | BaseChatModel | str | None = None,
-        engine: "CreateEngine | None" = None,
-        rollouts: Rollouts | None = None,
         report_to: str | Sequence[str] = "none",
-        progress: Callable[[str, int, int], None] = show_progress,
-        say: Callable[[str], None] = logger.warning,
+        **workspace: Any,
     ) -> None:
-        super().__init__(
-            world,
-            out,
-            settings,
-            replay_buffer=replay_buffer,
-            experience_model=experience_model,
-            engine=engine,
-            rollouts=rollouts,
-            progress=progress,
-            say=say,
-        )
+        super().__init__(world, out, settings, **workspace)
         self.create_learner, self._policy, self.report_to = create_learner, policy, check_trackers(report_to)
         self.trained: LocalChatModel | None = None
-        """What `train` returned; None before."""
+        """The policy that `train` returned; None before."""
 
     # --- data and models -------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """`collect`, `train_experience` if the dream needs it, `train_base` and `train_filtered`, with their defaults.
-
-        Without a GPU the two models are trained at once, each on half of the threads, unless the base policy's validation is
-        dreamed (`real_budget=0`) and so needs the experience model.
-        """
+        """`collect`, `train_experience` if the dream needs it, `train_base` and `train_filtered`, with their defaults."""
         self.collect()
         if self.settings.environment != "real" and self.world.needs_model:
-            self._train_experience(None, None, self.train_base if self.settings.real_budget != 0 else None)
+            self.train_experience()
         self.train_base()
         self.train_filtered()
 
@@ -134,7 +104,7 @@ class Experiment(Workspace):
         It ends early once the loss on a tenth of the tasks, which it does not see, has stopped falling (tool agents).
 
         Args:
-            model: Whose weights it begins with: a local chat model, its path or hub name. Default: the small base.
+            model: Initial weights: a local chat model, its path or hub name. Default: the small base.
             annotator: A chat model that writes the reasoning of steps that have none, or its name. With a
                 budget: `partial(annotate, model=..., hosted=Hosted(...))`; called again after a crash or with more budget,
                 nothing is asked twice. Default: rules, for a tool agent's.
@@ -142,31 +112,21 @@ class Experiment(Workspace):
         Raises `ConfigurationError` if nothing recorded is a success, for a model beside a given `experience_model`, and for
         another model or annotator than the finished stage had.
         """
-        self._train_experience(model, annotator)
-
-    def _train_experience(
-        self,
-        model: "StartModel",
-        annotator: BaseChatModel | Annotate | str | None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> None:
         if self._given is not None:
             if model is not None:
                 raise ConfigurationError("experience_model= is given, so there is none to train: leave out one of the two")
             return
-        with self._stage_from("experience", model=model, annotator=annotator) as todo:
+        with self.stage("experience", model=model, annotator=annotator) as todo:
             if todo:
-                left = self._policy is None and self.seconds("base") is None
-                supervised.train_experience_model(self, model, annotator, meanwhile if left else None)
+                supervised.train_experience_model(self, model, annotator)
 
     def train_base(self, model: "StartModel" = None) -> None:
         """Fine-tune the base policy, where training in the dream begins, on every offline success.
 
-        It is played on the validation tasks as it learns, in reality unless `real_budget` is 0; its training ends when its
-        success stops rising, and the best one is kept as `models/base`. So it is also what a dream has to beat: supervised
-        training on the same data, as far as that goes.
+        It is evaluated on the validation tasks as it learns, in reality unless `real_budget` is 0; its training ends when its
+        success stops rising, and the best one is kept as `models/base`: a baseline of the dream on the same data.
 
-        Args: `model`, whose weights it begins with, as of `train_experience`.
+        Args: `model`, its initial weights, as of `train_experience`.
 
         Raises `ConfigurationError` without a success, and as `train_experience` does.
         """
@@ -174,7 +134,7 @@ class Experiment(Workspace):
             if model is not None:
                 raise ConfigurationError("policy= is given, and training begins with it: leave out one of the two")
             return
-        with self._stage_from("base", model=model) as todo:
+        with self.stage("base", model=model) as todo:
             if todo:
                 imitation.train_base_policy(self, model)
 
@@ -188,25 +148,6 @@ class Experiment(Workspace):
             with self.stage("filtered") as todo:
                 if todo:
                     imitation.train_filtered_policy(self)
-
-    @contextmanager
-    def _stage_from(self, name: str, **given: object) -> Iterator[bool]:
-        """`stage`, of a training that begins with what is given. Raises `ConfigurationError` if it has begun with another."""
-        if self.is_worker_rank:
-            yield False
-            return
-        with self.stage(name) as todo:
-            run, told = self.run_name(f"stage/{name}/from"), {key: _name(value) for key, value in given.items()}
-            began = {**told, **next(iter(self.replay_buffer.metrics(run)), {})}
-            for key in told:
-                if not todo and given[key] is not None and began[key] != told[key]:
-                    raise ConfigurationError(
-                        f"{self.out} holds what {name!r} made of the {key} {began[key]!r}, and {told[key]!r} is given: take "
-                        "another folder"
-                    )
-            if todo:
-                self.replay_buffer.record_metrics(run, 0, told)
-            yield todo
 
     # --- training ----------------------------------------------------------------------------------------------------------
 
@@ -238,11 +179,9 @@ class Experiment(Workspace):
             learner_options: Arguments of the learner's class, as TRL names them; `peft_config` implies `lora`.
             settings: Other values of `Settings` (`learner`, `lora`, `num_tasks`, ...).
 
-        Raises `ConfigurationError` without a task or a policy to train, for an unknown setting, for options that an ended
-        training had not and while
-        another process is at work in the folder, `UntruthfulDream` if the dream pays too much of what it must not
-        (`max_false_success`), or next to no success (measured before the first iteration),
-        `NothingToTrain` if the episodes give nothing to learn from, `MissingDependency` without the extra `train`.
+        Raises `ConfigurationError` without a task or a policy to train, for an unknown setting and while another process is at
+        work in the folder, `UntruthfulDream` if the gate refuses the dream (`max_false_success`), `NothingToTrain` if the
+        episodes give nothing to learn from, `MissingDependency` without the extra `train`.
         """
         self.report_to = self.report_to if report_to is None else check_trackers(report_to)
         known, options = {field.name for field in fields(Settings)}, dict(learner_options or {})
@@ -266,26 +205,21 @@ class Experiment(Workspace):
         with only_process(self.out):
             self.open(replace(self.settings, **settings))
             self._check_trainable()
-            self.trained = self._train(learner, options, servers)
+            self.trained = self._train(learner, servers)
         if (ranks := join_launch()) is not None:
             ranks.close()
         return self.trained
 
-    def _train(self, learner: CreateLearner, options: Mapping[str, Any], servers: str | Sequence[str]) -> "LocalChatModel":
-        """What `train` returns. Args: `options`, those of the learner that the call was given."""
+    def _train(self, learner: CreateLearner, servers: str | Sequence[str]) -> "LocalChatModel":
+        """The policy that `train` returns; a training that has ended is not begun again, and says so."""
         if self.training_ended(self.settings):
-            self._check_ended(options, servers)
+            self.say(f"the training in {self.out} has ended, and these settings train nothing; more iterations= go on")
             return sampling_like(self._policy, self.policy("trained"))
         start = self.base_policy()
-        self._record_start(options)
+        if self._policy is not None:
+            self._record_start(self._policy)
         start = served_by(self, start, servers) if servers else start
-        return train_policy(
-            self,
-            start,
-            learner,
-            report_to=self.report_to,
-            before=self.seconds("train") or 0,
-        )
+        return train_policy(self, start, learner, report_to=self.report_to, before=self.seconds("train") or 0)
 
     def _check_trainable(self) -> None:
         """Raise `ConfigurationError` without a task, and for refreshes of an experience model that is not trained here."""
@@ -300,43 +234,11 @@ class Experiment(Workspace):
                 "experience_model= or dream= is given: set refresh_episodes=0"
             )
 
-    def _check_ended(self, options: Mapping[str, Any], servers: str | Sequence[str]) -> None:
-        """Refuse options of the learner that a training which has ended was without, and say what else it cannot use.
-
-        Raises `ConfigurationError`.
-        """
-        recorded = next(iter(self.replay_buffer.metrics(self.run_name(_OPTIONS))), {})
-        before = json.loads(recorded.get("options", "{}"))
-        for name, digest in digests(options).items():
-            if before.get(name) == digest:
-                continue
-            near = get_close_matches(name, {field.name for field in fields(Settings)} | {*before} - {name}, n=1)
-            had = "another" if name in before else "none"
-            raise ConfigurationError(
-                f"{name}={options[name]!r}: the training in {self.out} has ended with {had}, and nothing would change: leave "
-                "it away, give more iterations, or take another folder (out=, --out)"
-                + (f". Did you mean {near[0]!r}?" if near else "")
-            )
-        unused = [f"servers={servers!r}"] if servers else []
-        unused += [f"report_to={self.report_to!r}"] if self.report_to else []
-        if recorded.get("tasks") not in (None, digest_of(tasks := self.tasks("train"))):
-            unused.append(f"tasks= (the {len(tasks)} to train on are others than it had)")
-        played = self.replay_buffer.trajectories(run=self.run_name(TRAIN), source="synthetic", limit=1)
-        dreamed = next((each.experience_version for each in played), "")
-        given = "experience_model" if isinstance(self._given, Model) else "" if self.world.needs_model else "dream"
-        if dreamed and given and (version := self.dream().version) != dreamed:
-            unused.append(f"{given}={version!r} (it trained in the dream of {dreamed!r})")
-        if unused:
-            self.say(f"the training in {self.out} has ended and makes no use of {', '.join(unused)}; more iterations go on")
-
-    def _record_start(self, options: Mapping[str, Any]) -> None:
-        """Record what this training has, and the given policy that it began with."""
-        told = {"options": json.dumps(digests(options)), "tasks": digest_of(self.tasks("train"))}
-        self.replay_buffer.record_metrics(self.run_name(_OPTIONS), 0, told)
-        given = self._policy
-        if given is not None and not next(iter(self.replay_buffer.metrics(self.run_name(_BEGAN))), None):
-            name = str(getattr(given, "name_or_path", given))
-            self.replay_buffer.record_metrics(self.run_name(_BEGAN), 0, {"policy": _version(given), "name": name})
+    def _record_start(self, policy: "LocalChatModel | str | Path") -> None:
+        """Record the given policy that this training began with."""
+        if not next(iter(self.replay_buffer.metrics(self.run_name(_BEGAN))), None):
+            name = str(getattr(policy, "name_or_path", policy))
+            self.replay_buffer.record_metrics(self.run_name(_BEGAN), 0, {"policy": _version(policy), "name": name})
 
     def _check_policy(self, given: "LocalChatModel | str | Path") -> None:
         """Raise `ConfigurationError` for another policy than the one that training in this folder began with."""
@@ -388,25 +290,6 @@ class Experiment(Workspace):
         """Every policy of the folder on held-out tasks, real and dreamed; writes `result.json` (`evaluation.prove`)."""
         return evaluation.prove(self)
 
-    def real_episode(self) -> Iterator[tuple[str, str]]:
-        """The trained policy, loaded as a chat model into the agent graph with the real environment: (speaker, text)."""
-        policy, task = self.policy("trained", 0), self.tasks("test")[0]
-        (episode,) = self.play(f"shown/{policy_version(policy)}", policy, [task])
-        yield "task", task.instruction
-        yield "environment", episode.steps[0].observation
-        for step in episode.steps:
-            yield "policy", step.action
-            yield "environment", step.next_observation
-        yield "outcome", "success" if episode.success else "no success"
-
 
 def _version(given: "LocalChatModel | str | Path") -> str:
     return policy_version(Path(given) if isinstance(given, str) else given)
-
-
-def _name(given: object) -> str:
-    """A model's name or path, or that of the model by which a partial function annotates."""
-    given = getattr(given, "keywords", {}).get("model", given)
-    if given is None or isinstance(given, str | Path):
-        return str(given)
-    return str(getattr(given, "name_or_path", "")) or name_of(given)

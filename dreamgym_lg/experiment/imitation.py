@@ -12,26 +12,26 @@ from dreamgym_lg.experiment.evaluation import FILTERED, BestPolicy
 from dreamgym_lg.experiment.supervised import fine_tune, start_of, tokenizer_of
 from dreamgym_lg.experiment.workspace import Workspace
 from dreamgym_lg.rollout import check_played
-from dreamgym_lg.types import Step, Trajectory
+from dreamgym_lg.types import Trajectory
 
 if TYPE_CHECKING:
     from dreamgym_lg.experiment.supervised import StartModel
 
 POLICY_OPTIONS: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup", "dataloader_drop_last": True}
 """Of the base policy's training: its end is not known when it begins, and a last batch of few rows would weigh as much."""
-CHECKED, PATIENCE = 25, 4
-"""A policy is evaluated every so many steps, and its training ends after so many evaluations without a better one."""
+EVALUATE_EVERY, PATIENCE = 25, 4
+"""Optimiser steps between evaluations; number of them without a better policy that ends training."""
 FILTER = 0.75
 """Share of the highest recorded reward from which an episode is imitated by the filtered policy."""
 _START = "stage/base/start"
-"""Where the path of the weights that the base policy began with is recorded."""
+"""Record of the weights that the base policy began with."""
 
 
 def train_base_policy(work: Workspace, model: "StartModel" = None) -> None:
-    """Train `models/base` on every recorded success until its validation success stops rising; the best one is kept."""
-    shown, start = _successes(work), start_of(work, model)
+    """Train `models/base` on every recorded success until its validation success stops rising."""
+    episodes, start = _successes(work), start_of(work, model)
     work.replay_buffer.record_metrics(work.run_name(_START), 0, {"path": str(start)})
-    _imitate(work, "base", shown, start)
+    _imitate(work, "base", episodes, start)
 
 
 def train_filtered_policy(work: Workspace) -> None:
@@ -56,24 +56,18 @@ def best_episodes(recorded: Sequence[Trajectory]) -> list[Trajectory]:
     """
     clean = [trajectory for trajectory in recorded if trajectory.steps and not trajectory.invalid_actions]
     least = FILTER * max((trajectory.reward for trajectory in clean), default=0.0)
-    return [each for each in clean if each.success or (0 < least <= each.reward and not _lost(each.steps[-1]))]
+    lost = [each.steps[-1].terminated and each.steps[-1].reward <= 0 for each in clean]
+    return [each for each, failed in zip(clean, lost, strict=True) if each.success or (0 < least <= each.reward and not failed)]
 
 
-def _lost(last: Step) -> bool:
-    return last.terminated and last.reward <= 0
-
-
-def _imitate(work: Workspace, name: str, shown: Sequence[Trajectory], start: str | Path) -> None:
+def _imitate(work: Workspace, name: str, episodes: Sequence[Trajectory], start: str | Path) -> None:
     """Train `models/NAME` on these episodes until its validation success stops rising; the best one is kept."""
     s = work.settings
-    rows = work.world.policy_rows(shown, tokenizer_of(start), max_new_tokens=s.policy_tokens)
+    rows = work.world.policy_rows(episodes, tokenizer_of(start), max_new_tokens=s.policy_tokens)
     for left in work.models.glob(f"{name}-*"):  # of an attempt that was killed
         shutil.rmtree(left)
     best, until = BestPolicy(work, f"{name}-{uuid4().hex[:8]}"), None
-    if untold := _no_evaluation(work):
-        work.say(f"{untold}: the {name} policy is trained for all {s.base_steps} steps")
-    else:
-        _check_evaluation(work)
+    if _can_evaluate(work, name):
         until = partial(_stopped_rising, work, name, best)
     fine_tune(work, f"{name} policy", start, f"{name}-last", rows, steps=s.base_steps, until=until, **POLICY_OPTIONS)
     last = work.models / f"{name}-last"
@@ -82,22 +76,24 @@ def _imitate(work: Workspace, name: str, shown: Sequence[Trajectory], start: str
     shutil.rmtree(last, ignore_errors=True)
 
 
-def _no_evaluation(work: Workspace) -> str | None:
-    """Why no success says when the base policy is done; None if it does."""
+def _can_evaluate(work: Workspace, name: str) -> bool:
+    """Whether validation success can end the training; else it says why not.
+
+    Raises `ConfigurationError` where only a dream could judge it, and there is no experience model yet.
+    """
+    reason, real = "", work.settings.real_budget != 0
     if not work.validation_tasks():
-        return "there is no task of the split 'validation' (dataclasses.replace(task, split='validation') gives it one)"
-    if work.settings.real_budget == 0 and work.settings.references_only:
-        return "real_budget=0 lets no validation task be played on real tools, and under references_only no dream judges one"
-    return None
-
-
-def _check_evaluation(work: Workspace) -> None:
-    """Raise `ConfigurationError` where the base policy cannot be evaluated in the dream, before it is trained."""
-    if work.settings.real_budget == 0 and not work.can_dream:
+        reason = "there is no task of the split 'validation' (dataclasses.replace(task, split='validation') gives it one)"
+    elif not real and work.settings.references_only:
+        reason = "real_budget=0 plays no validation task on real tools, and under references_only no dream judges one"
+    elif not real and not work.can_dream:
         raise ConfigurationError(
             f"real_budget=0 evaluates the base policy in the dream, and {work.out} holds no experience model: call "
             "train_experience() first, or give real_budget"
         )
+    if reason:
+        work.say(f"{reason}: the {name} policy is trained for all {work.settings.base_steps} steps")
+    return not reason
 
 
 def _stopped_rising(work: Workspace, label: str, best: BestPolicy, model: Any, tokenizer: Any, step: int) -> bool:
@@ -105,34 +101,30 @@ def _stopped_rising(work: Workspace, label: str, best: BestPolicy, model: Any, t
 
     It is real success unless `real_budget` is 0, else that in the dream.
     """
-    if step % CHECKED and step != work.settings.base_steps:
+    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
+
+    if step % EVALUATE_EVERY and step != work.settings.base_steps:
         return False
-    policy = _policy(work, model, tokenizer)
+    policy = LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=work.settings.policy_tokens)
     kind, dream = ("real", None) if work.settings.real_budget != 0 else ("dream", work.dream())
     name = f"validate/{best.name}" if dream is None else f"validate/{best.name}/dream"
     episodes = check_played(work.play(name, policy, work.validation_tasks(), iteration=step, dream=dream))
     successes = sum(trajectory.success for trajectory in episodes)
     best.offer(step, successes, sum(t.reward for t in episodes) / max(len(episodes), 1), policy)
     work.say(f"{label} policy after {step} steps: {kind} {successes}/{len(episodes)}")
-    done = step - best.risen_at >= PATIENCE * CHECKED
+    done = step - best.risen_at >= PATIENCE * EVALUATE_EVERY
     if step == work.settings.base_steps and not done:
         work.say(f"the {label} policy's success was still rising when its {step} steps were over: raise base_steps (Settings)")
     return done
 
 
-def _policy(work: Workspace, model: Any, tokenizer: Any) -> Any:
-    from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
-
-    return LocalChatModel(model=model, tokenizer=tokenizer, max_new_tokens=work.settings.policy_tokens)
-
-
 def _successes(work: Workspace) -> list[Trajectory]:
     """Offline successes without an invalid action. Raises `ConfigurationError` if there is none."""
     offline = work.offline()
-    shown = [trajectory for trajectory in offline if trajectory.success and not trajectory.invalid_actions]
-    if not shown:
+    successes = [trajectory for trajectory in offline if trajectory.success and not trajectory.invalid_actions]
+    if not successes:
         raise ConfigurationError(
             f"no offline trajectory of {len(offline)} is a success without an invalid action: there is nothing to fine-tune a "
             "base policy on; collect or import some, or give train() a policy that is good enough already"
         )
-    return shown
+    return successes

@@ -1,4 +1,4 @@
-"""The folder of an experiment: one process at a time runs a stage there, and its files are whole."""
+"""One process at a time in an experiment's folder, and files that are always whole."""
 
 import os
 import threading
@@ -13,20 +13,20 @@ try:
 except ImportError:  # not POSIX: nothing keeps two processes apart there
     fcntl = None  # type: ignore[assignment]
 
-_holders: dict[Path, int] = {}
-"""The thread of this process that has a folder's lock."""
+_owners: dict[Path, int] = {}
+"""Threads of this process by the folder that they have locked."""
 
 
 @contextmanager
 def only_process(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder: two that train in one would mix their episodes and overwrite each other's weights.
 
-    The thread that has it may enter again. The lock ends with the process, also where it is killed, unless a process that it
-    forked lives on. A file system without locks has none.
+    The thread that has the lock may enter again. It ends with the process, also where that is killed, unless a forked process
+    lives on. A file system without locks has none.
 
     Raises `ConfigurationError` where another process has it, and where the folder cannot be written.
     """
-    if fcntl is None or _holders.get(key := folder.resolve()) == threading.get_ident():
+    if fcntl is None or _owners.get(key := folder.resolve()) == threading.get_ident():
         yield
         return
     with writing(path := folder / "in-use"):
@@ -48,10 +48,10 @@ def only_process(folder: Path) -> Iterator[None]:
                 file.truncate(0)
                 file.write(str(os.getpid()))
                 file.flush()
-            _holders[key] = threading.get_ident()
+            _owners[key] = threading.get_ident()
             yield
         finally:
-            _holders.pop(key, None)
+            _owners.pop(key, None)
             fcntl.flock(file, fcntl.LOCK_UN)  # closing alone leaves it to a forked process
 
 

@@ -1,16 +1,13 @@
 """`Settings`: the numbers of an experiment, and its file of them."""
 
 import json
-import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from hashlib import sha256
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.learner import LearnerName
-from dreamgym_lg.types import Task
 
 Place = Literal["dream", "real", "s2r"]
 
@@ -40,64 +37,60 @@ class Settings:
     seed: int = 0
     """Decides the tasks, the models' first weights and every sample."""
     tasks: int | None = None
-    """Tasks that the world is asked for, of all splits together; None for all there are."""
+    """Number of tasks of all splits together that the world is asked for; None for all there are."""
     episodes: Mapping[str, int] = field(default_factory=dict)
     """Offline trajectories to collect by each of the world's scripted policies."""
 
     retrieved: int = 3
-    """Real transitions shown to the experience model at every step: k of the paper's top-k."""
+    """Real transitions in every prompt of the experience model: k of the paper's top-k."""
     retrieved_characters: int = 1000
-    """How much of each of their observations is shown."""
+    """Maximum characters of each of their observations."""
     experience_steps: int = 400
     """Optimiser steps of the experience model's supervised training."""
     experience_tokens: int = 512
-    """Most tokens of an answer of the experience model."""
+    """Maximum tokens of an answer of the experience model."""
 
     base_steps: int = 600
-    """Optimiser steps of the base policy at most, on every offline success; it is done when its validation success stops
-    rising."""
+    """Maximum optimiser steps of the base policy; it is done when its validation success stops rising."""
     policy_tokens: int = 256
-    """Most tokens of a reply of the policy, its end included; `train_base` refuses recorded replies that have more."""
+    """Maximum tokens of a policy's reply, its end included; `train_base` refuses recorded replies that have more."""
     batch_size: int = 16
-    """Conversations an optimiser step, in all supervised training."""
+    """Conversations of an optimiser step, in all supervised training."""
     supervised_learning_rate: float | None = None
-    """Of all supervised training. None: 7e-4 for a model of up to 50 M parameters, 1e-5 for a larger one."""
+    """Learning rate of all supervised training. None: 7e-4 for a model of up to 50 M parameters, 1e-5 for a larger one."""
 
     environment: Place = "dream"
-    """Where the episodes that train the policy are played: in the dream; in the real environment; or, `s2r` (the paper's
-    sim-to-real), `iterations` of them in the dream and then some in the real environment, until `real_steps` are spent."""
+    """Where training episodes are played: `dream`; `real`; or `s2r` (the paper's sim-to-real), `iterations` in the dream and
+    then some in the real environment, until `real_steps` are spent."""
     real_steps: int | None = None
-    """Steps in the real environment that training ends after, in the iteration that reaches them. Every step that reached it
-    counts, of failed episodes too; evaluations come on top. None: no limit; `s2r` needs one."""
+    """Number of real steps that ends training, in the iteration that reaches it, steps of failed episodes included, those of
+    evaluations not. None: no limit; `s2r` needs one."""
     learner: LearnerName = "grpo"
-    """What trains the policy on an iteration's episodes. `grpo`, `rloo`: their reward against that of the task's others; `ppo`:
-    against what a critic expects; `rft`: fine-tuning on the successes; `dpo`: preference of a task's better episodes."""
+    """What trains the policy on an iteration's episodes. `grpo`, `rloo`: rewards relative to the task's other episodes; `ppo`:
+    to a critic's value; `rft`: fine-tuning on the successes; `dpo`: preference of a task's better episodes."""
     iterations: int = 40
-    """Of the training graph: each plays `num_tasks` times `num_generations` episodes and updates the policy."""
+    """Iterations of the training graph: each plays `num_tasks` times `num_generations` episodes and updates the policy."""
     num_tasks: int = 8
-    """Groups an iteration."""
+    """Groups of an iteration."""
     num_generations: int = 8
-    """Episodes a group: at least 2, but for `ppo` and `rft`."""
+    """Episodes of a group: at least 2, but for `ppo` and `rft`."""
     concurrency: int = 64
     """Episodes played at once."""
     learning_rate: float | None = None
-    """Of the policy's updates. None: 2e-4 for a model of up to 50 M parameters, 1e-6 (`rft`: 1e-5) for a larger one,
-    ten times that under `lora`."""
+    """Learning rate of the policy's updates. None: 2e-4 for a model of up to 50 M parameters, 1e-6 (`rft`: 1e-5) for a larger
+    one, ten times that under `lora`."""
     beta: float | None = None
-    """KL coefficient against the policy that training began with; of `dpo`, the loss's own (TRL's `beta`). None: 0.02, of `rft`
-    0, of `dpo` 0.1."""
+    """KL coefficient against the start policy; `dpo`: TRL's `beta` of its loss. None: 0.02, of `rft` 0, of `dpo` 0.1."""
     lora: bool = False
-    """Whether `train` trains adapters (`default_adapters`, or the `peft_config` given to it) beside the policy's weights, which
-    are frozen and as wide as they were saved; else all weights are trained, in float32. Saved policies have them merged."""
+    """Whether `train` trains adapters (`default_adapters`, or the `peft_config` given to it) beside frozen weights of the saved
+    precision; else all weights, in float32. Saved policies have the adapters merged."""
     references_only: bool = False
-    """Whether to train only on tasks whose outcome recorded successes decide, by their writing calls or the facts of their
-    answers (`Grounding.judges`), and the experience model never: for tool agents whose dream answers well and judges badly.
-    Nothing is generated then: no recorded success judges a new task."""
+    """Train only on tasks whose outcome recorded successes decide (`References`), never the experience model: for tool agents
+    whose dream answers well and judges badly. Nothing is generated then: no recorded success judges a new task."""
     synthetic_share: float = 0.25
-    """Share of generated tasks in an iteration: the paper's lambda."""
+    """Fraction of generated tasks in an iteration: the paper's lambda."""
     stop_after_uniform: int = 5
-    """Iterations in a row that teach nothing (no difference of reward; of `rft`, no success) after which training ends; 0:
-    never."""
+    """Iterations in a row without a difference of reward (of `rft`, without a success) that end training; 0: never."""
     stop_after_collapse: int = 3
     """Iterations whose mean reward, below a quarter of the best that as many had before, ends training; 0: never."""
 
@@ -106,15 +99,15 @@ class Settings:
     evaluate_tasks: int = 32
     """Validation tasks of each evaluation; 0: no evaluation while training."""
     real_budget: int | None = None
-    """Real validation episodes while training, in all: every evaluation plays as many tasks in the real environment as leaves
-    some for the others, and the policy that does best there is kept. None: all validation tasks each time. 0: none. It limits
-    `train` alone: unless it is 0, `train_base` plays all validation tasks in reality every 25 steps."""
+    """Number of real validation episodes over the whole training, spread evenly; the policy that does best in them is kept.
+    None: all validation tasks each time. 0: none; otherwise `train_base` plays all validation tasks in reality every 25 steps,
+    which does not count here."""
     max_false_success: float | None = 0.05
-    """Share, 0 to 1, of the episodes that must not be paid which a dream may pay; `train` refuses a worse one,
-    one that pays next to no real success, and one that does not tell its hidden facts. None: any."""
+    """Largest share of failures, 0 to 1, that the dream may reward. `train` refuses a worse dream, and one that misses too many
+    real successes or was measured on too few cases (`gate`). None: no gate."""
     max_gap: float | None = 0.3
     """Dreamed minus real success on the validation tasks above which training ends, where the 95 % interval of the difference
-    excludes 0. None: it goes on, whatever the gap."""
+    excludes 0. None: no limit."""
     proof_tasks: int = 120
     """Held-out tasks of the proof."""
     panel_tasks: int = 40
@@ -122,7 +115,7 @@ class Settings:
     refresh_every: int = 15
     """Iterations between two refreshes of the experience model."""
     refresh_episodes: int = 0
-    """Real episodes of the current policy shown to the experience model at each refresh; 0 spends no real step."""
+    """Real episodes of the current policy that the experience model learns from at each refresh; 0 spends no real step."""
     refresh_steps: int = 50
     """Optimiser steps of each refresh."""
 
@@ -146,7 +139,7 @@ class Settings:
 
 
 def read_settings(folder: Path) -> dict[str, Any] | None:
-    """What an experiment's folder was made with: its settings, `world` and `arguments`; None for a new one.
+    """The settings, `world` and `arguments` that a folder was made with; None for a new one.
 
     A setting that there was not yet has its default, which changes nothing.
     """
@@ -159,41 +152,19 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
         raise ConfigurationError(f"{file} is damaged ({error}): restore it, or take another folder") from error
 
 
-def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any], free: Collection[str]) -> None:
-    """Raise `ConfigurationError` where a folder was made with other values than are wanted. Args: `free`, which may differ."""
-    differing = (key for key in wanted if key not in free and found.get(key) != wanted[key])
-    if changed := sorted(differing, key=lambda key: (key != "world", key)):
-        before, now = ("".join(_changed(key, *pair) for key in changed[:4]) for pair in ((found, wanted), (wanted, found)))
+def check_same(folder: Path, stored: Mapping[str, Any], current: Mapping[str, Any], free: Collection[str]) -> None:
+    """Raise `ConfigurationError` where a folder was made with other values. Args: `free`, names that may differ."""
+    for key in current:
+        before, now = stored.get(key), current[key]
+        if key in free or before == now:
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):  # of a world's arguments, those that differ
+            names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+            before, now = ({name: each[name] for name in names if name in each} for each in (before, now))
         raise ConfigurationError(
-            f"{folder} was made with{before}, and{now} is given: give the old value, or another folder (out=, --out)"
+            f"{folder} was made with {key}={before!r}, and {key}={now!r} is given: give the old value, or another folder "
+            "(out=, --out)"
         )
-
-
-def _changed(key: str, values: Mapping[str, Any], others: Mapping[str, Any]) -> str:
-    """A setting and its value; of the world's `arguments`, of which only some worlds write the defaults, each that differs."""
-    if key != "arguments":
-        return f" {key}={values.get(key)!r}"
-    own, other = values.get(key, {}), others.get(key, {})
-    told = (name for name in sorted({**own, **other}) if own.get(name) != other.get(name))
-    return "".join(f" {name}={own[name]!r}" if name in own else f" {name}=(default)" for name in told)
-
-
-def digests(options: Mapping[str, Any]) -> dict[str, str]:
-    """By the name of each option what tells its value from others, also in another process; the value itself is not stored."""
-
-    def plain(value: object) -> object:
-        if isinstance(value, set | frozenset):
-            return sorted(value, key=str)
-        return vars(value) if is_dataclass(value) else re.sub(" at 0x[0-9a-f]+", "", repr(value))
-
-    told = {name: json.dumps(value, default=plain, sort_keys=True) for name, value in options.items()}
-    return {name: sha256(text.encode()).hexdigest()[:16] for name, text in told.items()}
-
-
-def digest_of(tasks: Sequence[Task]) -> str:
-    """What tells these tasks from others, whatever their order."""
-    told = json.dumps(sorted((task.id, task.instruction) for task in tasks))
-    return sha256(told.encode()).hexdigest()[:16]
 
 
 def quick(settings: Settings) -> Settings:

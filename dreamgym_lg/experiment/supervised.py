@@ -1,7 +1,6 @@
-"""The experience model's supervised training, and what that of the base policy shares with it."""
+"""Supervised training in an experiment: of the experience model, and the parts shared with the policy's."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -29,27 +28,23 @@ if TYPE_CHECKING:
     """A local model, its path or hub name; None for the small base (`SMALL_BASE`)."""
 
 FIRST_LINES_WEIGHT = 4.0
-"""The loss weight of the experience model's verdict, reward and status."""
-SLOWER = 4.0
-"""What the learning rate is divided by where weights that were trained on such data are trained further."""
+"""Loss weight of the experience model's verdict, reward and status."""
+FURTHER_TRAINING_RATE_DIVISOR = 4.0
+"""Divides the learning rate where weights that were trained on such data are trained further."""
 FEW = 20
 """Recorded episodes below which a warning says that there are few."""
-WATCHED = 64
-"""Held-out episodes whose loss ends the experience model's training."""
+HELD_OUT = 64
+"""Maximum held-out episodes whose loss ends the experience model's training."""
 
 
 def train_experience_model(
-    work: Workspace,
-    model: "StartModel" = None,
-    annotator: BaseChatModel | Annotate | str | None = None,
-    meanwhile: Callable[[], None] | None = None,
+    work: Workspace, model: "StartModel" = None, annotator: BaseChatModel | Annotate | str | None = None
 ) -> None:
     """Train `models/experience-0` on what it should have answered in the offline trajectories.
 
-    Args: `model`, whose weights it begins with; `annotator`, writes the reasoning of steps that have none, in place of rules;
-    `meanwhile`, as of `fine_tune_beside`.
+    Args: `model`, its initial weights; `annotator`, writes the reasoning of steps that have none, in place of rules.
     """
-    s, annotated, begun = work.settings, _annotated_by(annotator), time.perf_counter()
+    annotated = _to_annotate(annotator)
     if annotated is not None:
         _annotate(work, work.replay_buffer, annotated)
     if not (offline := work.offline()):
@@ -58,30 +53,20 @@ def train_experience_model(
             "give a replay buffer with traces (load_traces, `dreamgym import`)"
         )
     work.replay_buffer.record_metrics(work.run_name(DATA), 0, {"trajectories": len(offline)})
-    shown, held_out = (work.world.as_taught(each) for each in work.experience_data())
+    taught, held_out = (work.world.as_taught(each) for each in work.experience_data())
     start, edited, watched = start_of(work, model), list[Trajectory](), list["TokenizedConversation"]()
-    if any(map(ends_with_message, shown)):
-        edited = _edited(work, shown, annotated)
-        _check_judged(work, shown, edited)
-        watched = _rows(work, start, held_out[:WATCHED])
-    rows = _rows(work, start, shown, edited)
-    _say_cut(work, rows)
-    fine_tune(
-        work,
-        "experience model",
-        start,
-        "experience-0",
-        rows,
-        steps=s.experience_steps,
-        meanwhile=meanwhile,
-        on_end=partial(work.end_stage, "experience", begun),
-        first_lines_weight=FIRST_LINES_WEIGHT,
-        held_out=watched,
-    )
+    if any(map(ends_with_message, taught)):
+        edited = _edited(work, taught, annotated)
+        _check_judged(work, taught, edited)
+        watched = _rows(work, start, held_out[:HELD_OUT])
+    rows, steps = _rows(work, start, taught, edited), work.settings.experience_steps
+    _warn_of_cut_answers(work, rows)
+    options: dict[str, Any] = {"first_lines_weight": FIRST_LINES_WEIGHT, "held_out": watched}
+    fine_tune(work, "experience model", start, "experience-0", rows, steps=steps, **options)
 
 
-def _say_cut(work: Workspace, rows: "Sequence[TokenizedConversation]") -> None:
-    """Say how many recorded answers have more tokens than the experience model may write: the dream would cut them off."""
+def _warn_of_cut_answers(work: Workspace, rows: "Sequence[TokenizedConversation]") -> None:
+    """Say how many recorded answers have more tokens than the experience model may write."""
     from dreamgym_lg.integrations.trl.rows import reply_lengths
 
     lengths, most = [length for row in rows for length in reply_lengths(row)], work.settings.experience_tokens
@@ -92,8 +77,7 @@ def _say_cut(work: Workspace, rows: "Sequence[TokenizedConversation]") -> None:
         )
 
 
-def _annotated_by(annotator: object) -> Annotate | None:
-    """What writes the reasoning, from what a user calls it."""
+def _to_annotate(annotator: object) -> Annotate | None:
     model = load_chat_model(annotator) if isinstance(annotator, str) else annotator
     if isinstance(model, BaseChatModel):
         return partial(annotate, model=model)
@@ -105,7 +89,7 @@ def _annotated_by(annotator: object) -> Annotate | None:
 
 
 def _annotate(work: Workspace, replay_buffer: ReplayBuffer, annotated: Annotate) -> None:
-    """Let a chat model write the reasoning of all steps that have none; what fails is said, and left to rules."""
+    """Let a chat model write the reasoning of all steps that have none; failures are said, and left to rules."""
     source: Source | None = "offline" if replay_buffer is work.replay_buffer else None
     done = run_lasting(annotated(replay_buffer, source=source))
     if done.failed:
@@ -113,9 +97,9 @@ def _annotate(work: Workspace, replay_buffer: ReplayBuffer, annotated: Annotate)
         work.say(f"{len(done.failed)} episodes could not be annotated and have their reasoning by rules; the first: {cause}")
 
 
-def _edited(work: Workspace, shown: Sequence[Trajectory], annotated: Annotate | None) -> list[Trajectory]:
+def _edited(work: Workspace, taught: Sequence[Trajectory], annotated: Annotate | None) -> list[Trajectory]:
     """Successes made wrong, in a file of their own: they are no data of the real world, and nothing retrieves them."""
-    successes = [trajectory for trajectory in shown if trajectory.success and is_tool_task(trajectory.task)]
+    successes = [trajectory for trajectory in taught if trajectory.success and is_tool_task(trajectory.task)]
     edited = edited_successes(successes, writes=work.world.writing_tools(work.replay_buffer), seed=work.settings.seed)
     if not edited or annotated is None:
         return edited
@@ -130,7 +114,7 @@ def _rows(
 ) -> "list[TokenizedConversation]":
     """The conversations of these episodes, as many of the judge as of the responder, and of successes as of failures.
 
-    Of an edited episode only the verdict is learned: what its tools answered is made up.
+    Of an edited episode only the verdict is learned: its tools' answers are made up.
     """
     model = work.experience("")
     dream = work.world.create_dream(model)
@@ -139,27 +123,27 @@ def _rows(
     verdicts: dict[bool, list[list[BaseMessage]]] = {True: [], False: []}
     for each in (*recorded, *edited):
         verdicts[each.success] += run_lasting(judge_conversations(dream, each))
-    return _evenly(responses, _evenly(*(_tokenized(start, conversations) for conversations in verdicts.values())))
+    return _balanced(responses, _balanced(*(_tokenized(start, conversations) for conversations in verdicts.values())))
 
 
-def _evenly(*groups: "list[TokenizedConversation]") -> "list[TokenizedConversation]":
+def _balanced(*groups: "list[TokenizedConversation]") -> "list[TokenizedConversation]":
     """All of these rows, those of the smaller group repeated until it is as large as the other."""
     most = max(map(len, groups))
     return [rows[number % len(rows)] for rows in groups if rows for number in range(most)]
 
 
-def _check_judged(work: Workspace, shown: Sequence[Trajectory], edited: Sequence[Trajectory]) -> None:
-    """Say what is missing for a model that has to tell success from failure. Raises `ConfigurationError` without a success."""
-    judged = [trajectory for trajectory in shown if ends_with_message(trajectory)]
+def _check_judged(work: Workspace, taught: Sequence[Trajectory], edited: Sequence[Trajectory]) -> None:
+    """Raise `ConfigurationError` without a success to learn verdicts from; say where failures or data are few."""
+    judged = [trajectory for trajectory in taught if ends_with_message(trajectory)]
     successes = sum(trajectory.success for trajectory in judged)
     if not successes:
         raise ConfigurationError(
             f"none of the {len(judged)} recorded episodes that end in a message is a success: an experience model cannot learn "
             "what to reward; import traces with their outcome (`success` or `reward` in each row)"
         )
-    if len(shown) < FEW:
+    if len(taught) < FEW:
         work.say(
-            f"{len(shown)} recorded episodes are few for an experience model, which learns the tools' answers from them: "
+            f"{len(taught)} recorded episodes are few for an experience model, which learns the tools' answers from them: "
             "import more, some for each kind of task"
         )
     if successes == len(judged) and not edited:
@@ -177,16 +161,9 @@ def refresh_experience_model(work: Workspace, name: str, iteration: int) -> None
     kept = work.replay_buffer.sample(half, rng=rng, source="offline")
     start = work.models / work.newest_experience()
     old, new = (_rows(work, start, work.world.as_taught(each)) for each in (kept, played))
-    fine_tune(
-        work,
-        "refresh",
-        start,
-        name,
-        [*rng.choices(old, k=half), *rng.choices(new, k=half)],
-        steps=s.refresh_steps,
-        slower=SLOWER,
-        first_lines_weight=FIRST_LINES_WEIGHT,
-    )
+    rows = [*rng.choices(old, k=half), *rng.choices(new, k=half)]
+    options = {"slower": FURTHER_TRAINING_RATE_DIVISOR, "first_lines_weight": FIRST_LINES_WEIGHT}
+    fine_tune(work, "refresh", start, name, rows, steps=s.refresh_steps, **options)
 
 
 def tokenizer_of(start: str | Path) -> Any:
@@ -200,10 +177,10 @@ def _tokenized(start: str | Path, conversations: Sequence[Sequence[BaseMessage]]
     from dreamgym_lg.integrations.trl.rows import tokenize
 
     roles = {"human": "user", "ai": "assistant"}
-    held = [
+    dicts = [
         [{"role": roles.get(m.type, m.type), "content": m.text} for m in messages] for messages in conversations if messages
     ]
-    return tokenize(tokenizer_of(start), held) if held else []
+    return tokenize(tokenizer_of(start), dicts) if dicts else []
 
 
 def start_of(work: Workspace, model: "StartModel") -> str | Path:
@@ -227,21 +204,18 @@ def fine_tune(
     rows: "Sequence[TokenizedConversation]",
     *,
     steps: int,
-    meanwhile: Callable[[], None] | None = None,
-    on_end: Callable[[], None] | None = None,
     **options: Any,
 ) -> None:
-    """Fine-tune the model at `start` and write `models/TO`. Args: `meanwhile`, `on_end`, `options`, of `fine_tune_beside`."""
-    from dreamgym_lg.integrations.trl.sft_process import fine_tune_beside
+    """Fine-tune the model at `start` and write `models/TO`. Args: `options`, of `sft.fine_tune`."""
+    from dreamgym_lg.integrations.trl import sft
 
-    fine_tune_beside(
-        meanwhile,
+    s = work.settings
+    sft.fine_tune(
         start,
         work.models / to,
         rows,
         steps=steps,
-        seed=work.settings.seed,
+        seed=s.seed,
         on_step=lambda step, loss: work.progress(f"{label} (loss {loss:.2f})", step, steps),
-        on_end=on_end,
-        **{"batch_size": work.settings.batch_size, "learning_rate": work.settings.supervised_learning_rate, **options},
+        **{"batch_size": s.batch_size, "learning_rate": s.supervised_learning_rate, **options},
     )

@@ -1,4 +1,4 @@
-"""Where a training run's metrics are sent: to TensorBoard, Weights & Biases, MLflow and trackio, by accelerate's trackers."""
+"""Trackers of a training run: TensorBoard, Weights & Biases, MLflow and trackio, by accelerate."""
 
 import json
 import os
@@ -11,10 +11,10 @@ from uuid import uuid4
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
 
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
-"""Those that can be named, each by the package that it needs."""
+"""Names of trackers, each the package that it needs."""
 
 PROJECT = "dreamgym-lg"
-"""Where they keep the runs; the environment may name another: `WANDB_PROJECT`, `MLFLOW_EXPERIMENT_NAME`."""
+"""Project of the runs; the environment may name another: `WANDB_PROJECT`, `MLFLOW_EXPERIMENT_NAME`."""
 
 
 def check_trackers(report_to: str | Sequence[str]) -> tuple[str, ...]:
@@ -38,16 +38,15 @@ class ExperimentTrackers:
 
     Args:
         names: Of `TRACKERS`.
-        folder: The experiment's. TensorBoard's event files are in its folder `tensorboard`; which run the others have begun is
-            kept in its file `trackers.json`.
-        config: What the run is made with; only numbers, texts and truth values are shown.
+        folder: The experiment's: TensorBoard's event files are in its `tensorboard`, the other trackers' runs in its
+            `trackers.json`.
+        config: Configuration of the run; numbers, texts and truth values are shown.
     """
 
     def __init__(self, names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> None:
         self._names, self._folder = names, folder
         self._config = {key: value for key, value in config.items() if isinstance(value, int | float | str)}
-        self._name = f"{folder.name}-{uuid4().hex[:8]}"
-        """Of a new run."""
+        self._new_run = f"{folder.name}-{uuid4().hex[:8]}"
         self._started: list[Any] | None = None
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
@@ -74,18 +73,18 @@ class ExperimentTrackers:
             tracker.start()
             started.append(tracker)
             if name not in runs:
-                runs[name] = tracker.tracker.info.run_id if name == "mlflow" else self._name
+                runs[name] = tracker.tracker.info.run_id if name == "mlflow" else self._new_run
                 tracker.store_init_configuration(self._config)
         file.write_text(json.dumps(runs))
         return started
 
     def _arguments(self, name: str, run: str | None, iteration: int) -> dict[str, Any]:
-        """Of accelerate's class. Args: `run`, the one that goes on; `iteration`, where."""
-        project, run_id = os.environ.get("WANDB_PROJECT", PROJECT), run or self._name
+        """Arguments of accelerate's class. Args: `run`, that goes on at `iteration`; None for a new one."""
+        project, run_id = os.environ.get("WANDB_PROJECT", PROJECT), run or self._new_run
         arguments: dict[str, dict[str, Any]] = {
             "tensorboard": {"run_name": name, "logging_dir": self._folder, "purge_step": iteration},
             "wandb": {"run_name": project, "id": run_id, "name": run_id, "resume": "allow", "dir": str(self._folder)},
             "trackio": {"run_name": PROJECT, "name": run_id, "resume": "allow"},
-            "mlflow": {"experiment_name": PROJECT, "run_name": self._name, "run_id": run},
+            "mlflow": {"experiment_name": PROJECT, "run_name": self._new_run, "run_id": run},
         }
         return arguments[name]

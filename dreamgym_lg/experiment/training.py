@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dreamgym_lg.integrations.trl.ranks import Ranks
 
 _DREAMED = "stage/train/dream"
-"""Where it is recorded after how many iterations the dreamed part of a training was over."""
+"""Record of the iterations after which the dreamed part of a training was over."""
 
 CreateLearner = Callable[[TrainablePolicy, Path, Settings], Learner]
 """Creates what trains a policy, with its checkpoints in a folder, e.g. `create_trl_learner`."""
@@ -44,14 +44,14 @@ def create_trl_learner(policy: TrainablePolicy, path: Path, settings: Settings, 
     name, episodes = settings.learner, settings.num_generations
     if episodes < 2 and name not in ("ppo", "rft"):
         raise ConfigurationError(f"num_generations={episodes}: learner={name!r} compares the episodes of a group, at least 2")
-    given = {
+    defaults = {
         "learning_rate": settings.learning_rate,
         "beta": settings.beta,
         "temperature": policy.temperature,
         "seed": settings.seed,
         "peft_config": default_adapters() if settings.lora else None,
     }
-    return LEARNERS[name](policy.model, policy.tokenizer, path, **{**given, **options})
+    return LEARNERS[name](policy.model, policy.tokenizer, path, **{**defaults, **options})
 
 
 def join_launch() -> "Ranks | None":
@@ -70,9 +70,9 @@ def serve_learner(
     from dreamgym_lg.integrations.trl.policy_learner import PolicyLearner
 
     work.engine = None
-    while (told := ranks.broadcast()) is not None:
-        work.settings = told
-        learner = create_learner(base_policy(), work.models / "policy", told)
+    while (settings := ranks.broadcast()) is not None:
+        work.settings = settings
+        learner = create_learner(base_policy(), work.models / "policy", settings)
         if not isinstance(learner, PolicyLearner):
             raise ConfigurationError(f"{type(learner).__name__} trains in one process: start the script without a launcher")
         learner.run_worker_rank()
@@ -96,22 +96,17 @@ def sampling_like(given: "LocalChatModel | str | Path | None", loaded: "LocalCha
 
 
 def train_policy(
-    work: Workspace,
-    policy: "LocalChatModel",
-    create_learner: CreateLearner,
-    *,
-    report_to: Sequence[str],
-    before: float,
+    work: Workspace, policy: "LocalChatModel", create_learner: CreateLearner, *, report_to: Sequence[str], before: float
 ) -> "LocalChatModel":
     """Run the training graph to its end, and keep the policy. Args: `before`, seconds of earlier, shorter trainings."""
     from dreamgym_lg.graphs.running import run_training
     from dreamgym_lg.integrations.trl.sft import save_model
 
-    start, wanted = time.perf_counter(), work.settings.iterations
+    start, total = time.perf_counter(), work.settings.iterations
     if work.settings.environment != "real" and not (work.out / "training.db").exists():
         gate.check_truthful(work)
     if not (work.models / "base").exists():
-        save_model(policy.model, policy.tokenizer, work.models / "base")  # what the proof compares with
+        save_model(policy.model, policy.tokenizer, work.models / "base")  # the proof's baseline
     _check_training(work, policy, real=work.settings.environment == "real")
     with closing(ExperimentTrackers(report_to, work.out, {"world": work.world.name, **asdict(work.settings)})) as trackers:
         for real, iterations in _parts(work):
@@ -123,18 +118,18 @@ def train_policy(
                 close()
             if not real:
                 work.replay_buffer.record_metrics(work.run_name(_DREAMED), 0, {"iterations": iterations})
-    work.progress("train: done", wanted, wanted)
+    work.progress("train: done", total, total)
     kept = sampling_like(policy, work.policy("best")) if (work.models / "best").exists() else policy
     save_model(kept.model, kept.tokenizer, work.models / "trained")
     seconds = time.perf_counter() - start + before
-    figures = {"seconds": seconds, "iterations": wanted} | {name: getattr(work.settings, name) for name in STOP_CRITERIA}
+    figures = {"seconds": seconds, "iterations": total} | {name: getattr(work.settings, name) for name in STOP_CRITERIA}
     work.replay_buffer.record_metrics(work.run_name("stage/train"), 0, figures)
     kept.name_or_path = str(work.models / "trained")
     return kept
 
 
 def _parts(work: Workspace) -> list[tuple[bool, int]]:
-    """What is left of the training: whether a part is real, and how many iterations there shall be in all at its end.
+    """The remaining parts of the training: whether each is real, and the total iterations at its end.
 
     Raises `ConfigurationError` for another number of dreamed iterations than a real part has begun after.
     """
@@ -153,7 +148,7 @@ def _parts(work: Workspace) -> list[tuple[bool, int]]:
 
 
 def _free_memory(policy: "LocalChatModel", dream: Dream | None) -> None:
-    """Free what only generation needs, the dream's models included: an update needs all memory that there is."""
+    """Free the memory of generation, the dream's models included: an update needs all that there is."""
     for model in (policy, *(dream.language_models if dream is not None else ())):
         if isinstance(model, TrainablePolicy):
             model.free_memory()
@@ -217,7 +212,7 @@ def _check_training(work: Workspace, policy: "LocalChatModel", *, real: bool) ->
             "evaluations of this training: give more of it, a larger evaluate_every, or 0"
         )
     if real or s.environment == "s2r" or (s.real_budget != 0 and work.validation_tasks()):
-        work.world.agent(policy, real=True)  # what a real evaluation lacks is said now, not after ten iterations
+        work.world.agent(policy, real=True)  # a missing verify_real is said now, not after ten iterations
 
 
 def create_curriculum(work: Workspace, *, real: bool) -> Curriculum:

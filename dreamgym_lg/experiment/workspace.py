@@ -1,18 +1,16 @@
 """The folder of an experiment: its settings, replay buffer, models and stages."""
 
-import ctypes
-import gc
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
@@ -41,10 +39,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TRAIN, OFFLINE, REFRESH = "train", "offline", "refresh"
-"""Names under which trajectories are recorded; those of evaluations begin with `validate/` and `proof/`."""
+"""Run names of trajectories; those of evaluations begin with `validate/` and `proof/`."""
 
 DATA = "stage/experience/data"
-"""Where it is recorded how many trajectories the experience model was trained from."""
+"""Record of the number of trajectories that the experience model was trained from."""
 
 
 class Workspace:
@@ -53,18 +51,18 @@ class Workspace:
     Every stage leaves its result in the folder and is skipped once that is there.
 
     Args:
-        world: What the experiment is about.
+        world: Tasks and real environment.
         out: The folder; made when the first stage begins.
         settings: Default: the world's.
-        replay_buffer: Where traces are and episodes go. Default: `replay.db` in the folder.
+        replay_buffer: Holds traces and episodes. Default: `replay.db` in the folder.
         experience_model: A `Model`, any chat model, a name like `openai:gpt-5.4-mini`, or the folder of a local one
             (`runs/mine/models/experience-0`). Default: the local one that `train_experience` trains.
         engine: Creates what generates the policy's replies from the folder of its weights; it has to follow them when
             `Engine.clear` is called. Default: the weights in this process.
         rollouts: Plays the episodes elsewhere, e.g. `RayRollouts` in Ray actors. Default: in this process.
-        progress: Called throughout, by another thread too, with a label, how much is done, and of how much. Default:
-            `show_progress`: bars, or in a file a line for each tenth of a stage.
-        say: Called with one line at each evaluation and whenever something should be known at once. Default: a logged warning.
+        progress: Called with a label, the amount done and the total. Default: `show_progress`: bars, or in a file a line for
+            each tenth of a stage.
+        say: Called with one line at each evaluation and with every warning. Default: a logged warning.
     """
 
     def __init__(
@@ -110,31 +108,32 @@ class Workspace:
         """
         free = CHANGED_LATER if (self.out / "training.db").exists() else CHANGEABLE
         free = free if settings is None or not self.training_ended(settings) else set()
-        found, wanted = read_settings(self.out), self.check_settings(settings, free)
+        stored, current = read_settings(self.out), self.check_settings(settings, free)
         self.settings = settings or self.settings
         self.models.mkdir(parents=True, exist_ok=True)
-        if found is None or (settings is not None and found != wanted):
-            write_whole(self.out / "settings.json", json.dumps(wanted, indent=2))
+        if stored is None or (settings is not None and stored != current):
+            write_whole(self.out / "settings.json", json.dumps(current, indent=2))
 
     def stored_settings(self) -> Settings | None:
         """The settings that the folder was made and trained with; None for a new one, and for another world's."""
-        if (found := read_settings(self.out)) is None or found.pop("world", "") != self.world.name:
+        if (stored := read_settings(self.out)) is None or stored.pop("world", "") != self.world.name:
             return None
         try:
-            return Settings(**{name: found[name] for name in found if name != "arguments"})
+            return Settings(**{name: stored[name] for name in stored if name != "arguments"})
         except TypeError as error:
-            told = f"{self.out} is of another version of dreamgym-lg ({error}): take another folder"
-            raise ConfigurationError(told) from error
+            raise ConfigurationError(
+                f"{self.out} is of another version of dreamgym-lg ({error}): take another folder"
+            ) from error
 
     def check_settings(self, settings: Settings | None = None, free: Collection[str] = CHANGEABLE) -> dict[str, object]:
-        """What the folder is to hold. Args: `settings`, others than its own; `free`, those of them that may differ.
+        """The content of the folder's `settings.json`. Args: `settings`, other ones; `free`, names that may differ.
 
         Raises `ConfigurationError` if the folder was made with another world or other settings.
         """
-        made = {"world": self.world.name, "arguments": dict(self.world.arguments)}
-        wanted = dict(json.loads(json.dumps({**made, **asdict(settings or self.settings)})))
-        check_same(self.out, read_settings(self.out) or wanted, wanted, free)
-        return wanted
+        world = {"world": self.world.name, "arguments": dict(self.world.arguments)}
+        current = dict(json.loads(json.dumps({**world, **asdict(settings or self.settings)})))
+        check_same(self.out, read_settings(self.out) or current, current, free)
+        return current
 
     def training_ended(self, settings: Settings) -> bool:
         """Whether a training with these settings has nothing left to do here."""
@@ -152,24 +151,34 @@ class Workspace:
         return f"{self._prefix}{name}"
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[bool]:
-        """Whether the stage is still to do, by this process alone; its wall time is recorded when it ends."""
-        if not self.is_worker_rank:
-            self.open()
-        if self.is_worker_rank or self.seconds(name) is not None:
+    def stage(self, name: str, **start: object) -> Iterator[bool]:
+        """Yield whether the stage is still to do, by this process alone; its wall time is recorded at its end.
+
+        Args: `start`, models that it begins with. Raises `ConfigurationError` where a finished one began with others.
+        """
+        if self.is_worker_rank:
             yield False
             return
-        start = time.perf_counter()
+        self.open()
+        run, names = self.run_name(f"stage/{name}/from"), {key: _model_name(value) for key, value in start.items()}
+        if self.seconds(name) is not None:
+            before = next(iter(self.replay_buffer.metrics(run)), {})
+            for key, value in names.items():
+                if start[key] is not None and before.get(key, value) != value:
+                    raise ConfigurationError(
+                        f"{self.out} holds what {name!r} made of the {key} {before[key]!r}, and {value!r} is given: take "
+                        "another folder"
+                    )
+            yield False
+            return
+        begun = time.perf_counter()
         with only_process(self.out):
-            yield (todo := self.seconds(name) is None)  # another process may have ended it since
+            if todo := self.seconds(name) is None:  # no other process has ended it since
+                self.replay_buffer.record_metrics(run, 0, names)
+            yield todo
             if todo:
-                _give_back_memory()
-                self.end_stage(name, start)
-
-    def end_stage(self, name: str, start: float) -> None:
-        """Record that a stage is done, unless that is recorded. Args: `start`, when it began, by `time.perf_counter`."""
-        if self.seconds(name) is None:
-            self.replay_buffer.record_metrics(self.run_name(f"stage/{name}"), 0, {"seconds": time.perf_counter() - start})
+                figures = {"seconds": time.perf_counter() - begun}
+                self.replay_buffer.record_metrics(self.run_name(f"stage/{name}"), 0, figures)
 
     def seconds(self, name: str) -> float | None:
         """Wall time of a finished stage; None for one that has not ended."""
@@ -187,43 +196,40 @@ class Workspace:
 
     def panels(self) -> dict[str, list[Task]]:
         """The tasks of the world's further panels, by name."""
-        found: dict[str, list[Task]] = {}
+        panels: dict[str, list[Task]] = {}
         for task in self.replay_buffer.tasks(origin="real", environment=self.world.name):
             if task.panel:
-                found.setdefault(task.panel, []).append(task)
-        return found
+                panels.setdefault(task.panel, []).append(task)
+        return panels
 
     def offline(self) -> list[Trajectory]:
         """The collected trajectories, or else all imported ones, in an order drawn by the seed.
 
-        What came after the experience model was trained is behind the others: their order, and so which of them were held out
-        from it, stays.
+        What came after the experience model was trained is at the end: which of the others were held out from it stays.
         """
-        buffer = self.replay_buffer
-        usable = partial(buffer.trajectories, source="offline", split="train", errors=False)
-        found = list(usable(run=self.run_name(OFFLINE))) or list(usable())
-        first = found[: (known := self._known(len(found)))]
-        Random(self.settings.seed).shuffle(first)
-        return first + found[known:]
+        usable = partial(self.replay_buffer.trajectories, source="offline", split="train", errors=False)
+        episodes = list(usable(run=self.run_name(OFFLINE))) or list(usable())
+        before = episodes[: (known := self._known(len(episodes)))]
+        Random(self.settings.seed).shuffle(before)
+        return before + episodes[known:]
 
-    def _known(self, found: int) -> int:
-        """How many offline trajectories there were when the experience model was trained; `found` before."""
-        recorded = self.replay_buffer.metrics(self.run_name(DATA))
-        return int(next((row["trajectories"] for row in recorded), found))
+    def _known(self, now: int) -> int:
+        """Number of offline trajectories when the experience model was trained; `now` before."""
+        return int(next((row["trajectories"] for row in self.replay_buffer.metrics(self.run_name(DATA))), now))
 
     def experience_data(self) -> tuple[list[Trajectory], list[Trajectory]]:
         """The offline trajectories that the experience model is trained on, and those held out from it.
 
         As many as its steps take; where that would be all of them, a tenth of the tasks is held out.
         """
-        offline, wanted = self.offline(), self.settings.batch_size * self.settings.experience_steps
-        if (known := self._known(len(offline))) > wanted:
-            return offline[:wanted], offline[wanted:]
+        offline, needed = self.offline(), self.settings.batch_size * self.settings.experience_steps
+        if (known := self._known(len(offline))) > needed:
+            return offline[:needed], offline[needed:]
         ids = list(dict.fromkeys(trajectory.task.id for trajectory in offline[:known]))
-        shown = set(ids[len(ids) // 10 :])
+        trained = set(ids[len(ids) // 10 :])
         return (
-            [trajectory for trajectory in offline[:known] if trajectory.task.id in shown],
-            [trajectory for trajectory in offline[:known] if trajectory.task.id not in shown] + offline[known:],
+            [trajectory for trajectory in offline[:known] if trajectory.task.id in trained],
+            [trajectory for trajectory in offline[:known] if trajectory.task.id not in trained] + offline[known:],
         )
 
     def held_out_offline(self) -> list[Trajectory]:
@@ -311,34 +317,20 @@ class Workspace:
 
     def newest_experience(self) -> str:
         """The name of the experience model trained last; "" before one."""
-        found = [path.name for path in self.models.glob("experience-*[0-9]")]
-        return max(found, key=lambda name: int(name.split("-")[1]), default="")
+        names = (path.name for path in self.models.glob("experience-*[0-9]"))
+        return max(names, key=lambda name: int(name.split("-")[1]), default="")
 
-    def play(
-        self,
-        name: str,
-        policy: BaseChatModel,
-        tasks: Sequence[Task],
-        *,
-        dream: Dream | None = None,
-        iteration: int = 0,
+    def play(self, *args: Any, **options: Any) -> list[Trajectory]:
+        """As `aplay`, for code without an event loop."""
+        return run_lasting(self.aplay(*args, **options))
+
+    async def aplay(
+        self, name: str, policy: BaseChatModel, tasks: Sequence[Task], *, dream: Dream | None = None, iteration: int = 0
     ) -> list[Trajectory]:
         """One episode per task, in the real environment or, with `dream`, there; recorded under `name`.
 
         What cannot be played is tried three times, what the guard or the wall stopped once, and comes back with its `error`.
         """
-        return run_lasting(self.aplay(name, policy, tasks, dream=dream, iteration=iteration))
-
-    async def aplay(
-        self,
-        name: str,
-        policy: BaseChatModel,
-        tasks: Sequence[Task],
-        *,
-        dream: Dream | None = None,
-        iteration: int = 0,
-    ) -> list[Trajectory]:
-        """As `play`."""
         self.check_rank()
         agent, create_environment = self.players(policy, dream)
         return await rollout(
@@ -381,8 +373,9 @@ def policy_version(policy: "BaseChatModel | Path") -> str:
     return stamp.read_text() if name and stamp.is_file() else name or type(policy).__name__
 
 
-def _give_back_memory() -> None:
-    """Hand back to the system what training has freed: glibc keeps it, and the next stage needs it in another process."""
-    gc.collect()  # a trainer refers to itself
-    with suppress(OSError, AttributeError):  # other C libraries have no malloc_trim
-        ctypes.CDLL(None).malloc_trim(0)
+def _model_name(model: object) -> str:
+    """A model's name or path, or that of the model by which a partial function annotates."""
+    model = getattr(model, "keywords", {}).get("model", model)
+    if model is None or isinstance(model, str | Path):
+        return str(model)
+    return str(getattr(model, "name_or_path", "")) or name_of(model)

@@ -35,17 +35,17 @@ class World(ABC):
     name: str
     """The `environment` of its tasks, e.g. `textworld_express/peckingorder`."""
     arguments: Mapping[str, object] = {}
-    """What it was created with that its name does not say, as keyword arguments, JSON-serialisable (of a function, its name).
-    Written to the folder of an experiment, which refuses another world and creates an installed one with them again."""
+    """Its keyword arguments, JSON-serialisable (of a function, its name). Stored in the folder of an experiment, which refuses
+    another world and creates an installed one with them again."""
     settings: Settings = Settings()
-    """What an experiment on this world uses unless it is told otherwise."""
+    """Default settings of an experiment on this world."""
     max_steps: int = 30
     """Actions after which an episode is cut short, in the dream and in reality."""
     assisted: bool = False
     """Whether the world's own rules answer or judge in its dream; results say "assisted by the world's rules"."""
     judged_by_dream: bool = True
     """Whether judges of the dream decide what a dreamed episode earns. False for a world that verifies dreamed episodes itself:
-    then no gate is before training."""
+    then there is no gate before training."""
     context: Context | None = None
     """Text that is already decided about a world, shown to the experience model (`Model`); a plain function in a class body has
     to be a `staticmethod`."""
@@ -90,7 +90,7 @@ class World(ABC):
         )
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> Agent:
-        """What plays an episode. Default: the episode graph, whose policy acts in text. Args: `real`, not in the dream."""
+        """The agent of an episode. Default: the episode graph, whose policy acts in text. Args: `real`, not in the dream."""
         from dreamgym_lg.graphs.episode import create_episode_graph
 
         return create_episode_graph(policy, max_steps=self.max_steps).compile()
@@ -100,11 +100,11 @@ class World(ABC):
         return {}
 
     def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
-        """What writes variations of the training tasks `tasks` for the curriculum; None: nothing does."""
+        """Writes variations of the training tasks `tasks` for the curriculum; None: there are none."""
         return None
 
     def check_task(self, task: Task) -> str | None:
-        """Why a generated task must not be trained on, in a word under which refusals are counted; None if it may."""
+        """The reason against training on a generated task, in a word under which refusals are counted; None if it may."""
         return None
 
     def as_dreamed(self, recorded: Sequence[Trajectory]) -> Sequence[Trajectory]:
@@ -153,4 +153,4 @@ class Rollouts(Protocol):
     """Plays a world's episodes elsewhere than in this process, as `RayRollouts` does."""
 
     def agent(self, world: World, policy: BaseChatModel, *, real: bool) -> Agent:
-        """What `rollout` plays. A real one makes its environments itself: `rollout` is given none."""
+        """The agent for `rollout`. A real one makes its environments itself: `rollout` is given none."""

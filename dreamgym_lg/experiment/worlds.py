@@ -35,27 +35,22 @@ def load_world(name: str, **arguments: object) -> World:
 def open_folder(folder: Path, world: World | None = None, **settings: Any) -> Experiment:
     """The experiment whose stages are in `folder`, with the settings that are stored there.
 
-    Args:
-        world: Its world. Default: the installed one whose name is stored in the folder.
-        settings: Those to change.
+    Args: `world`, default: the installed one whose name is stored in the folder; `settings`, values to change.
 
     Raises `ConfigurationError` for a folder of no experiment or of one on another world, and if no installed package has its
     world.
     """
-    file = folder / "settings.json"
+    file, advice = folder / "settings.json", "in place of the folder, give FILE.py:NAME of the Experiment"
     if not file.exists():
         raise ConfigurationError(
             f"{str(folder)!r} is no folder of an experiment: it has no settings.json (`dreamgym train WORLD` makes one)"
         )
     if (folder / "run").exists():
-        raise ConfigurationError(
-            f"the episodes of {folder} are in a replay buffer elsewhere: in place of the folder, give FILE.py:NAME of the "
-            "Experiment"
-        )
+        raise ConfigurationError(f"the episodes of {folder} are in a replay buffer elsewhere: {advice}")
     try:
         stored = json.loads(file.read_text())
         name, arguments = str(stored.pop("world")), stored.pop("arguments")
-        chosen = Settings(**{**stored, **settings})
+        current = Settings(**{**stored, **settings})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"{file} cannot be read, or was written by another version of dreamgym-lg ({type(error).__name__}: {error}): "
@@ -64,11 +59,8 @@ def open_folder(folder: Path, world: World | None = None, **settings: Any) -> Ex
     if world is None:
         own = name.rpartition("/")[2]
         if own not in world_names():
-            raise ConfigurationError(
-                f"{folder} holds an experiment on the world {name!r}, which no installed package has; in place of the folder, "
-                "give FILE.py:NAME of the Experiment"
-            )
+            raise ConfigurationError(f"{folder} holds an experiment on the world {name!r}, which no package has; {advice}")
         world = load_world(own, **arguments)
     if world.name != name:
         raise ConfigurationError(f"{folder} holds an experiment on the world {name!r}, not {world.name!r}: take another folder")
-    return Experiment(world, folder, chosen)
+    return Experiment(world, folder, current)

@@ -25,8 +25,8 @@ def edited_successes(
 ) -> list[Trajectory]:
     """Episodes that must not be rewarded, made from successes. Pure: the same arguments give the same edits.
 
-    They are for training and measuring judges, and are never stored as real data: `source="synthetic"`, `run="edited/<kind>"`,
-    `success=False`, every reward 0. Each keeps its original's task. An edit is kept only if every recorded success of the same
+    They train and measure judges and are never stored as real data: `source="synthetic"`, `run="edited/<kind>"`,
+    `success=False`, every reward 0, each with its original's task. An edit is kept only if every recorded success of the same
     request contradicts it. The kinds:
 
     * `left_out`: all calls of a writing tool are missing, which every success of the request calls,
@@ -35,14 +35,12 @@ def edited_successes(
     * `other_message`: its own calls, and the message of another request; where no success of the request writes.
 
     Args:
-        successes: Recorded episodes that ended in success. Those that are not calls with one message at the end give no edits.
-        writes: The names of the tools that change the world; every other tool only reads.
-        per_success: Edits of one success at most, each of another kind.
+        successes: Recorded episodes that ended in success; only calls with one message at the end give edits.
+        writes: Names of the tools that change the world.
+        per_success: Maximum edits of one success, each of another kind.
 
-    Raises `ConfigurationError` for an episode that is no success, and for `per_success` below 1.
+    Raises `ConfigurationError` for an episode that is no success.
     """
-    if per_success < 1:
-        raise ConfigurationError(f"per_success={per_success}: at least 1")
     for each in successes:
         if not each.success or each.error:
             raise ConfigurationError(f"an episode of task {each.task.id!r} is no success: give successful episodes alone")
@@ -58,9 +56,8 @@ def edited_successes(
         first_of_kind = {edit.kind: edit for edit in reversed(candidates)}
         for edit in rng.sample(list(first_of_kind.values()), len(first_of_kind))[:per_success]:
             steps = [*edit.calls, replace(edit.message, next_observation=success.steps[-1].next_observation)]
-            edits.setdefault(
-                (success.task.id, *(step.action for step in steps)), _edited(success, edit.kind, steps, len(edits))
-            )
+            key = (success.task.id, *(step.action for step in steps))
+            edits.setdefault(key, _edited(success, edit.kind, steps, len(edits)))
     return list(edits.values())
 
 

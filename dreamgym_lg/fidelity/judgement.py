@@ -1,7 +1,6 @@
-"""A dream's verdicts on recorded episodes whose outcome is known, and the consistency of its answers.
+"""A dream's verdicts on recorded episodes of known outcome, and the consistency of its answers.
 
-Every question is asked behind the recorded history, so that the right answer is known, and as of a task that has no traces of
-its own: its own recorded answers and successes decide nothing, or each would confirm itself.
+Every step is predicted behind the recorded history, with the traces of its own task left out: else each would confirm itself.
 """
 
 import asyncio

@@ -1,26 +1,18 @@
-"""The fidelity report written down: `fidelity.html` and `fidelity.json`.
+"""The fidelity report written down: `fidelity.html`, which stands alone, and `fidelity.json`.
 
-The page stands alone (picture embedded, nothing fetched, no script, all text escaped), and what was not
-measured is left out or said to be missing, never shown as a number.
+A figure that was not measured is left out or said to be missing, never shown as a number.
 """
 
 import json
-from base64 import b64encode
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from dreamgym_lg.fidelity.records import Fidelity
 from dreamgym_lg.fidelity.replay import CLOSE
 from dreamgym_lg.fidelity.steps import OneStep
 from dreamgym_lg.report.pages import check_installed, create_templates
-from dreamgym_lg.report.plots import DREAM, FAINT, INK, PAIR, REAL, TICKS, draw_png, whiskers
 from dreamgym_lg.statistics import FEW_EPISODES, Figure, Mean, Rate, StepRate
-
-if TYPE_CHECKING:
-    from matplotlib import figure
-    from matplotlib.axes import Axes
 
 STEP_FIGURES: tuple[tuple[str, Callable[[OneStep], StepRate | Mean | None], str], ...] = (
     ("observation, words", lambda one: one.normalised, "case, whitespace and punctuation do not count"),
@@ -38,10 +30,13 @@ STEP_FIGURES: tuple[tuple[str, Callable[[OneStep], StepRate | Mean | None], str]
 def write_fidelity(fidelity: Fidelity, out: Path) -> tuple[Path, Path]:
     """Write `fidelity.html` and `fidelity.json` into the folder `out` and return their paths.
 
-    Without matplotlib or jinja2: MissingDependency, and nothing is written.
+    Raises `MissingDependency` without jinja2 (`check_pages`), and nothing is written.
     """
-    check_installed("matplotlib", "jinja2", extra="report")
-    page = _page(fidelity)
+    check_pages()
+    templates = create_templates(figure=_figure, samples=_samples)
+    page = templates.get_template("fidelity.html.j2").render(
+        fidelity=fidelity, steps=_table(fidelity), few=FEW_EPISODES, version=version("dreamgym-lg")
+    )
     out.mkdir(parents=True, exist_ok=True)
     html, figures = out / "fidelity.html", out / "fidelity.json"
     figures.write_text(json.dumps(fidelity.to_dict(), indent=2))
@@ -49,16 +44,9 @@ def write_fidelity(fidelity: Fidelity, out: Path) -> tuple[Path, Path]:
     return html, figures
 
 
-def _page(fidelity: Fidelity) -> str:
-    templates = create_templates(figure=_figure, samples=_samples)
-    picture = _picture(fidelity)
-    return templates.get_template("fidelity.html.j2").render(
-        fidelity=fidelity,
-        steps=_table(fidelity),
-        few=FEW_EPISODES,
-        version=version("dreamgym-lg"),
-        picture=b64encode(picture).decode() if picture else "",
-    )
+def check_pages() -> None:
+    """Raise `MissingDependency` where no page can be written: before anything is measured, which may cost calls."""
+    check_installed("jinja2", extra="report")
 
 
 def _figure(value: Figure | None) -> str:
@@ -92,42 +80,3 @@ def _table(fidelity: Fidelity) -> list[tuple[str, str, list[StepRate | Mean | No
         meaning = "words, end and reward"
         rows += [(f"right, decided by {part}", meaning, [one.right_by_part.get(part) for one in ones]) for part in parts]
     return rows
-
-
-def _picture(fidelity: Fidelity) -> bytes | None:
-    """The PNG, with a panel for everything that was measured; None if nothing was."""
-    panels = [panel for panel, measured in ((_draw_drift, fidelity.groups), (_draw_policies, fidelity.comparisons)) if measured]
-
-    def draw(whole: "figure.Figure") -> None:
-        for axes, panel in zip(whole.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            panel(axes, fidelity)
-
-    return draw_png(draw, width=8 * len(panels), height=5.6, layout="constrained") if panels else None
-
-
-def _draw_drift(axes: "Axes", fidelity: Fidelity) -> None:
-    axes.set(title="Observations right by step number", xlabel="step", ylim=(-0.03, 1.04), yticks=TICKS)
-    axes.grid(axis="y")
-    for group, color, shift in zip(fidelity.groups, (REAL, DREAM, *PAIR), (-0.09, 0.09, -0.03, 0.03), strict=False):
-        for kind, look in (("forced", "o-"), ("free", "D--")):
-            rates_at = {at.number: each for at in group.drift.by_number if (each := getattr(at, kind))}
-            places, rates = [number + shift for number in rates_at], list(rates_at.values())
-            label = f"{group.name}: {'behind the real history' if kind == 'forced' else 'behind its own answers'}"
-            arms, fill = whiskers(rates), color if kind == "forced" else "white"
-            look_of: dict[str, Any] = {"color": color, "ms": 6, "lw": 2, "elinewidth": 1, "mfc": fill, "label": label}
-            axes.errorbar(places, [r.value for r in rates], arms, fmt=look, **look_of)
-    axes.locator_params(axis="x", integer=True)
-    axes.legend(fontsize=11, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, columnspacing=1)
-
-
-def _draw_policies(axes: "Axes", fidelity: Fidelity) -> None:
-    """Dream over real success: on the line the dream tells the truth, above it flatters."""
-    axes.set(title="The same policy in dream and reality", xlabel="real success", ylabel="dreamed success")
-    axes.set(aspect="equal", xlim=(-0.04, 1.04), ylim=(-0.04, 1.04), xticks=TICKS, yticks=TICKS)
-    axes.plot([0, 1], [0, 1], ":", color=FAINT)
-    axes.text(0.03, 0.97, "the dream flatters", color=FAINT, fontsize=12, va="top")
-    axes.text(0.97, 0.3, "the dream understates", color=FAINT, fontsize=12, ha="right")
-    for row in fidelity.comparisons:
-        look: dict[str, Any] = {"fmt": "o", "ms": 8, "ecolor": INK, "elinewidth": 1, "capsize": 3}
-        arms, color = (whiskers([row.dream]), whiskers([row.real])), DREAM if row.apart else REAL
-        axes.errorbar([row.real.value], [row.dream.value], *arms, color=color, **look)

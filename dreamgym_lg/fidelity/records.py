@@ -1,17 +1,21 @@
-"""The result of measuring a dream: groups of real trajectories, comparisons and conclusions."""
+"""The result of measuring a dream: its figures, and conclusions in plain sentences drawn only from them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, NamedTuple
 
+from dreamgym_lg.fidelity.evaluations import Comparison, Leaks
 from dreamgym_lg.fidelity.judgement import Judgement
-from dreamgym_lg.fidelity.leak import Leaks
-from dreamgym_lg.fidelity.policies import Comparison
-from dreamgym_lg.fidelity.rubric import Rubric
 from dreamgym_lg.fidelity.steps import Drift, OneStep
-from dreamgym_lg.statistics import Mean, Rate, StepRate
+from dreamgym_lg.statistics import FEW_EPISODES, Mean, Rate, StepRate
 
 Level = Literal["bad", "watch", "good"]
+_ORDER: tuple[Level, ...] = ("bad", "watch", "good")
+UNGROUNDED = (
+    "This dream is ungrounded: there is no real trajectory to measure it against. Nothing here says how far it can be "
+    "trusted; record real episodes (`dreamgym import`) before a training run relies on it."
+)
+UNRETRIEVED = "No real transition is retrieved for the experience model: what it knows of this environment it brought with it."
 
 
 class Conclusion(NamedTuple):
@@ -42,7 +46,7 @@ class Fidelity:
     experience_model: str
     version: str
     retrieved: int
-    """Demonstrations shown with every step."""
+    """Demonstrations in every prompt."""
     retrieves: bool
     """Whether there is a real transition of a train task to retrieve."""
     left_out: int
@@ -52,35 +56,120 @@ class Fidelity:
     comparisons: tuple[Comparison, ...]
     judgement: Judgement | None
     """The dream's verdicts on recorded episodes."""
-    rubric: Rubric | None
     leaks: Leaks | None
     notes: tuple[str, ...]
-    conclusions: tuple[Conclusion, ...] = ()
-    """What to read first, worst first; `measure` draws them from all the rest."""
 
     @property
     def grounded(self) -> bool:
         """Whether there was a real trajectory to measure against."""
         return bool(self.groups)
 
+    @property
+    def conclusions(self) -> tuple[Conclusion, ...]:
+        """Sentences to read first, the worst first."""
+        return tuple(sorted(_conclusions(self), key=lambda conclusion: _ORDER.index(conclusion.level)))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable: a rate as successes, n, value, low and high (and of how many episodes, where n are steps); None
-        for what was not measured."""
-        return {"grounded": self.grounded, **_plain(self)}
+        for a figure that was not measured."""
+        return {"grounded": self.grounded, **_as_json(self), "conclusions": _as_json(self.conclusions)}
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Rate):
-        return {"successes": value.successes, "n": value.episodes, "value": value.value, "low": value.low, "high": value.high}
-    if isinstance(value, StepRate):
-        counts = {"successes": value.successes, "n": value.steps, "episodes": value.episodes}
-        return {**counts, "value": value.value, "low": value.low, "high": value.high}
-    if isinstance(value, (Mean, Conclusion)):
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Rate | StepRate):
+        of = {"n": value.steps, "episodes": value.episodes} if isinstance(value, StepRate) else {"n": value.episodes}
+        return {"successes": value.successes, **of, "value": value.value, "low": value.low, "high": value.high}
+    if isinstance(value, Mean | Conclusion):
         return value._asdict()
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: _as_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return value
+        return {str(key): _as_json(each) for key, each in value.items()}
+    return [_as_json(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+# --- conclusions ---------------------------------------------------------------------------------------------------------
+
+
+def _conclusions(fidelity: Fidelity) -> Iterator[Conclusion]:
+    if not fidelity.grounded:
+        yield Conclusion("bad", UNGROUNDED)
+    if not fidelity.retrieves:
+        yield Conclusion("watch", UNRETRIEVED)
+    if fidelity.judgement is not None:
+        yield from _of_judgement(fidelity.judgement)
+    for group in fidelity.groups:
+        yield from _of_group(group)
+    yield from _of_comparisons(fidelity.comparisons)
+    if (leaks := fidelity.leaks) and leaks.tasks_shared and leaks.tasks_shared.successes:
+        known = f"{_of(leaks.tasks_shared)} evaluation tasks share an id, name, amount or all words with a training task"
+        yield Conclusion("watch", f"{known}: success on these is not success on unseen tasks.")
+
+
+def _level(rate: Rate | StepRate, *, good: float = 0.9, bad: float = 0.5) -> Level:
+    """Few episodes are never called good, and bad only where their whole interval is."""
+    if rate.high < bad or (rate.value < bad and rate.episodes >= FEW_EPISODES):
+        return "bad"
+    return "good" if rate.value >= good and rate.episodes >= FEW_EPISODES else "watch"
+
+
+def _level_of_errors(rate: Rate | StepRate, *, bad: float = 0.1) -> Level:
+    """The level of a rate that should be 0."""
+    if rate.value >= bad:
+        return "bad"
+    return "watch" if rate.successes or rate.episodes < FEW_EPISODES else "good"
+
+
+def _of_judgement(judgement: Judgement) -> Iterator[Conclusion]:
+    if false := judgement.false_success:
+        kinds = ", ".join(f"{kind} {_of(rate)}" for kind, rate in judgement.by_kind.items())
+        sentence = f"The dream rewards {_of(false)} recorded and edited episodes that must not be rewarded ({kinds})."
+        yield Conclusion(_level_of_errors(false, bad=0.05), sentence)
+    if missed := judgement.false_failure:
+        yield Conclusion(_level_of_errors(missed), f"The dream does not reward {_of(missed)} recorded successes.")
+    if same := judgement.same_lookup:
+        yield Conclusion(_level(same), f"Asked again before anything is written, {_of(same)} lookups are answered alike.")
+    if after := judgement.lookup_after_write:
+        yield Conclusion(_level(after), f"{_of(after)} lookups that a write really changed show in the dream what is new.")
+
+
+def _of_group(group: Group) -> Iterator[Conclusion]:
+    one, where = group.one_step, f"On {group.name}"
+    if recalled := one.success_recalled:
+        steps = f"{_of(recalled)} steps that really completed the task"
+        never = "" if recalled.successes else "never says that the task is completed: it "
+        yield Conclusion(_level(recalled), f"{where} the dream {never}recognised {steps}.")
+    if false := one.success_false:
+        sentence = f"{_of(false)} successes that the dream called, step by step, were none in reality."
+        yield Conclusion(_level_of_errors(false), f"{where} {sentence}")
+    if untrue := group.drift.success_false:
+        sentence = f"{_of(untrue)} episodes that succeeded there had not succeeded in reality with the same actions."
+        yield Conclusion(_level_of_errors(untrue), f"{where}, replayed in the dream, {sentence}")
+    if recall := one.invalid_recall:
+        yield Conclusion(_level(recall), f"{where} the dream recognised {_of(recall)} really invalid actions.")
+    if group.rewarded and (right := one.reward_right):
+        yield Conclusion(_level(right, bad=0.7), f"{where} {_of(right)} predicted rewards were right.")
+    if words := one.normalised:
+        yield Conclusion(_level(words, bad=0.3), f"{where} {_of(words)} next observations had the right words.")
+
+
+def _of_comparisons(rows: tuple[Comparison, ...]) -> Iterator[Conclusion]:
+    if not rows:
+        return
+    worst = max(rows, key=lambda row: abs(row.gap))
+    widest = (
+        f"widest gap {worst.gap:+.2f} ({worst.policy}, iteration {worst.iteration}: dreamed {_of(worst.dream, '/')}, "
+        f"real {_of(worst.real, '/')})"
+    )
+    for word, sign in (("flatters", 1), ("understates", -1)):
+        if count := sum(row.apart and row.gap * sign > 0 for row in rows):
+            where = f"in {count} of {len(rows)} comparisons with reality on the same tasks"
+            yield Conclusion("bad", f"The dream {word} the policy {where}; {widest}.")
+    if not any(row.apart for row in rows):
+        few = max(row.real.episodes for row in rows) < FEW_EPISODES
+        sentence = f"Dreamed and real success of the same policy are nowhere provably apart ({len(rows)} comparisons)"
+        yield Conclusion("watch" if few else "good", f"{sentence}; {widest}.")
+
+
+def _of(rate: Rate | StepRate, of: str = " of ") -> str:
+    return f"{rate.successes}{of}{rate.steps if isinstance(rate, StepRate) else rate.episodes}"

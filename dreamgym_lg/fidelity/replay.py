@@ -1,7 +1,6 @@
 """Real episodes put to a dream: step by step behind the real history (forced), and whole behind its own answers (free)."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -20,7 +19,7 @@ CLOSE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """One step that was really played, and the dream's answer to its action."""
+    """A real step, and the dream's answer to its action."""
 
     number: int
     """Position in the episode, from 1."""
@@ -32,7 +31,7 @@ class Answered:
 
     @property
     def decided_by(self) -> str:
-        """The part of the dream that decided the answer, or the outcome where the episode ends; "model" if unreadable."""
+        """The part of the dream that answered, or judged the end; "model" if unreadable."""
         if self.answer is None:
             return "model"
         return str(self.answer.info.get("decided_by") or self.answer.info.get("judged_by") or "")
@@ -139,37 +138,3 @@ def _askable(dream: Dream, trajectory: Trajectory) -> list[tuple[int, Step]]:
 
 def _answered(trajectory: Trajectory, number: int, step: Step, answer: StepResult | None) -> Answered:
     return Answered(number=number, step=step, success=step.terminated and trajectory.success, answer=answer)
-
-
-class StepAgreement(NamedTuple):
-    """How a dream judges real steps, each behind the real history. An unreadable answer is a wrong one."""
-
-    steps: int
-    invalid: int
-    """Steps that the real environment did not understand."""
-    invalid_recognised: int
-    reward_errors: int
-    """Steps whose dreamed reward differs from the real one by more than `CLOSE`."""
-
-    @property
-    def invalid_recall(self) -> float | None:
-        """Share of really invalid actions called invalid; None without one."""
-        return self.invalid_recognised / self.invalid if self.invalid else None
-
-
-async def measure_agreement(
-    dream: Dream, trajectories: Sequence[Trajectory], *, only_invalid: bool = False, concurrency: int = 32
-) -> StepAgreement:
-    """Count how often a dream recognises real invalid actions and rewards.
-
-    Args: `only_invalid`, ask about really invalid actions alone.
-    """
-    slots = asyncio.Semaphore(concurrency)
-    episodes = await asyncio.gather(*(answer_forced(dream, each, slots, only_invalid=only_invalid) for each in trajectories))
-    answers = [each for episode in episodes for each in episode]
-    return StepAgreement(
-        steps=len(answers),
-        invalid=sum(not each.step.valid for each in answers),
-        invalid_recognised=sum(each.called_invalid for each in answers if not each.step.valid),
-        reward_errors=sum(not each.reward_is_right for each in answers),
-    )

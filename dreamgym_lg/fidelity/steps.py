@@ -1,10 +1,13 @@
-"""How often the dream's answers to real steps are right: one step at a time (teacher-forced), and over whole replays."""
+"""Share of right answers to real steps: one step at a time (teacher-forced), and over whole replays."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dreamgym_lg.fidelity.replay import Answered, Replay
+from dreamgym_lg.dream.dream import Dream
+from dreamgym_lg.fidelity.replay import Answered, Replay, answer_forced
 from dreamgym_lg.statistics import Mean, Rate, StepRate, rate, step_mean, step_rate, token_f1
+from dreamgym_lg.types import Trajectory
 
 STATUSES = ("continues", "failure", "success")
 
@@ -25,7 +28,7 @@ class OneStep:
     success_recalled: StepRate | None
     """Of the steps that really completed the task, those that the dream, too, calls a success."""
     success_false: StepRate | None
-    """Of the steps that the dream calls a success, those that really were none: how a dream lies."""
+    """Of the steps that the dream calls a success, those that really were none."""
     reward_right: StepRate | None
     """Rewards that differ from the real one by no more than 0.01."""
     right_by_part: dict[str, StepRate]
@@ -33,8 +36,7 @@ class OneStep:
     reward_error: Mean | None
     """Mean |predicted - real| over readable answers: eps_R of the paper's Theorem 1, as a mean."""
     transition_error: StepRate | None
-    """Steps whose next observation (normalised) or end is another one: eps_P of the paper's Theorem 1, as a mean. An unreadable
-    answer counts as another one."""
+    """Steps whose next observation (normalised) or end differs or is unreadable: eps_P of the paper's Theorem 1, as a mean."""
     invalid_recall: StepRate | None
     invalid_precision: StepRate | None
 
@@ -65,8 +67,16 @@ class Drift:
     unreadable: int
 
 
+async def measure_steps(
+    dream: Dream, trajectories: Sequence[Trajectory], *, only_invalid: bool = False, concurrency: int = 32
+) -> OneStep:
+    """Predict the steps of real episodes behind their history. Args: `only_invalid`, really invalid actions alone."""
+    slots = asyncio.Semaphore(concurrency)
+    return one_step(await asyncio.gather(*(answer_forced(dream, t, slots, only_invalid=only_invalid) for t in trajectories)))
+
+
 def one_step(episodes: Sequence[Sequence[Answered]]) -> OneStep:
-    """The figures of all steps, given episode by episode: intervals allow for the steps of one episode being alike."""
+    """The figures of all steps, episode by episode; intervals allow for correlated steps of an episode."""
 
     def share(right: Callable[[Answered], bool], among: Callable[[Answered], bool] = lambda each: True) -> StepRate | None:
         return step_rate([[right(each) for each in episode if among(each)] for episode in episodes])
@@ -119,21 +129,16 @@ def _confusion(answered: Sequence[Answered]) -> dict[str, dict[str, int]]:
 def drift(forced: Sequence[Answered], replays: Sequence[Replay]) -> Drift:
     """How whole episodes fare when their recorded actions are played again in the dream.
 
-    Args:
-        forced: Every step answered after the real history, as the measure of how right it can be without drift.
-        replays: The same episodes, each step answered after the dream's own answers.
+    Args: `forced`, each step behind the real history: how right it can be without drift; `replays`, of the same episodes.
     """
     free = [each for replay in replays for each in replay.answered]
     pairs = [(replay.real.success, replay.dreamed.success) for replay in replays]
     names = {True: "success", False: "no success"}
-    outcomes = {names[a]: {names[b]: pairs.count((a, b)) for b in (True, False)} for a in (True, False)}
+    numbers = sorted({each.number for each in [*forced, *free]})
     return Drift(
         episodes=len(replays),
-        by_number=tuple(
-            AtStep(number=number, forced=_right_at(forced, number), free=_right_at(free, number))
-            for number in sorted({each.number for each in [*forced, *free]})
-        ),
-        outcomes=outcomes,
+        by_number=tuple(AtStep(number=n, forced=_right_at(forced, n), free=_right_at(free, n)) for n in numbers),
+        outcomes={names[a]: {names[b]: pairs.count((a, b)) for b in (True, False)} for a in (True, False)},
         agreed=rate(real == dreamed for real, dreamed in pairs),
         success_recalled=rate(dreamed for real, dreamed in pairs if real),
         success_false=rate(not real for real, dreamed in pairs if dreamed),

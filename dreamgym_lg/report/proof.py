@@ -185,15 +185,8 @@ def _page(result: Mapping[str, Any], history: History, episodes: Sequence[Trajec
     return templates.get_template("report.html.j2").render(
         result=result, title=_title(result), claims=_claims(result), rows=_rows(result), steps=_steps(result),
         evaluations=curves.read_evaluations(history), history=history, nodes=_node_seconds(history), note=_note(result),
-        uniform=_uniform(result), episodes=episodes[:EPISODES_SHOWN], given=len(episodes), picture=b64encode(picture).decode(),
+        episodes=episodes[:EPISODES_SHOWN], given=len(episodes), picture=b64encode(picture).decode(),
     )  # fmt: skip
-
-
-def _uniform(result: Mapping[str, Any]) -> dict[str, Rate]:
-    """Groups without any difference of reward, by how their task was chosen."""
-    groups = (result.get("uniform_groups") or {}).items()
-    rates = {kind: read_rate({"successes": row.get("uniform"), "episodes": row.get("groups")}) for kind, row in groups}
-    return {kind: rate for kind, rate in rates.items() if rate}
 
 
 def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None:

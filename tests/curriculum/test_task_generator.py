@@ -272,5 +272,3 @@ def test_a_task_generator_that_is_none_is_refused(agent_world: Any) -> None:
         agent_world([], task_generator=3)
     with pytest.raises(ConfigurationError, match="'nobody:gpt'"):
         agent_world([], task_generator="nobody:gpt")
-    with pytest.raises(ConfigurationError, match="'templates' was replaced .*: give a chat model .*a TaskGenerator"):
-        agent_world([], task_generator="templates")

@@ -21,7 +21,6 @@ from dreamgym_lg.cli.play_session import Session
 from dreamgym_lg.dream import Dream, Episode, Model, ModelJudge, Recorded, References, Schemas, ScriptedUser
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing, PredictionFailed
-from dreamgym_lg.experiment.served import _InThread
 from dreamgym_lg.fidelity.judgement import ajudge
 from dreamgym_lg.fidelity.replay import answer_forced, replay_free
 from dreamgym_lg.graphs.episode import create_episode_graph
@@ -239,11 +238,6 @@ def by_play(dream: Dream, case: Case) -> list[Answered | None]:
     return of_session(Session(dream.create_environment(), case.task), case)
 
 
-def by_studio(dream: Dream, case: Case) -> list[Answered | None]:
-    """As `langgraph dev` serves an episode: in a thread."""
-    return of_session(Session(_InThread(dream.create_environment()), case.task), case)
-
-
 def of_session(session: Session, case: Case) -> list[Answered | None]:
     answered: list[Answered | None] = []
     for action in case.actions:
@@ -278,7 +272,7 @@ def recording(dream: Dream, case: Case, **fields: Any) -> Trajectory:
 
 
 WITH_AN_AGENT: list[Callable[[Dream, Case], list[Answered | None]]] = [by_training_of_an_agent, by_evaluation]
-CALLERS = [by_astep, by_training, by_play, by_studio, by_forced_fidelity, by_free_fidelity, *WITH_AN_AGENT]
+CALLERS = [by_astep, by_training, by_play, by_forced_fidelity, by_free_fidelity, *WITH_AN_AGENT]
 
 
 def can_play(caller: Callable[..., Any], case: Case) -> bool:

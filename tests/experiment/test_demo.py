@@ -1,13 +1,11 @@
 """The closed loop end to end, small, killed twice: what it leaves, and that it went on where it was."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
-from dreamgym_lg.experiment import served
 from dreamgym_lg.experiment.evaluation import DREAMED
 from dreamgym_lg.replay.buffer import ReplayBuffer
 
@@ -74,16 +72,6 @@ def test_same_actions_same_world(finished_run: Path) -> None:
             compared += key in worlds
             assert worlds.setdefault(key, seen) == seen
     assert compared > 20
-
-
-async def test_a_server_plays_a_task_that_came_as_json(finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `langgraph dev` does with experiment/served.py."""
-    monkeypatch.setenv("DREAMGYM_OUT", str(finished_run))
-    with ReplayBuffer(finished_run / "replay.db") as buffer:
-        task = json.loads(json.dumps(asdict(buffer.tasks(split="test", origin="real")[0])))
-    state = await (await served.episode()).ainvoke({"task": task})
-    assert state["steps"] and state["steps"][0].observation == task["observation"]
-    assert {"curriculum", "rollout", "update_policy"} <= (await served.training()).nodes.keys()
 
 
 def test_kill_9_loses_nothing_and_does_nothing_twice(finished_run: Path) -> None:

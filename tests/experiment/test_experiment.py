@@ -23,7 +23,7 @@ from dreamgym_lg import Dream, Environment, Experiment, Model, ReplayBuffer, Set
 from dreamgym_lg.environment import play_action, refused
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment import imitation, supervised, worlds
-from dreamgym_lg.experiment.evaluation import count_real_steps, filtered, summarise, uniform_groups, validate
+from dreamgym_lg.experiment.evaluation import count_real_steps, filtered, summarise, validate
 from dreamgym_lg.experiment.experience_models import load_experience_model
 from dreamgym_lg.experiment.imitation import best_episodes, train_base_policy
 from dreamgym_lg.experiment.lock import only_process
@@ -194,74 +194,21 @@ def test_a_world_without_scripted_policies_says_what_to_do(tmp_path: Path) -> No
         train_base_policy(bare)
 
 
-@pytest.mark.parametrize(("threads", "budget", "order"), [(2, None, ["base", "experience"]), (1, None, None), (2, 0, None)])
-def test_both_models_are_trained_at_once_where_neither_needs_the_other(
-    threads: int, budget: int | None, order: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With one thread, or a validation that is dreamed, one is trained after the other."""
-    few: dict[str, Any] = {"experience_steps": 1, "base_steps": 1, "evaluate_tasks": 0 if budget == 0 else 1}
-    settings = replace(Doors.settings, real_budget=budget, **few)
-    work, ended = Experiment(Doors(), tmp_path / "run", settings, progress=lambda *_: None, say=lambda _: None), list[str]()
-    record = work.replay_buffer.record_metrics
-
-    def noted(run: str, iteration: int, metrics: dict[str, Any]) -> None:
-        if "seconds" in metrics:
-            ended.append(run.removeprefix("stage/"))
-        record(run, iteration, metrics)
-
-    monkeypatch.setattr(work.replay_buffer, "record_metrics", noted)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        work.prepare()
-        work.prepare()
-        assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
-    assert ended == ["collect", *(order or ["experience", "base"]), "filtered"]
-    assert {path.name for path in work.models.iterdir()} == {"base", "experience-0"}
-
-
-def test_an_experience_model_that_is_done_stays_where_the_base_policy_fails(
+def test_what_is_prepared_is_not_prepared_again_where_the_base_policy_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(work: Experiment, _: object) -> None:
-        while work.seconds("experience") is None:
-            time.sleep(0.1)
         raise ConfigurationError("no real tools")
 
     few: dict[str, Any] = {"experience_steps": 1, "base_steps": 1}
     work = Experiment(Doors(), tmp_path / "run", replace(Doors.settings, **few), progress=lambda *_: None)
     monkeypatch.setattr(imitation, "train_base_policy", fails)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(ConfigurationError, match="no real tools"):
-            work.prepare()
-        version = (work.models / "experience-0" / "version").read_text()
-        monkeypatch.setattr(imitation, "train_base_policy", lambda *_: None)
+    with pytest.raises(ConfigurationError, match="no real tools"):
         work.prepare()
-    finally:
-        torch.set_num_threads(before)
-    assert (work.models / "experience-0" / "version").read_text() == version and work.seconds("base") is not None
-
-
-@pytest.mark.parametrize("done", [False, True], ids=["policy given", "base policy there"])
-def test_the_experience_model_has_all_threads_where_no_base_policy_is_left_to_train(
-    done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    beside = list[object]()
-
-    def noted(*given: object, meanwhile: object, **options: object) -> None:
-        beside.append(meanwhile)
-
-    monkeypatch.setattr(supervised, "fine_tune", noted)
-    work = Experiment(Doors(), tmp_path / "run", policy=None if done else "somewhere", progress=lambda *_: None)
-    work.collect()
-    if done:
-        work.end_stage("base", time.perf_counter())
+    version = (work.models / "experience-0" / "version").read_text()
+    monkeypatch.setattr(imitation, "train_base_policy", lambda *_: None)
     work.prepare()
-    assert beside == [None]
+    assert (work.models / "experience-0" / "version").read_text() == version and work.seconds("base") is not None
 
 
 def test_a_policy_that_could_not_say_what_was_recorded_is_not_trained(work: Experiment) -> None:
@@ -510,21 +457,3 @@ def test_actions_that_the_worlds_own_rules_refuse_are_no_real_steps(work: Experi
     steps = [play_action(Strict(), action, "A closed door.").step for action in ("xyzzy", "kick", "open")]
     work.replay_buffer.add(Trajectory(task=work.world.tasks("test")[0], steps=steps, source="real", run="validate/real"))
     assert count_real_steps(work)["evaluation"] == 2
-
-
-def test_variations_are_compared_with_tasks_drawn_uniformly_for_the_same_policies() -> None:
-    def group(iteration: int, name: str, *rewards: float, origin: Any = "real") -> list[Trajectory]:
-        task = Task(id=name, instruction="Go.", environment="t", origin=origin)
-        steps = [[Step(observation="", action="", next_observation="", reward=reward)] for reward in rewards]
-        return [
-            Trajectory(task=task, steps=each, iteration=iteration, rollout_index=number) for number, each in enumerate(steps)
-        ]
-
-    before = [*group(0, "a", 0, 0), *group(0, "b", 1, 1)]
-    assert uniform_groups(before) == {}, "no variation yet, and no policy that played both"
-    varied = [*group(1, "a", 0, 0), *group(1, "b", 1, 1), *group(1, "c", 0, 1), *group(1, "d", 0, 1, origin="synthetic")]
-    found = uniform_groups([*before, *varied])
-    assert {kind: (row["uniform"], row["groups"]) for kind, row in found.items()} == {
-        "drawn uniformly": (2, 3),
-        "variations": (0, 1),
-    }

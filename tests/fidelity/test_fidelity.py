@@ -6,8 +6,18 @@ from typing import Any
 import pytest
 
 from dreamgym_lg.dream import Model
-from dreamgym_lg.fidelity.replay import StepAgreement, measure_agreement
+from dreamgym_lg.fidelity.steps import OneStep, measure_steps
 from dreamgym_lg.types import Step, Task, Trajectory
+
+Counts = tuple[int, int, int, int]
+
+
+def counts(one: OneStep) -> Counts:
+    """Steps, really invalid ones, those of them called invalid, wrong rewards."""
+    recall, right = one.invalid_recall, one.reward_right
+    invalid = (recall.steps, recall.successes) if recall else (0, 0)
+    return (one.steps, *invalid, right.steps - right.successes if right else 0)
+
 
 TASK = Task(id="t0", instruction="leave the house", environment="house", observation="A closed door.")
 
@@ -29,13 +39,13 @@ NORTH = seen("go north", "You are outside.", 0.5, terminated=True)
 async def test_a_dream_without_a_fault_is_found_to_have_none(scripted: Any, text_dream: Any, door_world: Any) -> None:
     dream = text_dream(scripted(reply=door_world))
     episodes = [recorded(DANCE, OPEN, DANCE, NORTH, success=True), recorded(seen("jump", "Ouch.", terminated=True))]
-    agreement = await measure_agreement(dream, episodes)
-    assert agreement == StepAgreement(steps=5, invalid=2, invalid_recognised=2, reward_errors=0)
-    assert agreement.invalid_recall == 1.0
+    agreement = await measure_steps(dream, episodes)
+    assert counts(agreement) == (5, 2, 2, 0)
+    assert agreement.invalid_recall and agreement.invalid_recall.value == 1
 
     model = scripted(reply=door_world)
-    recall = await measure_agreement(text_dream(model), episodes, only_invalid=True)
-    assert recall == StepAgreement(steps=2, invalid=2, invalid_recognised=2, reward_errors=0)
+    recall = await measure_steps(text_dream(model), episodes, only_invalid=True)
+    assert counts(recall) == (2, 2, 2, 0)
     assert len(model.asked) == 2
 
 
@@ -46,7 +56,7 @@ async def test_for_the_recall_of_invalid_actions_nothing_is_looked_up_of_episode
     monkeypatch.setattr(Model, "demonstrations", lambda self, seen, action, *_: looked_up.append(action) or ())
     dream = text_dream(scripted(reply=lambda _: "invalid, why\nreward 0, continues\nWhat?"), prompt_format="lines")
     episodes = [recorded(OPEN, NORTH, success=True), recorded(OPEN, DANCE)]
-    assert (await measure_agreement(dream, episodes, only_invalid=True)).invalid_recall == 1
+    assert counts(await measure_steps(dream, episodes, only_invalid=True))[1:3] == (1, 1)
     assert looked_up == [OPEN.action, DANCE.action]
 
 
@@ -62,26 +72,26 @@ async def test_each_kind_of_fault_is_counted(scripted: Any, text_dream: Any, ask
     figures = {}
     for action in replies:
         for name, valid in really.items():
-            figures[action, name] = await measure_agreement(dream, [recorded(seen(action, "o", valid=valid))])
+            figures[action, name] = counts(await measure_steps(dream, [recorded(seen(action, "o", valid=valid))]))
     assert figures == {
-        ("accepted", "valid"): StepAgreement(1, 0, 0, 0),
-        ("accepted", "invalid"): StepAgreement(1, 1, 0, 0),
-        ("refused", "valid"): StepAgreement(1, 0, 0, 0),
-        ("refused", "invalid"): StepAgreement(1, 1, 1, 0),
-        ("overpaid", "valid"): StepAgreement(1, 0, 0, 1),
-        ("overpaid", "invalid"): StepAgreement(1, 1, 0, 1),
-        ("garbled", "valid"): StepAgreement(1, 0, 0, 1),
-        ("garbled", "invalid"): StepAgreement(1, 1, 0, 1),
+        ("accepted", "valid"): (1, 0, 0, 0),
+        ("accepted", "invalid"): (1, 1, 0, 0),
+        ("refused", "valid"): (1, 0, 0, 0),
+        ("refused", "invalid"): (1, 1, 1, 0),
+        ("overpaid", "valid"): (1, 0, 0, 1),
+        ("overpaid", "invalid"): (1, 1, 0, 1),
+        ("garbled", "valid"): (1, 0, 0, 1),
+        ("garbled", "invalid"): (1, 1, 0, 1),
     }
     both = [recorded(seen("refused", "o", valid=False)), recorded(seen("accepted", "o", valid=False))]
-    assert (await measure_agreement(dream, both)).invalid_recall == 0.5
+    assert counts(await measure_steps(dream, both))[1:3] == (2, 1)
 
 
 async def test_without_an_invalid_action_there_is_nothing_to_recognise(scripted: Any, text_dream: Any, door_world: Any) -> None:
     dream = text_dream(scripted(reply=door_world))
-    assert (await measure_agreement(dream, [recorded(OPEN, NORTH, success=True)])).invalid_recall is None
-    assert (await measure_agreement(dream, [recorded(error="died")])) == (0, 0, 0, 0)
-    assert (await measure_agreement(dream, [])).invalid_recall is None
+    assert (await measure_steps(dream, [recorded(OPEN, NORTH, success=True)])).invalid_recall is None
+    assert counts(await measure_steps(dream, [recorded(error="died")])) == (0, 0, 0, 0)
+    assert (await measure_steps(dream, [])).invalid_recall is None
 
 
 @pytest.mark.parametrize(("real", "wrong"), [(0.5, 0), (0.505, 0), (0.52, 1), (0.0, 1), (-0.5, 1)])
@@ -89,8 +99,8 @@ async def test_a_reward_may_be_off_by_a_hundredth(
     scripted: Any, text_dream: Any, door_world: Any, real: float, wrong: int
 ) -> None:
     dream = text_dream(scripted(reply=door_world))
-    agreement = await measure_agreement(dream, [recorded(seen("open door", "The door is open.", real))])
-    assert agreement.reward_errors == wrong
+    agreement = await measure_steps(dream, [recorded(seen("open door", "The door is open.", real))])
+    assert counts(agreement)[3] == wrong
 
 
 async def test_each_step_is_judged_behind_what_really_happened_before_it(scripted: Any, text_dream: Any) -> None:
@@ -100,8 +110,8 @@ async def test_each_step_is_judged_behind_what_really_happened_before_it(scripte
         return f"valid, why\nreward {0.5 if really_open else 0}, continues\nThe door is stuck."
 
     model = scripted(reply=stubborn)
-    agreement = await measure_agreement(text_dream(model), [recorded(OPEN, NORTH, success=True)])
-    assert agreement == StepAgreement(steps=2, invalid=0, invalid_recognised=0, reward_errors=1)
+    agreement = await measure_steps(text_dream(model), [recorded(OPEN, NORTH, success=True)])
+    assert counts(agreement) == (2, 0, 0, 1)
     assert "The door is stuck." not in "".join(message.text for message in model.asked[-1])
 
 
@@ -110,6 +120,6 @@ async def test_actions_refused_before_any_world_was_asked_are_not_asked_about(
 ) -> None:
     model = scripted(reply=door_world)
     refused = seen("xyzzy", "No such word.", valid=False, decided_by="rules")
-    agreement = await measure_agreement(text_dream(model), [recorded(refused, OPEN, DANCE, NORTH)])
-    assert agreement == StepAgreement(steps=3, invalid=1, invalid_recognised=1, reward_errors=0)
+    agreement = await measure_steps(text_dream(model), [recorded(refused, OPEN, DANCE, NORTH)])
+    assert counts(agreement) == (3, 1, 1, 0)
     assert len(model.asked) == 3

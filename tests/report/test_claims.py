@@ -84,15 +84,6 @@ def test_real_steps_spent_in_training_are_named(tmp_path):
     assert "real steps spent" not in Page(render(tmp_path, make_result(real_steps=None))).text
 
 
-def test_groups_that_taught_nothing_are_told_by_how_their_tasks_were_chosen(tmp_path):
-    kinds = {"drawn uniformly": {"uniform": 217, "groups": 242}, "variations": {"uniform": 58, "groups": 78}}
-    page = Page(render(tmp_path, make_result(uniform_groups=kinds | {"odd": {"uniform": 3, "groups": 2}})))
-
-    assert ["drawn uniformly", "0.90 [0.85, 0.93]", "217/242"] in page.rows
-    assert ["variations", "0.74 [0.64, 0.83]", "58/78"] in page.rows and not any("odd" in row for row in page.rows)
-    assert "taught nothing" not in Page(render(tmp_path, make_result())).text
-
-
 def test_zero_episodes_prove_nothing(tmp_path):
     page = Page(render(tmp_path, with_sampled(measured(0, 0), measured(5, 5))))
 

@@ -14,7 +14,7 @@ from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.dream.dream import DreamEnvironment
 from dreamgym_lg.dream.training_data import responder_conversation
 from dreamgym_lg.environment import check_environment, play_action
-from dreamgym_lg.fidelity.replay import measure_agreement
+from dreamgym_lg.fidelity.steps import measure_steps
 from dreamgym_lg.integrations.webshop.data import load_tasks
 from dreamgym_lg.integrations.webshop.environment import WebShopEnvironment
 from dreamgym_lg.integrations.webshop.pages import SAME_PAGE, compact, item_on
@@ -194,8 +194,8 @@ async def test_only_purchases_are_trained_on_and_measured(setting: Setting, scri
     model = setting.model(scripted(reply=lambda _: HALF))
     *_, question, answer = responder_conversation(model, taught)
     assert "chosen: red, large | tall" in question.text and answer.text.startswith("valid, it ")
-    agreement = await measure_agreement(setting.dream(model.model), [bought, looked])
-    assert (agreement.steps, agreement.invalid) == (len(bought.steps) + len(looked.steps), 0)
+    agreement = await measure_steps(setting.dream(model.model), [bought, looked])
+    assert (agreement.steps, agreement.invalid_recall) == (len(bought.steps) + len(looked.steps), None)
     assert len(model.model.asked) == 1  # type: ignore[union-attr]
 
 
