@@ -253,9 +253,7 @@ def test_a_folder_refuses_another_dream_and_takes_the_same_script_again(agent: A
         gym(dream=dream(References(buffer))).experiment.open()
     with pytest.raises(ConfigurationError, match=r"was made with arguments={'dream': .*}, and arguments={} is given"):
         gym(dream=None).evaluate(Says())
-    with pytest.raises(
-        ConfigurationError, match="{'payload': '<lambda>'}, and arguments={'payload': 'tasks'} is"
-    ):
+    with pytest.raises(ConfigurationError, match="{'payload': '<lambda>'}, and arguments={'payload': 'tasks'} is"):
         gym(payload=partial(tasks, 3)).experiment.open()
     with pytest.raises(ConfigurationError, match="made with arguments={}, and arguments={'verify_dream': 'verify'} is given"):
         gym(verify_dream=agent.verify).experiment.check_settings()

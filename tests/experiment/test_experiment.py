@@ -370,7 +370,7 @@ def test_a_folder_is_opened_with_the_arguments_its_world_had(monkeypatch: pytest
     Experiment(Wide(3), tmp_path / "run").collect()
     world = open_folder(tmp_path / "run").world
     assert isinstance(world, Wide) and world.width == 3
-    with pytest.raises(ConfigurationError, match="made with width=3, and width=1 is given"):
+    with pytest.raises(ConfigurationError, match="made with arguments={'width': 3}, and arguments={'width': 1} is given"):
         Experiment(Wide(), tmp_path / "run").collect()
 
 
