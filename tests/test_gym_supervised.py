@@ -298,7 +298,7 @@ def test_stages_go_on_and_hold_their_model(make: Callable[..., DreamGym], monkey
 @pytest.mark.parametrize(
     ("settings", "tasks", "told"),
     [
-        ({"references_only": True, "real_budget": 0}, VALIDATION, "real_budget=0 lets no validation task be played"),
+        ({"references_only": True, "real_budget": 0}, VALIDATION, "real_budget=0 plays no validation task"),
         ({"real_budget": None}, [TRACES[0].task], "there is no task of the split 'validation'"),
     ],
 )
@@ -320,7 +320,7 @@ def test_the_base_policys_training_ends_when_its_success_stops_rising_and_the_be
 ) -> None:
     settings, said = replace(AgentWorld.settings, **{**SETTINGS, "real_budget": None}), list[str]()
     gym, counts = make(settings=settings, say=said.append), iter([4, None, 1, 3, 2, 2, 2, 2])  # killed before the second
-    monkeypatch.setattr(imitation, "CHECKED", 1)
+    monkeypatch.setattr(imitation, "EVALUATE_EVERY", 1)
     monkeypatch.setattr(imitation, "PATIENCE", 2)
     weights: list[Any] = []
 

@@ -59,7 +59,9 @@ def open_folder(folder: Path, world: World | None = None, **settings: Any) -> Ex
     if world is None:
         own = name.rpartition("/")[2]
         if own not in world_names():
-            raise ConfigurationError(f"{folder} holds an experiment on the world {name!r}, which no package has; {advice}")
+            raise ConfigurationError(
+                f"{folder} holds an experiment on the world {name!r}, which no installed package has; {advice}"
+            )
         world = load_world(own, **arguments)
     if world.name != name:
         raise ConfigurationError(f"{folder} holds an experiment on the world {name!r}, not {world.name!r}: take another folder")
