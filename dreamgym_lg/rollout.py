@@ -216,12 +216,12 @@ def _seldom_collected() -> Iterator[None]:
     Else it goes through all modules and all running episodes again and again: with 512 of these, two fifths of the CPU.
     """
     threshold = gc.get_threshold()
-    if gc.get_freeze_count():  # by the caller, or another rollout
+    # set by the caller or by another rollout; the threshold first, for the count goes through all that is frozen
+    if not 0 < threshold[0] < _COLLECTED_AFTER or gc.get_freeze_count():
         yield
         return
     gc.freeze()
-    if 0 < threshold[0] < _COLLECTED_AFTER:
-        gc.set_threshold(_COLLECTED_AFTER, *threshold[1:])
+    gc.set_threshold(_COLLECTED_AFTER, *threshold[1:])
     try:
         yield
     finally:

@@ -125,17 +125,19 @@ def test_the_first_episodes_are_answered_while_the_last_begin(scripted: Any) -> 
 
 
 def test_garbage_is_seldom_looked_for_while_episodes_play_and_as_before_afterwards(policy: Any) -> None:
-    seen = set()
+    seen, of_conftest, before = set(), gc.get_threshold(), (700, 10, 10)
     gc.unfreeze()  # of conftest.py
+    gc.set_threshold(*before)
     try:
-        before = gc.get_threshold()
         play(policy, on_episode=lambda _: seen.add((gc.get_freeze_count() > 0, gc.get_threshold()[0] > before[0])))
         assert seen == {(True, True)}
         assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
-    finally:
         gc.freeze()
-    play(policy, on_episode=lambda _: seen.add(gc.get_threshold()))
-    assert before in seen and gc.get_freeze_count() > 0, "what the caller has set so stays so"
+        play(policy, on_episode=lambda _: seen.add(gc.get_threshold()))
+        assert before in seen and gc.get_freeze_count() > 0, "what the caller has set so stays so"
+    finally:
+        gc.set_threshold(*of_conftest)
+        gc.freeze()
 
 
 def test_every_task_is_played_num_generations_times_and_stored_once(policy: Any, buffer: ReplayBuffer) -> None:
