@@ -25,7 +25,7 @@ from dreamgym_lg.integrations.browsergym.agent import BrowserTools, create_agent
 from dreamgym_lg.integrations.browsergym.browsers import Browsers
 from dreamgym_lg.integrations.browsergym.data import check_sites, load_tasks
 from dreamgym_lg.integrations.browsergym.environment import BrowserGym, make_tasks
-from dreamgym_lg.integrations.browsergym.scripted_policies import SOLVERS, scripted_trajectories
+from dreamgym_lg.integrations.browsergym.scripted_policies import POLICIES, SOLVERS
 from dreamgym_lg.types import Task
 
 
@@ -42,7 +42,7 @@ def demonstrate(tasks: Sequence[Task], browsers: Browsers, max_steps: int) -> It
     """Rewards of the scripted demonstrations of MiniWoB++."""
     with closing(BrowserGym(browsers, max_steps=max_steps)) as environment:
         made = make_tasks(tasks, environment)
-        for trajectory in scripted_trajectories(made, environment, episodes={"demonstration": len(made)}, seed=0):
+        for trajectory in POLICIES.trajectories(made, environment, episodes={"demonstration": len(made)}, seed=0):
             print(f"  {trajectory.task.instruction[:60]!r}: {[step.action for step in trajectory.steps]}")
             yield trajectory.reward
 

@@ -25,7 +25,6 @@ def test_every_walk_through_is_tested() -> None:
         "own_environment.py",
         "bfcl_agent.py",
         "webarena.py",  # tests/integrations/browsergym
-        "dreamed_pages.py",  # there too
     }
     assert {path.parent.name for path in COOKBOOK.glob("*/run.py")} == {"support_desk", "reproduce"}  # tests of their own
     assert [path.parent.name for path in COOKBOOK.rglob("*.ipynb")] == ["hotel"]

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.alfworld.text import first_observation
-from dreamgym_lg.integrations.text_games.text import digest
+from dreamgym_lg.integrations.text_games.game import digest
 from dreamgym_lg.types import Split, Task
 
 OfficialSplit = Literal["train", "valid_train", "valid_seen", "valid_unseen"]
@@ -39,22 +39,21 @@ class _Game(NamedTuple):
     official_split: str
     instruction: str
     data: Mapping[str, Any]
-    """What a `game.tw-pddl` holds, except that a packed game has neither domain nor grammar."""
+    """Contents of a `game.tw-pddl`, in a packed game without domain and grammar."""
 
 
 def load_tasks(
     path: str | Path, *, split: Split | None = None, official_split: OfficialSplit | None = None, limit: int | None = None
 ) -> list[Task]:
-    """The tasks of these splits (None: of all), in an order that mixes the kinds of task and is always the same.
+    """The tasks of these splits (None: of all), in a fixed order that mixes the kinds of task; no engine is needed.
 
-    Official `valid_seen` and `valid_unseen` games are test tasks, a tenth of the `train` and `valid_train` games validation
-    tasks: those whose folder's name, which several games share, hashes so. A packed file of all 4,027 games
-    is read in three seconds. Neither the engine nor alfworld is needed, nor is a solution part of a task.
+    Official `valid_seen` and `valid_unseen` games are test tasks, a tenth of the other games validation tasks, by a hash of
+    the folder's name, which several games share. No solution is part of a task.
 
     Args:
-        path: What `alfworld-download` made, or a packed file: one JSON object a line, xz-compressed, the first with
+        path: The folder of `alfworld-download`, or a packed file: one JSON object a line, xz-compressed, the first with
             the shared `pddl_domain` and `grammar`, the others `{split, id, task, walkthrough, pddl_problem}`.
-        limit: The first so many tasks; a larger limit gives the same ones and more.
+        limit: Number of tasks, the first of that order.
 
     Raises `ConfigurationError` for a file or folder without games, an unknown split, or a limit below 1.
     """
@@ -71,13 +70,13 @@ def load_tasks(
 
 
 def walkthrough(task: Task) -> list[str]:
-    """The stored solution, mostly the shortest: it goes straight to what it cannot know of. Errors: see `game_data`."""
+    """The stored solution, mostly the shortest: it knows where everything is. Errors: see `game_data`."""
     return [str(action) for action in game_data(task)["walkthrough"]]
 
 
 @lru_cache(maxsize=4)
 def usual_places(path: str | Path) -> Mapping[str, Counter[str]]:
-    """Of each kind of thing, such as `vase`, in which kinds of receptacles the solutions of the train games find it."""
+    """Counts of receptacle kinds by kind of thing, such as `vase`, in the solutions of the train games."""
     usual = defaultdict[str, Counter[str]](Counter)
     for game in _games(_located(path)):
         if _split(game) == "train":
@@ -88,7 +87,7 @@ def usual_places(path: str | Path) -> Mapping[str, Counter[str]]:
 
 
 def game_data(task: Task) -> dict[str, Any]:
-    """What a `game.tw-pddl` of this task holds. `ConfigurationError` if `task` is none of `load_tasks` or its file is gone."""
+    """Contents of the task's `game.tw-pddl`. `ConfigurationError` if `task` is none of `load_tasks` or its file is gone."""
     missing = [key for key in ("path", "official_split") if key not in task.metadata]
     if missing or task.origin == "synthetic":
         why = f"lacks metadata[{missing[0]!r}]" if missing else "is synthetic: its world exists in the dream only"
@@ -153,7 +152,7 @@ def _read_game(file: Path) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=4)
 def _packed(file: Path) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
-    """What all games of a packed file share, and each game's line by its id, compressed: 27 MB instead of 217."""
+    """The shared part of a packed file, and each game's line by its id, compressed: 27 MB instead of 217."""
     try:
         with lzma.open(file) as lines:
             shared = json.loads(next(lines))
@@ -178,17 +177,12 @@ def _packed_id(line: bytes) -> str:
 
 
 def _task(game: _Game, where: Path) -> Task:
-    metadata = {
-        "type": game.id.split("-")[0],
-        "official_split": game.official_split,
-        "path": str(where),
-    }
     return Task(
         id=game.id,
         instruction=game.instruction,
         environment="alfworld",
         observation=first_observation(game.data["pddl_problem"]),
-        metadata=metadata,
+        metadata={"type": game.id.split("-")[0], "official_split": game.official_split, "path": str(where)},
         split=_split(game),
     )
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
+from dreamgym_lg.errors import EnvironmentFailed
 from dreamgym_lg.integrations.alfworld import data
-from dreamgym_lg.integrations.alfworld.engine_process import Game
+from dreamgym_lg.integrations.alfworld.engine import Game
 from dreamgym_lg.integrations.alfworld.text import Check, check_action, without_frame
-from dreamgym_lg.integrations.text_games.environment import TextGame
-from dreamgym_lg.integrations.text_games.text import one_line
+from dreamgym_lg.integrations.text_games.game import TextGame, one_line
 from dreamgym_lg.types import StepResult, Task
 
 
@@ -16,24 +15,17 @@ class ALFWorld(TextGame):
 
     Args:
         max_steps: An episode is truncated after so many steps (the paper's 50); at least 1.
-        check: How much `check_action` knows, see `text.check_action`.
+        check: As of `text.check_action`.
 
-    Reward 1 on success, which ends the episode, else 0.
-    The first observation is the room alone: the task stands in the instruction. `info["valid"]` says whether the game
-    knew the action here and now; it answers both what is impossible and what it does not understand with
-    `NOTHING_HAPPENS`, and neither changes anything.
-
-    All instances share a process that plays their games (`engine_process`), one answer at a time: while a game is loaded
-    (a second, the same again a tenth), the others wait.
+    Reward 1 on success, which ends the episode, else 0. The first observation is the room alone: the task stands in the
+    instruction. `info["valid"]` is False for an action that the game answers with `NOTHING_HAPPENS`. All instances share a
+    process (`engine`), one answer at a time: while a game is loaded (a second, again a tenth), the others wait.
     """
 
     def __init__(self, *, max_steps: int = 50, check: Check = "names") -> None:
-        if max_steps < 1:
-            raise ConfigurationError(f"max_steps={max_steps}; allowed: 1 or more")
-        self.max_steps, self.check = max_steps, check
+        super().__init__(max_steps)
+        self.check = check
         self._game: Game | None = None
-        self._steps = 0
-        self._over = True
 
     def reset(self, task: Task) -> str:
         """Raises `ConfigurationError` for a task that is not one of `load_tasks`, `EnvironmentFailed` if the engine breaks."""
@@ -43,27 +35,20 @@ class ALFWorld(TextGame):
             self._game = Game(game)
         except EnvironmentFailed as error:
             raise EnvironmentFailed(f"ALFWorld cannot build {task.id}: {error}") from error
-        self._steps, self._over = 0, False
         return self.begin(without_frame(self._game.state.text))
 
     def play(self, action: str) -> StepResult:
-        if self._over or self._game is None:
-            raise RuntimeError("step called before reset or after the end of the episode")
-        # Out of reach of `close` meanwhile: a cancelled episode leaves its thread behind in the game. And should the
-        # engine fail now, the episode has ended.
-        game, self._game, self._over = self._game, None, True
+        # out of reach of `close` meanwhile: a cancelled episode leaves its thread behind in the game
+        game, self._game = self._game, None
+        assert game is not None, "play outside an episode"
         action = action.strip()
         valid = action in game.state.admissible
         try:
             game.step(action)
         except EnvironmentFailed as error:
             raise EnvironmentFailed(f"ALFWorld failed in {action!r}: {error}") from error
-        self._game = game
-        self._steps += 1
-        success = game.state.won
-        truncated = not success and self._steps >= self.max_steps
-        self._over = success or truncated
-        return StepResult(one_line(game.state.text), float(success), success, truncated, {"success": success, "valid": valid})
+        self._game, success = game, game.state.won
+        return StepResult(one_line(game.state.text), float(success), success, False, {"success": success, "valid": valid})
 
     def check_action(self, action: str, observations: Sequence[str]) -> str | None:
         return check_action(action, observations, check=self.check)
@@ -72,6 +57,6 @@ class ALFWorld(TextGame):
         return self._game.state.admissible if self._game is not None else []
 
     def close(self) -> None:
-        game, self._game, self._over = self._game, None, True
+        game, self._game, self._seen = self._game, None, ()
         if game is not None:
             game.close()

@@ -1,13 +1,15 @@
-"""What follows from the text of ALFWorld alone: the goal, where the agent is, the check of an action, how a game begins."""
+"""ALFWorld's text alone: goals, state of an episode, checks of actions, first observations, hidden facts."""
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
+from dreamgym_lg import tasks
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.text_games.text import digest, one_line
+from dreamgym_lg.integrations.text_games.game import digest, one_line
+from dreamgym_lg.types import Step, Task
 
 Check = Literal["names", "state"]
 """How much `check_action` knows."""
@@ -26,7 +28,7 @@ _NAME = re.compile(r"(?<!\w)([a-z]+ \d+)(?!\w)")
 
 @dataclass
 class Known:
-    """What the observations of an episode tell of the room, and of the agent's place and hand."""
+    """State of an episode as its observations show it."""
 
     places: list[str] = field(default_factory=list)
     """All receptacles of the room, from the first observation."""
@@ -34,11 +36,11 @@ class Known:
     """The receptacle before the agent; "" in the middle of the room."""
     held: str = ""
     contents: dict[str, list[str]] = field(default_factory=dict)
-    """What lies in or on each receptacle that was looked into, as it was last seen or changed."""
+    """Things in or on each receptacle that was looked into, as last seen or changed."""
     shut: dict[str, bool] = field(default_factory=dict)
-    """Of each receptacle that has a door: whether it is closed."""
+    """Closed or not, of each receptacle with a door."""
     treated: set[tuple[str, str]] = field(default_factory=set)
-    """What was heated, cooled or cleaned: `(verb, thing)`."""
+    """`(verb, thing)` of everything heated, cooled or cleaned."""
 
     def see(self, observation: str) -> None:
         """Take in the next observation, of the engine or of a dream."""
@@ -74,7 +76,7 @@ _TREATED = re.compile(r"You (heat|cool|clean) the ([a-z]+ \d+) using the .+")
 
 
 def follow(observations: Sequence[str]) -> Known:
-    """What these observations of an episode tell, oldest first."""
+    """The state after these observations, oldest first."""
     known = Known()
     for observation in observations:
         known.see(observation)
@@ -104,19 +106,19 @@ def possible(known: Known) -> set[str]:
 
 
 class Goal(NamedTuple):
-    """What an instruction asks for."""
+    """The goal of an instruction."""
 
     thing: str
     """Kind of the thing, e.g. `vase`."""
     place: str
     """Kind of the receptacle that it belongs in or on, or the lamp under which it is to be looked at."""
     treat: str
-    """What is to be done to it before: `heat`, `cool`, `clean` or ""."""
+    """Treatment before that: `heat`, `cool`, `clean` or ""."""
     number: int
 
     @property
     def wanted(self) -> list[str]:
-        """Kinds of what has to be found, in order."""
+        """Kinds of things to find, in order."""
         return [*[self.thing] * self.number, *([self.place] if "lamp" in self.place else [])]
 
 
@@ -136,10 +138,7 @@ def goal_of(instruction: str) -> Goal | None:
 
 
 def likely_order(places: Sequence[str], usual: Mapping[str, int], seed: int) -> list[str]:
-    """Places in an order drawn by `seed`, in which those where a thing usually lies come early.
-
-    Args: `usual`, how often it was found in each kind of receptacle (`data.usual_places`).
-    """
+    """Draw an order of places by `seed`, the thing's `usual` ones (`data.usual_places`) early."""
     kinds, total = Counter(map(kind_of, places)), sum(usual.values()) or 1
 
     def drawn(place: str) -> float:  # weighted sampling without replacement (Efraimidis and Spirakis, 2006)
@@ -158,11 +157,10 @@ def kind_of(name: str) -> str:
 def check_action(action: str, observations: Sequence[str], *, check: Check = "names") -> str | None:
     """`NOTHING_HAPPENS` for an action that the real game would refuse whatever it hides, else None.
 
-    Pure and without the engine, so that a dream can hold it. `names`: a known verb form and no name, such as `drawer 2`, that
-    was not observed so far. `state`: also where the agent is, what it holds, what lies here and which doors are open,
-    as it follows from the observations. Against the engine, on 100 walks through 50 train games: `state` refuses 1.6 % of
-    the admissible actions, those that reach from one place to another on the same spot and `slice`, which no task needs. Of
-    what it lets through 1.2 % is inadmissible: the way to a place on the same spot, a thing where its kind does not belong.
+    `names`: a known verb form whose names, such as `drawer 2`, were all observed. `state`: also possible from the agent's
+    place and hand, the things here and the open doors. Against the engine, on 100 walks through 50 train games, `state`
+    refuses 1.6 % of the admissible actions (between places on one spot, and `slice`, which no task needs) and lets 1.2 %
+    inadmissible ones through.
     """
     if check not in get_args(Check):
         raise ConfigurationError.unknown("check", check, get_args(Check))
@@ -182,7 +180,7 @@ def names(observations: Sequence[str]) -> set[str]:
 
 
 def first_observation(problem: str) -> str:
-    """What a game shows at its start, from its PDDL problem: all receptacles. The engine says the same, to the letter."""
+    """The engine's first observation, to the letter, from a PDDL problem: all receptacles."""
     identifiers = sorted({name.lower() for name in re.findall(r"\(receptacleAtLocation ([^?\s]\S*) ", problem)})
     kinds = [name.split("_bar_")[0] + ("basin" if "basin" in name else "") for name in identifiers]
     left = Counter(kinds)
@@ -197,3 +195,41 @@ def first_observation(problem: str) -> str:
 def without_frame(introduction: str) -> str:
     """The engine's first text without its banner and without the task, which the instruction holds."""
     return one_line(introduction.split("\n\n")[1])
+
+
+# --- Hidden facts ----------------------------------------------------------------------------------------------------
+
+
+def hidden_facts(task: Task, history: Sequence[Step], usual: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Place of the next wanted thing, such as `vase at shelf 6`, at each step and the next; "" once all were seen.
+
+    It is the one that `history` shows, else drawn by the seed among those not looked into. Args: `usual`, `data.usual_places`.
+    """
+    goal = goal_of(task.instruction)
+    wanted = goal.wanted if goal is not None else []
+    known, first, seed = Known(), tasks.first_observation(task), tasks.world_seed(task)
+    known.see(first)
+    seen, shown = names([first]), list[tuple[int, str, str]]()
+    for number, step in enumerate(history):
+        observation = step.next_observation
+        known.see(observation)
+        shown += [(number, kind_of(name), known.here) for name in sorted(names([observation]) - seen)]
+        seen |= names([observation])
+    unknown = [place for place in known.places if place not in known.contents]
+    facts = []
+    for number in range(len(history) + 1):
+        missing = _missing(wanted, [kind for at, kind, _ in shown if at < number])
+        found = [place for at, kind, place in shown if at >= number and kind == missing]
+        places = found or likely_order(unknown, usual.get(missing, {}), seed)
+        facts.append(f"{missing} at {places[0]}" if missing and places else "")
+    return facts
+
+
+def _missing(wanted: Sequence[str], kinds: Iterable[str]) -> str:
+    """The first of the wanted kinds that is not among these; "" if none is missing."""
+    left = Counter(kinds)
+    for kind in wanted:
+        if not left[kind]:
+            return kind
+        left[kind] -= 1
+    return ""

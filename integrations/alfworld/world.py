@@ -1,9 +1,11 @@
-"""ALFWorld as the world of an experiment."""
+"""ALFWorld as the world of an experiment, and the scripted policies that collect its traces."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from random import Random
 
 from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.errors import ConfigurationError
@@ -11,32 +13,38 @@ from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.integrations.alfworld.data import FAMILIES, Family, OfficialSplit, load_tasks, usual_places
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
-from dreamgym_lg.integrations.alfworld.hidden_facts import hidden_facts
-from dreamgym_lg.integrations.alfworld.scripted_policies import scripted_trajectories
-from dreamgym_lg.integrations.alfworld.text import Check, check_action
-from dreamgym_lg.integrations.text_games.dream import Rules
+from dreamgym_lg.integrations.alfworld.text import (
+    TOOLS,
+    Check,
+    Goal,
+    Known,
+    check_action,
+    follow,
+    goal_of,
+    hidden_facts,
+    kind_of,
+    likely_order,
+    names,
+)
+from dreamgym_lg.integrations.text_games.game import Rules, TextGame
+from dreamgym_lg.integrations.text_games.scripted_policies import Oracle, ScriptedPolicies, View
 from dreamgym_lg.types import Split, Step, Task, Trajectory
 
 AT_ONCE, REPEATED = 30, 6
-"""Games that offline trajectories take in turn, and how many are played of each, about: loading a game takes a second or more,
-and the engine remembers 32 of them."""
+"""Games played in turn by offline policies, and episodes of each: loading one takes a second, the engine remembers 32."""
 
 
 class ALFWorldWorld(World):
     """ALFWorld's household tasks.
 
-    Splits: `train` and `validation` are the official train games, apart by their folders' names; `test` is the official
-    `valid_seen`, other games of the rooms in `train`; the panel `unseen rooms` holds the official `valid_unseen`.
-
-    A dream of it is one world for all episodes of a task: where the wanted things lie is drawn once (`hidden_facts`).
+    Splits as of `data.load_tasks`; `test` has only the official `valid_seen`, the panel `unseen rooms` the `valid_unseen`.
+    In a dream the places of the wanted things are drawn once for all episodes of a task (`hidden_facts`).
 
     Args:
-        games: The folder that `alfworld-download` made, or a packed file (`data.load_tasks`). Default: $ALFWORLD_DATA, else
-            ~/.cache/alfworld, where `alfworld-download` puts them.
-        max_steps: Actions after which an episode is cut short. The paper's 50 are too many for the context of a small local
-            model; the stored solutions, which know where everything is, take at most 10.
+        games: As `data.load_tasks`. Default: $ALFWORLD_DATA, else ~/.cache/alfworld, as `alfworld-download`.
+        max_steps: Actions after which an episode is truncated (in the paper 50; the stored solutions take at most 10).
         family: The type of task to play, one of `FAMILIES`; None for all six.
-        check: How much `check_action` knows, see `text.check_action`.
+        check: As of `text.check_action`.
 
     Raises `ConfigurationError` for an unknown family.
     """
@@ -66,7 +74,6 @@ class ALFWorldWorld(World):
         self.arguments = {"games": str(self.games), "max_steps": max_steps, "family": family, "check": check}
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
-        """As `World.tasks`; those of the official `valid_unseen` are a panel. Raises `ConfigurationError` without games."""
         found = [task for task in self._load() if task.metadata["official_split"] != "valid_unseen"]
         return [task for task in found[:limit] if task.split == split]
 
@@ -78,30 +85,99 @@ class ALFWorldWorld(World):
         return ALFWorld(max_steps=self.max_steps, check=self.check)
 
     def create_dream(self, model: Model) -> Dream:
-        """The game's own rules refuse; the experience model answers and judges."""
         return Dream([Rules(self.refusal), model])
 
     def refusal(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
-        """The game's answer to an action that is invalid whatever the world holds; None for any other."""
         return check_action(action, observations, check=self.check)
 
     def context(self, task: Task, steps: Sequence[Step]) -> list[str]:
-        """`hidden_facts`, whose draws follow where such things lie in the train games."""
         return hidden_facts(task, steps, usual_places(self.games))
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
-        """`episodes[kind]` trajectories of each `Kind` of scripted policy, of the first tasks: `REPEATED` or more of each."""
+        """As `World.collect`, from the first tasks alone: `REPEATED` or more episodes of each."""
         tasks = tasks[: max(1, sum(episodes.values()) // (AT_ONCE * REPEATED)) * AT_ONCE]
         parts = [tasks[start : start + AT_ONCE] for start in range(0, len(tasks), AT_ONCE)]
         with closing(self.create_environment()) as environment:
             for number, part in enumerate(parts):
-                share = {kind: _part(count, number, len(parts)) for kind, count in episodes.items()}
-                yield from scripted_trajectories(part, environment, episodes=share, seed=seed + number)
+                share = {
+                    kind: count * (number + 1) // len(parts) - count * number // len(parts) for kind, count in episodes.items()
+                }
+                yield from POLICIES.trajectories(part, environment, episodes=share, seed=seed + number)
 
     def panels(self, *, limit: int, seed: int = 0) -> dict[str, list[Task]]:
         return {"unseen rooms": self._load("valid_unseen")[:limit]}
 
 
-def _part(count: int, number: int, parts: int) -> int:
-    """How many of `count` episodes fall to part `number` of `parts`: together all of them."""
-    return count * (number + 1) // parts - count * number // parts
+# --- Scripted policies -----------------------------------------------------------------------------------------------
+
+_ARRIVED = re.compile(r"You arrive at (.+?)\. ")
+
+
+def create_oracle(environment: TextGame, task: Task, rng: Random) -> Oracle:
+    """The demonstrator of `task`: it searches the room as a policy has to, the usual places first, after any detour.
+
+    Raises `ConfigurationError` for an instruction that is none of ALFWorld's.
+    """
+    if (goal := goal_of(task.instruction)) is None:
+        raise ConfigurationError(f"task {task.id} asks {task.instruction!r}, which is no instruction of ALFWorld's")
+    usual, seed = usual_places(str(task.metadata["path"])), rng.randrange(2**32)
+
+    def right(seen: Sequence[str], valid: Sequence[str]) -> str:
+        known = follow(seen)
+        place, action = _next(goal, known, lambda kind: likely_order(known.places, usual.get(kind, {}), seed))
+        away = [other for other in valid if other.startswith("go to ")] or ["look"]
+        steps = [action, f"open {place}"] if known.here == place else [f"go to {place}"]
+        return next((step for step in steps if step in valid), away[len(seen) % len(away)])
+
+    return right
+
+
+def _next(goal: Goal, known: Known, order: Callable[[str], list[str]]) -> tuple[str, str]:
+    """A place and the action there; "" to look into it. Args: `order`, places to search for a kind of thing."""
+    held, lamp = known.held, "lamp" in goal.place
+    target = next((place for place in order("") if kind_of(place) == goal.place), "")
+    if held and kind_of(held) != goal.thing:  # a thing too many: down with it, here or elsewhere
+        return known.here, f"move {held} to {known.here}"
+    if held and goal.treat and (goal.treat, held) not in known.treated:
+        tool = next((place for kind in TOOLS[goal.treat] for place in known.places if kind_of(place) == kind), "")
+        return tool, f"{goal.treat} {held} with {tool}"
+    if held and not lamp:
+        return target, f"move {held} to {target}"
+    for place, names_there in known.contents.items():
+        for name in names_there:
+            if held and kind_of(name) == goal.place:
+                return place, f"use {name}"
+            done = place == target and not (goal.treat and (goal.treat, name) not in known.treated)
+            if not held and kind_of(name) == goal.thing and not done:
+                return place, f"take {name} from {place}"
+    unknown = [place for place in order(goal.place if held else goal.thing) if place not in known.contents]
+    return (unknown[0] if unknown else known.here), ""
+
+
+def _wrong(view: View, rng: Random) -> str:
+    """Well-formed but not what is needed: another object or place, a thing that is not at hand or of another world."""
+    others = [action for action in view.valid if action != view.right]
+    places = sorted(names(view.seen[:1]))
+    things = sorted(names(view.seen) - set(places)) or list(view.words)
+    here = next((place for seen in reversed(view.seen) for place in _ARRIVED.findall(seen)), places[0])
+    place = rng.choice([here, rng.choice(places)])  # at the right place with the wrong thing is the nearest miss
+    thing, other, foreign = rng.choice(things), rng.choice(things), rng.choice(view.words)
+    treat = rng.choice(("heat", "cool", "clean"))
+    built = [f"take {thing} from {place}", f"move {thing} to {place}", f"{treat} {thing} with {place}", f"open {place}"]
+    rare = [f"close {place}", f"use {thing}", f"examine {thing}", f"slice {thing} with {other}", f"go to {foreign}"]
+    verb = view.right.split(" ")[0]
+    near = [action for action in others if action.startswith(f"{verb} ")]
+    handled = [action for action in others if not action.startswith(("go ", "help", "look", "inventory"))]
+    groups = [*[near] * 2, handled, *[built] * 3, rare]
+    chosen = rng.choice(rng.choice([group for group in groups if group]))
+    return chosen if chosen != view.right else rng.choice(others)
+
+
+POLICIES = ScriptedPolicies(
+    create_oracle,
+    lambda tasks: sorted(names([task.observation for task in tasks])) or ["lamp 1"],
+    _wrong,
+    verbs=("go", "take", "move", "open", "close", "use", "heat", "cool", "clean", "look", "put", "pick", "examine", "grab"),
+    prepositions=("to", "from", "with"),
+    misused=("in", "on", "into", "at", "under", "onto"),
+)

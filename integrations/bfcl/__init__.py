@@ -5,9 +5,8 @@ trajectories.
 """
 
 from dreamgym_lg.integrations.bfcl.agent import arun_turns, create_agent_graph, run_turns
-from dreamgym_lg.integrations.bfcl.apis import BFCLApis, check_call
+from dreamgym_lg.integrations.bfcl.apis import BFCLApis, BFCLEnvironment, check_call
 from dreamgym_lg.integrations.bfcl.data import CATEGORIES, ground_truth, load_tasks
-from dreamgym_lg.integrations.bfcl.environment import BFCLEnvironment
 from dreamgym_lg.integrations.bfcl.scripted_policies import offline_trajectories
 
 __all__ = [

@@ -7,6 +7,7 @@ from langgraph.errors import GraphRecursionError
 from langgraph.graph.state import CompiledStateGraph
 
 from dreamgym_lg.errors import MissingDependency
+from dreamgym_lg.event_loop import run_lasting
 from dreamgym_lg.integrations.bfcl.apis import BFCLApis
 from dreamgym_lg.integrations.bfcl.data import SYSTEM_PROMPT
 
@@ -22,40 +23,26 @@ def create_agent_graph(model: str | BaseChatModel, apis: BFCLApis) -> CompiledSt
 
 
 def run_turns(graph: CompiledStateGraph, apis: BFCLApis, *, recursion_limit: int = 100) -> list[AnyMessage]:
-    """Say the user's turns to `graph` one after another and return all messages; ask `apis.success()` then.
+    """`arun_turns` outside an event loop."""
+    return run_lasting(arun_turns(graph, apis, recursion_limit=recursion_limit))
 
-    A turn of more than `recursion_limit` steps (two a tool call) ends the conversation, which then has not succeeded.
+
+async def arun_turns(graph: CompiledStateGraph, apis: BFCLApis, *, recursion_limit: int = 100) -> list[AnyMessage]:
+    """Send the user's turns to `graph` one after another and return all messages; `apis.success()` is the outcome.
+
+    A turn of more than `recursion_limit` steps (two a tool call) ends the conversation without success.
     """
     messages: list[AnyMessage] = []
     text: str | None = apis.user_turns[apis.turn]
     while text is not None:
         messages = [*messages, HumanMessage(text)]
+        # one call at a time: those of one message are played in the model's order, as BFCL does
+        config: RunnableConfig = {"recursion_limit": recursion_limit, "max_concurrency": 1}
         try:  # streamed, so that the messages of a turn without end are kept
-            for values in graph.stream({"messages": messages}, _config(recursion_limit), stream_mode="values"):
+            async for values in graph.astream({"messages": messages}, config, stream_mode="values"):
                 messages = values["messages"]
         except GraphRecursionError:
             apis.cut_short = True
             break
         text = apis.end_turn()
     return messages
-
-
-async def arun_turns(graph: CompiledStateGraph, apis: BFCLApis, *, recursion_limit: int = 100) -> list[AnyMessage]:
-    """`run_turns` on the event loop."""
-    messages: list[AnyMessage] = []
-    text: str | None = apis.user_turns[apis.turn]
-    while text is not None:
-        messages = [*messages, HumanMessage(text)]
-        try:
-            async for values in graph.astream({"messages": messages}, _config(recursion_limit), stream_mode="values"):
-                messages = values["messages"]
-        except GraphRecursionError:
-            apis.cut_short = True
-            break
-        text = apis.end_turn()
-    return messages
-
-
-def _config(recursion_limit: int) -> RunnableConfig:
-    # one call at a time: those of one message are played in the model's order, as BFCL does
-    return {"recursion_limit": recursion_limit, "max_concurrency": 1}

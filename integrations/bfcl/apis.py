@@ -1,18 +1,21 @@
-"""The stateful APIs of one BFCL entry, their methods as LangChain tools, and whether the user got what was asked."""
+"""The stateful APIs of one BFCL entry: as LangChain tools, as an `Environment`, and success by final state and answers."""
 
 import copy
 import inspect
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cache, cached_property
+from typing import Annotated, Any, Literal, NamedTuple
 
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.prebuilt.tool_node import INVALID_TOOL_NAME_ERROR_TEMPLATE, ToolInvocationError
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, create_model
+from typing_extensions import TypedDict
 
 from dreamgym_lg.actions import ToolCall, parse_action
+from dreamgym_lg.environment import Environment, refused
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.bfcl.data import (
     STATELESS_CLASSES,
@@ -22,8 +25,7 @@ from dreamgym_lg.integrations.bfcl.data import (
     response_checker,
     state_checker,
 )
-from dreamgym_lg.integrations.bfcl.schema import arguments_schema
-from dreamgym_lg.types import Task
+from dreamgym_lg.types import StepResult, Task
 
 _ONE_CALL = threading.Lock()
 """Held during a call: the maths API sets the precision of the whole process, and parallel calls of one entry share state."""
@@ -38,9 +40,9 @@ class Answer(NamedTuple):
 
 
 class BFCLApis:
-    """The APIs of `task`, as the entry says they begin. Instances share nothing; calls of several threads do not mix.
+    """The APIs of `task` in the entry's initial state. Instances share nothing.
 
-    Whoever plays it calls tools (`tools`, or `call` below them) and says when a user turn ends (`end_turn`).
+    The player calls `tools` (or `call` below them) and ends each user turn (`end_turn`).
     Raises `ConfigurationError` for a task that is not one of `load_tasks`.
     """
 
@@ -51,9 +53,9 @@ class BFCLApis:
             raise ConfigurationError(f"task {task.id} {why}; take a task of load_tasks")
         self.task = task
         self.turn = 0
-        """How many user turns have ended."""
+        """Number of user turns that have ended."""
         self.cut_short = False
-        """Set by whoever gives up on the conversation: it then cannot have succeeded."""
+        """True for a conversation that was given up: no success."""
         self.answers: list[str] = []
         """Every answer of a tool, in order."""
         self._apis = {name: _instance(task, name) for name in task.metadata["involved_classes"]}
@@ -66,8 +68,7 @@ class BFCLApis:
 
     @cached_property
     def tools(self) -> list[BaseTool]:
-        """Every method of the APIs. A tool that the entry withholds until a later turn answers until then as one that
-        does not exist; what else a wrong call is answered is LangChain's matter and stands in `check_call`."""
+        """Every method of the APIs. A tool that the entry withholds until a later turn is unknown until then."""
         return [self._tool(name, owner) for name, owner in _owners(self.task).items()]
 
     def _tool(self, name: str, owner: str) -> BaseTool:
@@ -108,14 +109,14 @@ class BFCLApis:
         return apis
 
     def state_matches(self) -> bool:
-        """Whether every API now is in the state in which the ground truth leaves it (BFCL's `state_checker`)."""
+        """True if every API is in the state in which the ground truth leaves it (BFCL's `state_checker`)."""
         return bool(state_checker(self._apis, self.reference._apis)["valid"])
 
     def success(self) -> bool:
-        """Whether the state matches and every answer that the ground truth gets was got (BFCL's `response_checker`).
+        """True if the state matches and the tools gave every answer of the ground truth (BFCL's `response_checker`).
 
-        The answers count because 11 of 200 entries only ask for information: to do nothing would solve them. It is judged
-        once, at the end; BFCL's leaderboard judges after every turn, so success here is a little more common.
+        11 of 200 entries only ask for information. Judged once, at the end; BFCL's leaderboard judges after every turn and is
+        a little stricter.
         """
         if self.cut_short or not self.state_matches():
             return False
@@ -127,11 +128,9 @@ class BFCLApis:
 
 
 def check_call(task: Task, action: str, *, turn: int | None = None) -> str | None:
-    """What production answers to an action that `task` never accepts; None for a call to be played or an answer.
+    """ToolNode's answer to a call that `task` never accepts (unknown tool, wrong arguments); None for any other action.
 
-    It is ToolNode's text for an unknown tool and for arguments that are missing, unknown, of a wrong type or not among
-    the allowed values; it quotes the arguments in the action's order, which `render_call` makes alphabetical.
-    Args: `turn`, how many user turns have ended; with it, tools withheld until later are refused.
+    It quotes the arguments in the action's order. Args: `turn`, user turns ended: tools withheld until later are refused.
     """
     try:
         call = parse_action(action)
@@ -197,3 +196,118 @@ def _render(result: Any) -> str:
 def _is_error(result: Any) -> bool:
     found = result[0] if isinstance(result, list) and result else result
     return "error" in found if isinstance(found, dict) else isinstance(found, str) and found.startswith("Error")
+
+
+# --- Arguments ------------------------------------------------------------------------------------------------------
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+_LARGEST = {("MathAPI", "exponent"): 1000, ("MathAPI", "precision"): 1000}
+"""Python computes with any number of digits: without a limit, one absurd argument would stop a run for hours."""
+
+
+def _unchanged(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    check(value)
+    return value
+
+
+_Number = Annotated[float, WrapValidator(_unchanged)]
+"""A float that leaves an integer an integer: BFCL compares answers as text, and 2 + 2 must not become 4.0."""
+
+_dictionary: Any = TypedDict  # made from data, which no type checker follows; a nested model would not reach the API as a dict
+
+
+def allowed_values(parameter: Mapping[str, Any]) -> tuple[str, ...]:
+    """Allowed values, from BFCL's description (`[Enum]: ["on", "off"]`); () for any value of its type."""
+    listed = re.search(r"\[Enum\]:\s*(\[[^]]*\]|[^.\[\]]+)", parameter.get("description", ""))
+    return tuple(value for part in listed[1].strip("[] ").split(",") if (value := part.strip(" \"'"))) if listed else ()
+
+
+def is_optional(parameter: Mapping[str, Any]) -> bool:
+    """True if None is allowed: BFCL writes it as the default `"None"`."""
+    return parameter.get("default") == "None"
+
+
+@cache
+def arguments_schema(class_name: str, name: str) -> type[BaseModel]:
+    """The strict pydantic model of a method's arguments."""
+    parameters = documents(class_name)[name]["parameters"]
+    fields: dict[str, Any] = {}
+    for key, parameter in parameters["properties"].items():
+        kind = _type(key, parameter) | None if is_optional(parameter) else _type(key, parameter)
+        default = ... if key in parameters["required"] else None if is_optional(parameter) else parameter["default"]
+        limit = _LARGEST.get((class_name, key))
+        fields[key] = (kind, Field(default, description=parameter["description"].strip(), le=limit))
+    return create_model(name, __config__=_STRICT, **fields)
+
+
+def _type(name: str, parameter: Mapping[str, Any]) -> Any:
+    allowed = allowed_values(parameter)
+    match parameter["type"]:
+        case "string":
+            return Literal[allowed] if allowed else str
+        case "integer":
+            return int
+        case "float":
+            return _Number
+        case "boolean":
+            return bool
+        case "array":
+            return list[_type(name, {"description": parameter["description"], **parameter["items"]})]  # type: ignore[misc]
+        case "dict":
+            fields = {key: _type(key, field) for key, field in parameter["properties"].items()}
+            nested = _dictionary(name, fields, total=False)
+            nested.__pydantic_config__ = _STRICT
+            return nested
+    raise NotImplementedError(f"BFCL gives {name} the unknown type {parameter['type']!r}")
+
+
+# --- As an environment -----------------------------------------------------------------------------------------------
+
+OVER = "The user has no further request."
+
+
+class BFCLEnvironment(Environment):
+    """Actions are those of `dreamgym_lg.actions`: `render_call` calls a tool, `render_answer` ends the user turn.
+
+    What follows an answer is the user's next request; the last answer ends the episode, with reward 1 for success.
+    A user turn of more than `max_calls` actions (the ground truth needs up to 34) truncates the episode.
+    """
+
+    def __init__(self, *, max_calls: int = 40) -> None:
+        if max_calls < 1:
+            raise ConfigurationError(f"max_calls={max_calls}; allowed: 1 or more")
+        self.max_calls = max_calls
+        self._apis: BFCLApis | None = None
+        self._calls = 0
+
+    def reset(self, task: Task) -> str:
+        """Raises `ConfigurationError` for a task that is not one of `load_tasks`."""
+        self._apis, self._calls = BFCLApis(task), 0
+        return self._apis.user_turns[0]
+
+    def step(self, action: str) -> StepResult:
+        apis = self._playing()
+        refusal = check_call(apis.task, action, turn=apis.turn)
+        call = parse_action(action) if refusal is None else None
+        if isinstance(call, str):
+            return self._answered(apis)
+        self._calls += 1
+        truncated = self._calls > self.max_calls
+        if truncated:
+            self._apis = None
+        if not isinstance(call, ToolCall):
+            return refused(refusal or "")._replace(truncated=truncated)
+        answer = apis.call(call.name, call.arguments)
+        return StepResult(answer.text, 0.0, False, truncated, {"success": False, "valid": answer.valid})
+
+    def _answered(self, apis: BFCLApis) -> StepResult:
+        self._calls, request = 0, apis.end_turn()
+        if request is not None:
+            return StepResult(request, 0.0, False, False, {"success": False, "valid": True})
+        self._apis = None
+        return StepResult(OVER, apis.reward(), True, False, {"success": apis.success(), "valid": True})
+
+    def _playing(self) -> BFCLApis:
+        if self._apis is None:
+            raise RuntimeError("no episode is under way: call reset first")
+        return self._apis

@@ -35,8 +35,7 @@ CATEGORIES = ("multi_turn_base", "multi_turn_long_context", "multi_turn_miss_fun
 `miss_func`: some tools work only from a later user turn on. `miss_param`: a user turn lacks what a later one tells."""
 
 UNSOLVABLE = frozenset({*(f"{category}_173" for category in CATEGORIES), "multi_turn_miss_func_49"})
-"""Entries whose ground truth their own tools refuse: 173 names a ticket by a text where the tool takes an integer, 49 of
-`miss_func` calls a tool before it is made available. They are left out: no agent can solve them."""
+"""Entries left out: their own tools refuse the ground truth (a ticket named by a text, a tool called too early)."""
 
 SYSTEM_PROMPT = (
     "You carry out a user's requests with the tools you have. Call tools until a request is done, then answer in a few "
@@ -71,8 +70,7 @@ def ground_truth(task: Task) -> list[list[ToolCall]]:
 
 
 def parse_call(expression: str, classes: list[str]) -> ToolCall:
-    """A call written in Python, such as `sort('report.txt')`; positional arguments get their names from the method of
-    `classes`. Raises `ConfigurationError` unless it is a call of such a method with literal arguments."""
+    """Parse a call in Python, such as `sort('report.txt')`, of a method of `classes`; `ConfigurationError` for other texts."""
     try:
         call = ast.parse(expression.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
@@ -93,7 +91,7 @@ def api(class_name: str) -> type:
 
 @cache
 def documents(class_name: str) -> Mapping[str, Mapping[str, Any]]:
-    """What BFCL tells a model of each method of an API: name, description and parameters."""
+    """BFCL's documentation of each method of an API: name, description and parameters."""
     if class_name not in MULTI_TURN_FUNC_DOC_FILE_MAPPING:
         raise ConfigurationError.unknown("BFCL class", class_name, MULTI_TURN_FUNC_DOC_FILE_MAPPING)
     found = _read(f"multi_turn_func_doc/{MULTI_TURN_FUNC_DOC_FILE_MAPPING[class_name]}")

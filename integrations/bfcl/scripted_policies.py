@@ -10,9 +10,8 @@ from typing import Any, Literal, get_args
 
 from dreamgym_lg.actions import ToolCall, parse_action, render_answer, render_call
 from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.integrations.bfcl.apis import BFCLEnvironment, allowed_values
 from dreamgym_lg.integrations.bfcl.data import documents, ground_truth
-from dreamgym_lg.integrations.bfcl.environment import BFCLEnvironment
-from dreamgym_lg.integrations.bfcl.schema import allowed_values
 from dreamgym_lg.types import Step, Task, Trajectory
 
 Mistake = Literal["value", "missing", "extra", "type", "enum", "tool", "order"]
@@ -34,9 +33,8 @@ def offline_trajectories(
     The same arguments give the same trajectories. A task that no mistake makes fail (drawn 20 times) gives fewer.
 
     Args:
-        answers: False gives one step a call, for an agent whose user turns are scripted: what the user says next stands
-            at the end of the next call's observation. True gives the steps of `BFCLEnvironment`, where the answer that
-            ends a user turn is an action of its own.
+        answers: True gives the steps of `BFCLEnvironment`, where answers that end a user turn are actions. False gives one
+            step a call, for an agent with scripted user turns, whose text ends the next call's observation.
 
     Raises `ConfigurationError`, before anything is played, for a task of an evaluation split.
     """

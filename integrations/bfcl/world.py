@@ -7,11 +7,10 @@ from dreamgym_lg.dream import Dream, Episode, Model, ModelJudge, ScriptedUser
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
-from dreamgym_lg.integrations.bfcl.apis import check_call
+from dreamgym_lg.integrations.bfcl.apis import BFCLEnvironment, check_call
 from dreamgym_lg.integrations.bfcl.data import load_tasks
-from dreamgym_lg.integrations.bfcl.environment import BFCLEnvironment
 from dreamgym_lg.integrations.bfcl.scripted_policies import offline_trajectories
-from dreamgym_lg.integrations.text_games.dream import Rules
+from dreamgym_lg.integrations.text_games.game import Rules
 from dreamgym_lg.types import Split, Task, Trajectory
 
 KINDS = ("demonstration", "mistaken")
@@ -26,7 +25,7 @@ def next_request(episode: Episode) -> str | None:
 
 
 def refusal(task: Task, action: str, observations: Sequence[str]) -> str | None:
-    """What the tools' own schemas refuse, and calls of tools that are withheld until a later request of the user."""
+    """The refusal of a call by the tools' schemas, or of a tool withheld until a later request; else None."""
     requests, ended = task.metadata["user_turns"][1:], 0
     for observation in observations[1:]:
         ended += ended < len(requests) and observation == requests[ended]
@@ -61,7 +60,6 @@ class BFCLWorld(World):
         return BFCLEnvironment()
 
     def create_dream(self, model: Model) -> Dream:
-        """BFCL's schemas refuse, the experience model plays the APIs and judges, BFCL's script is the user."""
         return Dream([Rules(refusal), model], ScriptedUser(next_request), [ModelJudge(model)])
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:

@@ -11,8 +11,7 @@ It needs Chromium: Playwright's own (`playwright install chromium`) or one on PA
 
 Modules: `data` loads tasks without a browser, `browsers` holds the worker processes, whose code is `child`, `environment` plays
 a task in one of them, `actions` is the text of actions and pages, `agent` gives an agent one tool per action,
-`dream` is what an experience model is told of a page, `scripted_policies` solves 32 tasks of MiniWoB++, `world` is the world
-of an experiment.
+`scripted_policies` solves 21 tasks of MiniWoB++, `world` is the world of an experiment.
 
 What differs from stock BrowserGym, for speed: no screenshot, no pause before each of Playwright's acts, and on MiniWoB++ none
 before the page is read; MiniWoB++'s clock is off. Lines of a page that repeat each other or say nothing are left out. Files

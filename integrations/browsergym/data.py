@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dreamgym_lg.errors import ConfigurationError, MissingDependency
-from dreamgym_lg.integrations.text_games.text import digest
+from dreamgym_lg.integrations.text_games.game import digest
 from dreamgym_lg.types import Split, Task
 
 Benchmark = Literal["miniwob", "webarena", "webarenalite"]

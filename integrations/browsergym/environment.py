@@ -11,7 +11,7 @@ from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.browsergym.actions import allowed_actions, check_action, elements, normalized, render
 from dreamgym_lg.integrations.browsergym.browsers import Browsers, Seat
 from dreamgym_lg.integrations.browsergym.data import check_sites
-from dreamgym_lg.integrations.text_games.environment import TextGame
+from dreamgym_lg.integrations.text_games.game import TextGame
 from dreamgym_lg.types import StepResult, Task
 
 OVER = "The task has ended."
@@ -35,13 +35,10 @@ class BrowserGym(TextGame):
     """
 
     def __init__(self, browsers: Browsers, *, max_steps: int = 15) -> None:
-        if max_steps < 1:
-            raise ConfigurationError(f"max_steps={max_steps}; allowed: 1 or more")
-        self.browsers, self.max_steps = browsers, max_steps
+        super().__init__(max_steps)
+        self.browsers = browsers
         self._seat: Seat | None = None
         self._benchmark, self._page, self._goal = "", "", ""
-        self._steps = 0
-        self._over = True
 
     def reset(self, task: Task) -> str:
         """Waits until a browser is free.
@@ -49,15 +46,13 @@ class BrowserGym(TextGame):
         Raises `ConfigurationError` for metadata that names no task and for addresses of sites that are missing,
         `MissingDependency` without a browser or the benchmark's package, `EnvironmentFailed` if the page cannot be opened.
         """
-        self._over = True
-        request = _request(task)
+        self._seen, request = (), _request(task)
         self._seat = self._seat or self.browsers.take().result()
         return self._start(task, request, self._seat)
 
     async def areset(self, task: Task) -> str:
         """`reset`; no thread waits for the browser, so that those who hold one find a thread to play on."""
-        self._over = True
-        request = _request(task)
+        self._seen, request = (), _request(task)
         if self._seat is None:
             taken = self.browsers.take()
             try:
@@ -72,25 +67,20 @@ class BrowserGym(TextGame):
         reply = seat.ask({"reset": request})
         self._benchmark = str(request["task"]).partition(".")[0]
         self._page, self._goal = str(reply["page"]), " ".join(str(reply["goal"]).split())
-        self._steps, self._over = 0, False
         told = " ".join(task.instruction.split()) == self._goal
         return self.begin(self._page if told else f"Goal: {self._goal}\n{self._page}")
 
     def play(self, action: str) -> StepResult:
         """A step that ends the task shows `OVER`. Raises `EnvironmentFailed` if the browser dies, which ends the episode."""
-        if self._over or self._seat is None:
-            raise RuntimeError("step called before reset or after the end of the episode")
-        self._steps += 1
-        self._over = truncated = self._steps >= self.max_steps
         if (refusal := check_action(self._benchmark, action, [self._page])) is not None:
-            return refused(refusal)._replace(truncated=truncated)
-        self._over = True  # should the browser fail now, the episode has ended
+            return refused(refusal)
+        assert self._seat is not None, "play outside an episode"
         reply = self._seat.ask({"step": normalized(self._benchmark, action)})
         terminated, reward, error = bool(reply["terminated"]), float(reply["reward"]), str(reply["error"])
-        self._page, self._over = str(reply["page"]), terminated or truncated
+        self._page = str(reply["page"])
         observation = OVER if terminated else f"Error: {error}\n{self._page}" if error else self._page
         info = {"success": terminated and reward >= 1, "valid": not error}
-        return StepResult(observation, reward, terminated, truncated and not terminated, info)
+        return StepResult(observation, reward, terminated, False, info)
 
     def valid_actions(self) -> list[str]:
         """A click on each element of the page, each choice, and each word of the goal in each field."""
@@ -112,7 +102,7 @@ class BrowserGym(TextGame):
         return self._goal
 
     def close(self) -> None:
-        seat, self._seat, self._over = self._seat, None, True
+        seat, self._seat, self._seen = self._seat, None, ()
         if seat is not None:
             seat.leave()
 

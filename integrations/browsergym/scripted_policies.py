@@ -1,22 +1,20 @@
 """Scripted policies for MiniWoB++: a demonstrator for some of its tasks, and the mistakes one can make there."""
 
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.browsergym.actions import Element, elements, last_page, render
-from dreamgym_lg.integrations.browsergym.environment import BrowserGym
-from dreamgym_lg.integrations.text_games import scripted_policies
-from dreamgym_lg.integrations.text_games.scripted_policies import Mistakes, Oracle, View
-from dreamgym_lg.types import Task, Trajectory
+from dreamgym_lg.integrations.text_games.game import TextGame
+from dreamgym_lg.integrations.text_games.scripted_policies import Oracle, ScriptedPolicies, View
+from dreamgym_lg.types import Task
 
 Solver = Callable[[str, str], str]
 """`(goal, page) -> right action`. It reads the page alone, so that it goes on after a mistake that the page shows."""
 
 
-def create_oracle(task: Task) -> Oracle:
+def create_oracle(environment: TextGame, task: Task, rng: Random) -> Oracle:
     """The demonstrator of a task of `SOLVERS`; raises `ConfigurationError` for another task.
 
     The goal is the first observation's `Goal: ...` line, else the instruction (`make_tasks`).
@@ -110,85 +108,13 @@ def _checkboxes(goal: str, page: str) -> str:
     return _submit(page)
 
 
-def _choice(goal: str, page: str, name: str, submit: str) -> str:
-    box = _find(page, "combobox")
-    return _submit(page, submit) if _value(box) == name else render("select_option", {"bid": box.bid, "options": name})
-
-
 def _list(goal: str, page: str) -> str:
-    return _choice(goal, page, _between(goal, "Select ", " from the list"), "Submit")
-
-
-def _scroll_list(goal: str, page: str) -> str:
-    options = [element for element in elements(page) if element.role == "option"]
-    wanted = _between(goal, "Select ", " from the scroll list").split(", ")
-    if all(("selected=True" in option.attributes) == (option.name in wanted) for option in options):
-        return _submit(page)
-    return render("select_option", {"bid": _find(page, "listbox").bid, "options": wanted})
-
-
-def _dropdown(goal: str, page: str) -> str:
-    return _choice(goal, page, _between(goal, "Choose ", " from the dropdown"), _quoted(goal)[0])
-
-
-def _cased(goal: str, page: str) -> str:
-    text = _quoted(goal)[0]
-    return _fill(page, text.upper() if "upper" in goal else text.lower())
-
-
-def _date(goal: str, page: str) -> str:
-    month, day, year = (_between(goal, "Enter ", " as the date").split("/") + ["", ""])[:3]
-    return _spun(page, "Date", f"{year}-{month}-{day}", {"Month": month, "Day": day, "Year": year})
-
-
-def _time(goal: str, page: str) -> str:
-    clock, half = (_between(goal, "Enter ", " as the time").split(" ") + [""])[:2]
-    hour, minute = (clock.split(":") + ["0"])[:2]
-    value = f"{int(hour) % 12 + (12 if half == 'PM' else 0):02}:{minute}"
-    return _spun(page, "InputTime", value, {"Hours": hour, "Minutes": minute, "AM/PM": "2" if half == "PM" else "1"})
-
-
-def _spun(page: str, role: str, value: str, parts: Mapping[str, str]) -> str:
-    shown = all(int(_value(_find(page, "spinbutton", name)) or 0) == int(part) for name, part in parts.items())
-    return _submit(page) if shown else render("fill", {"bid": _find(page, role).bid, "value": value})
+    name, box = _between(goal, "Select ", " from the list"), _find(page, "combobox")
+    return _submit(page) if _value(box) == name else render("select_option", {"bid": box.bid, "options": name})
 
 
 def _tab(goal: str, page: str) -> str:
     return _click(_find(page, "link", _between(goal, "Click on ", ".")))
-
-
-def _section(goal: str, page: str) -> str:
-    section = _find(page, "tab")
-    return _submit(page) if "expanded=True" in section.attributes else _click(section)
-
-
-def _table(goal: str, page: str) -> str:
-    cells = [element.name for element in elements(page) if element.role == "cell"]
-    values = dict(zip(cells[::2], cells[1::2], strict=False))
-    return _fill(page, values.get(_between(goal, "value of ", " into"), ""))
-
-
-def _word(goal: str, page: str) -> str:
-    words = _find(page, "paragraph").name.split()
-    return _fill(page, words[min(_number(goal), len(words) - 1)].strip(",.") if words else "")
-
-
-def _arithmetic(goal: str, page: str) -> str:
-    left, sign, right = re.findall(r"'(-?\d+) ([x+-]) (-?\d+) ='", page)[0]
-    operation = {"x": operator.mul, "+": operator.add, "-": operator.sub}[sign]
-    return _fill(page, str(operation(int(left), int(right))))
-
-
-def _algebra(goal: str, page: str) -> str:
-    left, sign, right, result = re.findall(r"'(-?\w+) ([+-]) (-?\w+) = (-?\d+)'", page)[0]
-    if left == "x":
-        return _fill(page, str(int(result) - int(right) if sign == "+" else int(result) + int(right)))
-    return _fill(page, str(int(result) - int(left) if sign == "+" else int(left) - int(result)))
-
-
-def _copied(goal: str, page: str) -> str:
-    texts = [_value(element) for element in elements(page) if element.role == "textbox"]
-    return _fill(page, *[max(texts, key=len, default="")] * 2)
 
 
 SOLVERS: Mapping[str, Solver] = {
@@ -198,31 +124,20 @@ SOLVERS: Mapping[str, Solver] = {
     "click-checkboxes": _checkboxes,
     "click-checkboxes-large": _checkboxes,
     "click-checkboxes-transfer": _checkboxes,
-    "click-collapsible-nodelay": _section,
     "click-dialog": _dialog,
     "click-dialog-2": _dialog,
     "click-link": lambda goal, page: _click(_find(page, "clickable", _quoted(goal)[0])),
     "click-option": _option,
-    "click-scroll-list": _scroll_list,
     "click-tab": _tab,
     "click-test": lambda goal, page: _click(_find(page, "button")),
     "click-test-2": lambda goal, page: _click(_find(page, "button", "ONE")),
     "click-test-transfer": lambda goal, page: _click(_find(page, "button", "ONE")),
-    "copy-paste": _copied,
-    "enter-date": _date,
     "enter-password": lambda goal, page: _fill(page, *_quoted(goal) * 2),
     "enter-text": lambda goal, page: _fill(page, _quoted(goal)[0]),
-    "enter-text-2": _cased,
     "enter-text-dynamic": lambda goal, page: _fill(page, _quoted(goal)[0]),
-    "enter-time": _time,
-    "find-word": _word,
     "focus-text": lambda goal, page: _click(_find(page, "textbox")),
     "focus-text-2": lambda goal, page: _click(_find(page, "textbox", number=_number(goal))),
-    "form-sequence-3": _dropdown,
     "login-user": lambda goal, page: _fill(page, *_quoted(goal), submit="Login"),
-    "read-table": _table,
-    "simple-algebra": _algebra,
-    "simple-arithmetic": _arithmetic,
     "unicode-test": _named_button,
 }
 """The demonstrated tasks of MiniWoB++."""
@@ -236,28 +151,11 @@ def _wrong(view: View, rng: Random) -> str:
     return rng.choice([action for action in view.valid if action != view.right] or [view.right])
 
 
-MISTAKES = Mistakes(
-    wrong=_wrong,
+POLICIES = ScriptedPolicies(
+    create_oracle,
+    lambda tasks: ["Submit"],
+    _wrong,
     verbs=("click", "fill", "press", "tap", "type"),
     prepositions=(),
     misused=("in", "on"),
 )
-
-
-def scripted_trajectories(
-    tasks: Sequence[Task], environment: BrowserGym, *, episodes: Mapping[str, int], seed: int, run: str = "offline"
-) -> Iterator[Trajectory]:
-    """`episodes[kind]` trajectories of each `Kind`, the tasks (of `SOLVERS`) taken in turn; played while iterated over.
-
-    Raises `ConfigurationError`, before anything is played, for an unknown kind, no task, or one of an evaluation split.
-    """
-    return scripted_policies.scripted_trajectories(
-        tasks,
-        environment,
-        episodes=episodes,
-        seed=seed,
-        run=run,
-        create_oracle=lambda task, rng: create_oracle(task),
-        mistakes=MISTAKES,
-        words=["Submit"],
-    )

@@ -16,10 +16,9 @@ from dreamgym_lg.integrations.browsergym.actions import check_action, parsed
 from dreamgym_lg.integrations.browsergym.agent import BrowserAgent, chosen_actions
 from dreamgym_lg.integrations.browsergym.browsers import Browsers
 from dreamgym_lg.integrations.browsergym.data import Benchmark, load_tasks
-from dreamgym_lg.integrations.browsergym.dream import Endings, RecordedEndings, as_taught, described_episode, recorded_endings
 from dreamgym_lg.integrations.browsergym.environment import BrowserGym, make_tasks
-from dreamgym_lg.integrations.browsergym.scripted_policies import SOLVERS, scripted_trajectories
-from dreamgym_lg.integrations.text_games.dream import Rules
+from dreamgym_lg.integrations.browsergym.scripted_policies import POLICIES, SOLVERS
+from dreamgym_lg.integrations.text_games.game import Rules
 from dreamgym_lg.types import Split, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -31,16 +30,14 @@ if TYPE_CHECKING:
 class BrowserGymWorld(World):
     """A benchmark of BrowserGym, played by an agent with one tool per action (`BrowserAgent`), in dream and reality.
 
-    Only MiniWoB++ has scripted policies to collect with; the others need recorded traces.
-
-    WebArena-Lite is trained on the tasks of WebArena that none of its own is made from, and tested on its own 165.
+    MiniWoB++ has scripted policies to collect with, the others need recorded traces. WebArena-Lite is trained on WebArena's
+    tasks without the sources of its own 165, its test tasks.
 
     Args:
-        names: Of MiniWoB++: the tasks. Default: those that `scripted_policies` solves.
-        max_steps: Actions after which an episode is cut short. Default: 15, and 30 for WebArena (as its authors).
-        actions: Names of BrowserGym's actions, each a tool of the agent. Default: all that the benchmark allows.
-        short: Whether the agent reads a page as the list of its elements: for a small model (`listed`).
-        browsers: The most browsers at a time. Default: the number of processor cores.
+        names: Of MiniWoB++: the tasks. Default: those of `SOLVERS`.
+        max_steps: Actions after which an episode is truncated. Default: 15, for WebArena 30 (as its authors).
+        actions, short: As `BrowserTools`.
+        browsers: As `Browsers`.
 
     Raises `ConfigurationError` for an unknown task of MiniWoB++, names for another benchmark, and an unknown action.
     """
@@ -77,10 +74,9 @@ class BrowserGymWorld(World):
         self.arguments = given | ({"names": self.names} if benchmark == "miniwob" else {})
         self._browsers = Browsers(browsers)
         self._made: dict[range, list[Task]] = {}
-        self._endings: Endings | None = None
 
     def tasks(self, split: Split, *, limit: int | None = None, seed: int = 0) -> list[Task]:
-        """As `World.tasks`. Each task of MiniWoB++ has to be opened once, with as many seeds as `limit` allows."""
+        """As `World.tasks`. Each task of MiniWoB++ is opened once, with as many seeds as `limit` allows."""
         if self.benchmark == "miniwob":
             return [task for task in self._miniwob(limit or self.settings.tasks or 0, seed) if task.split == split]
         found = load_tasks(self.benchmark)
@@ -94,27 +90,16 @@ class BrowserGymWorld(World):
         return BrowserGym(self._browsers, max_steps=self.max_steps)
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
-        """`episodes[kind]` trajectories of each `Kind` of scripted policy; `ConfigurationError` for other benchmarks."""
         if self.benchmark != "miniwob":
             super().collect(tasks, episodes, seed=seed)
         with closing(self.create_environment()) as environment:
-            yield from scripted_trajectories(tasks, environment, episodes=episodes, seed=seed)
+            yield from POLICIES.trajectories(tasks, environment, episodes=episodes, seed=seed)
 
     def create_dream(self, model: Model) -> Dream:
-        """The benchmark's grammar of actions refuses, the experience model answers; recorded endings decide the outcome."""
-        buffer = model.replay_buffer
-        if self._endings is None:  # offline traces do not change while a dream is played
-            recorded = buffer.trajectories(source="offline", split="train", errors=False) if buffer is not None else ()
-            self._endings = recorded_endings(recorded)
-        endings = RecordedEndings(self._endings)
-        return Dream([Rules(self.refusal), endings, model.viewing(described_episode)], judges=[endings])
+        return Dream([Rules(self.refusal), model])
 
     def refusal(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
-        """The answer to an action that the benchmark does not allow or that names nothing on the page; None for any other."""
         return check_action(self.benchmark, action, observations)
-
-    def as_taught(self, recorded: Sequence[Trajectory]) -> list[Trajectory]:
-        return list(map(as_taught, recorded))
 
     def agent(self, policy: BaseChatModel, *, real: bool) -> BrowserAgent:
         return BrowserAgent(policy, actions=self.actions, max_steps=self.max_steps, short=self.short)
@@ -122,7 +107,7 @@ class BrowserGymWorld(World):
     def policy_rows(
         self, recorded: Sequence[Trajectory], tokenizer: "PreTrainedTokenizerBase", *, max_new_tokens: int
     ) -> "list[TokenizedConversation]":
-        """The tokens that rollouts of the agent would record if its policy called a tool for each of these actions."""
+        """Rows of the agent's rollouts, its policy calling a tool for each of these actions."""
         from dreamgym_lg.integrations.trl.recorded_engine import replayed_rows
 
         agent = partial(self.agent, real=False)
@@ -146,7 +131,7 @@ class BrowserGymWorld(World):
 
 
 def _of_each_split(name: str, first: int, number: int) -> Iterator[Task]:
-    """So many tasks of a name from a seed on: a quarter to test, a tenth to validate on, the others to train on."""
+    """Tasks of a name from a seed on: a quarter test, a tenth validation, the others train."""
     wanted = {"test": number // 4, "validation": number // 10}
     wanted["train"] = number - sum(wanted.values())
     for task in load_tasks("miniwob", names=[name], seeds=range(first, first + 10 * number + 20)):
@@ -156,10 +141,10 @@ def _of_each_split(name: str, first: int, number: int) -> Iterator[Task]:
 
 
 def webarena(**arguments: Any) -> BrowserGymWorld:
-    """The world `webarena` of the command line. Args: `arguments`, of `BrowserGymWorld`."""
+    """The world `webarena` of the command line."""
     return BrowserGymWorld("webarena", **arguments)
 
 
 def webarenalite(**arguments: Any) -> BrowserGymWorld:
-    """The world `webarenalite` of the command line. Args: `arguments`, of `BrowserGymWorld`."""
+    """The world `webarenalite` of the command line."""
     return BrowserGymWorld("webarenalite", **arguments)

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.text_games.environment import TextGame
-from dreamgym_lg.integrations.text_games.text import digest, one_line
+from dreamgym_lg.integrations.text_games.game import TextGame, digest, one_line
 from dreamgym_lg.integrations.textworld_express.java import Interface
 from dreamgym_lg.integrations.textworld_express.text import GAMES, UNKNOWN_ACTION, Check, check_action, world_split
 from dreamgym_lg.types import StepResult, Task
@@ -14,11 +14,11 @@ from dreamgym_lg.types import StepResult, Task
 Answer = TypeVar("Answer")
 
 _IDLE: list[Interface] = []
-"""Closed environments leave their game slot here for the next one: making a slot and loading a game into it takes time."""
+"""Game slots of closed environments, for the next ones: making a slot and loading a game into it takes time."""
 
 
 def _world(task: Task) -> dict[str, Any]:
-    """What `task` says of the world; raises `ConfigurationError` naming the key that is missing or wrong."""
+    """The task's world; raises `ConfigurationError` naming the key that is missing or wrong."""
     if task.origin == "synthetic":
         raise ConfigurationError(f"task {task.id} is synthetic: no real world belongs to it; play it in the dream")
     missing = [key for key in ("game", "params", "fold") if key not in task.metadata]
@@ -37,54 +37,42 @@ def _world(task: Task) -> dict[str, Any]:
 class TextWorldExpress(TextGame):
     """One episode at a time of any of `GAMES`; instances may live in different threads and share one Java process.
 
-    `functools.partial(TextWorldExpress, max_steps=...)` creates as many as are asked for and never blocks. Each holds a
-    slot of the Java process from its first `reset` to its `close`, which leaves the slot to the next one.
+    Each holds a slot of that process from its first `reset` to its `close`. A task's `seed` and metadata name the world:
+    `game`, `params` and `fold` (train, dev or test, which share no objects).
 
     Args:
         max_steps: An episode is truncated after so many real steps; at least 1.
-        check: How much `check_action` knows, see `text.check_action`.
-
-    A task's `seed` and metadata name the world: `game`, `params` and `fold` (train, dev or test, which share no objects).
+        check: As of `text.check_action`.
     """
 
     def __init__(self, *, max_steps: int = 10, check: Check = "names") -> None:
-        if max_steps < 1:
-            raise ConfigurationError(f"max_steps={max_steps}; allowed: 1 or more")
-        self.max_steps, self.check = max_steps, check
+        super().__init__(max_steps)
+        self.check = check
         self._slot: Interface | None = None
         self._game = ""
         self._state: dict[str, Any] = {}
-        self._steps = 0
-        self._over = True
 
     def reset(self, task: Task) -> str:
         """Raises `ConfigurationError` for metadata that names no world, `EnvironmentFailed` if Java breaks."""
-        world = _world(task)
-        self._over = True
+        world, self._seen = _world(task), ()
         self._state = self._ask(lambda slot: slot.start(world))
-        self._game, self._steps, self._over = world["game"], 0, False
+        self._game = world["game"]
         return self.begin(one_line(self._state["observation"]))
 
     def play(self, action: str) -> StepResult:
-        """The reward is the change of the game's score, except that failing the task pays 0 and keeps what was reached.
+        """The reward is the change of the game's score; a failure earns 0.
 
-        (The game itself scores a failure, such as a wrong guess in `peckingorder`, -1 whatever came before. From that a
-        weak policy learns to do nothing: any attempt costs more than it can expect to gain.)
+        (The game itself scores a failure -1 whatever came before, from which a weak policy learns to do nothing.)
         """
-        if self._over:
-            raise RuntimeError("step called before reset or after the end of the episode")
-        self._over, before = True, self._state["score"]  # should Java fail now, the episode has ended
+        before = self._state["score"]
         # A lone surrogate cannot be sent to Java; no valid action holds one, so any replacement is answered alike.
         sent = action.strip().encode("utf-8", "replace").decode()
         self._state = json.loads(self._ask(lambda slot: slot.call("stepJSON", sent)))
-        self._steps += 1
         success, failure = self._state["tasksuccess"], self._state["taskfailure"]
-        truncated = self._steps >= self.max_steps and not (success or failure)
-        self._over = success or failure or truncated
         observation = one_line(self._state["observation"])
         reward = 0.0 if failure else float(self._state["score"] - before)
         info = {"success": success, "valid": observation != UNKNOWN_ACTION}
-        return StepResult(observation, reward, success or failure, truncated, info)
+        return StepResult(observation, reward, success or failure, False, info)
 
     def check_action(self, action: str, observations: Sequence[str]) -> str | None:
         return check_action(self._game, action, observations, check=self.check) if self._game else None
@@ -93,29 +81,28 @@ class TextWorldExpress(TextGame):
         return sorted(set(self._state.get("validActions", ())))
 
     def instruction(self) -> str:
-        """What the game of the last reset asks for."""
+        """The instruction of the last reset's game."""
         return one_line(self._ask(lambda slot: slot.call("getTaskDescription")))
 
     def gold_path(self, task: Task) -> list[str]:
-        """The game's own solution of `task` without its needless first `look around`; ends a running episode.
+        """The game's own solution of `task`, without its needless first `look around`; ends a running episode.
 
-        Through several rooms (`coin`, `twc` with `numLocations` above 1) the game finds another one each time.
+        Through several rooms the game finds another one each time.
         """
-        self._over = True
+        self._seen = ()
         self._state = self._ask(lambda slot: slot.start(_world(task), gold=True))
         path = [str(action) for action in self._ask(lambda slot: slot.call("getGoldActionSequence"))]
         return path[1:] if path[:1] == ["look around"] else path
 
     def close(self) -> None:
-        slot, self._slot, self._over = self._slot, None, True
+        slot, self._slot, self._seen = self._slot, None, ()
         if slot is not None:
             _IDLE.append(slot)
 
     def _ask(self, question: Callable[[Interface], Answer]) -> Answer:
-        """The answer of this instance's slot.
+        """The answer of this instance's slot, which is out of reach of `close` meanwhile.
 
-        The slot is out of reach of `close` meanwhile: a cancelled episode leaves its thread behind in the game, and the
-        next episode must not get that slot. One whose game failed is not used again either.
+        A cancelled episode leaves its thread behind in the game, and the next one must not get that slot.
         """
         slot, self._slot = self._slot or _idle_slot(), None
         answer = question(slot)
@@ -124,18 +111,17 @@ class TextWorldExpress(TextGame):
 
 
 def _idle_slot() -> Interface:
-    try:
+    with suppress(IndexError):  # a look before would race with other threads
         return _IDLE.pop()
-    except IndexError:  # asking first whether there is one would race with other threads
-        return Interface()
+    return Interface()
 
 
 def make_tasks(
     game: str, seeds: Iterable[int], *, environment: TextWorldExpress, fold: str = "train", params: str | None = None
 ) -> list[Task]:
-    """One task per different first observation among `seeds`, in their order. Costs one real reset per seed.
+    """One task per different first observation among `seeds`, in their order, with one real reset per seed.
 
-    Fold `train` is split by `world_split`; `dev` is all validation and `test` all test, since their objects are others.
+    Fold `train` is split by `world_split`, `dev` is validation, `test` is test: their objects are others.
     """
     if game not in GAMES:
         raise ConfigurationError.unknown("game", game, GAMES)

@@ -21,7 +21,7 @@ except ImportError as error:
 
 
 def _runs(java: str) -> bool:
-    """Some systems ship a `java` that only says where to get one."""
+    """False for the `java` of some systems, which only names its source."""
     try:
         return subprocess.run([java, "-version"], capture_output=True, check=False, timeout=60).returncode == 0
     except (OSError, subprocess.SubprocessError):

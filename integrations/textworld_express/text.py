@@ -1,4 +1,4 @@
-"""What follows from the text of TextWorld-Express alone: action checks, splits and varied tasks."""
+"""TextWorld-Express's text alone: action checks, splits, varied tasks and hidden facts."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -8,8 +8,9 @@ from random import Random
 from typing import Any, Literal, get_args
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.text_games.text import digest, one_line
-from dreamgym_lg.types import Split, Task, Trajectory
+from dreamgym_lg.integrations.text_games.game import digest, draw_order, one_line
+from dreamgym_lg.tasks import first_observation, world_seed
+from dreamgym_lg.types import Split, Step, Task, Trajectory
 
 GAMES: Mapping[str, str] = {
     "peckingorder": "",
@@ -36,7 +37,7 @@ VARIED = ("peckingorder", "twc")
 """Games of which `vary_task` makes other tasks."""
 
 FIXED = frozenset({"stove", "oven", "barbeque", "toilet", "bath mat", "instructions book"})
-"""What rooms show like an item although nobody can take it."""
+"""Things that rooms show like an item although nobody can take them."""
 
 
 # --- The room in the observations -----------------------------------------------------------------------------------
@@ -44,12 +45,12 @@ FIXED = frozenset({"stove", "oven", "barbeque", "toilet", "bath mat", "instructi
 
 @dataclass(slots=True)
 class _Room:
-    """What the observations of one episode say about the world."""
+    """State of the world as an episode's observations show it."""
 
     places: dict[str, str] = field(default_factory=dict)
-    """What things can be put in: `closed`, `open` (and can be closed) or `surface`."""
+    """Containers: `closed`, `open` (and can be closed) or `surface`."""
     items: list[tuple[str, str]] = field(default_factory=list)
-    """What lies about, with its place or "" for the floor; a list, because some worlds show one name twice."""
+    """Things with their place, or "" for the floor; some worlds show one name twice."""
     held: list[str] = field(default_factory=list)
     fixed: set[str] = field(default_factory=set)
     exits: set[str] = field(default_factory=set)
@@ -154,10 +155,9 @@ _FORMS = re.compile(
 def check_action(game: str, action: str, observations: Sequence[str], *, check: Check = "names") -> str | None:
     """`UNKNOWN_ACTION` for an action that the real game would refuse whatever it hides, else None.
 
-    Pure and without Java, so that a dream can hold it (`functools.partial(check_action, "twc")`). `names`: a known verb
-    form whose names have all been observed, as whole words, which is what a tool's argument schema gives an agent.
-    `state`, for the games of `STATE_KNOWN`: also what is in sight, held and open as it follows from the observations, so
-    that nothing invalid passes, no second `put` either. `simonsays` is not checked: it never shows what is valid.
+    `names`: a known verb form whose names have all been observed, as whole words. `state`, for the games of `STATE_KNOWN`:
+    also possible with the things in sight, held and open, so that nothing invalid passes. `simonsays` is not checked: it never
+    shows its valid actions.
     """
     if game not in GAMES:
         raise ConfigurationError.unknown("game", game, GAMES)
@@ -206,8 +206,7 @@ def movable_items(observation: str) -> list[str]:
 
 
 def failed_on(task: Task, trajectories: Iterable[Trajectory]) -> set[str]:
-    """The items that the failed ones of a task's episodes named after their last reward, e.g. the one that was asked for and
-    the one that was taken in its place."""
+    """Items that a task's failed episodes named after their last reward, such as the requested and the taken one."""
     items = movable_items(task.observation)
     # not what a list or the name of a place holds: "the cushion." but not "in the cushion cover", "some cushions"
     name = re.compile(rf"\b(?:the|take|put) ({'|'.join(map(re.escape, items))})(?= in |\.|$)", re.MULTILINE)
@@ -220,13 +219,11 @@ def failed_on(task: Task, trajectories: Iterable[Trajectory]) -> set[str]:
 
 
 def vary_task(task: Task, rng: Random, observations: Sequence[str], *, keep: Collection[str] = ()) -> Task | None:
-    """A synthetic `peckingorder` or `twc` task that begins like `task`, up to half of its items exchanged for other known ones.
+    """Exchange up to half of a `peckingorder` or `twc` task's items at random for known ones: a synthetic task.
 
-    What makes a task hard is often one of its items, or two that are easily mistaken for each other. So the items `keep` stay,
-    unless these are all there are; of the others, those stay that chance leaves. New ones come from `observations`: first
-    observations of other training worlds, for `twc` those of the same room, so that it has a place for them. Text only, no real
-    environment. None if there are too few other items, for another game than these two, or if the new world falls in an
-    evaluation split. Raises `ConfigurationError` if `task` itself does.
+    Items of `keep` stay, unless there are no others: a hard task is often hard for one or two of its items. New ones come from
+    `observations`, the first ones of other training worlds, for `twc` of the same room. None if there are too few, for another
+    game, or if the new world falls in an evaluation split. Raises `ConfigurationError` if `task` itself does.
     """
     if task.split != "train":
         raise ConfigurationError(f"task {task.id} is a {task.split} task: varying it would leak the evaluation")
@@ -258,3 +255,46 @@ def vary_task(task: Task, rng: Random, observations: Sequence[str], *, keep: Col
         origin="synthetic",
         parent_id=task.id,
     )
+
+
+# --- Hidden facts ----------------------------------------------------------------------------------------------------
+
+_REQUESTED = re.compile(r"The current task is to take the (.+?)\.")
+_MOVED = re.compile(r"(?:take (?P<taken>.+)|put (?P<put>.+?) in .+)")
+
+
+def hidden_facts(task: Task, history: Sequence[Step]) -> list[str]:
+    """The item that `peckingorder`'s book requests next, at each step and the next; "" in every other game (`World.context`).
+
+    The order is the one that `history` has revealed, then a draw by the seed: a model at temperature 0 would order all worlds
+    alike. An item is done once it is taken, and comes again when it is put back.
+    """
+    items = movable_items(first_observation(task)) if task.metadata.get("game") == "peckingorder" else []
+    order = _order(items, history, world_seed(task))
+    facts, requested = [], set[str]()
+    for step in history:
+        facts.append(order[0] if order else "")
+        item = _moved(step)
+        if item in items and (step.reward != 0 or item in requested):
+            rest = [other for other in order if other != item]
+            order = [item, *rest] if step.reward < 0 else rest
+        requested.update(_REQUESTED.findall(step.next_observation))
+    return [*facts, order[0] if order else ""]
+
+
+def _order(items: Sequence[str], history: Sequence[Step], seed: int) -> list[str]:
+    """The order of the items: first those that were requested or rewarded, then the drawn ones."""
+    revealed: dict[str, None] = {}
+    for step in history:
+        names = {_moved(step)} if step.reward > 0 else _REQUESTED.findall(step.next_observation)
+        revealed.update((item, None) for item in names if item in items)
+    wrong = history[-1] if history and history[-1].terminated and history[-1].reward <= 0 else None
+    drawn = [item for item in draw_order(items, seed) if item not in revealed]
+    # what a recorded episode failed by taking was not requested
+    return [*revealed, *sorted(drawn, key=lambda item: wrong is not None and item == _moved(wrong))]
+
+
+def _moved(step: Step) -> str:
+    """The item that the action takes or puts somewhere; "" for an invalid or any other action."""
+    moved = _MOVED.fullmatch(" ".join(step.action.split())) if step.valid else None
+    return (moved["taken"] or moved["put"]) if moved else ""

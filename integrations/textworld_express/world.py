@@ -1,5 +1,6 @@
-"""TextWorld-Express as the world of an experiment."""
+"""TextWorld-Express as the world of an experiment, and the scripted policies that collect its traces."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -11,10 +12,9 @@ from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.experiment.settings import Settings
 from dreamgym_lg.experiment.world import World
-from dreamgym_lg.integrations.text_games.dream import Rules, Score
+from dreamgym_lg.integrations.text_games.game import Rules, Score
+from dreamgym_lg.integrations.text_games.scripted_policies import Oracle, ScriptedPolicies, View
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
-from dreamgym_lg.integrations.textworld_express.hidden_facts import hidden_facts
-from dreamgym_lg.integrations.textworld_express.scripted_policies import scripted_trajectories
 from dreamgym_lg.integrations.textworld_express.text import (
     GAMES,
     STATE_KNOWN,
@@ -22,6 +22,8 @@ from dreamgym_lg.integrations.textworld_express.text import (
     Check,
     check_action,
     failed_on,
+    hidden_facts,
+    movable_items,
     vary_task,
 )
 from dreamgym_lg.replay.buffer import ReplayBuffer
@@ -53,9 +55,8 @@ class TextWorldExpressWorld(World):
 
     Args:
         game: One of `text.GAMES`.
-        check: How much `check_action` knows, see `text.check_action`. Default: `state` for the games
-            of `STATE_KNOWN`, else `names`.
-        max_steps: Actions after which an episode is cut short.
+        check: As of `text.check_action`. Default: `state` for the games of `STATE_KNOWN`, else `names`.
+        max_steps: Actions after which an episode is truncated.
 
     Raises `ConfigurationError` for an unknown game.
     """
@@ -97,24 +98,20 @@ class TextWorldExpressWorld(World):
         return TextWorldExpress(max_steps=self.max_steps, check=self.check)
 
     def create_dream(self, model: Model) -> Dream:
-        """The game's own rules refuse, the experience model answers, and the game's score judges."""
         return Dream([Rules(self.refusal), model], judges=[Score(completes=True, once=True)])
 
     def refusal(self, task: Task, action: str, observations: Sequence[str]) -> str | None:
-        """The game's answer to an action that is invalid whatever the world holds; None for any other."""
         return check_action(self.game, action, observations, check=self.check)
 
     def collect(self, tasks: Sequence[Task], episodes: Mapping[str, int], *, seed: int) -> Iterator[Trajectory]:
-        """`episodes[kind]` trajectories of each `Kind` of scripted policy."""
         with closing(self.create_environment()) as environment:
-            yield from scripted_trajectories(tasks, environment, episodes=episodes, seed=seed)
+            yield from POLICIES.trajectories(tasks, environment, episodes=episodes, seed=seed)
 
     def panels(self, *, limit: int, seed: int = 0) -> dict[str, list[Task]]:
         return {"unseen objects": self._make(_seeds(limit, seed), "test")}
 
     def task_generator(self, tasks: Sequence[Task], replay_buffer: ReplayBuffer) -> TaskGenerator | None:
-        """Exchanges items of a task for those of other training tasks, but for those that its episodes failed on
-        (`peckingorder` and `twc`)."""
+        """`vary_task`, of all training tasks; items that episodes failed on stay."""
         if self.game not in VARIED:
             return None
         seen = [task.observation for task in tasks]
@@ -134,5 +131,81 @@ def _seeds(count: int, seed: int) -> range:
 
 
 def twc(**arguments: Any) -> TextWorldExpressWorld:
-    """The world `twc` of the command line; `peckingorder` is the class itself. Args: `arguments`, of the class."""
+    """The world `twc` of the command line."""
     return TextWorldExpressWorld("twc", **arguments)
+
+
+# --- Scripted policies -----------------------------------------------------------------------------------------------
+
+_PUT = re.compile(r"You put the (.+) in the (.+)\.")
+
+
+def _told(seen: Sequence[str], valid: Sequence[str]) -> str:
+    """The next right action of `peckingorder`: do what the book last said, or read it if something moved since."""
+    for observation in reversed(seen):
+        if told := re.fullmatch(r"The current task is to (.+)\.", observation):
+            return told[1].replace("take the ", "take ")
+        if observation.startswith(("You take ", "You put ")):
+            break
+    return next((action for action in valid if action.startswith("read ")), "look around")
+
+
+def _tidied(goals: Mapping[str, str], seen: Sequence[str], valid: Sequence[str]) -> str:
+    """The next right action of `twc` in one room, whatever came before: bring the first item that is out of place."""
+    now: dict[str, str] = {}
+    for observation in seen:
+        if put := _PUT.fullmatch(observation):
+            now[put[1]] = put[2]
+        elif observation.startswith("You take the "):
+            now.pop(observation[13:-1], None)
+    for item, place in goals.items():
+        if now.get(item) != place:
+            for action in (f"put {item} in {place}", f"take {item}", f"open {place}"):
+                if action in valid:
+                    return action
+    return "look around"
+
+
+def create_oracle(environment: TextWorldExpress, task: Task, rng: Random) -> Oracle:
+    """The demonstrator of `task`: the book of `peckingorder`, the places of `twc` in one room, else the gold path.
+
+    The first two find back from any detour; it may break a gold path.
+    """
+    if task.metadata["game"] == "peckingorder":
+        return _told
+    path = environment.gold_path(task)
+    if task.metadata["game"] == "twc" and not any(action.startswith("move ") for action in path):
+        goals = [(put[1], put[2]) for action in path if (put := re.fullmatch(r"put (.+) in (.+)", action))]
+        order = dict(rng.sample(goals, len(goals)))
+        return lambda seen, valid: _tidied(order, seen, valid)
+    rest = iter(path)
+    return lambda seen, valid: next((action for action in rest if action in valid), "look around")
+
+
+def _wrong(view: View, rng: Random) -> str:
+    """Well-formed but not what is needed: another object or place, a repetition, a thing of another world."""
+    others = [action for action in view.valid if action != view.right]
+    verb = view.right.split(" ")[0]
+    puts = [f"put {put[1]} in {put[2]}" for seen in view.seen if (put := _PUT.fullmatch(seen))]
+    takes = [f"take {seen[13:-1]}" for seen in view.seen if seen.startswith("You take the ")]
+    places = [action.split(" in ")[-1] for action in view.valid if action.startswith("put ")] or ["shelf", "counter"]
+    word = rng.choice(view.words)
+    elsewhere = [f"take {word}", f"put {word} in {rng.choice(places)}", f"open {word}"]
+    starts = (f"{verb} ", "put ", ("take ", "close "))
+    valid = [[action for action in others if action.startswith(start)] for start in starts]
+    # the near miss, right but for its object, is what an experience model has most trouble to tell from the right action
+    return rng.choice(rng.choice([some for some in (*valid[:1] * 4, *valid[1:], puts, takes, elsewhere) if some]))
+
+
+def _words(tasks: Sequence[Task]) -> list[str]:
+    return sorted({item for task in tasks for item in movable_items(task.observation)}) or ["lamp"]
+
+
+POLICIES = ScriptedPolicies(
+    create_oracle,
+    _words,
+    _wrong,
+    verbs=("take", "put", "open", "close", "read", "move", "go", "eat", "grab", "use", "look"),
+    prepositions=("in",),
+    misused=("on", "into", "to", "at", "under", "with"),
+)

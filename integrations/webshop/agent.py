@@ -29,7 +29,6 @@ SYSTEM_PROMPT = (
 )
 BOUGHT = "Thank you for shopping with us!"
 _CLOSED = "The shop is closed: the purchase was made, or the visit took too many steps."
-"""Answers of the tools after a purchase: at it, and to every call behind it."""
 
 
 @dataclass(slots=True)
@@ -39,10 +38,7 @@ class _Visit:
 
 
 class ShopTools:
-    """The tools of any number of episodes at once, each in a shop of its own.
-
-    With a `DreamGym`: `DreamGym(create_agent_graph(model, shop), tasks=load_tasks(path), reset_real=shop.reset_real,
-    verify_real=shop.verify_real, ...)`. In the dream the tools are never run.
+    """The tools of any number of episodes at once, each in a shop of its own: pass `reset_real`, `verify_real` to `DreamGym`.
 
     Args:
         path, max_steps, nouns, compact: As `WebShopEnvironment`; behind `max_steps` calls the tools refuse.
@@ -67,7 +63,7 @@ class ShopTools:
             self._visits.reset(token)
 
     def verify_real(self, task: Task, state: Any) -> float:
-        """What the purchase of this episode paid, 0 to 1; 0 without one."""
+        """The reward of this episode's purchase, 0 to 1; 0 without one."""
         return self._visits.get().reward
 
     def _create_tools(self) -> list[BaseTool]:
@@ -87,7 +83,7 @@ class ShopTools:
         visit = self._visits.get(None)
         if visit is None:
             raise ToolException("no shop is open: run the agent inside `async with shop.reset_real(task)`")
-        if visit.environment.visit is None:
+        if not visit.environment.playing:
             return _CLOSED
         result = visit.environment.step(" ".join(action.split()))
         visit.reward += result.reward
@@ -100,10 +96,9 @@ def create_agent_graph(model: str | BaseChatModel, shop: ShopTools) -> CompiledS
 
 
 def as_tool_agent(trajectory: Trajectory) -> Trajectory:
-    """An episode of `WebShopEnvironment` as the tool agent of `create_agent_graph` would have played it.
+    """Rewrite an episode of `WebShopEnvironment` as one of the tool agent.
 
-    Each `search[...]` and `click[...]` is a tool call; what is neither, and shows the page again, is left out. An answer ends
-    the episode and carries its reward. The task begins with its instruction, as the agent's user says it.
+    Each `search[...]` and `click[...]` becomes a tool call, other actions are left out; an answer ends the episode.
     """
     task = trajectory.task
     steps, seen = list[Step](), task.instruction

@@ -12,22 +12,21 @@ from threading import RLock
 from typing import Any, NamedTuple, get_args
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.text_games.text import digest
-from dreamgym_lg.integrations.webshop.pages import Product, first_page
+from dreamgym_lg.integrations.text_games.game import digest
+from dreamgym_lg.integrations.webshop.pages import Product, search_page
 from dreamgym_lg.types import Split, Task
 
 _FIX = "name the folder that WebShop's setup.sh fills (items_shuffle.json, items_ins_v2.json) or a packed webshop_small.json.xz"
 _NO_LIMIT = 1_000_000.0
 """The price limit of a goal whose product is too dear for one."""
-_LOADING = RLock()
-"""Held while a catalogue is read, so that threads that start at once read it once."""
+_LOADING = RLock()  # threads that start at once read a catalogue once
 
 
 class Goal(NamedTuple):
-    """What a user asks for."""
+    """A user's request."""
 
     asin: str
-    """The product that the instruction was written for: bought with the right options, it always pays 1 for its type."""
+    """The product that the instruction was written for."""
     instruction: str
     attributes: Sequence[str]
     options: Sequence[str | tuple[str, str]]
@@ -49,12 +48,11 @@ def load_tasks(path: str | Path, *, split: Split | None = None, human: bool = Fa
     The official splits: goals 0 to 499 are test, 500 to 1,499 validation (the official "dev"), all others training tasks.
 
     Args:
-        path: The folder that the official `setup.sh` fills, or a packed file: xz-compressed JSON with the contents of the
-            same files as `items_shuffle_1000`, `items_ins_v2_1000` and `items_human_ins`. In a folder with both, the full
-            files are taken before those of 1,000 products.
+        path: The folder that the official `setup.sh` fills (its full files come first), or a packed file: xz-compressed JSON
+            with the keys `items_shuffle_1000`, `items_ins_v2_1000` and `items_human_ins`.
         split: None: all of them.
-        human: The instructions that people wrote, in place of those made from products.
-        limit: The first so many tasks of the split.
+        human: Instructions that people wrote, in place of those made from products.
+        limit: Number of tasks, the first of the split.
 
     Raises `ConfigurationError` for a file or folder without products or without goals, an unknown split, or a limit below 1.
     """
@@ -94,7 +92,7 @@ def _task(index: int, goal: Goal, human: bool) -> Task:
         id=id,
         instruction=goal.instruction,
         environment="webshop",
-        observation=first_page(goal.instruction),
+        observation=search_page(goal.instruction).text,
         metadata={"goal": index, "human": human},
         split=_split(index),
     )
@@ -202,7 +200,7 @@ def _human_goals(products: Iterable[Product], written: Mapping[str, Any], rng: R
 
 
 def _price_limit(price: float, rng: Random) -> tuple[float, str]:
-    """A goal's limit in dollars, and how the instruction says it: the larger of two of the next four tens above the price."""
+    """A goal's limit in dollars and its words: the larger of two of the next four tens above the price."""
     tens = [10.0 * ten for ten in range(1, 100) if 10.0 * ten > price][:4]
     if len(tens) < 2:
         return _NO_LIMIT, ""

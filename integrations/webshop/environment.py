@@ -6,8 +6,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Literal, NamedTuple
 
-from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.text_games.environment import TextGame
+from dreamgym_lg.integrations.text_games.game import TextGame
 from dreamgym_lg.integrations.webshop.data import Catalogue, Goal, goal_of, load_catalogue
 from dreamgym_lg.integrations.webshop.pages import (
     BACK,
@@ -29,12 +28,11 @@ from dreamgym_lg.integrations.webshop.reward import Nouns, Tagger, load_tagger, 
 from dreamgym_lg.integrations.webshop.search import SearchIndex, load_index
 from dreamgym_lg.types import StepResult, Task
 
-_LOADING = RLock()
-"""Held while a shop is opened, so that threads that start at once build its index once."""
+_LOADING = RLock()  # threads that start at once build an index once
 
 
 class Shop(NamedTuple):
-    """Everything that the episodes of a process share; nothing of it changes."""
+    """Products, goals and search index, shared by all episodes of a process."""
 
     catalogue: Catalogue
     ordered: Sequence[Product]
@@ -53,9 +51,8 @@ class Shop(NamedTuple):
 
 
 def load_shop(path: str | Path, *, human: bool = False) -> Shop:
-    """Products, goals and search index, made once a process; the first time on a machine the index is built, for all.
+    """The shop of these products; its index is built once a machine: 1,000 products take a second, a million 20 minutes.
 
-    1,000 products take a second, a million twenty minutes: then call this once before many processes start.
     Args and errors: as `data.load_tasks`.
     """
     where = Path(path).expanduser().resolve()
@@ -71,7 +68,7 @@ def _shop(where: Path, human: bool) -> Shop:
 
 
 class Visit:
-    """Where an episode is in the shop."""
+    """State of one episode."""
 
     def __init__(self, goal: Goal, target: Product) -> None:
         self.goal = goal
@@ -87,49 +84,40 @@ class Visit:
 
 
 class WebShopEnvironment(TextGame):
-    """One episode at a time of any task of `data.load_tasks` of the same data; instances may live in different threads.
+    """One episode at a time of any task of `data.load_tasks`; pages are the official engine's, to the letter.
 
-    Actions are `search[words]`, from every page, and `click[what]`, of what the page shows. Pages are those of the official
-    engine's text mode, to the letter. `info["clickables"]` lists what can be clicked. An invalid action shows the page again.
-
-    `click[buy now]` ends the episode and pays `reward.reward`, 0 to 1; 1 is success. Its page is empty: the official one tells
-    the goal and the score. An episode is truncated after `max_steps` actions.
+    Actions are `search[words]`, from every page, and `click[what]`, of `info["clickables"]`. An invalid one shows the page
+    again. `click[buy now]` ends the episode with `reward.reward`, 0 to 1; 1 is success. Its page is empty: the official one
+    shows the goal and the score. An episode is truncated after `max_steps` actions.
 
     Args:
         path: As `data.load_tasks`.
         nouns: The reward's noun tagger: a `Tagger` or a function.
-        compact: Whether to show pages in their short form (`pages.compact`), and of one that is on the screen already only
-            that it is the same; `info["clickables"]` stays as it is.
+        compact: Show pages in their short form (`pages.compact`), and `SAME_PAGE` for one that is on the screen already.
     """
 
     def __init__(
         self, path: str | Path, *, max_steps: int = 15, nouns: Tagger | Nouns = "textblob", compact: bool = False
     ) -> None:
-        if max_steps < 1:
-            raise ConfigurationError(f"max_steps={max_steps}; allowed: 1 or more")
-        self.path, self.max_steps, self.nouns, self.compact = path, max_steps, nouns, compact
+        super().__init__(max_steps)
+        self.path, self.nouns, self.compact = path, nouns, compact
         self._shop: Shop | None = None
         self.visit: Visit | None = None
-        """For scripted policies and tests: a policy under evaluation must not see it. None outside an episode."""
-        self._steps = 0
+        """For scripted policies and tests: a policy under evaluation must not see it. None after a purchase."""
         self._shown = ""
 
     def reset(self, task: Task) -> str:
         """Raises `ConfigurationError` for a task that is none of `load_tasks` of this data, and what `load_shop` raises."""
-        self.visit = None
+        self.visit, self._seen = None, ()
         self._shop = load_shop(self.path, human=bool(task.metadata.get("human", False)))
         goal = goal_of(task, self._shop.catalogue)
-        self.visit, self._steps = Visit(goal, self._shop.catalogue.products[goal.asin]), 0
-        self._shown = ""
+        self.visit, self._shown = Visit(goal, self._shop.catalogue.products[goal.asin]), ""
         return self.begin(self._show(self.visit.page.text))
 
     def play(self, action: str) -> StepResult:
-        if self.visit is None or self._shop is None:
-            raise RuntimeError("step called before reset or after the end of the episode")
         visit, shop = self.visit, self._shop
+        assert visit is not None and shop is not None, "play outside an episode"
         verb, argument = parse_action(action)
-        self._steps += 1
-        truncated = self._steps >= self.max_steps
         if verb == "click" and argument == BUY.lower() and argument in visit.page.clickables:
             self.visit = None
             paid = self._pay(visit)
@@ -141,10 +129,8 @@ class WebShopEnvironment(TextGame):
             _click(visit, shop, argument)
         else:
             valid = False
-        if truncated:
-            self.visit = None
         info = {"success": False, "valid": valid, "clickables": list(visit.page.clickables)}
-        return StepResult(self._show(visit.page.text), 0.0, False, truncated, info)
+        return StepResult(self._show(visit.page.text), 0.0, False, False, info)
 
     def check_action(self, action: str, observations: Sequence[str]) -> str | None:
         return check_action(action, observations)
@@ -158,7 +144,7 @@ class WebShopEnvironment(TextGame):
         return sorted([*written, f"search[{self.visit.goal.instruction}]"])
 
     def close(self) -> None:
-        self.visit = None
+        self.visit, self._seen = None, ()
 
     def _show(self, page: str) -> str:
         if not self.compact:
@@ -174,7 +160,7 @@ class WebShopEnvironment(TextGame):
 
 
 def _search(visit: Visit, found: Sequence[Product], number: int = 1) -> None:
-    """Show a page of results; the product that was open, and what was chosen of it, is forgotten."""
+    """Show a page of results and forget the open product with its options."""
     visit.found, visit.number, visit.product, visit.options = found, number, None, {}
     visit.kind, visit.page = "results", results_page(visit.goal.instruction, found, number)
 

@@ -1,4 +1,4 @@
-"""The shop's pages as text, what can be clicked on them, and what follows from a page's text alone."""
+"""The shop's pages as text, their clickables, and checks of actions against a page's text."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,14 +21,14 @@ _TITLE_AT = -7
 
 
 class Product(NamedTuple):
-    """What the shop knows of one product."""
+    """Everything that the shop stores of a product."""
 
     asin: str
     title: str
     description: str
     features: Sequence[str]
     price_tag: str
-    """As shown: one price, or the two ends of a range."""
+    """One price, or the two ends of a range."""
     price: float
     """In dollars, as a purchase costs; drawn from the range where there is one."""
     options: Mapping[str, Sequence[str]]
@@ -41,13 +41,13 @@ class Product(NamedTuple):
 
     @property
     def search_text(self) -> str:
-        """What the search index holds of it: of the features only the first, as the official index has it."""
+        """The indexed text: of the features only the first, as in the official index."""
         options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
         return " ".join([self.title, self.description, self.features[0] if self.features else "", options]).lower()
 
 
 class Page(NamedTuple):
-    """What a policy sees."""
+    """A page as a policy sees it."""
 
     text: str
     clickables: Sequence[str]
@@ -55,19 +55,15 @@ class Page(NamedTuple):
 
 
 def parse_action(action: str) -> tuple[str, str]:
-    """Verb and argument, which is in lower case; ("", "") for what has not the form `verb[argument]`.
-
-    What stands behind the last bracket does not count, and a bracket in the argument ends the verb, both as officially.
-    """
+    """Verb and lower-case argument of `verb[argument]`, as officially; ("", "") for any other text."""
     found = _ACTION.match(action)
     return (found[1], found[2].lower()) if found else ("", "")
 
 
 def check_action(action: str, observations: Sequence[str]) -> str | None:
-    """The last page again for an action that is neither a search nor a click on what that page shows, else None.
+    """The last page again for an action that is neither a search nor a click on a text of that page, else None.
 
-    Pure, so that a dream refuses what the shop refuses. The text does not tell a button from the words beside it: a click on
-    a product's title is let through, and the shop itself refuses it.
+    Only the shop itself can tell a button from the words beside it.
     """
     verb, argument = parse_action(action)
     if verb == "search" and argument:
@@ -83,12 +79,12 @@ def check_action(action: str, observations: Sequence[str]) -> str | None:
 
 
 def last_page(observations: Sequence[str]) -> str:
-    """The page on the screen: in the short form the last one that was written out."""
+    """The page on the screen."""
     return next((page for page in reversed(observations) if page != SAME_PAGE), "")
 
 
 def parts_of(page: str) -> list[str]:
-    """The texts that a page is made of, in its official or its short form."""
+    """The texts of a page in its official or its short form."""
     return page.split(SEPARATOR if SEPARATOR in page else "\n")
 
 
@@ -102,16 +98,16 @@ def results_on(page: str) -> dict[str, list[str]]:
 
 
 class Item(NamedTuple):
-    """What a product's page shows."""
+    """Texts of a product's page."""
 
     choices: Sequence[str]
-    """Names and values of its options, as they follow each other: the text does not tell which is which."""
+    """Names and values of its options in their order, not told apart."""
     title: str
     price_tag: str
 
 
 def item_on(page: str) -> Item | None:
-    """What a product's page shows; None for any other page."""
+    """Texts of a product's page; None for any other page."""
     parts = parts_of(page)
     if parts[-1] != BUY or PREVIOUS not in parts:
         return None
@@ -120,11 +116,9 @@ def item_on(page: str) -> Item | None:
 
 
 def compact(page: str) -> str:
-    """The short form of an official page, for a small model: a text a line, without the instruction, which every page repeats.
+    """The short form of an official page, for a small model: a text a line, without the instruction.
 
-    Of a result's title the first `TITLE_SHOWN` characters are kept, its asin is in lower case, as it is clicked, and its price
-    stands behind the title, in whole dollars (rounded down). A product's title, and each text of a sub page, has its first
-    `TEXT_SHOWN` characters.
+    Titles of results have `TITLE_SHOWN` characters, other texts `TEXT_SHOWN`; prices of results are whole dollars.
     """
     parts = page.split(SEPARATOR)
     if parts[0] == "WebShop":
@@ -145,10 +139,6 @@ def _in_dollars(price: Sequence[str]) -> str:
 
 
 # --- The pages -------------------------------------------------------------------------------------------------------
-
-
-def first_page(instruction: str) -> str:
-    return search_page(instruction).text
 
 
 def search_page(instruction: str) -> Page:
@@ -198,7 +188,7 @@ def _framed(instruction: str, *texts: str) -> str:
 
 
 def _joined(*texts: str) -> str:
-    """The text of a page as the official HTML parser reads it: white space without a line break counts as a text."""
+    """Join texts as the official HTML parser does: white space without a line break counts as a text."""
     return SEPARATOR.join(text.strip() for text in texts if text and (text.strip(" \t\n\f\r") or "\n" not in text))
 
 

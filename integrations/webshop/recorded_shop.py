@@ -1,13 +1,13 @@
-"""What real traces know of the shop: its pages, what searches found, and what purchases paid."""
+"""A shop made of real traces: their pages, search results and rewards of purchases."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import NamedTuple
 
 from dreamgym_lg.dream import Answer, Episode, Verdict
-from dreamgym_lg.integrations.text_games.dream import Score
+from dreamgym_lg.integrations.text_games.game import Score, observations
 from dreamgym_lg.integrations.webshop.pages import (
     BACK,
     BUY,
@@ -29,13 +29,11 @@ from dreamgym_lg.types import Step, Task, Trajectory
 
 _PRICE = re.compile(r"(.*?) (\$[\d-]+)")
 """A result's title and price, in the short form of a page."""
-
-
 RETRIEVED = "a page made of what other recorded pages show"
 
 
 class Place(NamedTuple):
-    """Where an episode is in the shop, as its actions alone tell it."""
+    """Place of an episode in the shop, as its actions alone tell it."""
 
     words: str = ""
     """Of the last search; none on the first page."""
@@ -53,7 +51,7 @@ class Place(NamedTuple):
         return Place(asin=self.asin, sub_page=self.sub_page) if self.asin else self._replace(chosen=())
 
     def after(self, action: str) -> "Place":
-        """Behind a valid action other than a purchase."""
+        """The place after a valid action other than a purchase."""
         verb, what = parse_action(action)
         if verb == "search":
             return Place(what)
@@ -73,7 +71,7 @@ class Place(NamedTuple):
 
 
 def place_of(steps: Sequence[Step]) -> Place:
-    """Where these steps have led."""
+    """The place after these steps."""
     place = Place()
     for step in steps:
         if step.valid:
@@ -86,11 +84,8 @@ def _is_purchase(action: str) -> bool:
 
 
 def purchase(episode: Episode) -> Episode | None:
-    """A purchase as the experience model reads it: the product's title and price, and the values chosen of its options.
-
-    It is the first step of an episode that begins with them. None for every other action.
-    """
-    item = item_on(last_page(_seen(episode)))
+    """Reduce a purchase to an episode of one step, which begins with title, price and chosen values; None for other actions."""
+    item = item_on(last_page(observations(episode)))
     if not _is_purchase(episode.action) or item is None:
         return None
     chosen = ", ".join(place_of(episode.steps).chosen) or "nothing"
@@ -99,7 +94,7 @@ def purchase(episode: Episode) -> Episode | None:
 
 
 def as_taught(trajectory: Trajectory) -> Trajectory | None:
-    """The purchase of a recorded episode, as the experience model reads it; None without one."""
+    """The `purchase` of a recorded episode; None without one."""
     *steps, last = trajectory.steps
     reduced = purchase(Episode(task=trajectory.task, steps=steps, action=last.action))
     if reduced is None:
@@ -109,7 +104,7 @@ def as_taught(trajectory: Trajectory) -> Trajectory | None:
 
 
 class ShopScore(Score):
-    """The score of a purchase; of an instruction with a recorded success, that success decides it."""
+    """The score of a purchase; a recorded success of the same instruction decides it."""
 
     def __init__(self, shop: "RecordedShop") -> None:
         super().__init__(completes=True)
@@ -119,28 +114,17 @@ class ShopScore(Score):
         return self._shop.decides(task)
 
 
-def _seen(episode: Episode) -> list[str]:
-    return [first_observation(episode.task), *(step.next_observation for step in episode.steps)]
-
-
 class RecordedShop:
-    """The responder that plays the shop from the real trajectories in a replay buffer; unknown purchases are left open.
+    """The responder that plays the shop from real traces; unknown purchases are left to the next one.
 
-    A product's page, a sub page and a page of results are shown as any trace of a training task showed them. A
-    purchase of the same product with the same values, chosen in the same order, for the same instruction, pays what it was
-    recorded to pay.
-    Of an instruction with a recorded success, any other purchase fails, and pays nothing: that success shows the
-    product and the values that are wanted. Another product may be as good in the shop; here it is not.
-    A search that no trace made finds, with the shop's own kind of search (BM25), those products whose pages are
-    recorded, by what these pages say. A product whose page was never opened has the title and price that its result showed,
-    and no options; a sub page that was never opened is empty.
-
-    Nothing is read but the traces: not the goals, and no product that no trace shows. A click on an option's name, which the
-    shop refuses, passes for one of its values: the text does not tell them apart.
+    Pages are shown as any trace of a training task showed them. A purchase of the same product with the same values in the
+    same order, for the same instruction, is rewarded as recorded; any other purchase of an instruction with a recorded success
+    fails. A new search finds, by BM25, products whose pages are recorded. A page that no trace opened shows title and price of
+    its result, without options; such a sub page is empty. Neither goals nor products outside the traces are read.
 
     Args:
         replay_buffer: Its trajectories of the sources `offline` and `real` and of the split `train`.
-        compact: Whether the traces show pages in their short form.
+        compact: The traces show pages in their short form.
     """
 
     name = "recorded"
@@ -152,9 +136,9 @@ class RecordedShop:
         self._pages: dict[Place, dict[str, str]] = {}
         """Each page's text behind the instruction, by the task whose trace showed it."""
         self._paid: dict[tuple[str, str, tuple[str, ...]], dict[str, float]] = {}
-        """What a purchase paid, by instruction, product and values; by task."""
+        """Rewards of purchases by instruction, product and values; by task."""
         self._bought: dict[str, dict[str, Place]] = {}
-        """The purchases that paid in full, by instruction and task."""
+        """Purchases of reward 1, by instruction and task."""
         self._asins: list[str] = []
         """Of the products whose pages are recorded, by their numbers in the index."""
         self._index: SearchIndex | None = None
@@ -162,14 +146,14 @@ class RecordedShop:
         """The texts of a product on a page of results."""
 
     def refresh(self) -> None:
-        """Read the buffer's trajectories, if others are in it than when they were last read."""
+        """Read the buffer's trajectories again if they have changed."""
         with self._lock:
             now = self._replay_buffer.changes(self._read.newest if self._read is not None else 0)
             if self._read is None or now.real or now.held_out != self._read.held_out:
-                self._build([each for each in self._replay_buffer.trajectories(split="train", errors=False)])
+                self._build(self._replay_buffer.trajectories(split="train", errors=False))
             self._read = now
 
-    def _build(self, trajectories: Sequence[Trajectory]) -> None:
+    def _build(self, trajectories: Iterable[Trajectory]) -> None:
         pages, entries = dict[Place, dict[str, str]](), dict[str, list[str]]()
         paid, bought = dict[tuple[str, str, tuple[str, ...]], dict[str, float]](), dict[str, dict[str, Place]]()
         for trajectory in trajectories:
@@ -195,13 +179,12 @@ class RecordedShop:
         return "\n".join(next(iter(self._pages[place].values())) for place in places if place in self._pages)
 
     def respond(self, episode: Episode) -> Answer | None:
-        """The shop's answer; None for a purchase that no trace made."""
         if not episode.steps:
             self.refresh()
         task, own, place = episode.task, "" if episode.own_traces else episode.task.id, place_of(episode.steps)
         if _is_purchase(episode.action):
             return self._bought_by(place, task, own)
-        screen = last_page(_seen(episode))
+        screen = last_page(observations(episode))
         if not _is_clickable(episode.action, screen):
             return Answer(SAME_PAGE if self._compact else screen, False, "invalid, it cannot be clicked")
         goal = place.after(episode.action)
@@ -210,7 +193,7 @@ class RecordedShop:
         return Answer(SAME_PAGE if self._compact and text == screen else text, reasoning=f"valid, {source}")
 
     def decides(self, task: Task) -> bool:
-        """Whether a recorded success decides every purchase for this task."""
+        """True if a recorded success decides every purchase for this task."""
         self.refresh()
         return bool(self._bought.get(task.instruction))
 
@@ -224,7 +207,7 @@ class RecordedShop:
         return _purchased(float(same), "a recorded success of this instruction") if right else None
 
     def _page(self, place: Place, screen: str, own: str) -> tuple[str, str]:
-        """The text of a page behind the instruction, and its source. Args: `screen`, the page before it."""
+        """A page's text after the instruction, and its source. Args: `screen`, the page before it."""
         recorded = self._of_others(place.page, own)
         if recorded is not None or place.page == Place():
             return recorded or "", "a recorded page"
@@ -240,7 +223,7 @@ class RecordedShop:
         return next((text for id, text in self._pages.get(page, {}).items() if id != own), None)
 
     def _results(self, place: Place, own: str) -> str:
-        """A page of what a search finds among the recorded products."""
+        """A page of search results among the recorded products."""
         assert self._index is not None, "decide before refresh"
         known = [self._asins[number] for number in self._index.search(place.words)]
         found = [asin for asin in known if not own or self._of_others(Place(asin=asin), own) is not None]
@@ -250,7 +233,6 @@ class RecordedShop:
         return self._joined([*head, *(text for asin in shown for text in self._entries[asin])])
 
     def _head(self, task: Task) -> str:
-        """What every page begins with."""
         return "" if self._compact else SEPARATOR.join(["Instruction:", task.instruction, ""])
 
     def _joined(self, texts: Sequence[str]) -> str:
@@ -258,7 +240,7 @@ class RecordedShop:
 
 
 def _is_clickable(action: str, screen: str) -> bool:
-    """Whether an action that `check_action` lets through is valid: the text beside the buttons is none."""
+    """True for an action that the page allows: `check_action` lets any of its texts through."""
     verb, what = parse_action(action)
     if verb == "search":
         return True

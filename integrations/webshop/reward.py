@@ -1,4 +1,4 @@
-"""What a purchase pays: how well type, attributes, options and price of the product match the goal."""
+"""Reward of a purchase: match of type, attributes, options and price with the goal."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +17,8 @@ except ImportError as error:
 Nouns = Callable[[str], Sequence[str]]
 """A noun tagger: a title -> its nouns, in lower case and in its order, repetitions included."""
 Tagger = Literal["textblob", "spacy"]
-"""`textblob`: TextBlob's rules, without a model.  `spacy`: spaCy's `en_core_web_sm`, which the published rewards were computed
-with; it moves the reward of 6 to 10 % of wrong purchases, never of the right product."""
+"""`textblob`: TextBlob's rules.  `spacy`: `en_core_web_sm`, as for the published rewards: 6 to 10 % of those of wrong products
+differ."""
 
 _MATCH = 85
 """Texts match above this similarity, 0 to 100."""

@@ -111,7 +111,7 @@ def _term(token: str) -> str:
 
 
 def analyse(text: str) -> list[str]:
-    """The terms of a text, in its order: words in lower case, without stop words and possessive `'s`, stemmed by Porter."""
+    """The terms of a text in order: lower-case words without stop words and possessive `'s`, stemmed by Porter."""
     tokens = (_ASCII_TOKEN if text.isascii() else _TOKEN).findall(text.lower())
     cut = (token[at : at + _LONGEST] for token in tokens for at in range(0, len(token), _LONGEST))
     return [term for token in cut if (term := _term(token))]
@@ -121,7 +121,7 @@ def analyse(text: str) -> list[str]:
 
 
 class SearchIndex(NamedTuple):
-    """For each term the documents that hold it, and all that their scores depend on."""
+    """Postings of every term and the factors of their scores."""
 
     terms: Mapping[str, int]
     """Each term's number."""
@@ -159,11 +159,9 @@ class SearchIndex(NamedTuple):
 
 
 def load_index(documents: Sequence[str], *, cache: Path | None = None) -> SearchIndex:
-    """The index of these texts, whose numbers are their positions: from the cache on disk, where it is built once.
+    """The index of these texts, from the cache on disk or built anew; numbers are positions.
 
-    It is found by the texts themselves, so another catalogue never gets it, and put in place whole: a build that is cut off
-    leaves nothing that counts, and of two at once the later one writes the same again. A damaged file is built anew. Where the
-    folder cannot be written, a warning says so and the index is kept in memory alone.
+    A file is named by the texts' hash and put in place whole. Where the folder cannot be written, a warning is logged.
 
     Args:
         cache: Folder of the indexes. Default: `dreamgym-lg/webshop` in $XDG_CACHE_HOME or ~/.cache.
@@ -226,7 +224,7 @@ def _build(texts: Sequence[str]) -> tuple[str, NDArray[np.int64], NDArray[np.int
 
 
 def _kept_length(length: int) -> int:
-    """What Lucene keeps of a document's length in one byte: four binary digits of what is above 24."""
+    """A document's length in Lucene's one byte: four binary digits of the part above 24."""
     above = max(length - 24, 0)
     cut = max(above.bit_length() - 4, 0)
     return length - above + (above >> cut << cut)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from random import Random
 from statistics import median
 
 import psutil
@@ -60,7 +61,7 @@ def ours(episodes: int) -> str:
             task, over = tasks[number % len(tasks)], False
             seconds, observation = timed(lambda task=task: environment.reset(task))  # type: ignore[misc]
             resets.append(seconds)
-            seen, right = [str(observation)], create_oracle(task)
+            seen, right = [str(observation)], create_oracle(environment, task, Random(0))
             while not over:
                 action = right(seen, ())
                 start = time.perf_counter()

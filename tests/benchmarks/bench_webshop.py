@@ -14,8 +14,10 @@ import psutil
 
 from dreamgym_lg.integrations.webshop.data import load_catalogue, load_tasks
 from dreamgym_lg.integrations.webshop.environment import WebShopEnvironment, load_shop
-from dreamgym_lg.integrations.webshop.scripted_policies import buy_first, play_baseline, rule_based
 from dreamgym_lg.integrations.webshop.search import load_index
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tiny"))
+from webshop_baselines import buy_first, play_baseline, rule_based  # noqa: E402
 
 SMALL = Path(__file__).parents[3] / "shared" / "data" / "webshop_small.json.xz"
 QUERIES = 300

@@ -13,7 +13,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from dreamgym_lg.curriculum.curriculum import Curriculum
 from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.graphs.training import Training, create_training_graph
-from dreamgym_lg.integrations.text_games.dream import Score
+from dreamgym_lg.integrations.text_games.game import Score
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.token_recorder import TokenRecorder
 from dreamgym_lg.types import Task, Trajectory

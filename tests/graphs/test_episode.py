@@ -9,7 +9,7 @@ import pytest
 from dreamgym_lg.dream import Dream, Model
 from dreamgym_lg.environment import Environment, check_environment, refused
 from dreamgym_lg.graphs.episode import EpisodeContext, create_episode_graph, read_action
-from dreamgym_lg.integrations.text_games.dream import Rules, Score
+from dreamgym_lg.integrations.text_games.game import Rules, Score
 from dreamgym_lg.types import Step, StepResult, Task
 
 TASK = Task(id="t0", instruction="leave the house", environment="house", observation="A closed door.")

@@ -23,8 +23,8 @@ from dreamgym_lg.integrations.bfcl import (
     ground_truth,
     load_tasks,
 )
+from dreamgym_lg.integrations.bfcl.apis import allowed_values, arguments_schema
 from dreamgym_lg.integrations.bfcl.data import UNSOLVABLE, documents, parse_call
-from dreamgym_lg.integrations.bfcl.schema import allowed_values, arguments_schema
 
 
 def written(call: ToolCall) -> str:

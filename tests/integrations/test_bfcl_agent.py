@@ -32,7 +32,7 @@ from dreamgym_lg.integrations.bfcl import (
     offline_trajectories,
     run_turns,
 )
-from dreamgym_lg.integrations.bfcl.environment import OVER
+from dreamgym_lg.integrations.bfcl.apis import OVER
 
 Turns = Sequence[Sequence[ToolCall]]
 

@@ -14,12 +14,12 @@ from dreamgym_lg.environment import check_environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.integrations.alfworld.data import load_tasks, walkthrough
 from dreamgym_lg.integrations.alfworld.text import NOTHING_HAPPENS, without_frame
-from dreamgym_lg.integrations.text_games.text import one_line
+from dreamgym_lg.integrations.text_games.game import one_line
 from dreamgym_lg.types import StepResult, Task
 
 pytest.importorskip("alfworld", reason="alfworld is not installed: pip install 'dreamgym-lg[alfworld]'")
 
-from dreamgym_lg.integrations.alfworld import engine, engine_process
+from dreamgym_lg.integrations.alfworld import engine
 from dreamgym_lg.integrations.alfworld import environment as module
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
 
@@ -141,8 +141,8 @@ def test_what_is_closed_is_over(tasks: list[Task]) -> None:
 def test_the_process_of_the_games_is_renewed_and_ends_when_its_last_game_does(
     tasks: list[Task], played: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_process, "RENEWED_AFTER", 2)
-    monkeypatch.setattr(engine_process, "_newest", None)
+    monkeypatch.setattr(engine, "RENEWED_AFTER", 2)
+    monkeypatch.setattr(engine, "_newest", None)
     environments = [ALFWorld() for _ in range(3)]
     for environment in environments:
         assert environment.reset(tasks[0]) == played[tasks[0].id][0]
@@ -161,7 +161,7 @@ def test_the_process_of_the_games_is_renewed_and_ends_when_its_last_game_does(
 def test_a_process_that_was_killed_fails_the_episodes_in_it_and_no_later_one(
     tasks: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_process, "_newest", None)
+    monkeypatch.setattr(engine, "_newest", None)
     environment, other = ALFWorld(), ALFWorld()
     for each in (environment, other):
         each.reset(tasks[0])
@@ -191,8 +191,11 @@ def test_a_game_that_the_engine_cannot_read_is_a_failed_rollout(
 
 
 def test_another_textworld_inside_is_played_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = engine.Rule.parse_conjunctive_query
-    monkeypatch.delattr(engine.textgen, "copy_context")
+    from textworld.envs.pddl import textgen
+    from textworld.logic import Rule
+
+    stock = Rule.parse_conjunctive_query
+    monkeypatch.delattr(textgen, "copy_context")
     with pytest.warns(UserWarning, match="copy_context.*ALFWorld runs, but slowly"):
         engine.speed_up()
-    assert engine.Rule.parse_conjunctive_query == stock
+    assert Rule.parse_conjunctive_query == stock

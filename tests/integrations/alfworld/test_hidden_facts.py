@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from dreamgym_lg.integrations.alfworld.hidden_facts import hidden_facts
+from dreamgym_lg.integrations.alfworld.text import hidden_facts
 from dreamgym_lg.types import Step, Task
 
 ROOM = "You are in the middle of a room. Looking quickly around you, you see a bed 1, a desk 1, a drawer 2, and a drawer 1."

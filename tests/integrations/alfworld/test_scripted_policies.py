@@ -12,7 +12,7 @@ from dreamgym_lg.types import Task
 pytest.importorskip("alfworld", reason="alfworld is not installed: pip install 'dreamgym-lg[alfworld]'")
 
 from dreamgym_lg.integrations.alfworld.environment import ALFWorld
-from dreamgym_lg.integrations.alfworld.scripted_policies import create_oracle, scripted_trajectories
+from dreamgym_lg.integrations.alfworld.world import POLICIES, create_oracle
 from dreamgym_lg.integrations.text_games.scripted_policies import KINDS
 
 
@@ -29,7 +29,7 @@ def training(tasks: list[Task]) -> list[Task]:
 @pytest.mark.slow
 def test_each_kind_is_recorded_as_it_was_really_answered(environment: ALFWorld, training: list[Task]) -> None:
     episodes = {str(kind): 4 for kind in KINDS}
-    trajectories = list(scripted_trajectories(training, environment, episodes=episodes, seed=3, run="here"))
+    trajectories = list(POLICIES.trajectories(training, environment, episodes=episodes, seed=3, run="here"))
     assert len({(trajectory.task.id, trajectory.rollout_index) for trajectory in trajectories}) == 4 * len(KINDS)
     for trajectory in trajectories:
         steps, seen = trajectory.steps, [environment.reset(trajectory.task)]
@@ -49,14 +49,14 @@ def test_each_kind_is_recorded_as_it_was_really_answered(environment: ALFWorld, 
 
 def test_the_same_seed_gives_the_same_trajectories(environment: ALFWorld, training: list[Task]) -> None:
     episodes = {"noisy": 3, "fluent_wrong": 3}
-    once = list(scripted_trajectories(training, environment, episodes=episodes, seed=1))
-    assert once == list(scripted_trajectories(training, environment, episodes=episodes, seed=1))
-    assert once != list(scripted_trajectories(training, environment, episodes=episodes, seed=2))
+    once = list(POLICIES.trajectories(training, environment, episodes=episodes, seed=1))
+    assert once == list(POLICIES.trajectories(training, environment, episodes=episodes, seed=1))
+    assert once != list(POLICIES.trajectories(training, environment, episodes=episodes, seed=2))
 
 
 @pytest.mark.slow
 def test_kinds_do_what_they_are_named_after(environment: ALFWorld, training: list[Task]) -> None:
-    played = {kind: list(scripted_trajectories(training, environment, episodes={kind: 12}, seed=9)) for kind in KINDS}
+    played = {kind: list(POLICIES.trajectories(training, environment, episodes={kind: 12}, seed=9)) for kind in KINDS}
     invalid = {kind: sum(trajectory.invalid_actions for trajectory in found) for kind, found in played.items()}
     for trajectory in played["demonstration"]:
         assert trajectory.success and not trajectory.invalid_actions
@@ -78,7 +78,7 @@ def test_kinds_do_what_they_are_named_after(environment: ALFWorld, training: lis
 @pytest.mark.parametrize("detour", ["take soapbar 1", "go to", "back"])
 def test_the_oracle_finds_back(environment: ALFWorld, training: list[Task], detour: str) -> None:
     task = next(task for task in training if task.metadata["type"] == "pick_two_obj_and_place")
-    right = create_oracle(task, Random(0))
+    right = create_oracle(environment, task, Random(0))
     seen, moved = [environment.reset(task)], False
     for _ in range(29):
         valid = environment.valid_actions()
@@ -98,6 +98,6 @@ def test_scripted_policies_never_touch_evaluation_tasks(packed: Path, environmen
     for split in ("validation", "test"):
         chosen = [task for task in tasks if task.split == split]
         with pytest.raises(ConfigurationError, match=f"is a {split} task"):
-            scripted_trajectories(chosen, environment, episodes={"random": 1}, seed=0)
+            POLICIES.trajectories(chosen, environment, episodes={"random": 1}, seed=0)
     with pytest.raises(ConfigurationError, match="unknown kind 'noise'.*Did you mean 'noisy'"):
-        scripted_trajectories([task for task in tasks if task.split == "train"], environment, episodes={"noise": 1}, seed=0)
+        POLICIES.trajectories([task for task in tasks if task.split == "train"], environment, episodes={"noise": 1}, seed=0)

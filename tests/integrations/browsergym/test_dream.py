@@ -1,6 +1,5 @@
 """A dream of pages, and the agent that plays it as it plays real ones; without a browser. The pages are of our own making."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,17 +9,16 @@ pytest.importorskip("browsergym", reason="browsergym is not installed: pip insta
 from browser_parts import ToolPolicy
 from langchain_core.messages import BaseMessage
 
-from dreamgym_lg.dream import Dream, Model
+from dreamgym_lg.dream import Model
 from dreamgym_lg.environment import check_environment
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.event_loop import run_lasting
-from dreamgym_lg.integrations.browsergym.actions import check_action, parsed
+from dreamgym_lg.integrations.browsergym.actions import check_action
 from dreamgym_lg.integrations.browsergym.child import _without_repetition
-from dreamgym_lg.integrations.browsergym.dream import RecordedEndings, as_taught, described, described_episode, recorded_endings
 from dreamgym_lg.integrations.browsergym.environment import OVER
 from dreamgym_lg.integrations.browsergym.world import BrowserGymWorld
 from dreamgym_lg.rollout import rollout
-from dreamgym_lg.types import Step, StepResult, Task, Trajectory
+from dreamgym_lg.types import Step, Task, Trajectory
 
 PAGE = """RootWebArea 'Sign in', focused
 \tStaticText 'Name'
@@ -33,7 +31,6 @@ PAGE = """RootWebArea 'Sign in', focused
 \t[11] button 'Enter'
 """
 FILLED = PAGE.replace("[3] textbox ''", "[3] textbox '' value='ada'").replace("[5] textbox ''", "[5] textbox '' value='••'")
-CHOSEN = "combobox 'red' elsewhere, radio 'by post' elsewhere"
 TASK = Task(
     id="sign-in-0",
     instruction='Sign in as "ada" with "p7", in blue, and press Enter.',
@@ -43,31 +40,6 @@ TASK = Task(
     metadata={"task": "miniwob.login-user"},
 )
 DONE = f"valid, it completes the task\nreward 1, success\n{OVER}"
-
-
-@pytest.mark.parametrize(
-    ("action", "told"),
-    [
-        ("fill('3', 'ada')", "textbox is quote 1"),
-        ("fill('3', 'ad')", "textbox 'ad' elsewhere"),
-        ("select_option('6', 'blue')", "combobox 'blue' in the task"),
-        (
-            "click('8')",
-            "option 'blue' in the task, textbox empty, textbox empty, combobox 'red' elsewhere, radio 'by post' elsewhere",
-        ),
-    ],
-)
-def test_an_action_is_told_with_what_it_names_and_stays_the_same(action: str, told: str) -> None:
-    shown = described(TASK, [], [PAGE], action)
-    assert shown == f"{action}  # {told}" == described(TASK, [], [PAGE], shown), "told once, however often it is asked"
-    assert parsed("miniwob", shown) == parsed("miniwob", action)
-
-
-def test_a_click_tells_what_was_written_where_the_page_hides_it() -> None:
-    written = ["fill('3', 'ada')  # textbox is quote 1", "fill('5', 'p7')"]
-    assert "textbox is quote 1, textbox is quote 2, " in described(TASK, written, [PAGE, PAGE, FILLED], "click('11')")
-    assert "textbox '••' elsewhere" in described(TASK, [], [FILLED], "click('11')")
-    assert described(TASK, [], [PAGE], "clik it") == "clik it"
 
 
 @pytest.mark.parametrize(
@@ -127,47 +99,15 @@ def play(policy: ToolPolicy, experience: Model) -> Trajectory:
 
 def test_an_agent_with_tools_plays_a_dreamed_page(scripted: Any, asked_action: Any) -> None:
     def answer(messages: list[BaseMessage]) -> str:
-        return DONE if "quote 1, textbox is quote 2" in asked_action(messages) else f"valid, on\nreward 0, continues\n{FILLED}"
+        return DONE if asked_action(messages) == "click('11')" else f"valid, on\nreward 0, continues\n{FILLED}"
 
     model = scripted(reply=answer)
     policy = ToolPolicy(calls=["fill('3', 'ada')", "fill('5', 'p7')", "click('11')", "click('11')"])
     episode = play(policy, Model(model, prompt_format="lines", instructions=""))
     assert episode.success and episode.reward == 1 and episode.error is None
     assert [step.action for step in episode.steps] == policy.calls[:3], "recorded as played; nothing is asked after the end"
-    assert [asked_action(asked).partition(" # ")[2] for asked in model.asked[:2]] == [
-        "textbox is quote 1",
-        "textbox is quote 2",
-    ]
+    assert [asked_action(prompt) for prompt in model.asked] == policy.calls[:3]
     assert sorted(policy.told) == ["click", "fill", "select_option"]
-
-
-def test_recorded_successes_of_the_same_kind_of_task_decide_the_outcome(scripted: Any) -> None:
-    """By what the fields hold of the task's own values; the model is not asked what they decide."""
-    right = ["fill('3', 'ada')", "fill('5', 'p7')", "select_option('6', 'blue')", "click('11')"]
-    named = PAGE.replace("[3] textbox ''", "[3] textbox '' value='ada'")
-    pages = [PAGE, named, FILLED, FILLED.replace("='red'", "='blue'"), OVER]
-    steps = [Step(observation=pages[n], action=action, next_observation=pages[n + 1]) for n, action in enumerate(right)]
-    other = replace(TASK, id="sign-in-1", instruction=TASK.instruction.replace("ada", "bob").replace("p7", "q8"))
-    endings = recorded_endings([Trajectory(task=TASK, steps=steps, success=True), Trajectory(task=TASK, steps=steps[:1])])
-    assert list(endings) == ["miniwob.login-user"] and len(endings["miniwob.login-user"]) == 1
-
-    model = scripted(reply=lambda _: DONE)
-    experience = Model(model, prompt_format="lines", instructions="")
-
-    def paid(task: Task, name: str, *, unseen: bool = False) -> StepResult:
-        filled = pages[3].replace("ada", name)
-        written = "fill('5', 'q8')" if task is other else "fill('5', 'p7')"
-        parts = RecordedEndings(endings)
-        episode = Dream([parts, experience.viewing(described_episode)], judges=[parts]).resume(
-            task, [Step(observation=PAGE, action=written, next_observation=filled)]
-        )
-        episode.own_traces = not unseen
-        return episode.step("click('11')")
-
-    assert paid(other, "bob").info["success"] and not model.asked
-    wrong = paid(other, "bo")
-    assert not wrong.info["success"] and wrong.reward == 0 and wrong.info["judged_by"] == "references" and len(model.asked) == 1
-    assert not paid(TASK, "ada", unseen=True).info["success"], "its own success does not judge what it is measured on"
 
 
 def test_an_episode_is_cut_after_as_many_replies_as_steps(scripted: Any) -> None:
@@ -183,7 +123,7 @@ def test_the_dream_keeps_the_environment_contract(scripted: Any) -> None:
     check_environment(dream.create_environment(), TASK, ["click('11')"])
 
 
-def test_traces_are_learned_from_as_the_dream_is_asked_and_as_the_policy_calls() -> None:
+def test_traces_are_learned_from_as_the_policy_calls() -> None:
     pytest.importorskip("torch")
     from dreamgym_lg.integrations.transformers.loading import load_tokenizer
     from dreamgym_lg.integrations.transformers.small_base import SMALL_BASE
@@ -193,10 +133,6 @@ def test_traces_are_learned_from_as_the_dream_is_asked_and_as_the_policy_calls()
         Step(observation=FILLED, action="click('11')", next_observation=OVER, reward=1.0, terminated=True),
     ]
     recorded = Trajectory(task=TASK, steps=steps, success=True)
-    assert [step.action.partition("  # ")[2] for step in as_taught(recorded).steps] == [
-        "textbox is quote 1",
-        f"button 'Enter' in the task, textbox is quote 1, textbox '••' elsewhere, {CHOSEN}",
-    ]
     tokenizer = load_tokenizer(SMALL_BASE)
     (row,) = world().policy_rows([recorded], tokenizer, max_new_tokens=64)
     learned = tokenizer.decode([id for id in row["labels"] if id != -100])

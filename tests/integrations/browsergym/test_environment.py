@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from dreamgym_lg.environment import check_environment, play_action
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.integrations.browsergym.browsers import Browsers
 from dreamgym_lg.integrations.browsergym.environment import OVER, BrowserGym, make_tasks
-from dreamgym_lg.integrations.browsergym.scripted_policies import SOLVERS, create_oracle, scripted_trajectories
+from dreamgym_lg.integrations.browsergym.scripted_policies import POLICIES, SOLVERS, create_oracle
 from dreamgym_lg.types import Step, Task
 
 SAME = {"click-checkboxes-large", "click-checkboxes-transfer", "click-dialog-2", "click-test", "click-test-2"}
@@ -25,7 +26,7 @@ SAME |= {"click-test-transfer", "enter-text-dynamic", "focus-text", "unicode-tes
 
 
 def solve(environment: BrowserGym, task: Task) -> tuple[list[Step], bool]:
-    seen, steps, success, right = [environment.reset(task)], list[Step](), False, create_oracle(task)
+    seen, steps, success, right = [environment.reset(task)], list[Step](), False, create_oracle(environment, task, Random(0))
     while not (steps and (steps[-1].terminated or steps[-1].truncated)):
         step, success = play_action(environment, right(seen, ()), seen[-1])
         steps.append(step)
@@ -105,7 +106,7 @@ def test_made_tasks_know_their_goal_and_offline_episodes_are_played_on_them(brow
         assert option.instruction == environment.goal and environment.reset(option) == option.observation
         trainable = [replace(option, split="train", observation="")]
         episodes = {"demonstration": 1, "malformed": 1}
-        good, bad = scripted_trajectories(trainable, environment, episodes=episodes, seed=0)
+        good, bad = POLICIES.trajectories(trainable, environment, episodes=episodes, seed=0)
         assert good.success and good.reward == 1 and bad.invalid_actions
 
 

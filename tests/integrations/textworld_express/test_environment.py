@@ -18,7 +18,7 @@ from langchain_core.messages import AIMessage
 from dreamgym_lg.environment import check_environment
 from dreamgym_lg.errors import ConfigurationError, EnvironmentFailed
 from dreamgym_lg.graphs.episode import create_episode_graph
-from dreamgym_lg.integrations.text_games.scripted_policies import KINDS, play_scripted
+from dreamgym_lg.integrations.text_games.scripted_policies import KINDS
 from dreamgym_lg.integrations.textworld_express.text import GAMES, UNKNOWN_ACTION, Check, vary_task, world_split
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.types import StepResult, Task
@@ -27,7 +27,7 @@ pytest.importorskip("textworld_express")
 
 from dreamgym_lg.integrations.textworld_express import environment as module
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
-from dreamgym_lg.integrations.textworld_express.scripted_policies import MISTAKES, create_oracle
+from dreamgym_lg.integrations.textworld_express.world import POLICIES
 
 Worlds = dict[str, list[Task]]
 World = Callable[..., Task]
@@ -174,9 +174,7 @@ def test_32_threads_play_what_one_plays(training: Worlds) -> None:
     def play(number: int) -> object:
         kind, task = jobs[number]
         with closing(TextWorldExpress()) as environment:
-            create = partial(create_oracle, environment)
-            rng = Random(number)
-            return play_scripted(kind, environment, task, rng, create_oracle=create, mistakes=MISTAKES, words=["lamp"])
+            return POLICIES.play(kind, environment, task, Random(number), ["lamp"])
 
     sequential = [play(number) for number in range(len(jobs))]
     with ThreadPoolExecutor(32) as threads:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dreamgym_lg.integrations.textworld_express.hidden_facts import hidden_facts
+from dreamgym_lg.integrations.textworld_express.text import hidden_facts
 from dreamgym_lg.types import Step, Task
 
 START = (
@@ -101,10 +101,10 @@ def test_other_games_and_unknown_rooms_hide_nothing() -> None:
 
 
 def test_the_real_book_asks_for_what_the_facts_of_its_episode_say(environment: Any, training: dict[str, list[Task]]) -> None:
-    from dreamgym_lg.integrations.textworld_express.scripted_policies import scripted_trajectories
+    from dreamgym_lg.integrations.textworld_express.world import POLICIES
 
     asked = 0
-    for trajectory in scripted_trajectories(training["peckingorder"], environment, episodes={"noisy": 12}, seed=0):
+    for trajectory in POLICIES.trajectories(training["peckingorder"], environment, episodes={"noisy": 12}, seed=0):
         for step, fact in zip(trajectory.steps, facts(trajectory.task, list(trajectory.steps)), strict=False):
             if step.next_observation.startswith("The current task is to take the "):
                 assert step.next_observation == f"The current task is to take the {fact}."

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from dreamgym_lg.errors import ConfigurationError
-from dreamgym_lg.integrations.text_games.scripted_policies import KINDS, corrupt
+from dreamgym_lg.integrations.text_games.scripted_policies import KINDS
 from dreamgym_lg.integrations.textworld_express.text import UNKNOWN_ACTION, Check
 from dreamgym_lg.types import Task
 
@@ -16,7 +16,7 @@ pytest.importorskip("textworld_express")
 
 from dreamgym_lg.integrations.textworld_express.environment import TextWorldExpress, make_tasks
 from dreamgym_lg.integrations.textworld_express.java import Interface
-from dreamgym_lg.integrations.textworld_express.scripted_policies import MISTAKES, scripted_trajectories
+from dreamgym_lg.integrations.textworld_express.world import POLICIES
 
 PLAYED = ("peckingorder", "twc")
 ROOMS = "numLocations=3,numItemsToPutAway=4,includeDoors=1,limitInventorySize=1"
@@ -28,9 +28,9 @@ def test_collected_trajectories_are_consistent_and_repeatable(
     environment: TextWorldExpress, training: Worlds, game: str
 ) -> None:
     tasks, episodes = training[game], {str(kind): 25 for kind in KINDS}
-    trajectories = list(scripted_trajectories(tasks, environment, episodes=episodes, seed=3))
-    assert trajectories == list(scripted_trajectories(tasks, environment, episodes=episodes, seed=3))
-    assert trajectories != list(scripted_trajectories(tasks, environment, episodes=episodes, seed=4))
+    trajectories = list(POLICIES.trajectories(tasks, environment, episodes=episodes, seed=3))
+    assert trajectories == list(POLICIES.trajectories(tasks, environment, episodes=episodes, seed=3))
+    assert trajectories != list(POLICIES.trajectories(tasks, environment, episodes=episodes, seed=4))
     assert len({(trajectory.task.id, trajectory.rollout_index) for trajectory in trajectories}) == 25 * len(KINDS)
     for trajectory in trajectories:
         steps = trajectory.steps
@@ -47,7 +47,7 @@ def test_collected_trajectories_are_consistent_and_repeatable(
 @pytest.mark.parametrize("game", PLAYED)
 def test_kinds_do_what_they_are_named_after(environment: TextWorldExpress, training: Worlds, game: str) -> None:
     tasks = training[game]
-    played = {kind: list(scripted_trajectories(tasks, environment, episodes={kind: 60}, seed=9)) for kind in KINDS}
+    played = {kind: list(POLICIES.trajectories(tasks, environment, episodes={kind: 60}, seed=9)) for kind in KINDS}
     share = {kind: sum(t.success for t in trajectories) / 60 for kind, trajectories in played.items()}
     invalid = {kind: sum(t.invalid_actions for t in trajectories) for kind, trajectories in played.items()}
     assert share["demonstration"] == 1.0 and all(share[kind] < 1.0 for kind in KINDS[1:])
@@ -65,7 +65,7 @@ def test_demonstration_follows_the_gold_path_through_several_rooms() -> None:
     environment = TextWorldExpress(max_steps=50)
     made = make_tasks("twc", range(12), environment=environment, params=ROOMS)
     tasks = [task for task in made if task.split == "train"]
-    for trajectory in scripted_trajectories(tasks, environment, episodes={"demonstration": len(tasks)}, seed=0):
+    for trajectory in POLICIES.trajectories(tasks, environment, episodes={"demonstration": len(tasks)}, seed=0):
         assert trajectory.success and not trajectory.invalid_actions
         assert trajectory.steps[0].action != "look around"
 
@@ -90,7 +90,7 @@ def test_a_refused_action_costs_no_real_step_and_changes_nothing_else(training: 
     for check in get_args(Check):
         with closing(TextWorldExpress(check=check)) as environment:
             episodes = {"malformed": 30, "fluent_wrong": 30}
-            played[check] = list(scripted_trajectories(training[game], environment, episodes=episodes, seed=0))
+            played[check] = list(POLICIES.trajectories(training[game], environment, episodes=episodes, seed=0))
         real_steps[check] = asked.count("stepJSON")
         asked.clear()
     plays = [[[replace(step, decided_by="") for step in each.steps] for each in played[check]] for check in get_args(Check)]
@@ -107,20 +107,20 @@ def test_scripted_policies_never_touch_evaluation_tasks(worlds: Worlds, training
     environment = TextWorldExpress()
     evaluation = [task for task in worlds["twc"] if task.split == split]
     with pytest.raises(ConfigurationError, match=f"is a {split} task"):
-        scripted_trajectories([*training["twc"], evaluation[0]], environment, episodes={"random": 1}, seed=0)
+        POLICIES.trajectories([*training["twc"], evaluation[0]], environment, episodes={"random": 1}, seed=0)
     assert not asked
 
 
 def test_scripted_policies_reject_an_unknown_kind_and_no_tasks(environment: TextWorldExpress, training: Worlds) -> None:
     with pytest.raises(ConfigurationError, match="unknown kind 'noise'.*Did you mean 'noisy'"):
-        scripted_trajectories(training["twc"], environment, episodes={"noise": 1}, seed=0)
+        POLICIES.trajectories(training["twc"], environment, episodes={"noise": 1}, seed=0)
     with pytest.raises(ConfigurationError, match="at least one task of the train split, got none"):
-        scripted_trajectories([], environment, episodes={"noisy": 1}, seed=0)
+        POLICIES.trajectories([], environment, episodes={"noisy": 1}, seed=0)
 
 
 def test_corruptions_break_most_commands() -> None:
     rng = Random(0)
     commands = ["read instructions book", "put gray cap in shelf", "open wardrobe", "inventory"]
-    broken = [(command, corrupt(command, MISTAKES, rng)) for command in commands * 100]
+    broken = [(command, POLICIES.corrupt(command, rng)) for command in commands * 100]
     assert sum(before != after for before, after in broken) > 360
     assert all(after == after.strip() for _, after in broken)

@@ -86,11 +86,11 @@ def test_names_catches_most_invalid_actions_and_state_all(
     share: float,
 ) -> None:
     """`share` is a little less than what was measured on these very episodes."""
-    from dreamgym_lg.integrations.textworld_express.scripted_policies import scripted_trajectories
+    from dreamgym_lg.integrations.textworld_express.world import POLICIES
 
     monkeypatch.setattr(environment, "check_action", lambda action, seen: None)  # the real game judges everything
     refused: dict[str, list[bool]] = {"names": [], "state": []}
-    for trajectory in scripted_trajectories(training[game], environment, episodes={kind: 100}, seed=5):
+    for trajectory in POLICIES.trajectories(training[game], environment, episodes={kind: 100}, seed=5):
         seen = [trajectory.steps[0].observation]
         for step in trajectory.steps:
             answers = {check: check_action(game, step.action, seen, check=check) for check in CHECKS}

@@ -21,8 +21,7 @@ from dreamgym_lg.integrations.text_games.scripted_policies import KINDS
 from dreamgym_lg.integrations.webshop.agent import BOUGHT, ShopTools, as_tool_agent, create_agent_graph
 from dreamgym_lg.integrations.webshop.data import load_tasks
 from dreamgym_lg.integrations.webshop.environment import WebShopEnvironment
-from dreamgym_lg.integrations.webshop.scripted_policies import scripted_trajectories
-from dreamgym_lg.integrations.webshop.world import WebShop
+from dreamgym_lg.integrations.webshop.world import POLICIES, WebShop
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate.agent import SimulatedAgent
 from dreamgym_lg.types import Task, Trajectory
@@ -67,7 +66,7 @@ def test_collected_episodes_show_success_and_each_way_to_fail(small: Path, playe
     for step in (step for each in played for step in each.steps):
         assert step.valid or (step.next_observation == step.observation and step.reward == 0)
     with pytest.raises(ConfigurationError, match="is a test task: offline trajectories of it would leak it"):
-        scripted_trajectories(load_tasks(small, limit=1), WebShopEnvironment(small), episodes={}, seed=0)
+        POLICIES.trajectories(load_tasks(small, limit=1), WebShopEnvironment(small), episodes={}, seed=0)
 
 
 def test_the_dream_refuses_what_the_shop_refuses(small: Path, scripted: Any) -> None:

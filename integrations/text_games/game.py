@@ -1,0 +1,148 @@
+"""Parts that text games share: environment with valid actions, rules and score of a dream, forms of texts."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
+
+from dreamgym_lg.dream import Answer, Episode, Verdict
+from dreamgym_lg.environment import RULES, Environment, refused
+from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.tasks import first_observation
+from dreamgym_lg.types import StepResult, Task
+
+_FULL = 0.98
+"""A score from which on it counts as 1: three thirds may be dreamed as 0.33 each."""
+
+
+def one_line(text: str) -> str:
+    """The text with every run of white space made one space: how observations are kept and compared."""
+    return " ".join(text.split())
+
+
+def digest(*parts: str) -> str:
+    """16 hexadecimal digits that stand for `parts`, on every machine and for ever."""
+    return blake2b("\x1f".join(parts).encode(), digest_size=8).hexdigest()
+
+
+class TextGame(Environment):
+    """An environment that can list its valid actions, and refuses actions that no state of the game allows.
+
+    Args: `max_steps`, real steps after which an episode is truncated; at least 1.
+    """
+
+    _seen: Sequence[str] = ()
+    """Observations of the running episode, oldest first."""
+    _steps = 0
+
+    def __init__(self, max_steps: int) -> None:
+        if max_steps < 1:
+            raise ConfigurationError(f"max_steps={max_steps}; allowed: 1 or more")
+        self.max_steps = max_steps
+
+    @abstractmethod
+    def valid_actions(self) -> list[str]:
+        """Every action that the game accepts now, sorted; empty before the first `reset`.
+
+        For scripted policies and tests: a policy under evaluation must not see it.
+        """
+
+    @abstractmethod
+    def play(self, action: str) -> StepResult:
+        """Play an action that `check_action` lets through; `step` adds the truncation."""
+
+    def check_action(self, action: str, observations: Sequence[str]) -> str | None:
+        """The answer to an action that is invalid whatever the game holds; None to let it be played.
+
+        The same check stands in the dream (`Rules`). Args: `observations`, all of this episode, oldest first.
+        """
+        return None
+
+    @property
+    def playing(self) -> bool:
+        """True from `reset` to the end of the episode."""
+        return bool(self._seen)
+
+    def begin(self, observation: str) -> str:
+        """The first observation of an episode; every `reset` ends with it."""
+        self._seen, self._steps = [observation], 0
+        return observation
+
+    def step(self, action: str) -> StepResult:
+        """Play one action. One that `check_action` refuses is no real step: its `decided_by` is "rules"."""
+        if not self._seen:
+            raise RuntimeError("step called before reset or after the end of the episode")
+        seen, self._seen = self._seen, ()  # should the game fail now, the episode has ended
+        if (answer := self.check_action(action, seen)) is not None:
+            result = refused(answer)
+        else:
+            result = self.play(action)
+            self._steps += 1
+            result = result._replace(truncated=not result.terminated and self._steps >= self.max_steps)
+        if not (result.terminated or result.truncated):
+            self._seen = [*seen, result.observation]
+        return result
+
+
+def observations(episode: Episode) -> list[str]:
+    """All observations of the episode, oldest first."""
+    return [first_observation(episode.task), *(step.next_observation for step in episode.steps)]
+
+
+class Rules:
+    """The responder that refuses what the game itself would refuse, whatever the world holds.
+
+    Args: `check`, (task, action, observations) -> the refusal, or None to ask the next responder.
+    """
+
+    name = RULES
+
+    def __init__(self, check: Callable[[Task, str, Sequence[str]], str | None]) -> None:
+        self._check = check
+
+    def respond(self, episode: Episode) -> Answer | None:
+        refusal = self._check(episode.task, episode.action, observations(episode))
+        return None if refusal is None else Answer(refusal, valid=False)
+
+
+class Score:
+    """The judge of a game with partial credit: a step earns the change of the dreamed score, which stays between 0 and 1.
+
+    Args:
+        completes: An episode is a success as soon as its score is 1, and ends, whatever the experience model says. One that
+            has read of few successes seldom says that a task is completed.
+        once: An action that was rewarded is not rewarded again before something is lost. So is every score that follows from
+            the state alone (an object counts where it belongs, however often it is put there).
+    """
+
+    name = "score"
+
+    def __init__(self, *, completes: bool = False, once: bool = False) -> None:
+        self.completes, self.once = completes, once
+
+    def judge(self, episode: Episode, answer: Answer | None) -> Verdict | None:
+        if answer is None or (verdict := answer.verdict) is None:
+            return None
+        reward = 0.0 if self.once and verdict.reward > 0 and _is_rewarded(episode) else verdict.reward
+        before = sum(step.reward for step in episode.steps)
+        after = min(max(before + reward, 0.0), 1.0)
+        success = verdict.terminated and verdict.success and (after > before or after >= _FULL)
+        terminated = verdict.terminated and (success or not verdict.success)
+        if self.completes and after >= _FULL:
+            terminated = success = True
+        earned = reward if after == before + reward else after - before  # as it was dreamed, without rounding
+        return Verdict(earned, success, verdict.reason, terminated)
+
+
+def _is_rewarded(episode: Episode) -> bool:
+    """Whether the action has been rewarded since something was lost."""
+    for step in reversed(episode.steps):
+        if step.reward < 0:
+            return False
+        if step.action == episode.action and step.reward > 0:
+            return True
+    return False
+
+
+def draw_order(names: Iterable[str], seed: int) -> list[str]:
+    """The different names in an order drawn by `seed`. Leaving one name out does not change the order of the others."""
+    return sorted(set(names), key=lambda name: blake2b(f"{seed}/{name}".encode()).digest())
