@@ -30,6 +30,7 @@ def test_every_walk_through_is_tested() -> None:
     assert [path.parent.name for path in COOKBOOK.rglob("*.ipynb")] == ["hotel"]
 
 
+@pytest.mark.slow
 def test_own_environment() -> None:
     assert "success: True" in run("own_environment.py", seconds=60)
 

@@ -267,6 +267,7 @@ def test_judge_and_responder_learn_alike_and_edits_are_no_real_data(make: Callab
     assert (work.models / "experience-0").exists() and "12 recorded episodes are few" in said[0]
 
 
+@pytest.mark.slow
 def test_stages_go_on_and_hold_their_model(make: Callable[..., DreamGym], monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException): ...
 
@@ -315,6 +316,7 @@ def test_a_base_policy_that_nothing_evaluates_is_trained_to_its_end(
     assert line.startswith(told) and [path.name for path in gym.experiment.models.glob("base*")] == ["base"]
 
 
+@pytest.mark.slow
 def test_the_base_policys_training_ends_when_its_success_stops_rising_and_the_best_is_kept(
     make: Callable[..., DreamGym], monkeypatch: pytest.MonkeyPatch
 ) -> None:

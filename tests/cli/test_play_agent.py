@@ -174,6 +174,7 @@ def test_what_is_stopped_is_shown_with_the_users_line(isolation: str | None, sit
     assert [act.kind for act in episode.acts] == ["blocked"] and episode.error is not None
 
 
+@pytest.mark.slow
 @walled
 def test_the_wall_takes_the_options_of_a_dream(sit: Sit) -> None:
     done = sit("A room.", "Done.", "1", name="two_models", isolation=None, options=("--pass-through", "rooms"))

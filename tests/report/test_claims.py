@@ -91,7 +91,7 @@ def test_zero_episodes_prove_nothing(tmp_path):
     assert page.row("base", "temperature 1")[2:4] == ["–", "–"]
 
 
-def test_an_empty_result_without_metrics_and_episodes(tmp_path):
+def test_an_empty_result_without_metrics_and_episodes(tmp_path, drawn):
     page = Page(render(tmp_path, {}))
 
     assert "not proven" in page.text
@@ -100,7 +100,7 @@ def test_an_empty_result_without_metrics_and_episodes(tmp_path):
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -0.5, 1.5, "0.5", True])
-def test_impossible_metrics_are_left_out(tmp_path, value):
+def test_impossible_metrics_are_left_out(tmp_path, drawn, value):
     metrics = [{"iteration": 0} | dict.fromkeys(("train_success", "uniform_groups", "invalid_action_share"), value)]
     metrics[0] |= {"curriculum_value": value, "entropy": value, "eval_real_successes": 41, "eval_real_episodes": 40}
     page = Page(render(tmp_path, metrics=[*metrics, {"iteration": None}, {"train_success": 0.5}]))
@@ -108,7 +108,7 @@ def test_impossible_metrics_are_left_out(tmp_path, value):
     assert "Evaluations during training\nNot recorded." in page.text
 
 
-def test_order_and_repetition_of_metrics_do_not_matter(tmp_path):
+def test_order_and_repetition_of_metrics_do_not_matter(tmp_path, drawn):
     metrics = make_metrics(30)
     sorted_page = render(tmp_path, metrics=metrics)
 

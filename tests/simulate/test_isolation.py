@@ -224,6 +224,7 @@ async def test_episodes_do_not_wait_for_each_others_threads(tmp_path: Path) -> N
     assert all(result["success"] for result in results) and threads == {threading.get_ident()}
 
 
+@pytest.mark.slow
 def test_64_dreams_beside_32_real_runs_do_not_mix(tmp_path: Path) -> None:
     """In threads, in tasks, and in two processes: every effect is a real run's, and every word is one's own."""
     other = multiprocessing.get_context("spawn").Process(target=crowd, args=(tmp_path / "other", "other", 24, 12))

@@ -95,6 +95,7 @@ class Listener(BaseCallbackHandler):
         self.heard.append(messages[0][-1].text)
 
 
+@pytest.mark.slow
 async def test_long_answers_cross_the_wall_and_the_policys_own_callbacks_are_called(tmp_path: Path) -> None:
     listener = Listener()
     async with walled("agent", tmp_path, Recorded(sequence=("search",), callbacks=[listener])) as agent:
@@ -152,6 +153,7 @@ class Blind(Answers):
         raise PredictionFailed("no tools")
 
 
+@pytest.mark.slow
 async def test_what_ends_an_episode_is_told_and_the_next_one_is_played(tmp_path: Path) -> None:
     async with walled("agent", tmp_path) as agent:
         with TokenRecorder():
@@ -180,11 +182,13 @@ async def test_what_was_stopped_is_not_played_again_and_a_worker_that_died_is(ki
     assert str(episode.error).startswith("AccessBlocked: " if rounds == 1 else "EnvironmentFailed: ")
 
 
+@pytest.mark.slow
 async def test_the_scratch_folder_is_the_agents(tmp_path: Path) -> None:
     async with walled("writes_temporary", tmp_path) as agent:
         assert (await played(agent, Answers()))["success"]
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_is_a_failed_episode_with_its_last_words(tmp_path: Path) -> None:
     async with walled("dies", tmp_path) as agent:
         for _ in range(2):  # the second by a new worker
@@ -192,6 +196,7 @@ async def test_a_worker_that_dies_is_a_failed_episode_with_its_last_words(tmp_pa
             assert episode.error and "status 3" in episode.error and "last words" in episode.error
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_killed_or_cancelled_is_replaced(tmp_path: Path) -> None:
     asked = asyncio.Event()
 
@@ -211,6 +216,7 @@ async def test_a_worker_that_is_killed_or_cancelled_is_replaced(tmp_path: Path) 
             assert (await played(agent, Answers()))["success"]
 
 
+@pytest.mark.slow
 async def test_a_worker_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walled_agent, "RENEWED_AFTER", 2)
     started = list[bytes]()
@@ -222,6 +228,7 @@ async def test_a_worker_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert len(started) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["babbles", "babbles_json"])
 async def test_what_is_no_message_ends_the_worker(kind: str, tmp_path: Path) -> None:
     async with walled(kind, tmp_path) as agent:
@@ -252,6 +259,7 @@ async def test_a_worker_that_cannot_start_leaves_no_folder(tmp_path: Path, monke
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_loaded_or_sent_is_said(tmp_path: Path) -> None:
     async with walled("missing", tmp_path) as agent:
         with pytest.raises(ConfigurationError, match="unknown name in .*missing"):
@@ -263,6 +271,7 @@ async def test_what_cannot_be_loaded_or_sent_is_said(tmp_path: Path) -> None:
         Workers("a.py:b", verify=lambda task, state: True)
 
 
+@pytest.mark.slow
 async def test_a_worker_that_hangs_is_ended_and_one_that_waits_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(Answers):
         async def astep(self, action: str) -> StepResult:

@@ -42,6 +42,7 @@ def page() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.mark.slow
 def test_open_filter_open_an_episode_see_its_reasoning_live(page: Any, address: str, database: Path) -> None:
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))

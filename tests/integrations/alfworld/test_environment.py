@@ -138,6 +138,7 @@ def test_what_is_closed_is_over(tasks: list[Task]) -> None:
         environment.step("look")
 
 
+@pytest.mark.slow
 def test_the_process_of_the_games_is_renewed_and_ends_when_its_last_game_does(
     tasks: list[Task], played: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +159,7 @@ def test_the_process_of_the_games_is_renewed_and_ends_when_its_last_game_does(
     assert old.poll() is not None
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_fails_the_episodes_in_it_and_no_later_one(
     tasks: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:

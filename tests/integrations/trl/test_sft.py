@@ -210,6 +210,7 @@ def test_a_saved_model_is_read_with_its_own_tokenizer(tokenizer: PreTrainedToken
     assert AutoTokenizer.from_pretrained(tmp_path / "model")(text)["input_ids"] == tokenizer(text)["input_ids"]
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_a_whole_folder_or_none(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     save_model(model_of(tokenizer), tokenizer, tmp_path / "start")
     done = subprocess.run([sys.executable, "-c", KILLER, tmp_path], capture_output=True, text=True, timeout=100)
