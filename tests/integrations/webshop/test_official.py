@@ -13,7 +13,7 @@ pytest.importorskip("rapidfuzz", reason="WebShop needs: pip install 'dreamgym-lg
 
 from webshop_baselines import buy_first, play_baseline, rule_based
 
-from dreamgym_lg.integrations.webshop.data import load_catalogue, load_tasks
+from dreamgym_lg.integrations.webshop.data import load_catalogue, load_react_trajectories, load_tasks
 from dreamgym_lg.integrations.webshop.environment import WebShopEnvironment
 from dreamgym_lg.integrations.webshop.reward import COLORS, load_tagger, reward
 from dreamgym_lg.integrations.webshop.search import _ASCII_TOKEN, _TOKEN
@@ -80,3 +80,14 @@ def test_the_fast_pattern_splits_ascii_as_the_general_one(small: Path) -> None:
     ascii_texts = [text for text in texts if text.isascii()][:100]
     for text in (*ascii_texts, "_a__b_ _ 1.5.x a.b.c 3,000,x don't '' 1'2 a:b:1 1:2 x_1,2_ 5;6"):
         assert _ASCII_TOKEN.findall(text) == _TOKEN.findall(text)
+
+
+def test_the_recorded_react_episodes_are_trajectories(official: Read) -> None:
+    episodes = load_react_trajectories(official("react_webshop_trajs.json.xz"))
+    assert len(episodes) == 500 and sum(episode.success for episode in episodes) == 179
+    for episode in episodes:
+        *before, last = episode.steps
+        assert last.terminated != last.truncated and not any(step.terminated or step.truncated for step in before)
+        assert episode.success == (last.terminated and last.reward == 1)
+        assert episode.task.observation == episode.steps[0].observation
+    assert 300 <= sum(episode.invalid_actions for episode in episodes) <= 320
