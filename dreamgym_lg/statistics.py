@@ -15,12 +15,6 @@ from dreamgym_lg.errors import ConfigurationError
 FEW_EPISODES = 10
 """Below so many episodes a bootstrap over them is too narrow, and `clustered_interval` uses none."""
 _RESAMPLES, _SEED, _DRAWN_AT_ONCE = 2000, 0, 1_000_000
-_RATES = 1 / (1 + np.exp(-np.linspace(-4.6, 4.6, 24)))
-_ALTERNATIVES = _RATES[np.triu_indices(24, 1)[0]], _RATES[np.triu_indices(24, 1)[1]]
-"""Pairs of a lower and a higher rate between 1 % and 99 %, as `sequential_evidence` expects them."""
-_LARGEST_LOG = 600.0
-"""Keeps `exp` finite."""
-_Count = int | NDArray[np.int64]
 
 
 def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -113,51 +107,6 @@ def _redrawn_means(episodes: Sequence[Sequence[float]]) -> NDArray[np.float64]:
         drawn = rng.integers(m, size=(min(rows, _RESAMPLES - start), m))
         means.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
     return np.concatenate(means)
-
-
-class Evidence(NamedTuple):
-    """What the outcomes of two sides say of which has the lower success rate, as e-values: 1 says nothing, 20 a lot.
-
-    If the first side is at least as good as the second, `worse` reaches 1/alpha at any time with a probability of alpha at
-    most, however often one looks. So does `better` if the first side is at most as good.
-    """
-
-    worse: float
-    better: float
-
-
-def sequential_evidence(first: tuple[int, int], second: tuple[int, int]) -> Evidence:
-    """Compare two success rates while the outcomes come in: unlike an interval, it may be looked at after each of them.
-
-    Outcomes count in whole blocks, each of the same number of trials of each side: a block is an e-variable of Turner, Ly and
-    Grünwald (2024, Generic E-variables for exact sequential k-sample tests that allow for optional stopping, J. Stat. Plan.
-    Inference 230). Their product is averaged over a grid of alternatives (Robbins' method of mixtures).
-
-    Args: `first` and `second`, (successes, trials) of each.
-
-    Raises ConfigurationError unless 0 <= successes <= trials, and both or neither have trials.
-    """
-    for successes, trials in (first, second):
-        if not 0 <= successes <= trials:
-            raise ConfigurationError(f"successes must be between 0 and the number of trials, got {successes} of {trials}")
-    if not first[1] and not second[1]:
-        return Evidence(1.0, 1.0)
-    if not first[1] or not second[1]:
-        raise ConfigurationError(f"both sides need trials, got {first[1]} and {second[1]}")
-    return Evidence(float(_lower_rate(first, second)), float(_lower_rate(second, first)))
-
-
-def _lower_rate(first: tuple[_Count, _Count], second: tuple[_Count, _Count]) -> NDArray[np.float64]:
-    """The e-value against "the first rate is not lower than the second"; of each place, where the counts are arrays."""
-    (won, trials), (others_won, others_trials) = (
-        tuple(np.asarray(n, float)[..., None] for n in side) for side in (first, second)
-    )
-    low, high = _ALTERNATIVES
-    between = (trials * low + others_trials * high) / (trials + others_trials)
-    logs = won * np.log(low / between) + (trials - won) * np.log((1 - low) / (1 - between))
-    logs += others_won * np.log(high / between) + (others_trials - others_won) * np.log((1 - high) / (1 - between))
-    found: NDArray[np.float64] = np.exp(np.minimum(logs, _LARGEST_LOG)).mean(axis=-1)
-    return found
 
 
 def intervals_apart(a: tuple[float, float], b: tuple[float, float]) -> bool:

@@ -1,16 +1,13 @@
 import numpy as np
 import pytest
 
-from dreamgym_lg import statistics
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.statistics import (
     FEW_EPISODES,
-    Evidence,
     Rate,
     clustered_interval,
     difference_interval,
     intervals_apart,
-    sequential_evidence,
     wilson,
 )
 
@@ -143,48 +140,3 @@ def test_difference_of_rates_has_newcombes_published_interval():
     low, high = difference_interval((10, 10), (0, 10))
     assert 0 < low < 1 and high == 1
     assert difference_interval((0, 10), (0, 20))[0] < 0 < difference_interval((0, 10), (0, 20))[1]
-
-
-def looks(first, second, others, *, canaries, blocks, seed=0):
-    """The e-values of many canaries after each block of one trial of the first side and `others` of the second."""
-    rng = np.random.default_rng(seed)
-    won = rng.binomial(1, first, (canaries, blocks)).cumsum(axis=1)
-    others_won = rng.binomial(others, second, (canaries, blocks)).cumsum(axis=1)
-    found = []
-    for start in range(0, blocks, 10):  # each value is an average over 276 alternatives: all at once take gigabytes
-        part, number = slice(start, start + 10), np.arange(1, blocks + 1)[start : start + 10]
-        sides = (won[:, part], number), (others_won[:, part], others * number)
-        found.append([statistics._lower_rate(*sides), statistics._lower_rate(*sides[::-1])])
-    return np.concatenate(found, axis=2)
-
-
-@pytest.mark.parametrize(("rate", "others"), [(0.05, 9), (0.5, 1), (0.8, 9), (0.95, 3)])
-def test_a_canary_as_good_as_production_is_rarely_ended_though_looked_at_all_the_time(rate, others):
-    """At most alpha, 0.05, by Ville's inequality; that of a test at every look would be several times that."""
-    worse, better = looks(rate, rate, others, canaries=600, blocks=120)
-    for evidence in (worse, better):
-        assert (evidence >= 20).any(axis=1).mean() <= 0.05
-
-
-def test_a_better_canary_is_ended_even_less():
-    worse, better = looks(0.9, 0.8, 9, canaries=500, blocks=100)
-    assert (worse >= 20).any(axis=1).mean() <= 0.01 < (better >= 20).any(axis=1).mean()
-
-
-@pytest.mark.parametrize(("first", "half_by"), [(0.0, 5), (0.2, 8), (0.5, 32)])
-def test_a_worse_canary_is_ended_soon(first, half_by):
-    worse, better = looks(first, 0.8, 9, canaries=300, blocks=120)
-    reached = worse >= 20
-    assert reached[:, half_by - 1].mean() >= 0.5 and reached.any(axis=1).mean() >= 0.99
-    assert not (better >= 20).any()
-
-
-def test_evidence_is_mirrored_and_says_nothing_of_nothing():
-    found = sequential_evidence((2, 10), (70, 90))
-    assert found.worse > 20 > 1 > found.better > 0
-    assert sequential_evidence((70, 90), (2, 10)) == pytest.approx(Evidence(found.better, found.worse))
-    assert sequential_evidence((0, 0), (0, 0)) == Evidence(1, 1)
-    assert np.isfinite(sequential_evidence((0, 10**6), (10**6, 10**6))).all()
-    for first, second in (((3, 2), (1, 2)), ((-1, 2), (1, 2)), ((1, 2), (0, 0))):
-        with pytest.raises(ConfigurationError, match="between 0 and the number|both sides need"):
-            sequential_evidence(first, second)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import typer
 
 from dreamgym_lg.cli.agent import doctor, import_traces
+from dreamgym_lg.cli.canary import canary
 from dreamgym_lg.cli.experiment import collect, demo, evaluate, export, report, train
 from dreamgym_lg.cli.fidelity import fidelity
-from dreamgym_lg.cli.pages import canary, ui
 from dreamgym_lg.cli.play import play
-from dreamgym_lg.cli.serve import serve
+from dreamgym_lg.cli.servers import serve, ui
 from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL
 
 app = typer.Typer(
@@ -29,7 +29,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     ("report", report, ("report runs/peckingorder-seed1", "report my_app.py:experiment")),
     ("export", export, ("export runs/peckingorder-seed1 policies/mine",)),
     ("serve", serve, ("serve policies/mine", "serve policies/mine --port 8100 --device cpu")),
-    ("canary", canary, ("canary canary.db", "canary canary.db --html canary.html")),
+    ("canary", canary, ("canary canary.db", "canary canary.db --stop")),
     ("doctor", doctor, ("doctor my_app.py:graph", "doctor my_app.agents:create_agent --json")),
     ("import", import_traces, ("import traces.jsonl --to replay.db",)),
     (

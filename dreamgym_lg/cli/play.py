@@ -1,33 +1,44 @@
 """`dreamgym play`: a person acts in the dream or in the real environment, or answers the tool calls of an agent."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
-from dreamgym_lg.actions import render_answer
+from dreamgym_lg.actions import ToolCall, parse_action, render_answer, render_call
 from dreamgym_lg.cli.agent import PassThrough, SimulateNode
 from dreamgym_lg.cli.console import errors_shown, say, typed
 from dreamgym_lg.cli.dreams import ModelName, Source, opened
 from dreamgym_lg.cli.experiment import WORLD_HELP, is_object
-from dreamgym_lg.cli.play_agent import play_agent
-from dreamgym_lg.cli.play_session import Session, store_played, stored_task, typed_call
-from dreamgym_lg.environment import Environment
-from dreamgym_lg.errors import ConfigurationError, DreamGymError
+from dreamgym_lg.cli.play_agent import play_agent, store_played, stored_task
+from dreamgym_lg.environment import Environment, play_action
+from dreamgym_lg.errors import ConfigurationError, DreamGymError, EnvironmentFailed
 from dreamgym_lg.experiment.experiment import Experiment
 from dreamgym_lg.experiment.world import World
 from dreamgym_lg.gym import DreamGym
 from dreamgym_lg.hosted.chat_model import EXAMPLE_MODEL
-from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate.loading import compiled, load_object
 from dreamgym_lg.simulate.wall.wall import Isolation
 from dreamgym_lg.tasks import is_tool_task, schemas
-from dreamgym_lg.types import DECIDERS, Split, Task
+from dreamgym_lg.types import DECIDERS, Split, Step, Task, Trajectory
 
-COMMANDS = ("why", "undo", "reset", "next", "task", "tools", "answer", "help", "quit")
+COMMANDS = ("/why", "/next", "/help", "/quit", "/tools", "/answer")
+HELP_TEXT = """an action: any text
+/why    Show the reasoning, the verdict and the reward of the last answer.
+/next   Go on to another task.
+/help   Show these lines.
+/quit   Leave, as does the end of the input."""
+HELP_CALLS = (
+    HELP_TEXT.replace("any text", "NAME KEY=VALUE ..., or JSON")
+    + """
+/tools  Show what can be called.
+/answer Give the final answer, which ends the episode: /answer TEXT"""
+)
 
 WORLD_OR_AGENT = f"{WORLD_HELP} Or [b]FILE.py:NAME[/b] of an agent's graph, whose world you are."
 BUFFER_HELP = "In place of an experiment: your own replay buffer. Of an agent: holds the --task, takes what you --record."
@@ -70,8 +81,10 @@ def play(
             play_agent(world, compiled(loaded), policy, buffer=replay_buffer, task=task, record=record, **options)
             return
         _refuse(of_agents, "is for an agent's graph, FILE.py:NAME; in a world you act")
-        with opened(world, replay_buffer, experience_model, loaded) as source, _environment(source, real) as played:
-            Player(played, _tasks(source, task, split), reasoning=reasoning, record=record).run()
+        with opened(world, replay_buffer, experience_model, loaded) as source:
+            if real and source.work is None:
+                raise ConfigurationError("--real needs a WORLD: a replay buffer does not hold the tools themselves")
+            _play_tasks(source, _tasks(source, task, split), real=real, reasoning=reasoning, record=record)
 
 
 def _refuse(options: Mapping[str, object], reason: str) -> None:
@@ -80,162 +93,174 @@ def _refuse(options: Mapping[str, object], reason: str) -> None:
             raise ConfigurationError(f"--{name.replace('_', '-')} {reason}; leave it away")
 
 
-class PlayedEnvironment(NamedTuple):
-    """An environment for a person."""
-
-    environment: Environment
-    described: str
-    replay_buffer: ReplayBuffer
-    max_steps: int | None
-    dream: str = ""
-    """The dream's version; "" for the real environment."""
-
-
-@contextmanager
-def _environment(source: Source, real: bool) -> Iterator[PlayedEnvironment]:
-    max_steps = source.work.world.max_steps if source.work else None
-    if not real:
-        dream = source.dream()
-        parts = ", ".join(DECIDERS.get(part.name, part.name) for part in dream.responders)
-        described = f"the dream {dream.version}, answered by {parts}"
-        yield PlayedEnvironment(dream.create_environment(), described, source.buffer, max_steps, dream.version)
-    elif source.work is None:
-        raise ConfigurationError("--real needs a WORLD: a replay buffer does not hold the tools themselves")
-    else:
-        with closing(source.work.world.create_environment()) as environment:
-            yield PlayedEnvironment(environment, "the real environment", source.buffer, max_steps)
-
-
 def _tasks(source: Source, task_id: str | None, split: Split | None) -> list[Task]:
     """The tasks to play, the named one first. Raises `ConfigurationError` if there is none."""
     tasks = [stored_task(source.buffer, task_id)] if task_id else []
-    known = source.work.tasks(split or "test") if source.work else source.buffer.tasks(split=split, origin="real")
-    tasks += [task for task in known if task.id != task_id]
+    stored = source.work.tasks(split or "test") if source.work else source.buffer.tasks(split=split, origin="real")
+    tasks += [task for task in stored if task.id != task_id]
     if not tasks:
         raise ConfigurationError(f"there is no task of the split {split or 'test'!r}: choose another --split")
     return tasks
 
 
-class Player:
-    """The terminal around a session. Raises what the first task's start raises; later errors are shown."""
+class Session:
+    """One episode of a person, stepped and cut short as the episode graph does it for a policy."""
 
-    def __init__(self, played: PlayedEnvironment, tasks: list[Task], *, reasoning: bool, record: bool) -> None:
-        self.played, self.tasks, self.reasoning, self.record = played, tasks, reasoning, record
-        self.number = 0
-        self.session = Session(played.environment, tasks[0], played.max_steps)
+    def __init__(self, environment: Environment, task: Task, max_steps: int | None = None) -> None:
+        self.environment, self.task, self.max_steps = environment, task, max_steps
+        self.steps: list[Step] = []
+        self.success, self.error = False, None  # type: bool, str | None
+        self.first = environment.reset(task)
 
-    def run(self) -> None:
-        """Until /quit or the end of the input. What was played is recorded when it is left, also by Ctrl-C."""
+    @property
+    def over(self) -> bool:
+        return self.error is not None or bool(self.steps and (self.steps[-1].terminated or self.steps[-1].truncated))
+
+    def act(self, action: str) -> Step:
+        """Play one action; an error of the experience model leaves the session where it was."""
+        if self.over:
+            raise ConfigurationError("the episode is over: /next or /quit")
+        observation = self.steps[-1].next_observation if self.steps else self.first
+        try:
+            played = play_action(self.environment, action, observation, last=len(self.steps) + 1 == self.max_steps)
+        except EnvironmentFailed as error:
+            self.error = f"{type(error).__name__}: {error}"
+            raise
+        self.steps.append(played.step)
+        self.success = played.success
+        return played.step
+
+
+def _play_tasks(source: Source, tasks: Sequence[Task], *, real: bool, reasoning: bool, record: bool) -> None:
+    """Play the tasks until the person leaves. What was played is recorded when it is left, also by Ctrl-C."""
+    dream = None if real else source.dream()
+    world = source.work.world if source.work else None
+    with closing(dream.create_environment() if dream else world.create_environment()) as environment:  # type: ignore[union-attr]
+        parts = ", ".join(DECIDERS.get(part.name, part.name) for part in dream.responders) if dream else ""
+        where = f"the dream {dream.version}, answered by {parts}" if dream else "the real environment"
         with suppress(ImportError):
             import readline  # noqa: F401  (line editing and the arrow keys in input())
-        say(f"You act in {self.played.described}. /help says how.")
-        self.task()
+        say(f"You act in {where}. /help says how.")
+        for task in tasks:
+            session = Session(environment, task, world.max_steps if world else None)
+            try:
+                if not _play_task(session, reasoning):
+                    return
+            finally:
+                if record and session.steps:
+                    store_played(source.buffer, _trajectory(session, dream.version if dream else ""))
+
+
+def _trajectory(session: Session, dream: str) -> Trajectory:
+    """The episode so far; one that was left is truncated. A dreamed one is `synthetic`: no dream is grounded in it."""
+    *steps, last = session.steps
+    return Trajectory(
+        task=session.task,
+        steps=[*steps, replace(last, truncated=not last.terminated)],
+        success=session.success,
+        source="synthetic" if dream else "real",
+        error=session.error,
+        experience_version=dream,
+    )
+
+
+def _play_task(session: Session, reasoning: bool) -> bool:
+    """Carry out the person's lines; False where the person leaves."""
+    task = session.task
+    say(f"task {task.id} ({task.environment}, {task.split})", "dim")
+    say(task.instruction, "bold cyan")
+    say(session.first)
+    while (line := typed("> ")) is not None and line != "/quit":
+        if line == "/next":
+            return True
         try:
-            while (line := typed("> ")) is not None and line != "/quit":
-                try:
-                    self.obey(line)
-                except DreamGymError as error:
-                    say(str(error), "yellow")
-        finally:
-            self.leave()
+            _obey(session, line, reasoning)
+        except DreamGymError as error:
+            say(str(error), "yellow")
+    return False
 
-    def obey(self, line: str) -> None:
-        """Carry out a person's line: a command or an action."""
-        if line.startswith("/"):
-            name, _, rest = line[1:].partition(" ")
-            if name not in COMMANDS or name == "quit":
-                raise ConfigurationError.unknown("command", line.split()[0], [f"/{each}" for each in COMMANDS])
-            getattr(self, name)(*([rest.strip()] if name == "answer" else []))
-        elif line:
-            self._act(typed_call(line, schemas(self.session.task)) if is_tool_task(self.session.task) else line)
 
-    def _act(self, action: str) -> None:
-        self.session.act(action)
-        self._show_answer()
+def _obey(session: Session, line: str, reasoning: bool) -> None:
+    calls, (command, _, text) = is_tool_task(session.task), line.partition(" ")
+    match command:
+        case "":
+            pass
+        case "/help":
+            say(HELP_CALLS if calls else HELP_TEXT, "dim")
+        case "/why":
+            _show_reasons(session)
+        case "/tools" if calls:
+            _show_tools(session.task)
+        case "/answer" if calls and text:
+            _act(session, render_answer(text.strip()), reasoning)
+        case _ if command.startswith("/"):
+            known = COMMANDS if calls else [each for each in COMMANDS if each not in ("/tools", "/answer")]
+            if command in known:
+                raise ConfigurationError("/answer needs a text: /answer The flight is booked.")
+            raise ConfigurationError.unknown("command", command, known)
+        case _:
+            _act(session, typed_call(line, schemas(session.task)) if calls else line, reasoning)
 
-    def _show_answer(self) -> None:
-        """Print the newest observation, as the policy sees it, and the outcome at the end."""
-        session = self.session
-        if not session.steps:
-            say(session.first)
-            return
-        last = session.steps[-1]
-        say(last.next_observation or "(nothing)")
-        if not last.valid:
-            say("invalid", "yellow")
-        if self.reasoning:
-            self.why()
-        if session.over:
-            outcome = "success" if session.success else "failure" if last.terminated else "cut short by the step limit"
-            reward = sum(step.reward for step in session.steps)
-            style = "bold green" if session.success else "bold red"
-            say(f"{outcome}: reward {reward:g} in {len(session.steps)} actions", style)
 
-    def leave(self) -> None:
-        """Record what was played, with --record, if anything was."""
-        if self.record and self.session.steps:
-            store_played(self.played.replay_buffer, self.session.trajectory(self.played.dream))
+def _act(session: Session, action: str, reasoning: bool) -> None:
+    """Play the action; print the observation as the policy sees it, and the outcome at the end."""
+    last = session.act(action)
+    say(last.next_observation or "(nothing)")
+    if not last.valid:
+        say("invalid", "yellow")
+    if reasoning:
+        _show_reasons(session)
+    if session.over:
+        outcome = "success" if session.success else "failure" if last.terminated else "cut short by the step limit"
+        reward = sum(step.reward for step in session.steps)
+        style = "bold green" if session.success else "bold red"
+        say(f"{outcome}: reward {reward:g} in {len(session.steps)} actions", style)
 
-    # --- the commands, each with its help ---------------------------------------------------------------------------------
 
-    def why(self) -> None:
-        """Show the reasoning, the verdict and the reward of the last answer."""
-        if not self.session.steps:
-            raise ConfigurationError("there is no answer yet: act first")
-        last = self.session.steps[-1]
-        verdict = f"{'valid' if last.valid else 'invalid'}, reward {last.reward:g}"
-        for how, name in (("decided", last.decided_by), ("judged", last.judged_by)):
-            verdict += f", {how} by {DECIDERS.get(name, name)}" if name else ""
-        say(f"{last.reasoning or '(the real environment gives no reasons)'}\n{verdict}", "dim")
+def _show_reasons(session: Session) -> None:
+    if not session.steps:
+        raise ConfigurationError("there is no answer yet: act first")
+    last = session.steps[-1]
+    verdict = f"{'valid' if last.valid else 'invalid'}, reward {last.reward:g}"
+    for how, name in (("decided", last.decided_by), ("judged", last.judged_by)):
+        verdict += f", {how} by {DECIDERS.get(name, name)}" if name else ""
+    say(f"{last.reasoning or '(the real environment gives no reasons)'}\n{verdict}", "dim")
 
-    def undo(self) -> None:
-        """Take the last action back; those before it are played again."""
-        self.session.undo()
-        self._show_answer()
 
-    def reset(self) -> None:
-        """Begin the task anew."""
-        self.leave()
-        self.session.begin()
-        self._show_answer()
+def _show_tools(task: Task) -> None:
+    for function in schemas(task):
+        parameters = function.get("parameters")
+        schema = json.dumps(parameters, ensure_ascii=False) if parameters else "(its schema is not known)"
+        say(function["name"], "bold")
+        say("\n".join(filter(None, (function.get("description"), schema))), "dim")
 
-    def next(self) -> None:
-        """Go on to another task."""
-        self.leave()
-        self.number = (self.number + 1) % len(self.tasks)
-        self.session = Session(self.played.environment, self.tasks[self.number], self.played.max_steps)
-        self.task()
 
-    def task(self) -> None:
-        """Show the task again."""
-        task = self.session.task
-        say(f"task {task.id} ({task.environment}, {task.split})", "dim")
-        say(task.instruction, "bold cyan")
-        self._show_answer()
+def typed_call(line: str, tools: Sequence[Mapping[str, Any]]) -> str:
+    """The action that a person means by `name key=value ...` or by a call in JSON, which is passed on unchecked.
 
-    def tools(self) -> None:
-        """Show what can be called (tool agents)."""
-        if not (functions := schemas(self.session.task)):
-            how = "/answer alone ends it" if is_tool_task(self.session.task) else "type the action as text"
-            raise ConfigurationError(f"this task has no tools: {how}")
-        for function in functions:
-            parameters = function.get("parameters")
-            schema = json.dumps(parameters, ensure_ascii=False) if parameters else "(its schema is not known)"
-            say(function["name"], "bold")
-            say("\n".join(filter(None, (function.get("description"), schema))), "dim")
-
-    def answer(self, text: str) -> None:
-        """Give the final answer, which ends the episode: /answer TEXT (tool agents)."""
-        if not is_tool_task(self.session.task):
-            raise ConfigurationError("this task has no tools, so no final answer ends it: type the action as text")
-        if not text:
-            raise ConfigurationError("/answer needs a text: /answer The flight is booked.")
-        self._act(render_answer(text))
-
-    def help(self) -> None:
-        """Show these lines."""
-        how = "NAME KEY=VALUE ..., or JSON" if is_tool_task(self.session.task) else "any text"
-        say("\n".join([f"an action: {how}", *(f"/{name:<7} {getattr(self, name).__doc__}" for name in COMMANDS)]), "dim")
-
-    def quit(self) -> None:
-        """Leave, as does the end of the input."""
+    A value is JSON where it can be read as such and the schema does not ask for a string. Raises `ConfigurationError` for an
+    unknown tool or argument, and a line that cannot be read; the dream answers for arguments that are missing.
+    """
+    try:
+        if line.startswith("{"):
+            action = parse_action(line)
+            return render_call(*action) if isinstance(action, ToolCall) else render_answer(action)
+        name, *words = shlex.split(line)
+    except ValueError as error:
+        raise ConfigurationError(f"{line[:80]!r} cannot be read ({error}); write NAME KEY=VALUE ... or JSON") from None
+    parameters = {tool["name"]: tool.get("parameters") or {} for tool in tools}
+    if name not in parameters:
+        raise ConfigurationError.unknown("tool", name, parameters)
+    properties: Mapping[str, Any] = parameters[name].get("properties", {})
+    arguments: dict[str, Any] = {}
+    for word in words:
+        key, sign, text = word.partition("=")
+        if not sign:
+            raise ConfigurationError(f"{word!r} is no argument; write KEY=VALUE, in quotes where it has spaces")
+        if properties and key not in properties:
+            raise ConfigurationError.unknown(f"argument of {name}", key, properties)
+        arguments[key] = text
+        if properties.get(key, {}).get("type") != "string":
+            with suppress(ValueError):
+                arguments[key] = json.loads(text)
+    return render_call(name, arguments)

@@ -4,18 +4,17 @@ import json
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
-from langchain_core.runnables import Runnable
+from langchain_core.messages import HumanMessage
 
 from dreamgym_lg.actions import parse_action, parse_call, tool_line
 from dreamgym_lg.cli.console import say, typed
-from dreamgym_lg.cli.play_session import PERSON, store_played, stored_task
 from dreamgym_lg.dream import Answer, Dream, Episode, Verdict
 from dreamgym_lg.dream.returns import fits_returns, returns_schema
 from dreamgym_lg.errors import ConfigurationError, RunStopped
@@ -32,9 +31,13 @@ from dreamgym_lg.types import Act, Task, Trajectory
 
 T = TypeVar("T")
 
+PLAY, PERSON = "play", "person"
+"""Under which run recorded sessions are stored, and who acted or answered there."""
+
 HOW = (
     "You are the world of this agent: no tool runs, you answer its calls, as the agent would read it; where a tool returns a "
-    "structure, in JSON. A line that ends with \\ goes on in the next. /quit leaves, as does the end of the input."
+    "structure, in JSON. A line that ends with \\ goes on in the next. /help shows this, /quit leaves, as does the end of the "
+    "input."
 )
 
 
@@ -61,17 +64,31 @@ def play_agent(
     say(f"{HOW} {notice}".strip())
     dream = Dream([Person()], judges=[Person()])
     with ReplayBuffer(buffer or ":memory:") as replay_buffer, _interruptible():
-        for each in [stored_task(replay_buffer, task)] if task else _typed_tasks(path):
-            tasks = [own.with_tools(each)]
-            playing = rollout(agent, tasks, dream.create_environment, source="synthetic", experience_version=PERSON)
-            try:
+        try:
+            for each in [stored_task(replay_buffer, task)] if task else _typed_tasks(path):
+                tasks = [own.with_tools(each)]
+                playing = rollout(agent, tasks, dream.create_environment, source="synthetic", experience_version=PERSON)
                 [episode] = run_lasting(playing)
-            except Left:
-                say("you left before the episode's end: it is not stored", "yellow")
-                return
-            show_episode(episode)
-            if record:
-                store_played(replay_buffer, episode, policy_version=policy or "its own")
+                show_episode(episode)
+                if record:
+                    store_played(replay_buffer, episode, policy_version=policy or "its own")
+        except Left:
+            say("you left before the episode's end: it is not stored", "yellow")
+
+
+def store_played(buffer: ReplayBuffer, played: Trajectory, *, policy_version: str = PERSON) -> None:
+    """Store an episode as run `play`, under the first rollout index that is free."""
+    for index in count():
+        if buffer.add(replace(played, run=PLAY, rollout_index=index, policy_version=policy_version)):
+            return
+
+
+def stored_task(buffer: ReplayBuffer, task_id: str) -> Task:
+    """The task of this id. Raises `ConfigurationError` if there is none."""
+    tasks = {task.id: task for task in buffer.tasks()}
+    if task_id not in tasks:
+        raise ConfigurationError.unknown("task", task_id, tasks)
+    return tasks[task_id]
 
 
 class Left(RunStopped):
@@ -118,7 +135,7 @@ class Person:
 
 
 def _ask(prompt: str, read: Callable[[str], T]) -> T:
-    """Ask until `read` accepts the text. Raises `Left` where the person leaves."""
+    """Ask until `read` accepts the text; explain at /help. Raises `Left` where the person leaves."""
     while True:
         try:
             text = typed(f"{prompt}> ")
@@ -127,7 +144,9 @@ def _ask(prompt: str, read: Callable[[str], T]) -> T:
         if text is None or text == "/quit":
             raise Left
         try:
-            return read(text)
+            if text != "/help":
+                return read(text)
+            say(HOW, "dim")
         except ConfigurationError as error:
             say(str(error), "yellow")
 
@@ -147,42 +166,13 @@ def show_episode(episode: Trajectory) -> None:
         say(f"{outcome}: reward {episode.reward:g}", "bold green" if episode.success else "bold red")
 
 
-class ProviderModel(BaseChatModel):
-    """A provider's model as a policy: its own class puts the tools, which come in OpenAI's form, into the provider's."""
-
-    model: BaseChatModel
-
-    @property
-    def _llm_type(self) -> str:
-        return self.model._llm_type
-
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any) -> ChatResult:
-        return _result(self._bound(options).invoke(messages, stop=stop))
-
-    async def _agenerate(
-        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any
-    ) -> ChatResult:
-        return _result(await self._bound(options).ainvoke(messages, stop=stop))
-
-    def _bound(self, options: dict[str, Any]) -> Runnable[Any, AIMessage]:
-        if not (tools := options.pop("tools", None)):
-            return self.model.bind(**options)
-        choice = options.pop("tool_choice", None)
-        chosen = {"tool_choice": "any" if choice == "required" else choice} if choice else {}  # LangChain's word for it
-        return self.model.bind_tools(tools, **chosen).bind(**options)
-
-
-def _result(reply: AIMessage) -> ChatResult:
-    return ChatResult(generations=[ChatGeneration(message=reply)])
-
-
 def _policy(name: str | None, graph: object, *, guarded: bool) -> tuple[BaseChatModel | None, str]:
     """The chat model that acts, and a notice for the person; None: the agent asks its own models.
 
     Behind the wall is no network, so that this process asks for an agent with one model.
     """
     if name is not None and not is_local_model(name):
-        return ProviderModel(model=load_chat_model(name)), ""
+        return load_chat_model(name), ""
     if name is not None:
         from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 
@@ -192,7 +182,7 @@ def _policy(name: str | None, graph: object, *, guarded: bool) -> tuple[BaseChat
     models = [each for each in reachable(graph) if isinstance(each, BaseChatModel)]
     names = sorted(f"{type(each).__name__} {each._get_ls_params().get('ls_model_name') or ''}".strip() for each in models)
     if len(models) == 1:
-        return ProviderModel(model=models[0]), f"The agent's own model, {names[0]}, is really asked."
+        return models[0], f"The agent's own model, {names[0]}, is really asked."
     return None, (
         f"The agent's own models ({', '.join(names) or 'made while it runs'}) are asked behind the wall, where no network "
         "is: name one --policy for all, or choose --isolation guard."
@@ -215,7 +205,9 @@ def _payload(task: Task) -> Any:
 
 def _typed_tasks(name: str) -> Iterator[Task]:
     while (text := typed("what is the agent to do> ")) is not None and text != "/quit":
-        if text:
+        if text == "/help":
+            say(HOW, "dim")
+        elif text:
             yield Task(id=f"{PERSON}-{blake2b(text.encode(), digest_size=6).hexdigest()}", instruction=text, environment=name)
 
 

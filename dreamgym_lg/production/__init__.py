@@ -1,17 +1,7 @@
-"""A trained policy in production: beside the old one (`shadow`), for a share of the traffic (`canary`), and their log."""
+"""A trained policy in production: beside the old one (`shadow`), or for a share of the threads (`canary`)."""
 
-from dreamgym_lg.production.canary import canary, shadow, wait_for_shadows
+from dreamgym_lg.production.canary import canary
 from dreamgym_lg.production.log import CanaryLog, CanaryState, Pair, Served
-from dreamgym_lg.production.traffic_router import KillSwitch, SimulationOptions
+from dreamgym_lg.production.shadow import shadow, wait_for_shadows
 
-__all__ = [
-    "CanaryLog",
-    "CanaryState",
-    "KillSwitch",
-    "Pair",
-    "Served",
-    "SimulationOptions",
-    "canary",
-    "shadow",
-    "wait_for_shadows",
-]
+__all__ = ["CanaryLog", "CanaryState", "Pair", "Served", "canary", "shadow", "wait_for_shadows"]

@@ -1,63 +1,26 @@
-"""`shadow` and `canary`: graphs for production that show how a policy does there."""
+"""`canary`: a graph in production whose policy serves a share of the threads, until it is proven worse."""
 
+import logging
 import os
-from collections.abc import Sequence
-from typing import Any, TypeVar, Unpack
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langgraph.pregel import Pregel
 
-from dreamgym_lg.errors import ConfigurationError
+from dreamgym_lg.errors import CanaryLogError, ConfigurationError
 from dreamgym_lg.experiment.workspace import policy_version
 from dreamgym_lg.production.log import CanaryLog
-from dreamgym_lg.production.simulation import Verify
-from dreamgym_lg.production.traffic_router import KillSwitch, SimulationOptions, TrafficRouter
+from dreamgym_lg.production.recorder import Graph, RealRun, observed
 from dreamgym_lg.simulate import Route
-from dreamgym_lg.simulate.agent import derive
+from dreamgym_lg.simulate.agent import production_episodes
+from dreamgym_lg.simulate.episode import AgentEpisode
 
-Graph = TypeVar("Graph", bound=Pregel)
+logger = logging.getLogger(__name__)
 
-_routers: WeakKeyDictionary[type, TrafficRouter] = WeakKeyDictionary()
-
-
-def shadow(
-    graph: Graph,
-    policy: BaseChatModel,
-    *,
-    log: CanaryLog | str | os.PathLike[str],
-    name: str | None = None,
-    share: float = 1.0,
-    route: Route | None = None,
-    pass_through: Sequence[str] = (),
-    verify: Verify | None = None,
-    **simulation: Unpack[SimulationOptions],
-) -> Graph:
-    """The graph as it is, in production; beside it the policy plays the same inputs, with all its tool calls simulated.
-
-    Production answers, with its own models and tools. After each run the policy plays it again under the guard of dreams: a
-    call is answered as this very run was answered, else by a recorded answer of `replay_buffer`, else by `experience_model`.
-    The log keeps whether both made the same calls, the same writing calls, and gave the same answer. Nothing that goes wrong
-    there reaches production. A run that stops for a person, or that goes on after that, has no simulated side.
-
-    Args:
-        graph: What `StateGraph.compile` or `create_agent` returns.
-        policy: Any chat model, without bound tools.
-        log: A file, shared by all processes.
-        name: Under which the log keeps it. Default: `shadow of ` and the policy's version.
-        share: Of the threads (`thread_id`; without one, of the runs) that the policy plays too.
-        route: As of `with_policy`.
-        pass_through: Tools that really run in the simulated side too, under the guard.
-        verify: (input, final state) -> success, or None if it is not known yet: judges both sides.
-        simulation: `SimulationOptions`.
-
-    Raises `ConfigurationError` as `AgentWorld` does, since the graph has to be one that a dream can play, and for one whose
-    nodes hand work to threads of their own.
-    """
-    _check_share("share", share)
-    name = name or f"shadow of {policy_version(policy)}"
-    router = TrafficRouter(graph, policy, log=log, name=name, verify=verify, route=route, pass_through=pass_through)
-    return _routed(graph, router, share, simulation)
+Verify = Callable[[Any, Any], bool | None]
+"""(the run's input, the graph's final state) -> success; None: not known yet."""
 
 
 def canary(
@@ -67,66 +30,87 @@ def canary(
     log: CanaryLog | str | os.PathLike[str],
     name: str | None = None,
     share: float = 0.05,
-    kill_switch: KillSwitch | None = None,
     alpha: float = 0.05,
     route: Route | None = None,
     pass_through: Sequence[str] = (),
     verify: Verify | None = None,
-    shadow: float = 0.0,
-    **simulation: Unpack[SimulationOptions],
 ) -> Graph:
     """The graph in production, with the policy in its place for a share of the threads, until the outcomes speak against it.
 
     A thread is drawn once, by its `thread_id`, and stays at its side; a run without one is a thread of its own. Both sides run
     on the real tools and the graph's own checkpointer. `CanaryLog.record_outcome` says how a thread ended, or `verify` does;
-    a run that raises has failed. From these outcomes `sequential_evidence` decides, at any time: once the policy is proven
-    worse, the canary ends by itself and production serves every thread, from the next run on and after restarts. Once it is
-    proven better, log and report say so, and the canary goes on. If the log cannot be written, production serves.
+    a run that raises has failed. Once the outcomes prove the policy worse, the canary ends by itself and production serves
+    every thread, from the next run on and after restarts; `CanaryLog.stop` does so by hand. Once they prove it better, log and
+    report say so, and the canary goes on. If the log cannot be written, production serves.
 
     Args:
-        graph, policy, log, route, pass_through: As of `shadow`.
+        graph: The result of `StateGraph.compile` or `create_agent`.
+        policy: Any chat model, without bound tools.
+        log: A file, shared by all processes.
         name: Under which the log keeps it; another policy needs another one. Default: the policy's version.
         share: Of the threads that the policy serves. It may be changed; threads of production stay there.
-        kill_switch: Turns the canary off from the next run on; threads of the policy go back to production for good.
         alpha: The probability of ending a canary whose policy is as good as production; the same for a wrong "better".
+        route, pass_through: As of `with_policy`.
         verify: (input, final state) -> success, or None if it is not known yet: the outcome of the run's thread.
-        shadow: Share of the threads whose other side is simulated too, as `shadow` does.
-        simulation: `SimulationOptions`.
 
     Raises `ConfigurationError` for what is no compiled graph, unknown names, shares and alphas outside their range, and a
     name that the log holds of another policy.
     """
-    _check_share("share", share)
-    _check_share("shadow", shadow, least=True)
+    check_share(share)
     if not 0 < alpha < 1:
         raise ConfigurationError(f"alpha={alpha!r}: give the probability of a wrong end, between 0 and 1, e.g. 0.05")
-    if simulation and not shadow:
-        raise ConfigurationError(f"{', '.join(simulation)} is of the simulated sides, and shadow=0 simulates none")
-    options: dict[str, Any] = {"share": share, "alpha": alpha, "kill_switch": kill_switch, "verify": verify}
-    router = TrafficRouter(graph, policy, log=log, name=name, route=route, pass_through=pass_through, **options)
-    return _routed(graph, router, shadow, simulation)
+    episodes = production_episodes(graph, policy, route=route, pass_through=pass_through)
+    log = log if isinstance(log, CanaryLog) else CanaryLog(log)
+    version = policy_version(policy)
+    name = name or version
+    log.begin(name, policy_version=version, share=share, alpha=alpha)
+    return observed(graph, _Canary(episodes, log, name, verify))
 
 
-def wait_for_shadows(graph: Pregel, timeout: float | None = None) -> bool:
-    """Wait until no simulated side of this process's runs of a `shadow` or `canary` graph waits; False if time is up.
-
-    Where the graph runs asynchronously: `await asyncio.to_thread(wait_for_shadows, graph)`.
-    """
-    router = _routers.get(type(graph))
-    if router is None:
-        raise ConfigurationError(f"{type(graph).__name__} is no graph that shadow() or canary() returned")
-    return router.shadows is None or router.shadows.wait(timeout)
+def check_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise ConfigurationError(f"share={share!r}: give a share of the threads, e.g. 0.05")
 
 
-def _routed(graph: Graph, router: TrafficRouter, simulated: float, simulation: SimulationOptions) -> Graph:
-    if simulated:
-        router.simulate(simulated, simulation)
-    router.begin()
-    derived = derive(graph, router.stream, router.astream)
-    _routers[type(derived)] = router
-    return derived
+def judged(verify: Verify | None, payload: Any, state: Any) -> bool | None:
+    """The user's own verdict on a run; None where there is none, as where it raises."""
+    try:
+        success = None if verify is None else verify(payload, state)
+    except Exception as error:
+        logger.warning("verify raised %s: the run has no outcome of it", type(error).__name__)
+        return None
+    return None if success is None else bool(success)
 
 
-def _check_share(name: str, share: float, *, least: bool = False) -> None:
-    if not 0 <= share <= 1 or not (share or least):
-        raise ConfigurationError(f"{name}={share!r}: give a share of the threads, e.g. 0.05")
+class _Canary:
+    """Sends each run of a graph to production or to the policy."""
+
+    def __init__(self, episodes: Callable[[Pregel], AgentEpisode], log: CanaryLog, name: str, verify: Verify | None) -> None:
+        self._episodes, self._log, self._name, self._verify = episodes, log, name, verify
+
+    def begin(self, graph: Pregel, run: RealRun) -> AgentEpisode | None:
+        try:
+            return self._episodes(graph) if self._log.choose(self._name, run.thread) == "policy" else None
+        except CanaryLogError as error:
+            logger.warning("production serves this run: %s", error)
+            return None
+
+    def fail(self, run: RealRun) -> None:
+        with _failures_logged():
+            self._log.add_error(self._name, run.thread)
+
+    def end(self, run: RealRun) -> None:
+        if not run.recorder.ended or run.recorder.interrupted:
+            return
+        if (success := judged(self._verify, run.input, run.recorder.state)) is not None:
+            with _failures_logged():
+                self._log.record_outcome(run.thread, success, name=self._name)
+
+
+@contextmanager
+def _failures_logged() -> Iterator[None]:
+    """A failure of the log is a warning, and no concern of the run."""
+    try:
+        yield
+    except (CanaryLogError, ConfigurationError) as error:
+        logger.warning("%s", error)

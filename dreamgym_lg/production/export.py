@@ -1,5 +1,9 @@
-"""A policy as a folder for production: written by `export_policy`, read and checked by `load_policy`."""
+"""A policy as a folder for production: `export_policy` writes it, `load_policy` reads it, `langgraph dev` serves it.
 
+The server is started in the exported folder, or the environment variable DREAMGYM_POLICY names it.
+"""
+
+import asyncio
 import json
 import logging
 import os
@@ -7,12 +11,18 @@ import re
 import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.pregel import Pregel
+
 from dreamgym_lg.errors import ConfigurationError, writing
-from dreamgym_lg.production.manifest import read_manifest, write_manifest
-from dreamgym_lg.production.model_card import model_card
+from dreamgym_lg.production.manifest import MANIFEST, read_manifest, write_manifest
+from dreamgym_lg.production.provenance import model_card
+from dreamgym_lg.simulate import with_policy
+from dreamgym_lg.simulate.loading import load_agent
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -22,23 +32,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SUFFIXES = {".json", ".safetensors", ".jinja", ".txt", ".model"}
-"""Of the files that a model without code of its own is saved as: weights, settings, vocabularies."""
+"""File types of a model without code of its own: weights, settings, vocabularies."""
 
 
 def export_policy(
     policy: "LocalChatModel", folder: str | Path, *, provenance: Mapping[str, Any], agent: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a policy to a new folder, from which it is loaded, served and audited in production.
+    """Write a policy to a new folder: weights (LoRA merged), tokenizer, sampling, manifest, model card, `langgraph.json`.
 
-    It holds safetensors weights (LoRA adapters merged into them), tokenizer, chat template, generation settings,
-    `manifest.json`, a model card, and a `langgraph.json` that `langgraph dev` starts. It is whole or not there. No file is a
-    program: nothing of it runs when it is loaded, but for the chat template in transformers' sandbox. What the policy was
-    trained on is told by counts and hashes.
+    It is whole or not there. No file is a program: nothing of it runs when it is loaded, but for the chat template in
+    transformers' sandbox. The data that it was trained on are named by counts and hashes.
 
     Args:
-        provenance: JSON that is known of the policy (`production.provenance`).
-        agent: What `langgraph dev` serves: `path`, where the agent is written (`FILE.py:NAME` or `package.module:NAME`), and
-            `route` and `pass_through` of `with_policy`. None: the policy alone, as a chat.
+        provenance: JSON of the policy's origin (`production.provenance`).
+        agent: For `langgraph dev`: `path`, where the agent is written (`FILE.py:NAME` or `package.module:NAME`), and `route`
+            and `pass_through` of `with_policy`. None: the policy alone, as a chat.
 
     Raises `ConfigurationError` for a folder that exists, for a policy without weights in this process, and for a model with
     code of its own.
@@ -87,6 +95,42 @@ def load_policy(folder: str | Path, **options: Any) -> "LocalChatModel":
     return LocalChatModel.from_path(folder, **{**sampling, **options})
 
 
+def load_exported(folder: Path) -> Pregel:
+    """The graph of an exported folder, without a checkpointer and a store: the server brings its own.
+
+    Raises `ConfigurationError` as `load_policy` does, and if the agent's source cannot be loaded.
+    """
+    # its name reaches the server's clients, the way to it need not
+    policy = load_policy(folder, name_or_path=folder.resolve().name)
+    project = json.loads((folder / MANIFEST).read_text())["agent"]  # checked by now: hashing large weights takes its time
+    if project is None:
+
+        async def answer(state: MessagesState) -> dict[str, Any]:
+            return {"messages": [await policy.ainvoke(state["messages"])]}
+
+        return StateGraph(MessagesState).add_node("policy", answer).add_edge(START, "policy").compile()
+    source, _, name = project["path"].rpartition(":")
+    graph = load_agent(f"{(folder / source).resolve()}:{name}" if source.endswith(".py") else project["path"])
+    if not isinstance(graph, Pregel):
+        raise ConfigurationError(f"{project['path']} is a {type(graph).__name__} and no compiled graph")
+    served = with_policy(graph, policy, route=project["route"], pass_through=project["pass_through"])
+    served.checkpointer = served.store = None
+    return served
+
+
+@cache
+def _agent() -> Pregel:
+    return load_exported(Path(os.environ.get("DREAMGYM_POLICY", ".")))
+
+
+async def agent() -> Any:
+    """The exported agent. The server asks for the graph at each run, and allows its loop no loading of models."""
+    return await asyncio.to_thread(_agent)
+
+
+# --- writing ------------------------------------------------------------------------------------------------------------------
+
+
 def _write(
     policy: "LocalChatModel", draft: Path, folder: Path, provenance: Mapping[str, Any], agent: Mapping[str, Any] | None
 ) -> None:
@@ -114,11 +158,12 @@ def _write(
     record = {
         **provenance,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "sampling": {"temperature": policy.temperature, "max_new_tokens": policy.max_new_tokens},
         "parameters": sum(weights.numel() for name, weights in model.named_parameters() if ".lora_" not in name),
         "agent": None if agent is None else {**agent, "path": _from(folder, str(agent["path"]))},
     }
     (draft / "version").write_text(str(record["policy_version"]))
-    project = {"dependencies": ["."], "graphs": {"agent": "dreamgym_lg.production.served:agent"}}
+    project = {"dependencies": ["."], "graphs": {"agent": "dreamgym_lg.production.export:agent"}}
     (draft / "langgraph.json").write_text(json.dumps(project, indent=2) + "\n")
     (draft / "README.md").write_text(model_card(folder.name, record))
     write_manifest(draft, record)

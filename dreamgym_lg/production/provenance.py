@@ -1,10 +1,11 @@
-"""Origin of a policy, for the manifest of its export: numbers, names and hashes, never a text of the traces."""
+"""Origin of a policy, for manifest and model card of its export: numbers, names and hashes, never a text of the traces."""
 
 import hashlib
 import json
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from itertools import product
 from pathlib import Path
 from platform import python_version
@@ -15,22 +16,20 @@ from langchain_core.language_models import BaseChatModel
 from dreamgym_lg.experiment.workspace import Workspace, policy_version
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.replay.rows import FAILED
+from dreamgym_lg.report.proof import ASSISTED
 from dreamgym_lg.rollout import missing_episodes
 from dreamgym_lg.statistics import wilson
 from dreamgym_lg.types import Source, Trajectory
 
-_PACKAGES = (
+_PACKAGES = {
     *("dreamgym-lg", "langgraph", "langchain-core", "torch", "transformers", "tokenizers", "safetensors", "trl", "accelerate"),
     "datasets",
-)
+}
 _SMALL_BASE = "the small base of dreamgym-lg"
 
 
 def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
-    """Base model, training, data, buffer, experience model, evaluations and library versions of a policy.
-
-    `training` is None for a policy that this experiment did not train.
-    """
+    """JSON of a policy's origin; `training` is None for one that this experiment did not train."""
     own = policy_version(policy)
     trained = own == policy_version(work.models / "trained")
     baselines = {name: policy_version(work.models / name) for name in ("base", "filtered")}
@@ -47,7 +46,8 @@ def provenance(work: Workspace, policy: BaseChatModel) -> dict[str, Any]:
         "experience_model": _experience_model(work) if trained else None,
         "evaluation": _evaluation(work, own),
         "baselines": {name: _evaluation(work, baseline) for name, baseline in baselines.items() if baseline != own},
-        "versions": {"python": python_version()} | {name: version(name) for name in _PACKAGES if _installed(name)},
+        "versions": {"python": python_version()}
+        | {each.name: each.version for each in distributions() if each.name in _PACKAGES},
     }
 
 
@@ -116,8 +116,93 @@ def _evaluation(work: Workspace, own: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _installed(package: str) -> bool:
-    try:
-        return bool(version(package))
-    except PackageNotFoundError:
-        return False
+# --- the card -----------------------------------------------------------------------------------------------------------------
+
+_CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [dreamgym-lg, langgraph, agent]
+{base_line}---
+
+# {name}
+
+The policy of a LangGraph agent: the chat model that decides which tool it calls next. {origin}
+
+* Weights `{policy_version}`, {parameters:,} parameters, safetensors; written {created} with dreamgym-lg {release}.
+* Sampling: {sampling}.
+* Data: {data}.
+* Dream: {dream}.
+
+## Evaluation
+
+{evaluation}
+
+## Use
+
+```python
+from dreamgym_lg import load_policy, with_policy
+
+policy = load_policy("{name}")
+agent = with_policy(graph, policy)  # your compiled graph, its real tools, this policy as its model
+```
+
+`dreamgym serve {name}` is an OpenAI-compatible server of it, `langgraph dev` in this folder serves {served}.
+
+## Limits
+
+The policy was trained for the tools and tasks of one agent and is of little use elsewhere. The folder holds no text of the
+traces it was trained on, but a model can repeat what it was trained on: who must not read the traces must not ask the model.
+`manifest.json` has the hash of every file, the policy's origin, and all library versions.
+"""
+
+_WHERE = {
+    "dream": "in a dream",
+    "real": "in the real environment",
+    "s2r": "in a dream, then in the real environment",
+    "traces": "on recorded successes",
+}
+_BASELINES = {"base": "base: every recorded success imitated", "filtered": "filtered imitation, no dream"}
+Row = Mapping[str, Any]
+
+
+def model_card(name: str, record: Mapping[str, Any]) -> str:
+    """The README.md of an export. Args: `record`, the content of its manifest."""
+    base, training, data, sampling = (record[key] for key in ("base_model", "training", "data", "sampling"))
+    origin = f"Base model: {base}."
+    if training is not None:
+        iterations = f"iterations: {training['iterations']}, " if "iterations" in training else ""
+        origin = (
+            f"Trained from {base} by {training['learner'].upper()} {_WHERE[training['environment']]} of the world "
+            f"`{training['world']}` ({iterations}seed: {training['seed']})."
+        )
+    dream = record["experience_model"]
+    return _CARD.format(
+        name=name,
+        base_line=f"base_model: {json.dumps(base)}\n" if "/" in base else "",
+        origin=origin,
+        sampling=(f"temperature {sampling['temperature']:g}" if sampling["temperature"] else "greedy")
+        + f", at most {sampling['max_new_tokens']:,} new tokens",
+        data=f"{data['trajectories']:,} real trajectories, {data['steps']:,} steps (SHA-256 `{data['sha256'][:16]}…`)",
+        dream=f"`{dream['version']}`" + (f", {ASSISTED}" if dream.get("assisted") else "") if dream else "none",
+        evaluation=_evaluation_table(record["evaluation"], record.get("baselines", {})),
+        served=f"the agent `{record['agent']['path']}` with it" if record["agent"] else "it as a chat",
+        release=record["versions"]["dreamgym-lg"],
+        **{key: record[key] for key in ("policy_version", "parameters", "created")},
+    )
+
+
+def _evaluation_table(rows: Sequence[Row], baselines: Mapping[str, Sequence[Row]]) -> str:
+    """A table of the policy's evaluations and, below them, of its baselines' on real held-out tasks."""
+    if not rows:
+        return "This policy was not evaluated on held-out tasks before it was exported."
+    lines = ["| policy | environment | tasks | sampling | success | 95 % interval |", "| --- | --- | --- | --- | --- | --- |"]
+    compared = [("this one", row) for row in rows]
+    for name, others in baselines.items():
+        compared += [(_BASELINES[name], row) for row in others if (row["environment"], row["split"]) == ("real", "test")]
+    for policy, row in compared:
+        low, high = row["interval"]
+        success = f"{row['successes']} of {row['episodes']}"
+        tasks = f"{row['split']}, {row['panel']}" if row["panel"] else row["split"]
+        figures = f"{row['mode'] or 'as set'} | {success} | {low:.0%} to {high:.0%}"
+        lines.append(f"| {policy} | {row['environment']} | {tasks} | {figures} |")
+    return "\n".join(lines)

@@ -1,17 +1,27 @@
-"""Records a real run of a graph by callbacks: its tool calls with their answers, and its end."""
+"""Records the real runs of a graph by callbacks: tool calls with their answers, and the end."""
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Any
-from uuid import UUID
+from typing import Any, NamedTuple, Protocol, TypeVar
+from uuid import UUID, uuid4
 
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
+from langgraph.pregel import Pregel
 from pydantic_core import to_jsonable_python
 
 from dreamgym_lg.actions import render_call
+from dreamgym_lg.simulate.agent import derive
+from dreamgym_lg.simulate.context import aiterate_in_episode, guarded_episode, iterate_in_episode
+from dreamgym_lg.simulate.episode import AgentEpisode
 from dreamgym_lg.simulate.tools import as_text
+
+Graph = TypeVar("Graph", bound=Pregel)
 
 
 @dataclass
@@ -23,7 +33,7 @@ class RecordedCall:
     answer: str = ""
     valid: bool = True
     id: str = ""
-    """By which the model asked for it; empty for a call by hand."""
+    """The model's id of the call; empty for a call by hand."""
 
 
 class Recorder(BaseCallbackHandler):
@@ -38,7 +48,7 @@ class Recorder(BaseCallbackHandler):
         self.ended = self.interrupted = False
         self._root: UUID | None = None
         self._calls: dict[UUID, RecordedCall] = {}
-        self._read: dict[str, ToolMessage] = {}
+        self._messages: dict[str, ToolMessage] = {}
         """The answers that the model reads, by call id: a tool node words the errors that tools raise."""
         self._replies: list[list[str]] = []
         """The ids of calls that one reply asks for."""
@@ -50,7 +60,7 @@ class Recorder(BaseCallbackHandler):
         again = {(call.id, call.action) for call in started if call.id and call.valid}  # a middleware's retry is the same call
         calls = [call for call in started if call.valid or (call.id, call.action) not in again]
         for call in calls:
-            if not call.answer and (message := self._read.get(call.id)) is not None:
+            if not call.answer and (message := self._messages.get(call.id)) is not None:
                 call.answer = as_text(message)
         for ids in self._replies:
             places = [place for place, call in enumerate(calls) if call.id in ids]
@@ -65,7 +75,7 @@ class Recorder(BaseCallbackHandler):
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
         for message in _messages(outputs):
             if isinstance(message, ToolMessage):
-                self._read[message.tool_call_id] = message
+                self._messages[message.tool_call_id] = message
             elif len(message.tool_calls) > 1:
                 self._replies.append([str(call["id"]) for call in message.tool_calls])
         if run_id == self._root:
@@ -96,3 +106,103 @@ def _messages(outputs: Any) -> Iterator[AIMessage | ToolMessage]:
         for each in part if isinstance(part, list) else [part]:
             if isinstance(each, AIMessage | ToolMessage):
                 yield each
+
+
+class RealRun(NamedTuple):
+    """A run of a graph in production."""
+
+    thread: str
+    """Its `thread_id`, or that of a run around it; of a run without one, an id of its own."""
+    configurable: Mapping[str, Any]
+    """The graph's own values, the run's, and those of a run around it."""
+    input: Any
+    arguments: Mapping[str, Any]
+    recorder: Recorder
+    loop: asyncio.AbstractEventLoop | None
+    """The event loop of an asynchronous run."""
+
+
+class Observer(Protocol):
+    """Sees each run of a graph. Synchronous: beside an asynchronous run, its methods are called in other threads."""
+
+    def begin(self, graph: Pregel, run: RealRun) -> AgentEpisode | None:
+        """The episode whose policy plays the run; None: production plays."""
+
+    def fail(self, run: RealRun) -> None:
+        """The run raised."""
+
+    def end(self, run: RealRun) -> None:
+        """The run was streamed to its end."""
+
+
+def observed(graph: Graph, observer: Observer) -> Graph:
+    """The same graph with an observer of its runs; those in a dream, or of another graph's policy, are left alone."""
+
+    def stream(served: Pregel, play: Any, input: Any, config: RunnableConfig | None = None, **more: Any) -> Iterator[Any]:
+        if guarded_episode() is not None:
+            yield from play(input, config, **more)
+            return
+        run, heard = _record(served, config, input, more, None)
+        episode, chunks = observer.begin(served, run), play(input, heard, **more)
+        with _failures_seen(observer, run):
+            yield from iterate_in_episode(chunks, episode) if episode else chunks
+        observer.end(run)
+
+    async def astream(
+        served: Pregel, play: Any, input: Any, config: RunnableConfig | None = None, **more: Any
+    ) -> AsyncIterator[Any]:
+        if guarded_episode() is not None:
+            async for chunk in play(input, config, **more):
+                yield chunk
+            return
+        run, heard = _record(served, config, input, more, asyncio.get_running_loop())
+        episode = await asyncio.to_thread(observer.begin, served, run)
+        chunks = play(input, heard, **more)
+        with _failures_seen(observer, run):
+            own: Any = aiterate_in_episode(chunks, episode) if episode else chunks
+            async with aclosing(own):
+                async for chunk in own:
+                    yield chunk
+        await asyncio.to_thread(observer.end, run)
+
+    return derive(graph, stream, astream)
+
+
+@contextmanager
+def _failures_seen(observer: Observer, run: RealRun) -> Iterator[None]:
+    """A run that raises has failed; one that stops for a person has not."""
+    try:
+        yield
+    except GraphBubbleUp:
+        raise
+    except Exception:
+        observer.fail(run)
+        raise
+
+
+def _record(
+    graph: Pregel,
+    config: RunnableConfig | None,
+    input: Any,
+    arguments: Mapping[str, Any],
+    loop: asyncio.AbstractEventLoop | None,
+) -> tuple[RealRun, RunnableConfig]:
+    """The run, and its own config with the recorder among its callbacks; LangGraph merges it with the others."""
+    recorder, config = Recorder(), config or {}
+    outer = (var_child_runnable_config.get() or {}).get("configurable") or {}
+    own = {**((graph.config or {}).get("configurable") or {}), **(config.get("configurable") or {})}
+    thread = own.get("thread_id", outer.get("thread_id"))
+    callbacks = config.get("callbacks") or []
+    if isinstance(callbacks, BaseCallbackManager):
+        callbacks = callbacks.copy()
+        callbacks.add_handler(recorder)
+    else:
+        callbacks = [*callbacks, recorder]
+    merged = {**{key: value for key, value in outer.items() if not is_langgraphs(key)}, **own}
+    run = RealRun(uuid4().hex if thread is None else str(thread), merged, input, arguments, recorder, loop)
+    return run, {**config, "callbacks": callbacks}
+
+
+def is_langgraphs(key: str) -> bool:
+    """True for LangGraph's own keys, which say whose checkpoints a run reads and writes."""
+    return key.startswith("__") or key in ("thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map")

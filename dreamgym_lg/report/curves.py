@@ -1,8 +1,8 @@
-"""The curves of a training run, from the metrics of its iterations: for the report and for the page over a replay buffer."""
+"""Curves of a training run, from the metrics of its iterations."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import product
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dreamgym_lg.report.plots import DREAM, FAINT, INK, PAIR, REAL, TICKS, whiskers
@@ -17,11 +17,11 @@ History = Mapping[int, Mapping[str, Any]]
 
 UNIFORM, VALUE = ("uniform_groups", "Uniform groups", 1), ("curriculum_value", "Variance", 0.25)
 INVALID, ENTROPY = ("invalid_action_share", "Invalid actions", 1), ("entropy", "Entropy (nats)", math.inf)
-"""Metrics that are drawn in pairs: key, name, and the most it can be."""
+"""Metrics that are drawn in pairs: key, name and largest possible value."""
 
 
 class Evaluation(NamedTuple):
-    """The success of a policy in the real environment and in the dream, on the same worlds."""
+    """Success of a policy in the real environment and in the dream, on the same worlds."""
 
     real: Rate | None
     dream: Rate | None
@@ -32,7 +32,7 @@ class Evaluation(NamedTuple):
         return f"{self.dream.value - self.real.value:+.2f}" if self.real and self.dream else "–"
 
 
-class _Gap(NamedTuple):
+class Gap(NamedTuple):
     value: float
     low: float | None
     high: float | None
@@ -92,12 +92,12 @@ def draw_progress(axes: "Axes", history: History) -> None:
         axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.99), ncols=3, handlelength=1.3, columnspacing=1)
 
 
-def draw_pair(axes: "Axes", history: History, *pair: tuple[str, str, float]) -> None:
-    """Two metrics (key, name, most), each on its own scale from 0, named and numbered in its own colour."""
-    axes.set(title=", ".join(name for _, name, _ in pair), xlabel="iteration")
+def draw_pair(axes: "Axes", history: History, metrics: Sequence[tuple[str, str, float]]) -> None:
+    """Two metrics, each on its own scale from 0, named and numbered in its own colour."""
+    axes.set(title=", ".join(name for _, name, _ in metrics), xlabel="iteration")
     axes.grid(axis="y")
-    metrics = [(name, most, read_series(history, key, most)) for key, name, most in pair]
-    for place, (name, most, series) in enumerate(metric for metric in metrics if metric[-1]):
+    recorded = [(name, most, series) for key, name, most in metrics if (series := read_series(history, key, most))]
+    for place, (name, most, series) in enumerate(recorded):
         side, color = axes.twinx() if place else axes, PAIR[place]
         side.plot(list(series), list(series.values()), ".-", ms=4, color=color, linewidth=2)
         side.set_ylim(0, most if math.isfinite(most) else 1.1 * max(series.values()) or 1)
@@ -109,36 +109,47 @@ def draw_gap(axes: "Axes", history: History) -> None:
     """Dreamed minus real success of the evaluations, with its interval: above 0 the dream flatters."""
     axes.set(title="Gap: dream minus real", xlabel="iteration")
     axes.grid(axis="y")
-    measured = {iteration: row for iteration, row in history.items() if row.get("eval_gap") is not None}
-    ends = ("eval_gap_low", "eval_gap_high")
-    gaps = {iteration: _Gap(row["eval_gap"], *map(row.get, ends)) for iteration, row in measured.items()}
+    gaps = {
+        iteration: Gap(row["eval_gap"], row.get("eval_gap_low"), row.get("eval_gap_high"))
+        for iteration, row in history.items()
+        if row.get("eval_gap") is not None
+    }
     if gaps:
         values = [gap.value for gap in gaps.values()]
         axes.errorbar(list(gaps), values, whiskers(gaps.values()), fmt="s-", color=INK, ms=7, lw=2, capsize=4)
         axes.axhline(0, color=FAINT, lw=1)
 
 
+PROGRESS: tuple[Callable[..., None], ...] = (draw_progress, draw_gap)
+HEALTH: tuple[Callable[..., None], ...] = (
+    partial(draw_pair, metrics=(UNIFORM, VALUE)),
+    partial(draw_pair, metrics=(INVALID, ENTROPY)),
+)
+
+
+def draw_panels(
+    figure: "Figure", history: History, panels: Sequence[Callable[["Axes"], None]], alarms: Collection[int] = (), **edges: Any
+) -> None:
+    """Draw four panels, each by a function of its axes.
+
+    Args: `alarms`, iterations that the curves mark; `edges`, of the grid: matplotlib's own layout would take as long again
+    as all the drawing.
+    """
+    axes: list[Any] = [*figure.subplots(2, 2, gridspec_kw={"left": 0.045, "right": 0.955, "wspace": 0.22, **edges}).flat]
+    for place, draw in zip(axes, panels, strict=True):
+        draw(place)
+        if history and place.get_xlabel() == "iteration":
+            place.set_xlim(min(history) - 1, max(history) + 1)
+            place.locator_params(axis="x", integer=True)
+            for iteration in alarms if place.has_data() else ():
+                place.axvline(iteration, color=DREAM, lw=1.5, ls=":")
+    for place in figure.axes:
+        if not place.has_data():
+            place.set_axis_off()
+            place.text(0.5, 0.5, "not recorded", transform=place.transAxes, ha="center", va="center", color=FAINT)
+
+
 def draw_curves(figure: "Figure", history: History, alarms: Collection[int]) -> None:
     """Success, gap, curriculum and health of a run; `alarms`, the iterations at which something began to go wrong."""
-    # The edges are given: matplotlib's own layout would take as long again as all the drawing.
-    edges = {"left": 0.045, "right": 0.955, "top": 0.94, "bottom": 0.08, "hspace": 0.36, "wspace": 0.22}
-    places: Any = figure.subplots(2, 2, gridspec_kw=edges)
-    draw_progress(places[0, 0], history)
-    draw_gap(places[0, 1], history)
-    draw_pair(places[1, 0], history, UNIFORM, VALUE)
-    draw_pair(places[1, 1], history, INVALID, ENTROPY)
-    finish(figure, places.flat, history)
-    for axes, iteration in product(places.flat, alarms):
-        if axes.axison:
-            axes.axvline(iteration, color=DREAM, lw=1.5, ls=":")
-
-
-def finish(figure: "Figure", curves: Iterable["Axes"], history: History) -> None:
-    """The same iterations along each of the curves, and a word in every picture that has nothing to show."""
-    for axes in curves if history else ():
-        axes.set_xlim(min(history) - 1, max(history) + 1)
-        axes.locator_params(axis="x", integer=True)
-    for axes in figure.axes:
-        if not axes.has_data():
-            axes.set_axis_off()
-            axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=FAINT)
+    panels = [partial(draw, history=history) for draw in (*PROGRESS, *HEALTH)]
+    draw_panels(figure, history, panels, alarms, top=0.94, bottom=0.08, hspace=0.36)

@@ -1,4 +1,4 @@
-"""How every picture of a report looks: its colours, its style and the whiskers of its intervals; needs matplotlib to draw."""
+"""Colours, style and whiskers of the pictures; needs matplotlib to draw."""
 
 from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
@@ -41,11 +41,7 @@ class HasInterval(Protocol):
 
 
 def whiskers(figures: Iterable[HasInterval]) -> list[list[float]]:
-    """The lengths of the whiskers below and above each figure, as matplotlib's `errorbar` takes them.
-
-    An interval need not hold its figure (one read from a file), and a length must not be negative: it is then 0, as it is
-    without an interval.
-    """
+    """Lengths of the whiskers below and above each figure, for `errorbar`; 0 without an interval or outside of it."""
     intervals = [(each.value, each.low, each.high) for each in figures]
     below = [0.0 if low is None else max(0.0, value - low) for value, low, _ in intervals]
     above = [0.0 if high is None else max(0.0, high - value) for value, _, high in intervals]

@@ -6,6 +6,7 @@ impossible is left out, never guessed; a gain whose intervals overlap is called 
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -195,13 +196,11 @@ def _draw(figure: "Figure", result: Mapping[str, Any], history: History) -> None
     figure.text(0.03, 0.912, sentence, fontsize=min(17, 2100 / len(sentence)), color=FAINT, va="center")
     note = _note(result)
     figure.text(0.03, 0.022, note, fontsize=min(13, 2000 / len(note)), color=FAINT, va="center")
-    edges = {"left": 0.045, "right": 0.955, "top": 0.83, "bottom": 0.115, "wspace": 0.22, "hspace": 0.52}
-    (before_and_after, progress), low = figure.subplots(2, 2, gridspec_kw={**edges, "height_ratios": (30, 26)})
-    _draw_headline(before_and_after, _rows(result))
-    curves.draw_progress(progress, history)
-    curves.draw_pair(low[0], history, curves.UNIFORM, curves.VALUE)
-    curves.draw_pair(low[1], history, curves.INVALID, curves.ENTROPY)
-    curves.finish(figure, (progress, *low), history)
+    panels = [
+        partial(_draw_headline, rows=_rows(result)),
+        *(partial(draw, history=history) for draw in (curves.draw_progress, *curves.HEALTH)),
+    ]
+    curves.draw_panels(figure, history, panels, top=0.83, bottom=0.115, hspace=0.52, height_ratios=(30, 26))
 
 
 def _draw_headline(axes: "Axes", rows: Sequence[Row]) -> None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 from urllib.parse import urlencode
 
 from dreamgym_lg.errors import ConfigurationError, DreamGymError
@@ -11,7 +11,7 @@ from dreamgym_lg.metrics.health import check_health
 from dreamgym_lg.replay.reader import Event, Filters, Iteration, Outcome, ReplayReader, Run
 from dreamgym_lg.report.curves import History, by_iteration, read_evaluations, read_number
 from dreamgym_lg.statistics import Rate
-from dreamgym_lg.types import DECIDERS, Source, Split, Step, Trajectory
+from dreamgym_lg.types import DECIDERS, Source, Split
 
 Query = Mapping[str, str]
 """The part of an address behind its `?`."""
@@ -31,17 +31,6 @@ _LONGEST_TEXT = 200
 
 class NotStored(DreamGymError):
     """An address names what the replay buffer does not hold."""
-
-
-class Column(NamedTuple):
-    """A rollout beside the others of its group."""
-
-    id: int
-    trajectory: Trajectory
-    alike: int
-    """So many first steps are those of the best rollout."""
-    parting: str
-    """The difference that follows; empty for that one itself and for one that is the same."""
 
 
 def link(page: str, **values: object) -> str:
@@ -83,15 +72,13 @@ def run(reader: ReplayReader, query: Query) -> Values:
 
 
 def group(reader: ReplayReader, query: Query) -> Values:
-    """The rollouts of one task in one iteration, the best first, and where each parts from it."""
+    """The rollouts of one task in one iteration side by side, the best first."""
     name, task_id, iteration = query.get("run", ""), query.get("task_id", ""), _number(query, "iteration") or 0
     rollouts = reader.group(name, iteration, task_id, most=ROLLOUTS_SHOWN)
     if not rollouts:
         raise NotStored(f"no episode of task {task_id!r} is stored in iteration {iteration} of run {name!r}")
     ranked = sorted(rollouts, key=lambda each: (bool(each[1].error), -each[1].success, -each[1].reward, each[1].rollout_index))
-    best = ranked[0][1]
-    columns = [Column(id, each, *parting(best, each)) for id, each in ranked]
-    return {"name": name, "iteration": iteration, "task": best.task, "columns": columns, "most": ROLLOUTS_SHOWN}
+    return {"name": name, "iteration": iteration, "task": ranked[0][1].task, "rollouts": ranked, "most": ROLLOUTS_SHOWN}
 
 
 def episodes(reader: ReplayReader, query: Query) -> Values:
@@ -142,23 +129,6 @@ def alarms(history: History) -> list[tuple[int, str]]:
         if row.get("stopped_early"):
             sentences.append((iteration, "the run ended early"))
     return sentences
-
-
-def parting(best: Trajectory, other: Trajectory) -> tuple[int, str]:
-    """The number of first steps that are the same, and the difference that follows."""
-    pairs = zip(best.steps, other.steps, strict=False)
-    same = next((place for place, (one, two) in enumerate(pairs) if _played(one) != _played(two)), None)
-    if same is None:
-        same = min(len(best.steps), len(other.steps))
-        return same, "" if len(best.steps) == len(other.steps) else f"one of the two ends after step {same}"
-    one, two = best.steps[same], other.steps[same]
-    if one.action != two.action:
-        return same, f"acts otherwise at step {same + 1}: {two.action} instead of {one.action}"
-    return same, f"is answered otherwise at step {same + 1}, by the same action"
-
-
-def _played(step: Step) -> tuple[object, ...]:
-    return step.action, step.next_observation, step.reward, step.terminated
 
 
 def _digest(metrics: Sequence[Mapping[str, Any]]) -> str:

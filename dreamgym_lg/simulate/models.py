@@ -8,6 +8,7 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import RunnableBinding
 from langchain_core.runnables.config import ensure_config
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
@@ -95,6 +96,7 @@ def _answer(name: str) -> Handler:
         kept = {key: kwargs[key] for key in ("stop", *_CONFIGURATION, "config") if key in kwargs}
         bound = normalise({key: value for key, value in kwargs.items() if key not in kept})
         episode.register_tools(bound.get("tools", ()))
+        bound = _in_own_form(policy, bound)
         return call_model(episode, getattr(type(policy), name, method), policy, args, kept | bound, call)
 
     return simulated
@@ -203,6 +205,18 @@ def normalise(kwargs: Mapping[str, Any]) -> dict[str, Any]:
         name, body = schema
         bound["response_format"] = {"type": "json_schema", "json_schema": {"name": name, "schema": body}}
     return bound
+
+
+def _in_own_form(policy: BaseChatModel, bound: dict[str, Any]) -> dict[str, Any]:
+    """What `normalise` returns, with the tools as the class of the policy sends them to its provider."""
+    if not (tools := bound.get("tools")) or type(policy).bind_tools is BaseChatModel.bind_tools:
+        return bound
+    choice = bound.get("tool_choice")
+    chosen = {"tool_choice": "any" if choice == "required" else choice} if choice else {}  # LangChain's word for it
+    own = policy.bind_tools(tools, **chosen)
+    if not isinstance(own, RunnableBinding):  # a model that takes no tools
+        return bound
+    return {**{key: value for key, value in bound.items() if key not in ("tools", "tool_choice")}, **own.kwargs}
 
 
 def _tool_choice(kwargs: Mapping[str, Any]) -> str | None:

@@ -2,17 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
 from typer.testing import CliRunner, Result
 
 import dreamgym_lg.cli.play as command
-from dreamgym_lg.cli.play_agent import ProviderModel
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.simulate.wall import wall
 from dreamgym_lg.simulate.wall.wall import missing_for_wall
@@ -190,25 +185,11 @@ def test_without_a_wall_the_guard_is_chosen_by_name(sit: Sit, monkeypatch: pytes
     assert "You are the world" not in done.output and sit("A room.", "[]", "Yes.", "1").exit_code == 0
 
 
-class Provider(BaseChatModel):
-    """Takes tools in a form of its own, as providers do."""
-
-    _llm_type = "provider"
-
-    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
-        return self.bind(shape=[tool["function"]["name"] for tool in tools], **kwargs)
-
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **given: Any) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(f"{stop} {given}"))])
-
-
-def test_a_providers_class_makes_its_own_form_of_the_tools() -> None:
-    model = ProviderModel(model=Provider())
-    tools = [{"type": "function", "function": {"name": "book"}}]
-    assert model.bind(tools=tools, tool_choice="required").invoke("x", stop=["."]).text == (
-        "['.'] {'shape': ['book'], 'tool_choice': 'any'}"
-    )
-    assert model.invoke("x").text == "None {}"
+def test_help_is_explained_and_no_answer(sit: Sit) -> None:
+    done = sit("/help", "A room.", "/help", "/help", '[{"number": 7}]', "/srv/room-7", "/help", "1", options=RECORDED)
+    assert done.output.count("/help shows this") == 5 and "success: reward 1" in done.output
+    [episode] = recorded()
+    assert [step.next_observation for step in episode.steps] == ['[{"number": 7}]', "/srv/room-7", ""]
 
 
 def test_a_stored_task_is_played_once(sit: Sit) -> None:

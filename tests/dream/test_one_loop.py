@@ -17,14 +17,14 @@ from orders import DONE, ORDER, PAID, REFUND, REFUNDED, is_judging, order_task, 
 
 from dreamgym_lg import DreamGym
 from dreamgym_lg.actions import ToolCall, is_answer, parse_action, render_answer, render_call, tool_schemas
-from dreamgym_lg.cli.play_session import Session
+from dreamgym_lg.cli.play import Session
 from dreamgym_lg.dream import Dream, Episode, Model, ModelJudge, Recorded, References, Schemas, ScriptedUser
 from dreamgym_lg.dream.trace_index import TraceIndex
 from dreamgym_lg.errors import ConfigurationError, EpisodesMissing, PredictionFailed
 from dreamgym_lg.fidelity.judgement import ajudge
 from dreamgym_lg.fidelity.replay import answer_forced, replay_free
 from dreamgym_lg.graphs.episode import create_episode_graph
-from dreamgym_lg.production.simulation import RealRun, Simulation
+from dreamgym_lg.production.simulation import ShadowedRun, Simulation
 from dreamgym_lg.replay.buffer import ReplayBuffer
 from dreamgym_lg.rollout import rollout
 from dreamgym_lg.simulate import SimulatedAgent
@@ -315,14 +315,14 @@ def test_the_simulated_side_of_a_real_run_gets_the_same_answers(case: Case, way:
     policy, played = Acts(actions=case.actions, calls_tools=True), list[Any]()
 
     class Kept(Simulation):
-        def _episode(self, run: RealRun) -> Any:
-            played.append(super()._episode(run))
+        def _episode(self, *arguments: Any) -> Any:
+            played.append(super()._episode(*arguments))
             return played[-1]
 
     model = Model(chat, replay_buffer=index._replay_buffer)
     parts = {"graph": create_agent(policy, TOOLS), "policy": policy, "index": index, "model": model, "tools": DESK.tools}
     simulation = Kept(**parts, environment="desk", options={}, verify=None)
-    run = RealRun(thread=case.task.id, payload={"messages": [HumanMessage(case.task.instruction)]}, state={"messages": []})
+    run = ShadowedRun(thread=case.task.id, payload={"messages": [HumanMessage(case.task.instruction)]}, state={"messages": []})
     pair = asyncio.run(simulation.aplay(run)) if way == "aplay" else simulation.play(run)
     expected = by_step(create_dream(case, chat, index), case)
     assert of_steps(played[0].steps) == [each for each in expected if each is not None and not each[2]]

@@ -81,16 +81,15 @@ def test_a_run_without_a_thread_is_one_of_its_own(tmp_path: Path) -> None:
 
 
 def test_interrupts_and_checkpoints_are_the_chosen_sides(tmp_path: Path) -> None:
-    """A person approves a call of the policy; then the canary is off, and production goes on from the same checkpoint."""
-    off = tmp_path / "off"
+    """A person approves a call of the policy; then the canary is ended, and production goes on from the same checkpoint."""
     middleware = [HumanInTheLoopMiddleware(interrupt_on={"cancel_order": True})]
     desk = Desk(tmp_path, checkpointer=InMemorySaver(), middleware=middleware)
-    graph = canary(desk.graph, policy(rash), log=tmp_path / "log.db", share=1.0, kill_switch=off)
+    graph = canary(desk.graph, policy(rash), log=tmp_path / "log.db", share=1.0)
     asked = graph.invoke(ask("A1"), in_thread(1))["__interrupt__"][0].value
     assert asked["action_requests"][0]["args"] == {"order": "A1", "reason": "at once"} and desk.cancelled == []
     ended = graph.invoke(Command(resume={"decisions": [{"type": "approve"}]}), in_thread(1))
     assert ended["messages"][-1].text == "Done." and desk.cancelled == [("A1", "at once")]
-    off.touch()
+    CanaryLog(tmp_path / "log.db").stop()
     state = graph.invoke(ask("A2"), in_thread(1))
     assert state["messages"][-1].text == "Order A2: shipped" and state["messages"][0].text.endswith("A1")
     assert graph.get_state(in_thread(1)).values["messages"] == state["messages"]
@@ -123,33 +122,6 @@ async def test_who_reads_a_part_of_the_stream_leaves_the_rest_unplayed(tmp_path:
 # --- what turns it off --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["file", "function", "raising"])
-def test_a_kill_switch_counts_from_the_next_run_on(kind: str, tmp_path: Path) -> None:
-    file, on = tmp_path / "off", [False]
-
-    def function() -> bool:
-        if kind == "raising" and on[0]:
-            raise OSError("the flag server is away")
-        return on[0]
-
-    switch = file if kind == "file" else function
-    graph = canary(talker(), policy(says("policy")), log=tmp_path / "log.db", share=1.0, kill_switch=switch)
-    assert who(graph, 1) == "policy"
-    file.touch()
-    on[0] = True
-    assert who(graph, 1) == "production" == who(graph, 2)
-    file.unlink()
-    on[0] = False
-    assert who(graph, 1) == "production" == who(graph, 2), "they were taken back, and stay"
-    assert who(graph, 3) == "policy"
-    log = CanaryLog(tmp_path / "log.db")
-    for thread in "123":
-        assert log.record_outcome(thread, True)
-    success = log.state().served["policy"].success
-    assert success is not None and success.episodes == 1, "two sides in turn, or while it was off: nobody's outcome"
-    assert log.state().served["production"].success is None
-
-
 def test_a_worse_policy_ends_the_canary_by_itself_and_for_good(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Every thread of the policy fails, most of production's succeed. The outcomes come from the user's own check."""
     options: dict[str, Any] = {"log": tmp_path / "log.db", "name": "v2", "share": 0.2}
@@ -160,7 +132,7 @@ def test_a_worse_policy_ends_the_canary_by_itself_and_for_good(tmp_path: Path, c
         if log.state().ended is not None:
             break
     state = log.state()
-    assert number < 120 and state.ended and state.evidence.worse >= 20 and state.evidence.better < 1
+    assert number < 120 and state.ended and state.evidence.worse >= 20 and state.evidence.better == 1
     assert state.verdict.startswith("ended: the policy is proven worse than production (alpha 0.05): policy 0 of ")
     assert "canary v2 has ended" in caplog.text
     again = canary(talker(), policy(says("policy")), **options)
@@ -285,8 +257,6 @@ def test_wrong_arguments_and_another_policys_name_are_refused(tmp_path: Path) ->
         ({"alpha": 0}, "alpha=0: give the probability"),
         ({"share": 1.5}, "share=1.5"),
         ({"share": 0}, "share=0"),
-        ({"shadow": 2}, "shadow=2"),
-        ({"recursion_limit": 9}, "recursion_limit is of the simulated sides"),
         ({"route": ["nod"]}, "unknown node in route=: 'nod'"),
     ):
         with pytest.raises(ConfigurationError, match=match):

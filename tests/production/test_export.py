@@ -17,10 +17,9 @@ from dreamgym_lg import DreamGym, Model, ReplayBuffer, Step, Task, Trajectory, l
 from dreamgym_lg.errors import ConfigurationError
 from dreamgym_lg.integrations.transformers.chat_model import LocalChatModel
 from dreamgym_lg.integrations.trl.sft import save_model
-from dreamgym_lg.production.export import export_policy
+from dreamgym_lg.production.export import export_policy, load_exported
 from dreamgym_lg.production.manifest import MANIFEST, read_manifest, write_manifest
 from dreamgym_lg.production.provenance import provenance
-from dreamgym_lg.production.served import load_exported
 from dreamgym_lg.token_recorder import TokenRecorder
 
 CANARY = "canary-5f1e0b9c"
@@ -109,7 +108,7 @@ def test_the_folder_is_a_model_a_project_and_a_card(exported: Path) -> None:
     assert not list(exported.parent.glob(".*")), "no draft is left"
     manifest = read_manifest(exported)
     assert set(manifest["files"]) == names - {MANIFEST} and manifest["parameters"] > 1000 and manifest["agent"] is None
-    assert json.loads((exported / "langgraph.json").read_text())["graphs"] == {"agent": "dreamgym_lg.production.served:agent"}
+    assert json.loads((exported / "langgraph.json").read_text())["graphs"] == {"agent": "dreamgym_lg.production.export:agent"}
     card = (exported / "README.md").read_text()
     assert 'base_model: "org/tiny"' in card and "not evaluated" in card and "serves it as a chat" in card
 

@@ -4,9 +4,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from langchain_core.language_models import BaseChatModel, FakeListChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
+from dreamgym_lg import with_policy
 from dreamgym_lg.simulate.models import normalise
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -129,3 +134,28 @@ def test_a_schema_asked_for_by_a_tool_is_that_tool() -> None:
     note = {"schema": SCHEMA, "kwargs": {"method": "function_calling"}}
     assert normalise({"tools": [WANTED], "ls_structured_output_format": note})["tool_choice"] == "book"
     assert "response_format" not in normalise({"tools": [WANTED], "ls_structured_output_format": note})
+
+
+class Provider(BaseChatModel):
+    """Takes tools in a form of its own, as providers do; answers with what it was sent."""
+
+    _llm_type = "provider"
+
+    def bind_tools(self, tools: Any, *, tool_choice: Any = None, **kwargs: Any) -> Any:
+        return self.bind(shape=[tool["function"]["name"] for tool in tools], choice=tool_choice, **kwargs)
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **sent: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(f"{stop} {sent}"))])
+
+
+@pytest.mark.parametrize("choice, sent", [("required", "any"), ("book", "book"), (None, None)])
+def test_a_policys_class_sends_the_tools_in_its_own_form(choice: Any, sent: Any) -> None:
+    production = FakeListChatModel(responses=["production"])
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        model = production.bind(tools=[WANTED], **({"tool_choice": choice} if choice else {}))
+        return {"messages": [model.invoke(state["messages"], stop=["."])]}
+
+    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+    state = with_policy(graph, Provider()).invoke({"messages": [("human", "?")]})
+    assert state["messages"][-1].text == f"['.'] {{'shape': ['book'], 'choice': {sent!r}}}"

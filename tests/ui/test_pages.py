@@ -19,9 +19,9 @@ from dreamgym_lg.errors import ConfigurationError, EpisodesMissing, ReplayBuffer
 from dreamgym_lg.replay import ReplayBuffer
 from dreamgym_lg.replay.reader import Filters, ReplayReader
 from dreamgym_lg.report.server import create_app, serve
-from dreamgym_lg.report.views import CHOICES, alarms, link, parting
+from dreamgym_lg.report.views import CHOICES, alarms, link
 from dreamgym_lg.rollout import check_played
-from dreamgym_lg.types import Step, Task, Trajectory
+from dreamgym_lg.types import Task, Trajectory
 
 ATTACK_RUN = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">\"'>{{ 7 * 7 }}"
 PAGES = [
@@ -150,23 +150,9 @@ def test_an_iteration_shows_its_groups(client: TestClient) -> None:
     assert "1 of 2 succeed · rewards 1.00 0.00 · door/2 · varied" in shown(client, "/run?run=train&iteration=1")
 
 
-def test_a_group_has_the_best_first_and_says_where_the_others_part(client: TestClient) -> None:
+def test_a_group_has_the_best_first(client: TestClient) -> None:
     text = shown(client, "/group?run=train&iteration=0&task_id=door/1")
     assert text.index("rollout 1 success") < text.index("rollout 2 no success") < text.index("rollout 0 no success")
-    assert "acts otherwise at step 2: fly instead of go north" in text
-    assert "acts otherwise at step 1: fly instead of open door" in text
-
-
-def test_parting_tells_acting_from_being_answered_otherwise() -> None:
-    def played(*pairs: tuple[str, str]) -> Trajectory:
-        steps = [Step(observation="", action=action, next_observation=answer) for action, answer in pairs]
-        return Trajectory(task=Task(id="t", instruction="", environment="e"), steps=steps)
-
-    best = played(("look", "a"), ("go", "b"))
-    assert parting(best, best) == (2, "")
-    assert parting(best, played(("look", "a"), ("go", "c"))) == (1, "is answered otherwise at step 2, by the same action")
-    assert parting(best, played(("look", "a"))) == (1, "one of the two ends after step 1")
-    assert parting(played(), played()) == (0, "")
 
 
 def test_an_episode_shows_reasoning_who_decided_and_what_was_blocked_in_order(client: TestClient) -> None:

@@ -1,4 +1,4 @@
-"""`dreamgym serve`: an exported policy over HTTP."""
+"""The commands that serve over HTTP: `dreamgym serve`, an exported policy, and `dreamgym ui`, what a replay buffer holds."""
 
 import os
 import socket
@@ -7,11 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from dreamgym_lg.cli.console import console, errors_shown, quiet_libraries
-from dreamgym_lg.errors import ConfigurationError, MissingDependency
+from dreamgym_lg.cli.console import console, errors_shown, quiet_libraries, say
+from dreamgym_lg.errors import ConfigurationError, MissingDependency, ReplayBufferError
 from dreamgym_lg.production.manifest import read_manifest
+from dreamgym_lg.report.pages import check_installed
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+PATH_HELP = "A replay buffer ([b]replay.db[/b]), or the folder of an experiment."
+PORT_HELP = "Where the page is served on this machine; 0 takes any free port."
 
 
 def serve(
@@ -68,3 +71,21 @@ def _check_free(host: str, port: int) -> None:
 def _listed(folder: Path) -> dict[str, Any]:
     """The model as OpenAI's list of models has it."""
     return {"id": folder.name, "object": "model", "created": int(folder.stat().st_mtime), "owned_by": "dreamgym-lg"}
+
+
+def ui(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help=PATH_HELP)],
+    port: Annotated[int, typer.Option(min=0, max=65535, help=PORT_HELP)] = 8321,
+) -> None:
+    """Show runs, curves, groups and episodes of a replay buffer in the browser, while a run goes on too; it is only read."""
+    with errors_shown():
+        check_installed("starlette", "uvicorn", "matplotlib", "jinja2", extra="ui")
+        from dreamgym_lg.report.server import serve
+
+        file = path / "replay.db" if path.is_dir() else path
+        if path.is_dir() and not file.exists():
+            raise ReplayBufferError(
+                f"{path} holds no replay.db; give a replay buffer (a DreamGym's is the file that its ReplayBuffer names), or "
+                "the folder of an experiment that has begun"
+            )
+        serve(file, port, say=lambda address: say(f"{address} shows {file}; Ctrl-C ends it"))
