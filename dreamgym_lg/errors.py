@@ -27,6 +27,7 @@ A message names what was given, the rule it broke and what to do.
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class DreamGymError(Exception):
@@ -43,6 +44,14 @@ class ConfigurationError(DreamGymError, ValueError):
         near = get_close_matches(given, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return cls(f"unknown {kind} {given!r}; known: {', '.join(names)}.{hint}")
+
+    @classmethod
+    def missing_folder(cls, folder: Path) -> "ConfigurationError":
+        """A folder that does not exist, answered with the nearest one beside it."""
+        beside = [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
+        near = get_close_matches(folder.name, beside, n=1)
+        hint = f" Did you mean {str(folder.parent / near[0])!r}?" if near else ""
+        return cls(f"the folder {str(folder)!r} does not exist.{hint}")
 
 
 class UntruthfulDream(ConfigurationError):

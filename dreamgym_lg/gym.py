@@ -222,13 +222,14 @@ class DreamGym:
         successes = sum(episode.success for episode in episodes)
         return Rate.of(successes, len(episodes)), episodes
 
-    def export(self, path: str | Path | None = None, policy: BaseChatModel | None = None) -> Any:
+    def export(self, path: str | Path | None = None, policy: BaseChatModel | None = None, *, overwrite: bool = False) -> Any:
         """The graph for production, its own tools and the trained policy in it (`with_policy`).
 
         Args:
             path: A new folder that the policy is written to as well (`export_policy`): weights, manifest, model card, and a
                 project that `langgraph dev` starts, of the agent if it was given by its path.
             policy: Default: the trained one.
+            overwrite: Replace an exported policy in that folder.
 
         Raises `ConfigurationError` without a policy, for a folder that exists, and for an agent that is an object and no graph:
         make that one anew with the policy as its model.
@@ -239,7 +240,8 @@ class DreamGym:
         kept = {key: value for key, value in self.world.options.items() if key in ("route", "pass_through")}
         served = with_policy(self.world.graph, wanted, **kept)
         if path is not None:
-            export_policy(wanted, path, provenance=provenance(self.experiment, wanted), agent=self.world.source)
+            origin = provenance(self.experiment, wanted)
+            export_policy(wanted, path, provenance=origin, agent=self.world.source, overwrite=overwrite)
         return served
 
 

@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -19,6 +21,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train a LangGraph agent's policy in a dream, and prove the gain in the real environment.",
 )
+
+Version = Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)]
+
+
+@app.callback(invoke_without_command=True)
+def root(show_version: Version = False) -> None:
+    if show_version:
+        print(version("dreamgym-lg"))
+        raise typer.Exit
 
 
 COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (

@@ -73,7 +73,8 @@ def visible(text: str) -> str:
 
 
 def quiet_libraries(*, offline: bool) -> None:
-    """Defaults of the environment for local models: no telemetry, no spinning threads and, if `offline`, no download."""
+    """Defaults of the environment: no telemetry, no bars but ours, no spinning threads and, if `offline`, no download."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; downloads of the hub still show theirs
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two models take turns: a waiting thread must not burn a core
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if offline:

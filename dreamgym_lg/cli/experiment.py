@@ -46,7 +46,8 @@ ReferencesOnly = Annotated[
 Lora = Annotated[bool, typer.Option("--lora", help="Train adapters beside the policy's weights, in less memory (lora).")]
 Servers = Annotated[list[str] | None, typer.Option(help=SERVERS_HELP)]
 ReportTo = Annotated[list[str] | None, typer.Option(help=f"A tracker of its metrics: {TRACKER_NAMES}; may be repeated.")]
-To = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write the trained policy to; it must not exist.")]
+To = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write the trained policy to.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an exported policy in that folder.")]
 DEMO = "peckingorder"
 
 
@@ -84,7 +85,9 @@ def open_experiment(
             )
         return open_folder(Path(name), **chosen)
     if loaded is None:
-        loaded = load_object(name) if is_object(name) else load_world(name)
+        given = {"seed": seed, "out": out}
+        own = {key: value for key, value in given.items() if value is not None}  # those that a function may name
+        loaded = load_object(name, **own) if is_object(name) else load_world(name)
     work = loaded.experiment if isinstance(loaded, DreamGym) else loaded
     if not isinstance(work, Experiment | World):
         raise ConfigurationError(f"{name} is of type {type(work).__name__}; give an Experiment, a World, or what creates one")
@@ -199,7 +202,7 @@ def report(world: WorldArgument) -> None:
         _show(work)
 
 
-def export(world: WorldArgument, folder: To) -> None:
+def export(world: WorldArgument, folder: To, overwrite: Overwrite = False) -> None:
     """Write the trained policy to a folder for production: weights, tokenizer, manifest, model card, langgraph.json."""
     from dreamgym_lg.production.export import export_policy
     from dreamgym_lg.production.provenance import provenance
@@ -208,7 +211,8 @@ def export(world: WorldArgument, folder: To) -> None:
         if not (work.models / "trained").exists():
             raise ConfigurationError(f"{work.out} holds no trained policy: run `dreamgym train {world}` first")
         policy = work.policy("trained")
-        export_policy(policy, folder, provenance=provenance(work, policy), agent=work.world.source)
+        origin = provenance(work, policy)
+        export_policy(policy, folder, provenance=origin, agent=work.world.source, overwrite=overwrite)
         console.print(f"trained policy: {folder}", soft_wrap=True)
 
 

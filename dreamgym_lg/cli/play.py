@@ -16,6 +16,7 @@ from dreamgym_lg.cli.console import errors_shown, say, typed
 from dreamgym_lg.cli.dreams import ModelName, Source, opened
 from dreamgym_lg.cli.experiment import WORLD_HELP, is_object
 from dreamgym_lg.cli.play_agent import play_agent, store_played, stored_task
+from dreamgym_lg.dream import Dream
 from dreamgym_lg.environment import Environment, play_action
 from dreamgym_lg.errors import ConfigurationError, DreamGymError, EnvironmentFailed
 from dreamgym_lg.experiment.experiment import Experiment
@@ -84,7 +85,7 @@ def play(
         with opened(world, replay_buffer, experience_model, loaded) as source:
             if real and source.work is None:
                 raise ConfigurationError("--real needs a WORLD: a replay buffer does not hold the tools themselves")
-            _play_tasks(source, _tasks(source, task, split), real=real, reasoning=reasoning, record=record)
+            _play_tasks(source, None if real else source.dream(), _tasks(source, task, split), reasoning, record)
 
 
 def _refuse(options: Mapping[str, object], reason: str) -> None:
@@ -131,9 +132,8 @@ class Session:
         return played.step
 
 
-def _play_tasks(source: Source, tasks: Sequence[Task], *, real: bool, reasoning: bool, record: bool) -> None:
+def _play_tasks(source: Source, dream: Dream | None, tasks: Sequence[Task], reasoning: bool, record: bool) -> None:
     """Play the tasks until the person leaves. What was played is recorded when it is left, also by Ctrl-C."""
-    dream = None if real else source.dream()
     world = source.work.world if source.work else None
     with closing(dream.create_environment() if dream else world.create_environment()) as environment:  # type: ignore[union-attr]
         parts = ", ".join(DECIDERS.get(part.name, part.name) for part in dream.responders) if dream else ""

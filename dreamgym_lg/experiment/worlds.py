@@ -41,6 +41,8 @@ def open_folder(folder: Path, world: World | None = None, **settings: Any) -> Ex
     world.
     """
     file, advice = folder / "settings.json", "in place of the folder, give FILE.py:NAME of the Experiment"
+    if not folder.exists():
+        raise ConfigurationError(f"{ConfigurationError.missing_folder(folder)} `dreamgym train WORLD` makes one")
     if not file.exists():
         raise ConfigurationError(
             f"{str(folder)!r} is no folder of an experiment: it has no settings.json (`dreamgym train WORLD` makes one)"

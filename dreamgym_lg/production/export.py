@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,12 @@ _SUFFIXES = {".json", ".safetensors", ".jinja", ".txt", ".model"}
 
 
 def export_policy(
-    policy: "LocalChatModel", folder: str | Path, *, provenance: Mapping[str, Any], agent: Mapping[str, Any] | None = None
+    policy: "LocalChatModel",
+    folder: str | Path,
+    *,
+    provenance: Mapping[str, Any],
+    agent: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Write a policy to a new folder: weights (LoRA merged), tokenizer, sampling, manifest, model card, `langgraph.json`.
 
@@ -47,9 +53,10 @@ def export_policy(
         provenance: JSON of the policy's origin (`production.provenance`).
         agent: For `langgraph dev`: `path`, where the agent is written (`FILE.py:NAME` or `package.module:NAME`), and `route`
             and `pass_through` of `with_policy`. None: the policy alone, as a chat.
+        overwrite: Replace an exported policy in that folder, once the new one is whole.
 
-    Raises `ConfigurationError` for a folder that exists, for a policy without weights in this process, and for a model with
-    code of its own.
+    Raises `ConfigurationError` for a folder that exists (with `overwrite`: that holds no exported policy), for a policy without
+    weights in this process, and for a model with code of its own.
     """
     from safetensors import SafetensorError  # what a full disk is to it
 
@@ -60,16 +67,29 @@ def export_policy(
         )
     if hasattr(policy.model, "merge_and_unload"):
         raise ConfigurationError("the policy's model is a PeftModel: export a LocalChatModel of model.merge_and_unload()")
-    if folder.exists():
-        raise ConfigurationError(f"{folder} exists already: name a folder that does not, e.g. policies/support-v2")
-    draft = folder.with_name(f".{folder.name}.tmp")
+    _check_free(folder, overwrite)
+    draft, replaced = (folder.with_name(f".{folder.name}.{kind}") for kind in ("tmp", "old"))
     shutil.rmtree(draft, ignore_errors=True)
     try:
         with writing(folder, SafetensorError):
             _write(policy, draft, folder, provenance, agent)
+            if folder.exists():
+                shutil.rmtree(replaced, ignore_errors=True)
+                folder.rename(replaced)
             draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _check_free(folder: Path, overwrite: bool) -> None:
+    if overwrite and folder.exists() and not (folder / MANIFEST).is_file():
+        raise ConfigurationError(f"{folder} holds no exported policy, so it is not overwritten: name another folder")
+    if not overwrite and folder.exists():
+        free = next(name for n in count(2) if not (name := folder.with_name(f"{folder.name}-{n}")).exists())
+        raise ConfigurationError(
+            f"{folder} exists already: overwrite=True (--overwrite) replaces it; or name another, e.g. {free}"
+        )
 
 
 def load_policy(folder: str | Path, **options: Any) -> "LocalChatModel":
@@ -167,6 +187,9 @@ def _write(
     (draft / "langgraph.json").write_text(json.dumps(project, indent=2) + "\n")
     (draft / "README.md").write_text(model_card(folder.name, record))
     write_manifest(draft, record)
+    mode = (draft / MANIFEST).stat().st_mode  # by the umask; safetensors' own are of the owner alone
+    for file in draft.iterdir():
+        file.chmod(mode)
 
 
 def _merged(model: Any) -> dict[str, Any] | None:

@@ -53,6 +53,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def _parsed(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
+    if not folder.exists():
+        raise ConfigurationError.missing_folder(folder)
     if not file.is_file():
         raise ConfigurationError(
             f"{folder} is no exported policy (it has no {MANIFEST}): give a folder that `dreamgym export` or "

@@ -4,6 +4,7 @@ Imported when a file is opened: sqlite-utils imports pandas where that is instal
 """
 
 import json
+import os
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
@@ -164,7 +165,11 @@ def _check_file(name: str) -> None:
 
 
 def _open_read_only(name: str, seconds: float) -> sqlite3.Connection:
-    return sqlite3.connect(f"{Path(name).resolve().as_uri()}?mode=ro", uri=True, timeout=seconds, check_same_thread=False)
+    path, log = Path(name).resolve(), Path(f"{name}-wal")
+    # SQLite's own read-only mode makes a file beside one with a write-ahead log: on a read-only mount there is no place for it
+    fixed = not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
+    mode = "mode=ro&immutable=1" if fixed else "mode=ro"
+    return sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True, timeout=seconds, check_same_thread=False)
 
 
 def prepare(connection: sqlite3.Connection, name: str) -> None:

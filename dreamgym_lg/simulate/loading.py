@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -26,11 +26,12 @@ def compiled(agent: object) -> object:
     return agent.compile() if hasattr(agent, "compile") and not hasattr(agent, "invoke") else agent
 
 
-def load_object(place: str) -> object:
+def load_object(place: str, **arguments: object) -> object:
     """The object behind `FILE.py:NAME` or `package.module:NAME`.
 
-    A function is called: with nothing, or with an empty config. Raises `ConfigurationError` if there is no such file, module or
-    name, or loading it raises.
+    A function is called, with those of `arguments` and `config`, an empty one, that it names; one other positional parameter
+    gets the config, too. Raises `ConfigurationError` if there is no such file, module or name, if the function needs more,
+    and if loading it raises.
     """
     source, _, name = place.rpartition(":")
     if not source or not name:
@@ -42,7 +43,7 @@ def load_object(place: str) -> object:
         raise ConfigurationError.unknown(f"name in {source}", name, [each for each in vars(module) if not each.startswith("_")])
     value = getattr(module, name)
     is_factory = callable(value) and not hasattr(value, "invoke") and not hasattr(value, "compile")
-    return _loading(place, lambda: _called(place, value)) if is_factory else value
+    return _loading(place, lambda: _called(place, value, {"config": {}, **arguments})) if is_factory else value
 
 
 def _loading(what: str, load: Callable[[], T]) -> T:
@@ -85,16 +86,17 @@ def _from_module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def _called(place: str, factory: Callable[..., object]) -> object:
-    Parameter = inspect.Parameter
+def _called(place: str, factory: Callable[..., object], arguments: Mapping[str, object]) -> object:
+    Parameter, parameters = inspect.Parameter, inspect.signature(factory).parameters.values()
+    named = {each.name: arguments[each.name] for each in parameters if each.name in arguments}
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(factory).parameters.values()
-    needed = [each for each in parameters if each.default is Parameter.empty and each.kind in kinds]
+    needed = [each for each in parameters if each.default is Parameter.empty and each.kind in kinds and each.name not in named]
     if len(needed) > 1 or any(each.kind is Parameter.KEYWORD_ONLY for each in needed):
         raise ConfigurationError(
-            f"{place} needs {', '.join(each.name for each in needed)}; give a function of nothing, or of a config alone"
+            f"{place} needs {', '.join(each.name for each in needed)}; a function gets what it names of: "
+            f"{', '.join(sorted(arguments))}; one other parameter gets an empty config"
         )
-    value = factory(*([{}] if needed else []))
+    value = factory(*([{}] if needed else []), **named)
     return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
 
 

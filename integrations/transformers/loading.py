@@ -22,12 +22,19 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 def load_tokenizer(path: str | Path, **options: Any) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model; of `options`, those of `HUB_OPTIONS` concern it.
 
-    Raises `ConfigurationError` if there is none.
+    Raises `ConfigurationError` if there is none, and for a path that can only be a folder, and does not exist.
     """
+    if _is_path(str(path)) and not Path(path).exists():
+        raise ConfigurationError.missing_folder(Path(path))
     try:
         return AutoTokenizer.from_pretrained(path, **{name: options[name] for name in HUB_OPTIONS & options.keys()})
     except (OSError, ValueError) as error:
         raise _not_loaded(path, error) from error
+
+
+def _is_path(name: str) -> bool:
+    """False for what may be a name of the hub: `name` or `owner/name`, where no folder `owner` is."""
+    return "/" in name and (name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).parent.is_dir())
 
 
 def load_model(

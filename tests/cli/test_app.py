@@ -3,8 +3,10 @@
 import json
 import shlex
 import socket
+import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -122,7 +124,7 @@ def test_commands_that_only_read_an_experiment_take_no_settings() -> None:
     of_training = {"force", "references_only", "environment", "real_steps", "lora", "servers"}
     assert options["demo"] == options["train"] - of_training == everywhere
     assert options["eval"] == options["collect"] == {"world", "seed", "out", "quick"}
-    assert options["report"] == {"world"} and options["export"] == {"world", "folder"}
+    assert options["report"] == {"world"} and options["export"] == {"world", "folder", "overwrite"}
 
 
 def test_force_lifts_the_gate_and_the_gap_alone(folder: Path) -> None:
@@ -179,7 +181,10 @@ def test_what_reads_an_experiment_takes_the_settings_that_it_was_made_with(folde
         open_experiment("twc", out=folder / "runs" / "twc-seed2", quickly=True, existing=True).check_settings()
     open_experiment("twc", seed=2, refresh_episodes=8, force=True).open()  # what ended by the gap goes on
     for command in ("eval", "report", "fidelity", "play"):
-        assert "runs/twc-seed1' is no folder of an experiment" in refused(command, "twc")
+        shown = refused(command, "twc")
+        assert (
+            "the folder 'runs/twc-seed1' does not exist. Did you mean 'runs/twc-seed2'? `dreamgym train WORLD` makes" in shown
+        )
     assert not (folder / "runs" / "twc-seed1").exists()
 
 
@@ -253,7 +258,59 @@ def test_a_folder_is_opened_with_its_settings(folder: Path) -> None:
         assert "leave --seed, --out and --quick away" in refused("train", "runs/twc-seed5", *option)
 
 
-@pytest.mark.parametrize("path", [".", "runs/none", "file.txt"])
+@pytest.mark.parametrize("command", ["train", "report", "fidelity", "play", "serve"])
+def test_a_mistyped_folder_is_one_that_does_not_exist(command: str, folder: Path) -> None:
+    (folder / "runs" / "mine").mkdir(parents=True)
+    assert "the folder 'runs/mien' does not exist. Did you mean 'runs/mine'?" in refused(command, "runs/mien")
+
+
+@pytest.mark.parametrize("name", ["runs/mien", "./mien", "models/mine/experience-0"])
+def test_a_mistyped_model_folder_is_no_name_of_the_hub(name: str, folder: Path) -> None:
+    from dreamgym_lg.integrations.transformers.loading import load_tokenizer
+
+    (folder / "runs" / "mine").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match=r"the folder '.*' does not exist"):
+        load_tokenizer(name)
+
+
+def test_the_version_is_the_package_s() -> None:
+    assert run("--version") == (0, f"{version('dreamgym-lg')}\n")
+
+
+FACTORIES = """
+from my_world import Doors, Experiment
+
+def seeded(seed, *, out="runs/own"):
+    return Experiment(Doors(), out)
+
+def configured(*, config):
+    assert config == {}
+    return Experiment(Doors(), "runs/own")
+
+def needy(store, *, runtime):
+    raise AssertionError
+"""
+
+
+def test_a_factory_gets_the_arguments_that_it_names(folder: Path) -> None:
+    (folder / "factories.py").write_text(FACTORIES)
+    assert open_experiment("factories.py:seeded", seed=3, out=Path("there")).out == Path("there")
+    assert open_experiment("factories.py:seeded", seed=3).settings.seed == 3
+    assert open_experiment("factories.py:configured").world.name == "house/doors"
+    shown = refused("collect", "factories.py:needy", "--seed", "2")
+    assert "needs store, runtime; a function gets what it names of: config, seed" in shown
+
+
+def test_bars_of_other_libraries_do_not_drown_ours(folder: Path) -> None:
+    code = (
+        "import sys; from dreamgym_lg.cli import app, console; assert 'tqdm' not in sys.modules; "
+        "console.quiet_libraries(offline=True); from tqdm.auto import tqdm; list(tqdm(range(3)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("path", [".", "file.txt"])
 def test_a_path_of_no_experiment_says_what_its_folder_holds(path: str, folder: Path) -> None:
     (folder / "file.txt").touch()
     for command in ("train", "report", "fidelity", "play"):
@@ -321,7 +378,7 @@ def test_export_writes_the_trained_policy_to_a_new_folder(made: Experiment, fold
 
 
 def test_serve_refuses_what_is_no_export_and_listens_on_loopback(folder: Path) -> None:
-    assert "is no exported policy" in refused("serve", "nowhere")
+    assert "the folder 'nowhere' does not exist" in refused("serve", "nowhere")
     told = {option.name: option.default for option in COMMANDS["serve"].params}
     assert told == {"folder": None, "host": "127.0.0.1", "port": 8000, "device": "auto"}
 

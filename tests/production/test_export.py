@@ -110,6 +110,7 @@ def test_the_folder_is_a_model_a_project_and_a_card(exported: Path) -> None:
     assert set(manifest["files"]) == names - {MANIFEST} and manifest["parameters"] > 1000 and manifest["agent"] is None
     assert json.loads((exported / "langgraph.json").read_text())["graphs"] == {"agent": "dreamgym_lg.production.export:agent"}
     card = (exported / "README.md").read_text()
+    assert "* Sampling: greedy, at most 12 new tokens." in card
     assert 'base_model: "org/tiny"' in card and "not evaluated" in card and "serves it as a chat" in card
 
 
@@ -131,6 +132,7 @@ def test_it_samples_as_it_was_exported_and_as_its_base_did_not(tmp_path: Path) -
     assert (loaded.temperature, loaded.stop, loaded.max_new_tokens) == (0.7, ["\n"], 9)
     assert load_policy(tmp_path / "mine", temperature=0).temperature == 0
     saved = json.loads((tmp_path / "mine" / "generation_config.json").read_text())
+    assert "* Sampling: temperature 0.7, at most 9 new tokens." in (tmp_path / "mine" / "README.md").read_text()
     assert (saved["top_k"], saved["top_p"], saved["stop_strings"]) == (0, 1.0, ["\n"]) and "repetition_penalty" not in saved
 
 
@@ -165,6 +167,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a later format": (_set(format=2), "has format 2, and this dreamgym-lg reads up to 1: pip install -U dreamgym-lg"),
     "half a manifest": (lambda f: (f / MANIFEST).write_text('{"format": 1'), "manifest.json is damaged"),
     "another manifest": (lambda f: (f / MANIFEST).write_text("[]"), "is no manifest of an exported policy"),
+    "no folder": (shutil.rmtree, "the folder '.*mine' does not exist"),
     "no manifest": (
         lambda f: (f / MANIFEST).unlink(),
         "is no exported policy .it has no manifest.json.: give",
@@ -188,7 +191,7 @@ def test_what_a_server_keeps_beside_it_is_nobodys_business(copied: Path) -> None
 
 
 def test_what_cannot_be_exported(tmp_path: Path, scripted: Any, exported: Path) -> None:
-    with pytest.raises(ConfigurationError, match="exists already: name a folder that does not"):
+    with pytest.raises(ConfigurationError, match=r"mine exists already: overwrite=True .--overwrite. .* name e\.g\. .*mine-2"):
         export_policy(tiny(), exported, provenance=RECORD)
     with pytest.raises(ConfigurationError, match="ScriptedModel has no weights in this process"):
         export_policy(scripted(reply=str), tmp_path / "mine", provenance=RECORD)
@@ -205,6 +208,30 @@ def test_what_cannot_be_exported(tmp_path: Path, scripted: Any, exported: Path) 
     with pytest.raises(ConfigurationError, match="trust_remote_code= is given"):
         load_policy(exported, trust_remote_code=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_export_replaces_an_export_alone(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = read_manifest(copied)["created"], read_manifest(copied)["parameters"]
+    with monkeypatch.context() as patched, pytest.raises(ConfigurationError):
+        patched.setattr("dreamgym_lg.production.export.write_manifest", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        export_policy(tiny(), copied, provenance=RECORD, overwrite=True)
+    assert (read_manifest(copied)["created"], read_manifest(copied)["parameters"]) == before, "the old one is whole"
+    export_policy(tiny(max_new_tokens=7), copied, provenance=RECORD, overwrite=True)
+    assert load_policy(copied).max_new_tokens == 7 and [each.name for each in copied.parent.iterdir()] == ["mine"]
+    (copied / MANIFEST).unlink()
+    with pytest.raises(ConfigurationError, match="holds no exported policy, so it is not overwritten"):
+        export_policy(tiny(), copied, provenance=RECORD, overwrite=True)
+
+
+def test_file_modes_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        export_policy(tiny(), tmp_path / "mine", provenance=RECORD)
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "mine").iterdir()} == dict.fromkeys(
+        (path.name for path in (tmp_path / "mine").iterdir()), 0o640
+    )
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), SafetensorError("disk full"), KeyboardInterrupt()])

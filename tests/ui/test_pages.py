@@ -1,11 +1,15 @@
 """The pages of `dreamgym ui` over a small replay buffer: what they show, what they refuse, and that they change nothing."""
 
+import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -319,6 +323,23 @@ def test_the_file_is_never_written_to(client: TestClient, database: Path) -> Non
     assert database.read_bytes() == before
     with ReplayReader(database) as reader, pytest.raises(ReplayBufferError, match="readonly"):
         reader._rows("DELETE FROM metrics", ())
+
+
+def test_a_buffer_in_a_folder_that_nobody_may_write_to_is_shown(database: Path) -> None:
+    """As on a read-only mount. Root may write everywhere: a child without its rights reads."""
+    with TemporaryDirectory() as folder:
+        shutil.copy(database, Path(folder) / "replay.db")
+        os.chmod(folder, 0o555)
+        if (child := os.fork()) == 0:
+            try:
+                with suppress(PermissionError):
+                    os.setuid(65534)
+                with ReplayReader(Path(folder) / "replay.db") as reader:
+                    os._exit(0 if reader.runs() else 2)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert [each.name for each in Path(folder).iterdir()] == ["replay.db"]
 
 
 def test_what_a_run_stores_is_shown_at_once(client: TestClient, database: Path) -> None:
